@@ -1,0 +1,54 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+#
+# A system interpreter comes first: every user of a cluster can run it, which is
+# not so of one under somebody's home directory.
+PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python3,\
+            $(shell $(p) -c 'import sys, ensurepip, venv; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install install-dev packages demo test check bench clean
+
+help:
+	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
+	@echo "make demo      run four workers on this machine and watch them"
+	@echo "make test      install what the tests need and run them all"
+	@echo "make check     format, lint, types, layers, rules"
+	@echo "make bench     measure; prints ratios"
+
+install: $(VENV)/.installed
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml exporter/__init__.py launcher/_entry.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed-dev: pyproject.toml exporter/__init__.py launcher/_entry.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+packages:
+	@bash tests/realstack/packages.sh
+
+demo: install
+	$(BIN)/gpujob run examples/embed/job.yaml
+
+test: install-dev packages
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+check: install-dev packages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy exporter launcher tests examples bench grafana
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/exporter/test_golden_pages.py
+
+bench: install-dev
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

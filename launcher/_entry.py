@@ -1,0 +1,24 @@
+"""Console scripts: start the program again in Python's isolated mode.
+
+Installed as the top-level module ``gpujob_entry``, a name nobody else uses.
+A console script of ours runs with the user's ``PYTHONPATH``, where a folder
+named ``launcher`` or ``exporter`` would be imported instead of this package;
+``-I`` leaves out ``PYTHONPATH``, the working directory and the user's site.
+"""
+
+import os
+import sys
+
+
+def gpujob() -> None:
+    """Become ``python -I -m launcher``."""
+    _become("launcher")
+
+
+def exporter() -> None:
+    """Become ``python -I -m exporter``."""
+    _become("exporter")
+
+
+def _become(package: str) -> None:
+    os.execv(sys.executable, [sys.executable, "-I", "-m", package, *sys.argv[1:]])  # noqa: S606
