@@ -1,0 +1,21 @@
+"""The collectors, in the order of the page. To add one: its file, and its line in ``COLLECTORS``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from exporter.collectors.base import Collector, Context
+from exporter.collectors.disk import DiskCollector
+from exporter.collectors.job import JobCollector
+from exporter.collectors.logs import LogsCollector
+from exporter.collectors.outputs import OutputsCollector
+from exporter.collectors.self import SelfCollector
+from exporter.collectors.workers import WorkersCollector
+
+COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
+    JobCollector,
+    WorkersCollector,
+    LogsCollector,
+    OutputsCollector,
+    DiskCollector,
+    SelfCollector,
+)

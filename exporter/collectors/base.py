@@ -1,0 +1,77 @@
+"""What a collector is, and what it is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from exporter.clock import Clock
+from exporter.families import Family, Samples
+from exporter.identity import Identity
+from exporter.manifest import Manifest, Task
+
+Snapshot = TypeVar("Snapshot")
+
+WORKER_LABELS = ("worker", "role", "rank")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every collector is made from."""
+
+    manifest: Manifest
+    identity: Identity
+    clock: Clock
+    proc: str = "/proc"
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Tasks of this node."""
+        return self.manifest.tasks_of(self.identity.node_index)
+
+
+@dataclass
+class Status:
+    """One node's status as JSON-ready values; each collector fills in what it knows."""
+
+    job: dict[str, Any] = field(default_factory=dict)
+    workers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By rank."""
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    filesystems: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def worker(self, rank: int) -> dict[str, Any]:
+        """The entry of one worker, made when it is not there."""
+        return self.workers.setdefault(rank, {})
+
+
+class Collector(Protocol[Snapshot]):
+    """Reads in the background, renders in the foreground.
+
+    ``read`` may block and may raise; it runs on the collector's own thread, never twice at once.
+    ``render`` and ``describe`` do no I/O: they only show the last snapshot.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def families(self) -> tuple[Family, ...]: ...
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two reads."""
+        ...
+
+    def read(self) -> Snapshot: ...
+
+    def render(self, snapshot: Snapshot, out: Samples, /) -> None: ...
+
+    def describe(self, snapshot: Snapshot, status: Status, /) -> None:
+        """Add what the snapshot holds to the status page."""
+        ...
+
+
+def worker_labels(task: Task) -> Mapping[str, object]:
+    """Labels of the series of one task."""
+    return {"worker": task.worker, "role": task.role, "rank": task.rank}

@@ -1,0 +1,165 @@
+"""What the lines of a log say: progress, values and errors.
+
+A pattern may name literals, one of which each of its matches holds: the regular
+expression then runs only where one of them stands.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+POSITION = "items"
+"""Name of the pattern that gives the position: group 1 items done, group 2, if any, items in all."""
+RESUME = "resume"
+"""Name of the pattern that says where the work goes on: a position that is not work done."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One compiled pattern over bytes."""
+
+    name: str
+    regex: re.Pattern[bytes]
+    literals: tuple[bytes, ...] = ()
+    severity: str | None = None
+
+    def may_match(self, text: bytes) -> bool:
+        """Whether a match is possible at all."""
+        return not self.literals or any(literal in text for literal in self.literals)
+
+
+def compile_pattern(name: str, pattern: str, severity: str | None = None, literals: Iterable[str] = ()) -> Pattern:
+    """A pattern over UTF-8 bytes; raises ``re.error`` when it is not a regular expression."""
+    regex = re.compile(pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
+    return Pattern(name, regex, tuple(literal.encode() for literal in literals), severity)
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+PROGRESS: tuple[Pattern, ...] = (
+    compile_pattern(POSITION, r"Processed (\d+)/(\d+) items", literals=("Processed ",)),
+    compile_pattern(RESUME, r"[Rr]esum(?:ing|ed) (?:at|from) (\d+)/(\d+)", literals=("Resum", "resum")),
+    compile_pattern("batch", r"Batch (\d+)/(\d+)", literals=("Batch ",)),
+    compile_pattern("epoch", r"Epoch:? (\d+)", literals=("Epoch",)),
+    compile_pattern("throughput", rf"({_NUMBER}) items?/s", literals=(" item",)),
+    compile_pattern("loss", rf"\bloss\s*[:=]\s*({_NUMBER})", literals=("loss",)),
+)
+"""Progress patterns of every job, unless its file gives others under the same names."""
+
+ERRORS: tuple[Pattern, ...] = (
+    compile_pattern(
+        "cuda_oom",
+        r"CUDA out of memory|CUDA error: out of memory|cuda\.OutOfMemoryError",
+        "critical",
+        ("out of memory", "OutOfMemoryError"),
+    ),
+    compile_pattern("cuda_error", r"CUDA error: (?!out of memory)", "critical", ("CUDA error: ",)),
+    compile_pattern(
+        "nccl_timeout",
+        r"Watchdog caught collective operation timeout|NCCL.{0,80}(?:timed out|timeout)",
+        "critical",
+        ("collective operation timeout", "NCCL"),
+    ),
+    compile_pattern(
+        "disk_full",
+        r"No space left on device|Disk quota exceeded",
+        "critical",
+        ("No space left", "quota exceeded"),
+    ),
+    compile_pattern("host_oom", r"[Oo]ut of memory: Killed process|oom-kill", "critical", ("of memory: K", "oom-kill")),
+    compile_pattern(
+        "connection",
+        r"[Cc]onnection (?:refused|reset|timed out)|[Nn]etwork is unreachable",
+        "warning",
+        ("onnection ", "is unreachable"),
+    ),
+    compile_pattern(
+        "data_error",
+        r"corrupt(?:ed)? (?:data|file|record)|parse error",
+        "warning",
+        ("corrupt", "parse error"),
+    ),
+    compile_pattern("python_traceback", r"^Traceback \(most recent call last\):", "warning", ("Traceback (most",)),
+)
+"""Error patterns of every job; the bare word "timeout" is in every configuration dump and so is none of them."""
+
+
+@dataclass
+class Scan:
+    """What one piece of log says, in the order of its lines."""
+
+    positions: list[tuple[bool, int, int | None]] = field(default_factory=list)
+    """(whether it is a resume, done, total) for each position."""
+    values: dict[str, float] = field(default_factory=dict)
+    """Last value of each other progress pattern."""
+    errors: dict[str, int] = field(default_factory=dict)
+    """Matches of each error pattern, at most one per line."""
+
+
+class Scanner:
+    """Finds progress and errors in pieces of whole lines."""
+
+    def __init__(self, progress: Sequence[Pattern] = PROGRESS, errors: Sequence[Pattern] = ERRORS) -> None:
+        self._positions = [pattern for pattern in progress if pattern.name in (POSITION, RESUME)]
+        self._values = [pattern for pattern in progress if pattern.name not in (POSITION, RESUME)]
+        self.errors = tuple(errors)
+
+    def scan(self, text: bytes) -> Scan:
+        """Everything that the patterns find in ``text``."""
+        found = Scan()
+        places: list[tuple[int, bool, int, int | None]] = []
+        for pattern in self._positions:
+            if pattern.may_match(text):
+                for match in pattern.regex.finditer(text):
+                    done, total = _two_numbers(match)
+                    if done is not None:
+                        places.append((match.start(), pattern.name == RESUME, done, total))
+        found.positions = [entry[1:] for entry in sorted(places, key=lambda entry: entry[0])]
+        for pattern in self._values:
+            if pattern.may_match(text):
+                last = deque(pattern.regex.finditer(text), maxlen=1)
+                if last and (value := _number(last[0])) is not None:
+                    found.values[pattern.name] = value
+        for pattern in self.errors:
+            if pattern.may_match(text) and (count := _matching_lines(pattern.regex, text)):
+                found.errors[pattern.name] = count
+        return found
+
+
+def _matching_lines(regex: re.Pattern[bytes], text: bytes) -> int:
+    """Lines that hold at least one match."""
+    count, place = 0, 0
+    while match := regex.search(text, place):
+        count += 1
+        place = text.find(b"\n", match.end())
+        if place < 0:
+            break
+        place += 1
+    return count
+
+
+def _two_numbers(match: re.Match[bytes]) -> tuple[int | None, int | None]:
+    groups = match.groups()
+    try:
+        done = int(groups[0]) if groups and groups[0] else None
+        total = int(groups[1]) if len(groups) > 1 and groups[1] else None
+    except ValueError:
+        return None, None
+    return done, total
+
+
+def _number(match: re.Match[bytes]) -> float | None:
+    groups = match.groups()
+    try:
+        return float(groups[0]) if groups and groups[0] else None
+    except ValueError:
+        return None
+
+
+def merge(standard: Sequence[Pattern], own: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    """The standard patterns, with those of a job in place of or after them, by name."""
+    patterns = {pattern.name: pattern for pattern in standard}
+    for pattern in own:
+        patterns[pattern.name] = pattern
+    return tuple(patterns.values())

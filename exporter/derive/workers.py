@@ -1,0 +1,22 @@
+"""Which worker a file belongs to, by its name."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+_WORDS = ("worker", "rank", "shard", "proc", "gpu", "task", "part")
+
+
+@lru_cache(maxsize=64)
+def _number_after(words: frozenset[str]) -> re.Pattern[str]:
+    alternatives = "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
+    return re.compile(rf"(?:^|[^A-Za-z])(?:{alternatives})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
+
+
+def worker_number(name: str, roles: Iterable[str] = ()) -> int | None:
+    """The worker number in a file name such as ``output_worker_3.jsonl``, or None.
+
+    Only a number behind a word for a worker counts: ``checkpoint_500.pt`` is nobody's.
+    """
+    match = _number_after(frozenset((*_WORDS, *roles))).search(name)
+    return int(match[1]) if match else None

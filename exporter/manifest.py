@@ -1,0 +1,155 @@
+"""What was launched and is to be watched: the wire format between launcher and exporter.
+
+The exporter owns the format, the launcher writes it once, before submission, and
+never again: job id, hosts and attempt come from the environment at run time
+(``exporter.identity``), so that requeue and arrays reuse the file. Workers are
+named by role and index, their tasks by rank and node index.
+
+Reading ignores unknown keys (a newer launcher) and refuses an unknown
+``schema_version``. Standard library only.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exporter.errors import ManifestError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process that the launcher starts: a worker, or a worker's share of one node."""
+
+    worker: str
+    role: str
+    index: int
+    rank: int
+    local_rank: int
+    node_index: int
+    gpus: tuple[int, ...] = ()
+    logs: tuple[str, ...] = ()
+    """Log files relative to the run directory; ``{node}`` stands for the host name."""
+
+
+@dataclass(frozen=True)
+class PathGroup:
+    """Files watched together; a relative directory counts from the run directory."""
+
+    name: str
+    directory: str
+    pattern: str | None
+    """Glob of file names, or None when only the space of the directory is watched."""
+
+
+@dataclass(frozen=True)
+class LogPattern:
+    """A regular expression over one record of a log. Progress patterns have no severity."""
+
+    name: str
+    pattern: str
+    severity: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a sidecar must know that its environment does not tell."""
+
+    job_name: str
+    user: str
+    cluster: str
+    partition: str
+    nodes: int
+    tasks: tuple[Task, ...]
+    groups: tuple[PathGroup, ...] = ()
+    logs: PathGroup | None = None
+    """Log files beside those of the tasks, told apart by the worker number in their names."""
+    progress: tuple[LogPattern, ...] = ()
+    errors: tuple[LogPattern, ...] = ()
+    total_items: int | None = None
+    """Items of the whole job."""
+    time_limit_s: float | None = None
+    check_interval_s: float = 5.0
+    launch_timeout_s: float = 60.0
+    stall_timeout_s: float = 300.0
+    linger_s: float = 30.0
+    listen_address: str = ":0"
+    run_dir: Path = field(default=Path(), metadata={"derived": True})
+    """Where the manifest was read from; not part of the file."""
+
+    def tasks_of(self, node_index: int) -> tuple[Task, ...]:
+        """Tasks that run on the node with this index."""
+        return tuple(task for task in self.tasks if task.node_index == node_index)
+
+    def directory(self, group: PathGroup) -> Path:
+        """Absolute directory of a path group."""
+        return self.run_dir / group.directory
+
+
+def render_manifest(manifest: Manifest) -> dict[str, Any]:
+    """The JSON object of a manifest."""
+    body = {
+        item.name: _plain(getattr(manifest, item.name))
+        for item in dataclasses.fields(manifest)
+        if not item.metadata.get("derived")
+    }
+    return {"schema_version": SCHEMA_VERSION, **body}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def parse_manifest(text: str, run_dir: Path) -> Manifest:
+    """The manifest in ``text``; raises ManifestError with what is wrong."""
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ManifestError(f"not JSON: {error}") from error
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ManifestError(
+            f"schema_version is {version!r}, this exporter reads {SCHEMA_VERSION}; "
+            "use the exporter of the installation that launched the job"
+        )
+    try:
+        values = _known(Manifest, body)
+        values["tasks"] = tuple(
+            Task(**{**_known(Task, task), "gpus": tuple(task["gpus"]), "logs": tuple(task["logs"])})
+            for task in body["tasks"]
+        )
+        values["groups"] = tuple(PathGroup(**_known(PathGroup, group)) for group in body["groups"])
+        values["logs"] = PathGroup(**_known(PathGroup, body["logs"])) if body.get("logs") else None
+        for key in ("progress", "errors"):
+            values[key] = tuple(LogPattern(**_known(LogPattern, entry)) for entry in body[key])
+        return Manifest(**values, run_dir=run_dir)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"incomplete or of the wrong shape: {error}") from error
+
+
+def _known(kind: type, body: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(kind) if not item.metadata.get("derived")}
+    return {key: value for key, value in body.items() if key in names}
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest in a file, or in the run directory when ``path`` is a directory."""
+    place = Path(path)
+    if place.is_dir():
+        place = place / "manifest.json"
+    try:
+        text = place.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise ManifestError(f"{place}: {error.strerror}") from error
+    try:
+        return parse_manifest(text, place.resolve().parent)
+    except ManifestError as error:
+        raise ManifestError(f"{place}: {error}") from error

@@ -1,0 +1,116 @@
+"""The small JSON files that the parts of a running job leave for each other in the run directory.
+
+``workers/{worker}_rank{rank}_a{attempt}_r{restart}.start.json`` and ``.exit.json``
+    written by the wrapper of a worker when it starts and when it ends.
+``state.json``
+    written by the orchestrator: phase of the job and, once it is being stopped, why.
+``sidecars/{node}.json``
+    written by each sidecar: where it listens.
+``status/{node}.json``
+    written by each sidecar: its latest status, the last one marked final.
+
+Standard library only and without dataclasses: the wrapper stands beside every
+worker of a job and must cost next to nothing.
+"""
+
+import json
+import os
+import time
+
+RECORD_SCHEMA = 1
+
+WORKERS_DIR = "workers"
+SIDECARS_DIR = "sidecars"
+STATUS_DIR = "status"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+EVENTS_FILE = "events.jsonl"
+TARGETS_FILE = "targets.json"
+ORCHESTRATOR_FILE = "orchestrator.json"
+REPORT_FILE = "report.json"
+
+
+def write_json(path: str | os.PathLike[str], value: object) -> None:
+    """Replace ``path`` by the JSON of ``value`` in one step; a reader sees the old file or the new one."""
+    target = os.fspath(path)
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as out:
+            out.write(text)
+            out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass  # never created, or its directory is gone
+        raise
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """The object in ``path``, or None when the file is absent or holds no JSON object."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as source:
+            value = json.load(source)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
+    """Stem of the start and exit record of one run of one task."""
+    return f"{worker}_rank{rank}_a{attempt}_r{restart}"
+
+
+def write_state(run_dir: str, phase: str, stop: dict[str, object] | None = None) -> None:
+    """Publish the phase of the job.
+
+    ``stop`` is given once the job is being ended: ``{"reason", "cause", "time"}``, where the
+    reason is an exit reason that its workers inherit and the cause a sentence for people.
+    """
+    write_json(
+        os.path.join(run_dir, STATE_FILE),
+        {"schema": RECORD_SCHEMA, "phase": phase, "stop": stop, "time": time.time()},
+    )
+
+
+def parse_oom_kills(text: str) -> int | None:
+    """Count from ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1), key ``oom_kill``."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill" and value.isdigit():
+            return int(value)
+    return None
+
+
+def read_oom_kills(root: str = "/") -> int | None:
+    """Processes that the kernel's OOM killer took from this process's own memory cgroup, v1 or v2."""
+    try:
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8", errors="surrogateescape") as source:
+            lines = source.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory" or "memory" in controllers.split(","):
+            candidates = [f"sys/fs/cgroup/memory{path}/memory.oom_control"]
+        elif controllers == "":
+            candidates = [
+                f"sys/fs/cgroup{path}/memory.events",
+                f"sys/fs/cgroup/unified{path}/memory.events",
+            ]
+        else:
+            continue
+        for candidate in candidates:
+            try:
+                with open(os.path.join(root, candidate), encoding="ascii", errors="replace") as source:
+                    count = parse_oom_kills(source.read())
+            except OSError:
+                continue
+            if count is not None:
+                return count
+    return None

@@ -1,0 +1,223 @@
+"""HTTP: ``/metrics``, ``/status``, ``/-/healthy``, ``/-/ready`` and a landing page. And when to stop."""
+
+import asyncio
+import contextlib
+import html
+import logging
+import signal
+import socket
+import zlib
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from exporter import __version__, records
+from exporter.errors import ExporterError
+from exporter.families import OPENMETRICS_TYPE, TEXT_TYPE
+from exporter.refresh import Slot
+from exporter.sidecar import ScrapeLog, Sidecar
+
+FINAL_READ_S = 10.0
+"""How long the last read of all collectors may take."""
+WATCH_S = 0.25
+"""Between two looks at the phase of the job."""
+
+log = logging.getLogger("gpujob.service")
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
+    return host.strip("[]"), int(port)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; on every interface, IPv4 and IPv6, when the host is empty."""
+    try:
+        if host:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((host, port), family=family)
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {error.strerror or error}") from error
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether the Accept header puts OpenMetrics 1.0 before the classic text format."""
+    best: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        quality = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+            elif name.strip() == "version" and kind == "application/openmetrics-text" and value != "1.0.0":
+                quality = 0.0
+        best[kind] = max(best.get(kind, 0.0), quality)
+    return best.get("application/openmetrics-text", 0.0) > max(best.get("text/plain", 0.0), 0.0)
+
+
+class Service:
+    """The web server of one sidecar."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+        self._scrapes = ScrapeLog()
+        self._clock = sidecar.context.clock
+
+    def application(self) -> web.Application:
+        """The routes."""
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/status", self._status),
+                web.get("/-/healthy", self._healthy),
+                web.get("/-/ready", self._ready),
+                web.get("/", self._landing),
+            ]
+        )
+        return application
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
+        body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
+        headers = {
+            "Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE,
+            "Vary": "Accept, Accept-Encoding",
+        }
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # level 9 costs ten times the time for a tenth of the size
+            body = packer.compress(body) + packer.flush()
+            headers["Content-Encoding"] = "gzip"
+        self._scrapes.note(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
+        return web.Response(body=body, headers=headers)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(self._sidecar.status())
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response(text="The exporter is healthy.\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self._sidecar.ready:
+            return web.Response(text="The exporter is ready.\n")
+        waiting = ", ".join(slot.collector.name for slot in self._sidecar.slots if not slot.ready)
+        return web.Response(status=503, text=f"Not ready: no first read yet of {waiting}.\n")
+
+    async def _landing(self, request: web.Request) -> web.Response:
+        identity = self._sidecar.context.identity
+        title = html.escape(f"gpujob exporter: job {identity.job_id} on {identity.node}")
+        links = "".join(
+            f'<li><a href="{path}">{path}</a></li>' for path in ("metrics", "status", "-/healthy", "-/ready")
+        )
+        page = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            f"<h1>{title}</h1><p>version {__version__}, phase {html.escape(self._sidecar.phase)}</p>"
+            f"<ul>{links}</ul></html>"
+        )
+        return web.Response(text=page, content_type="text/html")
+
+    async def run(self, listening: socket.socket, *, publish: bool) -> None:
+        """Serve until the job is over and its last values were scraped, or a signal says stop."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            self._sidecar.start()
+            if publish:
+                await asyncio.to_thread(publish_address, self._sidecar, listening.getsockname()[1])
+            host, port = listening.getsockname()[:2]
+            log.info("listening on %s:%d", host, port)
+            watcher = asyncio.create_task(self._until_over())
+            await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set() and not self._sidecar.final:
+                await self._finish(1.0)
+        finally:
+            # no waiting for slow clients: the end of a job step is near
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(runner.cleanup(), 1.0)
+
+    async def _until_over(self) -> None:
+        """Return once the job is finished and the final values were scraped, or linger is over."""
+        linger_s = self._sidecar.context.manifest.linger_s
+        while self._sidecar.phase not in ("completing", "finished"):
+            await asyncio.sleep(WATCH_S)
+        await self._finish(FINAL_READ_S)
+        while self._sidecar.phase != "finished":
+            await asyncio.sleep(WATCH_S)
+        await self._read_all(self._sidecar.slots, FINAL_READ_S)
+        final_at = self._clock.monotonic()
+        while not self._scrapes.satisfied(final_at, self._clock.monotonic()):
+            if self._clock.monotonic() - final_at > linger_s:
+                log.warning("linger is over and the final values were not scraped")
+                return
+            await asyncio.sleep(WATCH_S)
+
+    async def _finish(self, timeout_s: float) -> None:
+        """Read everything a last time and publish it as final."""
+        await self._read_all(self._sidecar.slots, timeout_s)
+        self._sidecar.final = True
+        await self._read_all([self._sidecar.publisher], timeout_s)
+
+    async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> None:
+        """Wait for a fresh read of these collectors, a hanging one left behind."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        for slot in slots:
+            slot.on_read = tell
+        tickets = [(slot, slot.request()) for slot in slots]
+        end = loop.time() + timeout_s
+        while not all(slot.has_served(ticket) for slot, ticket in tickets):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
+            changed.clear()
+            if loop.time() >= end:
+                break
+        for slot in slots:
+            slot.on_read = None
+
+
+def publish_address(sidecar: Sidecar, port: int) -> None:
+    """Tell the run directory where this sidecar listens and under which labels."""
+    identity, manifest = sidecar.context.identity, sidecar.context.manifest
+    folder = manifest.run_dir / records.SIDECARS_DIR
+    folder.mkdir(exist_ok=True)
+    host, _ = parse_listen_address(manifest.listen_address)
+    records.write_json(
+        folder / f"{identity.node}.json",
+        {
+            "schema": records.RECORD_SCHEMA,
+            "node": identity.node,
+            "node_index": identity.node_index,
+            "attempt": identity.attempt,
+            "address": f"{host or identity.node}:{port}",
+            "port": port,
+            "labels": identity.constant_labels(),
+            "time": sidecar.context.clock.time(),
+        },
+    )
+
+
+def known_port(sidecar: Sidecar) -> int | None:
+    """Port that an earlier sidecar of this node and attempt has published: a restarted one should keep it."""
+    identity, manifest = sidecar.context.identity, sidecar.context.manifest
+    known = records.read_json(manifest.run_dir / records.SIDECARS_DIR / f"{identity.node}.json") or {}
+    port = known.get("port")
+    return port if isinstance(port, int) and known.get("attempt") == identity.attempt else None

@@ -1,0 +1,126 @@
+"""One node's sidecar: slots, pages, the status, and when to end."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from exporter import collectors, records, refresh
+from exporter.collectors.base import Collector, Context, Status
+from exporter.collectors.job import JobCollector, JobSnapshot
+from exporter.families import Family, Samples
+from exporter.refresh import Slot
+
+STATUS_SCHEMA = 1
+PUBLISH_INTERVAL_S = 5.0
+
+
+def declared_families() -> tuple[Family, ...]:
+    """Every family that any collector declares, in the order of the page."""
+    found: list[Family] = []
+    for factory in collectors.COLLECTORS:
+        found.extend(factory.families)  # type: ignore[attr-defined]
+    found.extend(refresh.FAMILIES)
+    return tuple(found)
+
+
+class Publisher:
+    """Writes the status of this node into the run directory, for readers that cannot reach the port.
+
+    It stands in a slot like a collector, on a thread of its own: the run directory may hang.
+    """
+
+    name = "publish"
+    interval_s = PUBLISH_INTERVAL_S
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, sidecar: "Sidecar") -> None:
+        self._sidecar = sidecar
+
+    def read(self) -> bool:
+        manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
+        folder = manifest.run_dir / records.STATUS_DIR
+        folder.mkdir(exist_ok=True)
+        records.write_json(folder / f"{identity.node}.json", self._sidecar.status())
+        return True
+
+    def render(self, snapshot: bool, out: Samples) -> None:
+        """Nothing to show beyond whether publishing works."""
+
+    def describe(self, snapshot: bool, status: Status) -> None:
+        """Nothing to add."""
+
+
+class Sidecar:
+    """Everything of a sidecar but the web server."""
+
+    def __init__(self, context: Context, made: Sequence[Collector[Any]] | None = None) -> None:
+        self.context = context
+        own = [factory(context) for factory in collectors.COLLECTORS] if made is None else list(made)
+        self.slots = [Slot(collector, context.clock) for collector in own]
+        self.publisher = Slot(Publisher(self), context.clock)
+        self.final = False
+        """Whether the last values have been read: nothing changes any more."""
+        self._samples = Samples(context.identity.constant_labels())
+
+    def start(self) -> None:
+        """Begin to read in the background."""
+        for slot in (*self.slots, self.publisher):
+            slot.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every collector has read at least once."""
+        return all(slot.ready for slot in self.slots)
+
+    @property
+    def phase(self) -> str:
+        """Phase of the job as the last look at it says."""
+        for slot in self.slots:
+            if isinstance(slot.collector, JobCollector) and isinstance(slot.snapshot, JobSnapshot):
+                return slot.snapshot.phase
+        return "launching"
+
+    def page(self, *, openmetrics: bool = False) -> str:
+        """The metrics page of the last snapshots."""
+        for slot in self.slots:
+            slot.render(self._samples)
+        for slot in (*self.slots, self.publisher):
+            slot.render_self(self._samples)
+        return self._samples.page(openmetrics=openmetrics)
+
+    def status(self) -> dict[str, Any]:
+        """The status page of the last snapshots."""
+        status = Status()
+        for slot in self.slots:
+            snapshot = slot.snapshot
+            if snapshot is not None:
+                slot.collector.describe(snapshot, status)
+        return {
+            "schema": STATUS_SCHEMA,
+            "time": time.time(),
+            "final": self.final,
+            "job": status.job,
+            "node": {"name": self.context.identity.node, "index": self.context.identity.node_index},
+            "workers": [status.workers[rank] for rank in sorted(status.workers)],
+            "outputs": status.outputs,
+            "filesystems": status.filesystems,
+            "events": sorted(status.events, key=lambda event: float(event["time"])),
+            "collectors": {slot.collector.name: slot.describe() for slot in (*self.slots, self.publisher)},
+        }
+
+
+class ScrapeLog:
+    """Who scrapes, and whether each of them has seen the final values."""
+
+    FORGET_S = 180.0
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def note(self, scraper: str, now: float) -> None:
+        """A scrape at ``now``."""
+        self._last[scraper] = now
+
+    def satisfied(self, since: float, now: float) -> bool:
+        """Whether everybody who has scraped lately did so again after ``since``; true when nobody ever did."""
+        return all(last > since for last in self._last.values() if now - last < self.FORGET_S)
