@@ -1,0 +1,476 @@
+"""The commands of ``gpujob``. The only place of this package that prints for people and decides exit statuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from exporter import __version__, records
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.client import JobClient
+    from launcher.plan import Plan
+
+USAGE = 2
+INTERRUPTED = 130
+
+TEMPLATE = """\
+# A job of gpujob. Check it with `gpujob check job.yaml`, run it here with
+# `gpujob run job.yaml`, or on Slurm with `gpujob submit job.yaml`.
+name: my-job
+resources:
+  nodes: 1
+  gpus_per_node: 0            # GPUs asked for on each node
+workers:
+  - role: worker
+    count: 4
+    gpus: 0                   # GPUs of one worker
+    # {rank} {world_size} {output_dir} {checkpoint_dir} {job_dir} are filled in; no shell is involved
+    command: "python3 train.py --shard {rank} --shards {world_size}"
+    critical: true            # the failure of one ends the job
+    # restart: {max: 2, backoff: 10}
+slurm:
+  time_limit: "01:00:00"
+  # partition: gpu
+  # account: nlp
+paths: {output_dir: null, checkpoint_dir: null}   # null: the run directory under ./logs
+patterns:
+  output: "output_worker_*.jsonl"
+  checkpoints: "checkpoint_*"
+progress:
+  total_items: 1000           # of all workers; logs say `Processed 120/250 items`
+monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
+"""
+
+
+def main() -> None:
+    """Run the command given in ``sys.argv``; every error of ours becomes one message and exit status 2."""
+    try:
+        commands(prog_name="gpujob")
+    except LauncherError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away; nothing to say
+        sys.exit(141)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"gpujob: {message}", err=True)
+    sys.exit(USAGE)
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="example: gpujob run job.yaml")
+@click.version_option(__version__, prog_name="gpujob")
+def commands() -> None:
+    """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
+
+
+def _make_plan(job: str, *, local: bool, kill_wait_s: float | None = None) -> tuple["Plan", str]:
+    """The plan of a job file and its batch script; all problems in one error, nothing written."""
+    import re
+
+    from launcher.config import load_cluster, load_job
+    from launcher.errors import ConfigError, TopologyError
+    from launcher.plan import DEFAULT_KILL_WAIT_S, make_plan
+    from launcher.rundir import user_name
+    from launcher.sbatch import render_sbatch
+
+    path, workdir = Path(job), Path.cwd()
+    problems: list[str] = []
+    spec = cluster = None
+    try:
+        cluster = load_cluster(os.environ, workdir)
+    except ConfigError as error:
+        problems.append(str(error))
+    try:
+        spec = load_job(path)
+    except ConfigError as error:
+        problems.append(str(error))
+    if spec is None or cluster is None:
+        raise LauncherError("\n".join(problems))
+    try:
+        plan = make_plan(
+            spec,
+            cluster,
+            job_dir=path.resolve().parent,
+            workdir=workdir,
+            user=re.sub(r"\s", "_", user_name()),
+            timestamp=time.strftime("%Y%m%d_%H%M%S"),
+            python=sys.executable,
+            local=local,
+            kill_wait_s=DEFAULT_KILL_WAIT_S if kill_wait_s is None else kill_wait_s,
+        )
+    except TopologyError as error:
+        raise ConfigError(job, error.problems) from error
+    return plan, render_sbatch(plan)
+
+
+def _preflight(plan: "Plan", job: str, *, local: bool, quiet: bool = False) -> None:
+    """Raise with every error found before the start; warnings are only shown."""
+    from launcher.errors import ConfigError
+    from launcher.preflight import check_plan
+
+    findings = check_plan(plan, local=local)
+    if not quiet:
+        for finding in findings:
+            if finding.level == "warning":
+                click.echo(f"gpujob: warning: {finding}", err=True)
+    errors = [str(finding) for finding in findings if finding.level == "error"]
+    if errors:
+        raise ConfigError(job, errors)
+
+
+JOB = click.argument("job", metavar="JOB.YAML")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+
+
+@commands.command(epilog="example: gpujob init && gpujob run job.yaml")
+@click.argument("path", metavar="[FILE]", default="job.yaml")
+@click.option("--force", is_flag=True, help="Replace the file when it is there.")
+def init(path: str, force: bool) -> None:
+    """Write a job file to begin with."""
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as out:
+            out.write(TEMPLATE)
+    except FileExistsError:
+        _fail(f"{path} is there already; choose another name, or --force to replace it")
+    except OSError as error:
+        _fail(f"{path} cannot be written: {error.strerror}")
+    click.echo(f"Wrote {path}. Next: put your command into it, then `gpujob check {path}`.")
+
+
+@commands.command(epilog="example: gpujob check job.yaml --local")
+@JOB
+@click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
+@JSON
+def check(job: str, local: bool, as_json: bool) -> None:
+    """Check a job file, its plan and this machine. Exit status 2 when the job cannot work."""
+    from launcher.errors import ConfigError
+    from launcher.preflight import Finding, check_plan
+
+    plan = None
+    try:
+        plan, _ = _make_plan(job, local=local)
+        findings = check_plan(plan, local=local)
+    except ConfigError as error:
+        findings = [Finding("job-file", "error", error.source, problem) for problem in error.problems]
+    errors = [finding for finding in findings if finding.level == "error"]
+    if as_json:
+        entries = [{key: getattr(f, key) for key in ("code", "level", "place", "message")} for f in findings]
+        _print_json({"schema": 1, "ok": not errors, "findings": entries})
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level}: {finding}")
+        if plan is not None:
+            click.echo(
+                f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
+                f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
+                + ("not ready" if errors else "ok")
+            )
+    sys.exit(USAGE if errors else 0)
+
+
+@commands.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
+@JOB
+@click.option("--nodes", default="", help="Host list to show in place of node0, node1, ...")
+@click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`.")
+@JSON
+def plan_command(job: str, nodes: str, local: bool, as_json: bool) -> None:
+    """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
+    from launcher.hostlist import parse_hostlist
+    from launcher.plan import describe_plan
+
+    plan, script = _make_plan(job, local=local)
+    hosts = parse_hostlist(nodes) if nodes else ()
+    if hosts and len(hosts) < plan.nodes:
+        _fail(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {plan.nodes - len(hosts)} more")
+    described = describe_plan(plan, script, hosts)
+    if as_json:
+        _print_json(described)
+        return
+    by_node: dict[str, list[str]] = {}
+    for process in described["processes"]:
+        gpus = f" gpu {process['cuda_visible_devices']}" if process["gpus"] else ""
+        by_node.setdefault(process["node"], []).append(f"{process['worker']} (rank {process['rank']}{gpus})")
+    for node, names in by_node.items():
+        click.echo(f"{node}: {', '.join(names)}")
+    first = described["processes"][0]
+    click.echo(f"\ncommand of rank 0: {' '.join(map(_quoted, first['command']))}")
+    click.echo(f"run directory: {described['run_dir']}\n\n{script}", nl=False)
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
+
+
+@commands.command(epilog="example: gpujob submit job.yaml && gpujob watch 4459")
+@JOB
+@JSON
+def submit(job: str, as_json: bool) -> None:
+    """Submit a job to Slurm. Prints the job id and the run directory."""
+    from launcher import rundir, slurm
+    from launcher.plan import DEFAULT_KILL_WAIT_S
+
+    plan, script = _make_plan(job, local=False)
+    _preflight(plan, job, local=False)
+    kill_wait_s = slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S)
+    plan, script = _make_plan(job, local=False, kill_wait_s=kill_wait_s)
+    staging = rundir.stage(plan, script)
+    try:
+        job_id = slurm.submit_held(plan, staging / "sbatch_script.sh")
+    except BaseException:
+        rundir.discard(staging)
+        raise
+    try:
+        run_dir = rundir.settle(staging, plan, job_id)
+        slurm.release(job_id)
+    except BaseException:
+        slurm.cancel(job_id)  # it is on hold and would wait for ever
+        rundir.discard(staging)
+        raise
+    if as_json:
+        _print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
+        return
+    click.echo(f"Submitted batch job {job_id}")
+    click.echo(f"Logs: {run_dir}/")
+    click.echo(f"Watch: gpujob watch {_quoted(str(run_dir))}")
+    click.echo(f"Stop: gpujob stop {job_id}")
+
+
+@commands.command(epilog="example: gpujob run examples/embed/job.yaml")
+@JOB
+@click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
+@click.option("--quiet", is_flag=True, help="No view; the report at the end.")
+@click.option("--interval", default=1.0, show_default=True, help="Seconds between two pictures.")
+@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, ascii_only: bool) -> None:
+    """Run a job on this machine, without Slurm, and watch it until its end.
+
+    Ctrl-C stops the job in order. The exit status tells how the job ended: 0 completed and
+    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output short or invalid, 130 Ctrl-C.
+    """
+    import secrets
+
+    from launcher import rundir
+    from launcher.client import JobClient
+
+    plan, script = _make_plan(job, local=True)
+    _preflight(plan, job, local=True, quiet=as_json)
+    job_id = f"local-{secrets.token_hex(4)}"
+    staging = rundir.stage(plan, script)
+    run_dir = rundir.settle(staging, plan, job_id)
+    interrupted = False
+    with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+        orchestrator = subprocess.Popen(
+            [sys.executable, "-I", "-m", "launcher.orchestrate", str(run_dir), "--local"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,  # Ctrl-C reaches it through this command alone, once
+        )
+
+    def stop(number: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = interrupted or number == signal.SIGINT
+        orchestrator.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    if not (as_json or quiet):
+        click.echo(f"job {job_id}, logs in {run_dir}")
+        _show(JobClient(run_dir), interval, lambda _: orchestrator.poll() is not None, no_color, ascii_only)
+    code = orchestrator.wait()
+    report = records.read_json(run_dir / records.REPORT_FILE)
+    if report is None:
+        click.echo(f"gpujob: the job ended without a report (status {code}); see {run_dir}/log.err", err=True)
+        sys.exit(9)
+    _print_report(report, as_json)
+    sys.exit(INTERRUPTED if interrupted else int(str(report["exit_status"])))
+
+
+def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
+    from launcher.report import render_report
+    from launcher.watch import clean
+
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo("\n" + "\n".join(clean(line) for line in render_report(report).splitlines()))
+
+
+def _show(
+    client: "JobClient",
+    interval: float,
+    over: Callable[[Mapping[str, Any]], bool],
+    no_color: bool,
+    ascii_only: bool,
+) -> dict[str, Any]:
+    """Show the job until ``over`` says so; the last look."""
+    from rich.live import Live
+
+    from launcher.watch import LineLog, render
+
+    console = _console(no_color)
+    if not console.is_terminal:
+        lines = LineLog(console)
+        while True:
+            ends = over(view := client.look())
+            if ends:
+                view = client.look()
+            lines.show(view)
+            if ends:
+                return view
+            time.sleep(interval)
+    view = client.look()
+    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
+        while True:
+            ends = over(view)
+            if ends:
+                view = client.look()
+            live.update(
+                render(
+                    view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
+                ),
+                refresh=True,
+            )
+            if ends:
+                return view
+            time.sleep(interval)
+            view = client.look()
+
+
+def _plain_characters(console: "Console", ascii_only: bool) -> bool:
+    return ascii_only or "utf" not in (console.encoding or "").lower()
+
+
+def _console(no_color: bool) -> "Console":
+    from rich.console import Console
+
+    return Console(no_color=no_color or None, highlight=False)
+
+
+def _open(job: str) -> "JobClient":
+    """The job that a command names by id or run directory."""
+    from launcher.client import JobClient
+    from launcher.config import load_cluster, resolve_directory
+    from launcher.rundir import find_run_dir
+
+    if (Path(job) / records.MANIFEST_FILE).is_file():
+        return JobClient(Path(job).resolve())
+    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
+    return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
+
+
+ENDED = ("PENDING", "RUNNING")
+
+
+@commands.command(epilog="example: gpujob watch 4459 --until done")
+@click.argument("job", metavar="JOB")
+@click.option("--once", is_flag=True, help="One look.")
+@click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line for each look.")
+@click.option("--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to end.")
+@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
+    """Watch a job: progress, time left, workers, output, events. JOB is a job id or a run directory.
+
+    Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
+    `gpujob run`; 10 means that it still runs (--once).
+    """
+    from launcher.report import EXIT_STATUS
+
+    def over(view: Mapping[str, Any]) -> bool:
+        return view["state"] not in ENDED or (until == "running" and view["phase"] != "launching")
+
+    try:
+        client = _open(job)
+        if once or as_json:
+            while True:
+                view = client.look()
+                if as_json:
+                    _print_json(view)
+                else:
+                    from launcher.watch import render
+
+                    console = _console(no_color)
+                    console.print(render(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30))
+                if once or over(view):
+                    break
+                time.sleep(interval)
+        else:
+            view = _show(client, interval, over, no_color, ascii_only)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    if until == "running" and view["state"] == "RUNNING" and not once:
+        sys.exit(0)
+    sys.exit(EXIT_STATUS.get(view["state"], 9))
+
+
+@commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341")
+@click.argument("job", metavar="JOB")
+@JSON
+def report(job: str, as_json: bool) -> None:
+    """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs."""
+    from launcher.report import build_report
+
+    client = _open(job)
+    found = records.read_json(client.run_dir / records.REPORT_FILE)
+    if found is None:
+        view = client.look()
+        found = build_report(client.run_dir, now=time.time(), ended=view["state"] == "UNKNOWN")
+        if view["state"] in ("PENDING", "UNKNOWN"):
+            found = {**found, "state": view["state"], "exit_status": 10 if view["state"] == "PENDING" else 9}
+    _print_report(found, as_json)
+    sys.exit(int(str(found["exit_status"])))
+
+
+@commands.command(epilog="example: gpujob stop 4459")
+@click.argument("job", metavar="JOB")
+def stop(job: str) -> None:
+    """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
+    from launcher import slurm
+
+    client = _open(job)
+    view = client.look()
+    if view["state"] not in ENDED:
+        click.echo(f"job {view['job_id']} has ended: {view['state']}")
+        return
+    orchestrator = records.read_json(client.run_dir / records.ORCHESTRATOR_FILE) or {}
+    if orchestrator.get("local"):
+        pid = int(str(orchestrator["pid"]))
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            _fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
+    else:
+        slurm.cancel(client.run_dir.name.partition("_")[0])
+    click.echo(f"job {view['job_id']} is being stopped")
+
+
+@commands.command(epilog="example: gpujob schema > job.schema.json")
+@click.option("--cluster", is_flag=True, help="Of the cluster file instead of the job file.")
+def schema(cluster: bool) -> None:
+    """Print the JSON Schema of the job file."""
+    from launcher.config import ClusterSpec, JobSpec
+
+    click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))

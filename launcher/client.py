@@ -1,0 +1,226 @@
+"""The present state of a job for people and programs, out of its run directory and its sidecars."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+from exporter.manifest import Manifest, read_manifest
+from launcher.discovery import read_sidecars
+from launcher.errors import SlurmError
+from launcher.report import build_report, merge_workers, read_statuses
+
+VIEW_SCHEMA = 1
+HTTP_TIMEOUT_S = 2.0
+SLURM_EVERY_S = 30.0
+"""At least this long between two questions to Slurm: controllers suffer from watchers."""
+OLD_S = 15.0
+"""A status older than this is shown as old."""
+
+
+class JobClient:
+    """Looks at one job again and again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.manifest: Manifest = read_manifest(run_dir)
+        self._slurm: tuple[float, str | None] = (float("-inf"), None)
+
+    def look(self) -> dict[str, Any]:
+        """The job now. When it has ended, its report is in ``report``."""
+        now = time.time()
+        orchestrator = records.read_json(self.run_dir / records.ORCHESTRATOR_FILE)
+        report = records.read_json(self.run_dir / records.REPORT_FILE)
+        if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
+            report = None
+        state = self._state(orchestrator, report)
+        statuses = read_statuses(self.run_dir)
+        nodes: list[dict[str, Any]] = []
+        if orchestrator is not None and report is None:
+            live, nodes = self._fetch(int(orchestrator.get("attempt", 0)), statuses, now)  # type: ignore[call-overload]
+            statuses = {**statuses, **live}
+        return self._view(state, statuses, nodes, orchestrator or {}, report, now)
+
+    def _fetch(
+        self, attempt: int, written: Mapping[str, Mapping[str, Any]], now: float
+    ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+        """Status of every sidecar over HTTP, all at once; the written one where that does not work."""
+        sidecars = read_sidecars(self.run_dir, attempt)
+        with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
+            answers = dict(zip(sidecars, pool.map(_get_status, (r["address"] for r in sidecars.values())), strict=True))
+        live, nodes = {}, []
+        for node, answer in answers.items():
+            if isinstance(answer, dict):
+                live[node] = answer
+            status = answer if isinstance(answer, dict) else written.get(node, {})
+            nodes.append(
+                {
+                    "node": node,
+                    "address": sidecars[node]["address"],
+                    "source": "http" if isinstance(answer, dict) else "file",
+                    "age_s": now - status["time"] if "time" in status else None,
+                    "error": answer if isinstance(answer, str) else None,
+                }
+            )
+        return live, nodes
+
+    def _state(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str:
+        if report is not None:
+            return str(report["state"])
+        if orchestrator is None:
+            return "PENDING" if self._slurm_state() in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+        if orchestrator.get("local"):
+            return "RUNNING" if _alive(int(orchestrator["pid"])) else "UNKNOWN"
+        return "UNKNOWN" if self._slurm_state() == "" else "RUNNING"
+
+    def _slurm_state(self) -> str | None:
+        """State in the queue; an empty text when the job is not there, None when nobody can tell."""
+        asked, state = self._slurm
+        if time.monotonic() - asked < SLURM_EVERY_S:
+            return state
+        from launcher.slurm import run_command
+
+        job_id = self.run_dir.name.partition("_")[0]
+        try:
+            state = run_command(["squeue", "-h", "-j", job_id, "-o", "%T"], timeout_s=10.0).strip()
+        except SlurmError as error:
+            state = "" if "Invalid job id" in str(error) else None
+        self._slurm = (time.monotonic(), state)
+        return state
+
+    def _view(
+        self,
+        state: str,
+        statuses: Mapping[str, Mapping[str, Any]],
+        nodes: list[dict[str, Any]],
+        orchestrator: Mapping[str, Any],
+        report: Mapping[str, Any] | None,
+        now: float,
+    ) -> dict[str, Any]:
+        summary = report or build_report(self.run_dir, now=now, ended=False)
+        seen = merge_workers(statuses)
+        workers = [_join(worker, seen.get(int(worker["rank"]), {})) for worker in summary["workers"]]
+        job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
+        limit = self.manifest.time_limit_s
+        start = orchestrator.get("start")
+        return {
+            "schema": VIEW_SCHEMA,
+            "time": now,
+            "job_id": summary["job_id"],
+            "job_name": self.manifest.job_name,
+            "user": self.manifest.user,
+            "state": state,
+            "phase": "finished" if report else job.get("phase", "launching"),
+            "start": start,
+            "end": summary["end"],
+            "time_limit_s": limit,
+            "limit_end": job.get("end") or (start + limit if start and limit else None),
+            "items": _sum(worker["items"] for worker in workers),
+            "items_expected": summary["items_expected"],
+            "items_processed": _sum(worker["items_processed"] for worker in workers),
+            "rate": None if report else _sum(worker.get("rate") for worker in workers if worker["up"]),
+            "eta": None if report else _slowest(workers),
+            "workers": workers,
+            "outputs": _merge_outputs(statuses.values()),
+            "filesystems": _merge_filesystems(statuses.values()),
+            "events": sorted(
+                (event for status in statuses.values() for event in status.get("events", ())),
+                key=lambda event: float(event["time"]),
+            ),
+            "nodes": nodes,
+            "cause": summary["cause"],
+            "report": report,
+            "run_dir": str(self.run_dir),
+        }
+
+
+def _get_status(address: str) -> dict[str, Any] | str:
+    """The status of one sidecar, or why there is none."""
+    import requests
+
+    try:
+        answer = requests.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
+        answer.raise_for_status()
+        body = answer.json()
+    except (requests.RequestException, ValueError) as error:
+        return f"{type(error).__name__}: no answer from {address}"
+    return body if isinstance(body, dict) else f"no status from {address}"
+
+
+def _alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What the records say of a worker, and what its sidecar knows beside that."""
+    extra = (
+        "pid",
+        "rss_bytes",
+        "children",
+        "threads",
+        "rate",
+        "average_rate",
+        "eta",
+        "last_progress",
+        "stalled",
+        "values",
+    )
+    joined = {**worker, **{key: seen.get(key) for key in extra}}
+    for key in ("items", "items_expected", "items_processed", "cpu_s"):
+        joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
+    if joined["up"] and seen.get("state"):
+        joined["state"] = seen["state"]
+    return joined
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Time left of the job: the longest over its workers, each end of the interval for itself.
+
+    None as long as a worker that runs cannot tell.
+    """
+    estimates = []
+    for worker in workers:
+        if worker["exit"] and worker["exit"]["reason"] == "completed":
+            continue
+        if not worker.get("eta"):
+            return None
+        estimates.append(worker["eta"])
+    if not estimates:
+        return None
+    return {key: max(float(estimate[key]) for estimate in estimates) for key in ("seconds", "low", "high")}
+
+
+def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    merged: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        for group in status.get("outputs", ()):
+            entry = merged.setdefault(
+                group["group"],
+                {"group": group["group"], "files": 0, "bytes": 0, "growth_bytes_per_second": None, "mtime": None},
+            )
+            entry["files"] += group["files"]
+            entry["bytes"] += group["bytes"]
+            entry["growth_bytes_per_second"] = _sum(
+                (entry["growth_bytes_per_second"], group["growth_bytes_per_second"])
+            )
+            entry["mtime"] = max((t for t in (entry["mtime"], group["mtime"]) if t is not None), default=None)
+    return list(merged.values())
+
+
+def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The fullest file system of each group."""
+    merged: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        for space in status.get("filesystems", ()):
+            known = merged.get(space["group"])
+            if known is None or space["available_bytes"] < known["available_bytes"]:
+                merged[space["group"]] = dict(space)
+    return list(merged.values())

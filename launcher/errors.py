@@ -1,0 +1,29 @@
+"""Errors that the command line answers with one message."""
+
+from collections.abc import Sequence
+
+
+class LauncherError(Exception):
+    """Base: the message says where, what was found and what would be right."""
+
+
+class ConfigError(LauncherError):
+    """A file with problems, all of them."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in self.problems)]))
+
+
+class TopologyError(LauncherError):
+    """Workers that do not fit the nodes; each problem names role, need, have and cure."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class SlurmError(LauncherError):
+    """A Slurm command is missing, refused or did not answer."""

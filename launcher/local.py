@@ -1,0 +1,109 @@
+"""The plan on this machine: wrappers and sidecars as child processes, no Slurm."""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
+from launcher.steps import Running, log_files, supervised_sidecar, wrapped
+
+_PR_SET_PDEATHSIG = 1
+
+
+def local_hosts(plan: Plan, hostname: str) -> tuple[str, ...]:
+    """A name for each node of the plan; with more than one they are virtual nodes of this machine."""
+    short = hostname.partition(".")[0] or "localhost"
+    return (short,) if plan.nodes == 1 else tuple(f"{short}-n{index}" for index in range(plan.nodes))
+
+
+class LocalSteps:
+    """Child processes of the orchestrator, each in a session of its own.
+
+    When the orchestrator dies, however, the kernel sends them SIGTERM: nothing of a job outlives it.
+    """
+
+    def __init__(self, plan: Plan, facts: RunFacts) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._die_with_parent = _die_with_parent()
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        started = []
+        for index, host in enumerate(self._facts.hosts):
+            environment = {
+                **os.environ,
+                "GPUJOB_JOB_ID": self._facts.job_id,
+                "GPUJOB_NODE": host,
+                "GPUJOB_NODE_INDEX": str(index),
+                "GPUJOB_NODES": ",".join(self._facts.hosts),
+                "GPUJOB_START_TIME": repr(self._facts.start),
+            }
+            with (self._facts.run_dir / f"{host}_sidecar.log").open("ab") as log:
+                started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
+        return started
+
+    def start_task(self, planned: TaskPlan, restart: int) -> Running:
+        environment = {**os.environ, **task_environment(self._plan, planned, self._facts, restart)}
+        out, err = log_files(planned, self._facts, restart)
+        with out.open("ab") as output, err.open("ab") as error:
+            process = self._start(
+                wrapped(self._plan, planned, self._facts, restart),
+                environment,
+                output,
+                error,
+                self._plan.workdir,
+            )
+        return Running(planned, restart, process)
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        environment: dict[str, str],
+        output: IO[bytes],
+        error: IO[bytes],
+        cwd: str | None = None,
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=error,
+            start_new_session=True,
+            preexec_fn=self._die_with_parent,  # the orchestrator has one thread
+        )
+
+    def terminate(self, running: Sequence[Running]) -> None:
+        for entry in running:
+            entry.process.terminate()
+
+    def kill(self, running: Sequence[Running]) -> None:
+        for entry in running:
+            try:
+                os.killpg(entry.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in sidecars:
+            process.terminate()
+
+    def ends_by_itself(self) -> bool:
+        return False
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """A function for the child between fork and exec: SIGTERM when its parent dies (prctl(2))."""
+    library = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(143)  # it died before the request
+
+    return ask

@@ -1,0 +1,406 @@
+"""The batch step: sidecars, then workers, then policy, and an orderly end with a report.
+
+    python -I -m launcher.orchestrate RUN_DIR [--local]
+
+One thread, one loop. A signal only sets a flag and wakes the loop; whatever
+ends the job goes through one teardown with one deadline for all its steps.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+from exporter.derive.exits import parse_stop
+from exporter.manifest import read_manifest
+from launcher.discovery import Targets, read_sidecars, target_groups
+from launcher.events import EventLog
+from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
+from launcher.report import build_report, judge, render_report, write_report
+from launcher.steps import Running, Steps
+
+TICK_S = 0.2
+SIDECARS_TIMEOUT_S = 10.0
+"""How long the workers wait for the sidecars to listen; then the job goes on without them."""
+RECORD_GRACE_S = 2.0
+"""How long after the end of a step its exit record may take to be seen here (network file systems)."""
+FINAL_VALUES_S = 15.0
+KILL_MARGIN_S = 1.5
+"""Kept free of KillWait for the report."""
+SIDECAR_END_S = 5.0
+
+
+def say(message: str) -> None:
+    """A line for ``log.out``."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)  # noqa: T201
+
+
+class Orchestrator:
+    """Carries out a plan on the given kind of steps."""
+
+    def __init__(self, plan: Plan, facts: RunFacts, steps: Steps, time_limit_end: float | None) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._steps = steps
+        self._time_limit_end = time_limit_end
+        self._targets = Targets(facts.run_dir, plan.target_dir)
+        self._events = EventLog(facts.run_dir / records.EVENTS_FILE, facts)
+        self._running: dict[int, Running] = {}
+        """By rank."""
+        self._waiting: dict[int, tuple[float, TaskPlan, int]] = {}
+        """Restarts to come by rank: (when, what, which run)."""
+        self._sidecars: list[subprocess.Popen[bytes]] = []
+        self._signal: int | None = None
+        self._stop: dict[str, Any] | None = None
+        self._deadline: float | None = None
+        self._killed = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._exits: dict[int, dict[str, Any]] = {}
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """From now on SIGTERM, SIGINT and SIGHUP end the job in order."""
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes the loop
+
+    def _note_signal(self, number: int, _frame: object) -> None:
+        self._signal = self._signal or number
+
+    def _sleep(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._wake_read], [], [], max(0.0, seconds))
+        if ready:
+            try:
+                os.read(self._wake_read, 4096)
+            except BlockingIOError:
+                pass
+
+    # -- the course of a job ---------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Exit status of the job."""
+        self._state("launching")
+        self._events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
+        for index, host in enumerate(self._facts.hosts):
+            say(f"Node {index}: {host}")
+        self._start_sidecars()
+        self._start_workers()
+        self._until_workers_ended()
+        return self._finish()
+
+    def _state(self, phase: str) -> None:
+        self._attempt_to(
+            f"write {records.STATE_FILE}",
+            lambda: records.write_state(str(self._facts.run_dir), phase, self._stop),
+        )
+
+    def _attempt_to(self, what: str, action: Callable[[], object]) -> None:
+        """Do what the job can do without; a full disk must not end it."""
+        try:
+            action()
+        except OSError as error:
+            say(f"cannot {what}: {error.strerror}")
+
+    def _start_sidecars(self) -> None:
+        if not self._plan.monitoring:
+            say("No sidecars: monitoring.enabled is false")
+            return
+        try:
+            self._sidecars = self._steps.start_sidecars()
+        except OSError as error:
+            say(f"The sidecars cannot be started: {error}; the job goes on unwatched")
+            return
+        end = time.monotonic() + SIDECARS_TIMEOUT_S
+        while not self._signal:
+            self._publish_targets()
+            listening = read_sidecars(self._facts.run_dir, self._facts.attempt)
+            if len(listening) >= len(self._facts.hosts):
+                say(f"All {len(listening)} sidecars listen")
+                return
+            missing = sorted(set(self._facts.hosts) - set(listening))
+            if all(process.poll() is not None for process in self._sidecars):
+                say(f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched (see sidecar logs)")
+                return
+            if time.monotonic() > end:
+                say(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
+                return
+            self._sleep(0.05)
+
+    def _publish_targets(self) -> None:
+        if not self._sidecars:
+            return
+        found = read_sidecars(self._facts.run_dir, self._facts.attempt)
+        if self._targets.publish(target_groups(found.values())):
+            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}")
+        while self._targets.problems:
+            say(self._targets.problems.pop())
+
+    def _start_workers(self) -> None:
+        for planned in self._plan.tasks:
+            if self._signal:
+                return
+            self._start(planned, 0)
+
+    def _start(self, planned: TaskPlan, restart: int) -> None:
+        task = planned.task
+        host = self._facts.hosts[task.node_index]
+        words = (
+            f"Launching {task.role} worker {task.index}, node {task.node_index} (local_rank {task.local_rank}): {host}"
+        )
+        say(words + (f", run {restart + 1}" if restart else ""))
+        try:
+            self._running[task.rank] = self._steps.start_task(planned, restart)
+        except OSError as error:
+            say(f"{task.worker} rank {task.rank} cannot be started: {error}")
+            self._record_launch_failure(planned, restart, str(error))
+            self._judge(planned, restart, 127)
+            return
+        self._events.write("worker started", worker=task.worker, rank=task.rank, node=host, restart=restart)
+
+    def _record_launch_failure(self, planned: TaskPlan, restart: int, message: str) -> None:
+        task, now = planned.task, time.time()
+        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        record = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank, "error": message}
+        path = self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json"
+        self._attempt_to(
+            f"write {path.name}",
+            lambda: records.write_json(path, {**record, "code": 127, "signal": None, "start": now, "end": now}),
+        )
+
+    def _until_workers_ended(self) -> None:
+        phase = "launching"
+        while self._running or self._waiting:
+            if self._signal and self._stop is None:
+                self._stop_for_signal()
+            if phase == "launching" and self._all_started():
+                phase = "running"
+                self._state(phase)
+                say("All workers are up")
+            self._publish_targets()
+            self._reap()
+            self._restart_due()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                if not self._killed and self._running:
+                    self._killed = True
+                    say(f"Killing {len(self._running)} workers that did not end in time")
+                    self._steps.kill(list(self._running.values()))
+                elif time.monotonic() > self._deadline + 1.0:
+                    say(f"Leaving {len(self._running)} workers to be ended from outside")
+                    return
+            self._sleep(TICK_S)
+
+    def _all_started(self) -> bool:
+        folder = self._facts.run_dir / records.WORKERS_DIR
+        try:
+            names = set(os.listdir(folder))
+        except OSError:
+            return False
+        stems = (
+            records.record_name(planned.task.worker, planned.task.rank, self._facts.attempt, 0)
+            for planned in self._plan.tasks
+        )
+        return all(f"{stem}.start.json" in names or f"{stem}.exit.json" in names for stem in stems)
+
+    def _reap(self) -> None:
+        for rank, running in list(self._running.items()):
+            code = running.returncode
+            if code is None:
+                continue
+            del self._running[rank]
+            self._judge(running.planned, running.restart, code)
+
+    def _judge(self, planned: TaskPlan, restart: int, code: int) -> None:
+        """Say why a task ended, and do what its policy asks for."""
+        task = planned.task
+        record = self._exit_record(planned, restart, code)
+        state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
+        host = self._facts.hosts[task.node_index]
+        ended = judge(self._plan.manifest, task, self._facts.attempt, restart, host, record, parse_stop(state))
+        self._exits[task.rank] = ended
+        say(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
+        self._events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
+        if ended["reason"] == "completed" or self._stop is not None:
+            return
+        if restart < planned.restart_max:
+            delay = planned.restart_backoff_s * (restart + 1)
+            count = f"{restart + 1} of {planned.restart_max}"
+            say(f"{task.worker} rank {task.rank} is started again in {delay:g} s ({count})")
+            self._waiting[task.rank] = (time.monotonic() + delay, planned, restart + 1)
+        elif planned.critical:
+            self._begin_stop("terminated_peer", f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}")
+        else:
+            say(f"{task.worker} is not critical: the job goes on without it")
+
+    def _exit_record(self, planned: TaskPlan, restart: int, code: int) -> dict[str, Any]:
+        """The wrapper's record, or what the step's own exit status tells when there is none."""
+        task = planned.task
+        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        folder = self._facts.run_dir / records.WORKERS_DIR
+        end = time.monotonic() + (RECORD_GRACE_S if code != 0 else RECORD_GRACE_S / 4)
+        if self._deadline is not None:
+            end = min(end, self._deadline)
+        while True:
+            try:
+                os.listdir(folder)  # makes a network file system look again
+            except OSError:
+                pass
+            record = records.read_json(folder / f"{stem}.exit.json")
+            if record is not None:
+                return record
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        started = (folder / f"{stem}.start.json").exists()
+        if not started and code not in (0, 137, 143, -9, -15):
+            return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
+        if code < 0 or code > 128:
+            return {"end": time.time()}  # who ended it with which signal is not known from srun's status
+        return {"code": code, "end": time.time()}
+
+    def _restart_due(self) -> None:
+        for rank, (due, planned, restart) in list(self._waiting.items()):
+            if self._stop is not None:
+                del self._waiting[rank]
+            elif time.monotonic() >= due:
+                del self._waiting[rank]
+                self._start(planned, restart)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _stop_for_signal(self) -> None:
+        name = signal.Signals(self._signal or signal.SIGTERM).name
+        late = self._time_limit_end is not None and time.time() >= self._time_limit_end - 2.0
+        if late:
+            self._begin_stop("time_limit", f"{name} at the time limit")
+        else:
+            self._begin_stop("cancelled", f"{name} to the job", ask=not self._steps.ends_by_itself())
+
+    def _begin_stop(self, reason: str, cause: str, *, ask: bool = True) -> None:
+        """Publish why, then tell all workers at once; one deadline for all of them."""
+        self._deadline = time.monotonic() + max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
+        self._stop = {"reason": reason, "cause": cause, "time": time.time()}
+        say(f"Stopping the job: {cause}")
+        self._events.write("job stopping", reason=reason, cause=cause)
+        self._state("completing")
+        self._waiting.clear()
+        if ask and self._running:
+            self._steps.terminate(list(self._running.values()))
+
+    def _finish(self) -> int:
+        hurry = self._signal is not None
+        if self._signal is not None and self._stop is None:
+            self._stop_for_signal()
+        self._state("completing")
+        if self._sidecars:
+            self._await_final_values(1.0 if hurry else FINAL_VALUES_S)
+        report = build_report(self._facts.run_dir, now=time.time(), ended=True)
+        self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))
+        self._events.write("job ended", state=report["state"], items=report["items"])
+        self._state("finished")
+        say(f"Job {self._facts.job_id} {report['state']}")
+        for line in render_report(report).splitlines():
+            print(f"    {line}".rstrip(), flush=True)  # noqa: T201
+        self._end_sidecars(hurry)
+        self._targets.remove()
+        return int(report["exit_status"])
+
+    def _await_final_values(self, timeout_s: float) -> None:
+        """Wait until every sidecar that runs has written its last status."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            published = read_sidecars(self._facts.run_dir, self._facts.attempt)
+            statuses = (
+                records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {} for node in published
+            )
+            if all(status.get("final") for status in statuses):
+                return
+            if all(process.poll() is not None for process in self._sidecars):
+                return
+            self._sleep(0.05)
+            if self._signal and timeout_s > 1.0:
+                end = min(end, time.monotonic() + 1.0)
+        say("Some sidecars did not give their final values in time")
+
+    def _end_sidecars(self, hurry: bool) -> None:
+        """Let the sidecars linger for a last scrape, then end them."""
+        end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + SIDECAR_END_S)
+        asked = False
+        while any(process.poll() is None for process in self._sidecars):
+            if (time.monotonic() > end or self._signal) and not asked:
+                asked = True
+                self._steps.end_sidecars(self._sidecars)
+                end = time.monotonic() + SIDECAR_END_S
+            elif time.monotonic() > end:
+                for process in self._sidecars:
+                    process.kill()
+                return
+            self._sleep(TICK_S)
+
+
+def load_plan(run_dir: Path) -> Plan:
+    """The plan that was written into the run directory."""
+    body = records.read_json(run_dir / PLAN_FILE)
+    if body is None:
+        sys.exit(f"gpujob: {run_dir / PLAN_FILE} cannot be read: is this a run directory?")
+    return parse_plan(body, read_manifest(run_dir))
+
+
+def main(arguments: list[str]) -> None:
+    """Run the job of the run directory given as first argument."""
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("usage: python -I -m launcher.orchestrate RUN_DIR [--local]")
+    run_dir = Path(arguments[0]).resolve()
+    plan, start = load_plan(run_dir), time.time()
+    (run_dir / records.WORKERS_DIR).mkdir(exist_ok=True)
+    steps: Steps
+    if "--local" in arguments:
+        from launcher.local import LocalSteps, local_hosts
+
+        job_id = run_dir.name.partition("_")[0]
+        facts = RunFacts(job_id, run_dir, local_hosts(plan, socket.gethostname()), 0, start)
+        steps = LocalSteps(plan, facts)
+        limit = None
+    else:
+        from launcher.hostlist import parse_hostlist
+        from launcher.slurm import SlurmSteps
+
+        hosts = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))
+        attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        facts = RunFacts(os.environ.get("SLURM_JOB_ID", "unknown"), run_dir, hosts, attempt, start)
+        if len(hosts) < plan.nodes:
+            sys.exit(f"gpujob: the job has {len(hosts)} nodes ({', '.join(hosts)}) and the plan needs {plan.nodes}")
+        steps = SlurmSteps(plan, facts)
+        limit = plan.manifest.time_limit_s
+    records.write_json(
+        run_dir / records.ORCHESTRATOR_FILE,
+        {
+            "schema": records.RECORD_SCHEMA,
+            "job_id": facts.job_id,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "hosts": list(facts.hosts),
+            "attempt": facts.attempt,
+            "start": start,
+            "local": "--local" in arguments,
+        },
+    )
+    job_end = os.environ.get("SLURM_JOB_END_TIME", "")
+    end = float(job_end) if job_end.isdigit() else (start + limit if limit else None)
+    orchestrator = Orchestrator(plan, facts, steps, end)
+    orchestrator.listen()
+    sys.exit(orchestrator.run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,363 @@
+"""The plan: everything that `submit` and `run` carry out, as one value.
+
+``make_plan`` is pure. What is known only at run time (job id, host names,
+attempt) stands as a placeholder until the orchestrator fills it in.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.manifest import LogPattern, Manifest, PathGroup, Task, render_manifest
+from launcher.config import ClusterSpec, JobSpec, parse_time_limit, redacted, resolve_directory, words_of
+from launcher.topology import place
+
+PLAN_SCHEMA = 1
+PLAN_FILE = "plan.json"
+DEFAULT_KILL_WAIT_S = 30.0
+"""Slurm's own default of KillWait."""
+
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([a-z_]+)\}")
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One task with what it runs and what happens when it fails. ``argv`` holds placeholders."""
+
+    task: Task
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    critical: bool = True
+    restart_max: int = 0
+    restart_backoff_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, ready to be carried out."""
+
+    job_name: str
+    nodes: int
+    gpus_per_node: int
+    cpus_per_node: int
+    memory_per_node: str | None
+    tasks: tuple[TaskPlan, ...]
+    manifest: Manifest
+    job_dir: str
+    workdir: str
+    logs_dir: str
+    run_dir_name: str
+    """Name of the run directory with ``{job_id}`` in it."""
+    target_dir: str | None
+    slurm: Mapping[str, Any]
+    monitoring: bool
+    launch_timeout_s: float
+    linger_s: float
+    kill_wait_s: float
+    python: str
+    resolved: Mapping[str, Any]
+    """The job file as it was understood, secrets left out."""
+
+    def run_dir(self, job_id: str) -> Path:
+        """The run directory of this job."""
+        return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id))
+
+
+def file_word(text: str) -> str:
+    """A name reduced to what is safe and pleasant in a file name."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:64] or "job"
+
+
+def make_plan(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    *,
+    job_dir: Path,
+    workdir: Path,
+    user: str,
+    timestamp: str,
+    python: str,
+    local: bool = False,
+    kill_wait_s: float = DEFAULT_KILL_WAIT_S,
+) -> Plan:
+    """The plan of a job; raises TopologyError when its workers do not fit its nodes.
+
+    ``timestamp`` is ``YYYYMMDD_HHMMSS``, ``python`` the interpreter that runs our parts of the job.
+    """
+    tasks = place(spec)
+    workdir = Path(resolve_directory(spec.workdir, workdir) or workdir)
+    by_role = {workers.role: workers for workers in spec.workers}
+    planned = tuple(
+        TaskPlan(
+            task,
+            tuple(words_of(by_role[task.role])),
+            {**spec.env, **by_role[task.role].env},
+            by_role[task.role].critical,
+            by_role[task.role].restart.max,
+            by_role[task.role].restart.backoff,
+        )
+        for task in tasks
+    )
+    cpus = [
+        sum(by_role[task.role].cpus for task in tasks if task.node_index == node)
+        for node in range(spec.resources.nodes)
+    ]
+    slurm: dict[str, Any] = {
+        "partition": spec.slurm.partition or cluster.partition,
+        "account": spec.slurm.account or cluster.account,
+        "qos": spec.slurm.qos or cluster.qos,
+        "time_limit": spec.slurm.time_limit or cluster.time_limit,
+        "directives": {**cluster.directives, **spec.slurm.directives},
+    }
+    return Plan(
+        job_name=spec.name,
+        nodes=spec.resources.nodes,
+        gpus_per_node=spec.resources.gpus_per_node,
+        # one more than the workers': for the sidecar, the wrappers and the job steps themselves
+        cpus_per_node=spec.resources.cpus_per_node or max(cpus) + 1,
+        memory_per_node=spec.resources.memory_per_node,
+        tasks=planned,
+        manifest=_manifest(spec, cluster, tasks, workdir, user, slurm["time_limit"], local),
+        job_dir=str(job_dir),
+        workdir=str(workdir),
+        logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / "logs"),
+        run_dir_name=f"{{job_id}}_{file_word(spec.name)}_{timestamp}",
+        target_dir=resolve_directory(cluster.target_dir, workdir),
+        slurm=slurm,
+        monitoring=spec.monitoring.enabled,
+        launch_timeout_s=spec.monitoring.launch_timeout,
+        linger_s=spec.monitoring.linger,
+        kill_wait_s=kill_wait_s,
+        python=python,
+        resolved=redacted(spec),
+    )
+
+
+def _manifest(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    tasks: tuple[Task, ...],
+    workdir: Path,
+    user: str,
+    time_limit: str | None,
+    local: bool,
+) -> Manifest:
+    output = resolve_directory(spec.paths.output_dir, workdir) or "."
+    checkpoint = resolve_directory(spec.paths.checkpoint_dir, workdir) or output
+    log = resolve_directory(spec.paths.log_dir, workdir) or "."
+    patterns, monitoring = spec.patterns, spec.monitoring
+    return Manifest(
+        job_name=spec.name,
+        user=user,
+        cluster=cluster.cluster or ("local" if local else "slurm"),
+        partition=(spec.slurm.partition or cluster.partition or "") if not local else "local",
+        nodes=spec.resources.nodes,
+        tasks=tasks,
+        groups=(
+            PathGroup("output", output, patterns.output),
+            PathGroup("checkpoint", checkpoint, patterns.checkpoints),
+        ),
+        logs=PathGroup("log", log, patterns.logs),
+        progress=tuple(LogPattern(_pattern_name(name), text) for name, text in spec.progress.patterns.items()),
+        errors=tuple(
+            LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
+        ),
+        total_items=spec.progress.total_items,
+        time_limit_s=parse_time_limit(time_limit) if time_limit else None,
+        check_interval_s=monitoring.check_interval,
+        launch_timeout_s=monitoring.launch_timeout,
+        stall_timeout_s=monitoring.stall_timeout,
+        linger_s=monitoring.linger,
+        listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
+    )
+
+
+def _pattern_name(name: str) -> str:
+    """The name a pattern has in the exporter: ``items_processed`` is a common word for the position."""
+    return {"items_processed": "items", "batch_number": "batch"}.get(name, name)
+
+
+def plan_files(plan: Plan, script: str) -> dict[str, str]:
+    """Files of the run directory that are there before the job can start, by name."""
+    import yaml
+
+    return {
+        "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
+        "manifest.json": json.dumps(render_manifest(plan.manifest), ensure_ascii=False, indent=1) + "\n",
+        "sbatch_script.sh": script,
+        PLAN_FILE: json.dumps(dump_plan(plan), ensure_ascii=False, indent=1) + "\n",
+    }
+
+
+def dump_plan(plan: Plan) -> dict[str, Any]:
+    """The plan as a JSON object for the orchestrator; without the manifest, which is a file of its own."""
+    body = {item.name: getattr(plan, item.name) for item in dataclasses.fields(plan)}
+    del body["manifest"], body["resolved"]
+    body["tasks"] = [dataclasses.asdict(planned) for planned in plan.tasks]
+    return {"schema": PLAN_SCHEMA, **body}
+
+
+def parse_plan(body: Mapping[str, Any], manifest: Manifest) -> Plan:
+    """The plan that ``dump_plan`` wrote."""
+    values = {item.name: body[item.name] for item in dataclasses.fields(Plan) if item.name in body}
+    values["tasks"] = tuple(
+        TaskPlan(
+            **{
+                **planned,
+                "task": Task(
+                    **{
+                        **planned["task"],
+                        "gpus": tuple(planned["task"]["gpus"]),
+                        "logs": tuple(planned["task"]["logs"]),
+                    }
+                ),
+                "argv": tuple(planned["argv"]),
+            }
+        )
+        for planned in body["tasks"]
+    )
+    return Plan(**values, manifest=manifest, resolved={})
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a job once it runs."""
+
+    job_id: str
+    run_dir: Path
+    hosts: tuple[str, ...]
+    """Host names in the order of the plan's nodes."""
+    attempt: int = 0
+    start: float = 0.0
+
+
+def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
+    """The words that start one task. A placeholder's value is data: it is never split or evaluated.
+
+    In the text of ``bash -c`` it becomes a quoted word. Braces that are no placeholder stay.
+    """
+    values = placeholders(plan, planned, facts)
+    words = list(planned.argv)
+    shell = plan_uses_shell(words)
+    return [fill(word, values, quoted=shell and index == 2) for index, word in enumerate(words)]
+
+
+def plan_uses_shell(words: Sequence[str]) -> bool:
+    """Whether the third word is a text for a shell."""
+    return len(words) >= 3 and words[0] == "bash" and words[1] == "-c"
+
+
+def fill(word: str, values: Mapping[str, str], *, quoted: bool = False) -> str:
+    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
+    import shlex
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None or name not in values:
+            return match[0]
+        return shlex.quote(values[name]) if quoted else values[name]
+
+    literal = re.sub(r"\{(\{[a-z_]+\})\}", "\0\\1\0", word)
+    return "".join(
+        part[1:-1] if part.startswith("\0") else _PLACEHOLDER.sub(value, part)
+        for part in re.split(r"(\0\{[a-z_]+\}\0)", literal)
+    )
+
+
+def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> dict[str, str]:
+    """Values of the placeholders of a command."""
+    task, manifest = planned.task, dataclasses.replace(plan.manifest, run_dir=facts.run_dir)
+    groups = {group.name: str(manifest.directory(group)) for group in manifest.groups}
+    return {
+        "rank": str(task.rank),
+        "world_size": str(len(plan.tasks)),
+        "local_rank": str(task.local_rank),
+        "index": str(task.index),
+        "role": task.role,
+        "worker": task.worker,
+        "node_index": str(task.node_index),
+        "nodes": str(plan.nodes),
+        "gpus": ",".join(map(str, task.gpus)),
+        "job_id": facts.job_id,
+        "job_dir": plan.job_dir,
+        "run_dir": str(facts.run_dir),
+        "output_dir": groups["output"],
+        "checkpoint_dir": groups["checkpoint"],
+        "log_dir": str(manifest.directory(manifest.logs)) if manifest.logs else str(facts.run_dir),
+    }
+
+
+def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
+    """Variables that one task gets beside the user's own environment."""
+    values = placeholders(plan, planned, facts)
+    hosts = facts.hosts
+    return {
+        "RANK": values["rank"],
+        "LOCAL_RANK": values["local_rank"],
+        "WORLD_SIZE": values["world_size"],
+        "GPUJOB_JOB_ID": facts.job_id,
+        "GPUJOB_JOB_NAME": plan.job_name,
+        "GPUJOB_WORKER": values["worker"],
+        "GPUJOB_ROLE": values["role"],
+        "GPUJOB_WORKER_INDEX": values["index"],
+        "GPUJOB_NODE": hosts[planned.task.node_index],
+        "GPUJOB_NODE_INDEX": values["node_index"],
+        "GPUJOB_NODES": ",".join(hosts),
+        "GPUJOB_ATTEMPT": str(facts.attempt),
+        "GPUJOB_RESTART": str(restart),
+        "GPUJOB_RUN_DIR": values["run_dir"],
+        "GPUJOB_OUTPUT_DIR": values["output_dir"],
+        "GPUJOB_CHECKPOINT_DIR": values["checkpoint_dir"],
+        "GPUJOB_LOG_DIR": values["log_dir"],
+        **{name: fill(value, values) for name, value in planned.env.items()},
+    }
+
+
+def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[str, Any]:
+    """The plan for people and programs: what `gpujob plan --json` prints."""
+    names = tuple(hosts) or tuple(f"node{index}" for index in range(plan.nodes))
+    facts = RunFacts("{job_id}", plan.run_dir("{job_id}"), names)
+    workers: dict[str, dict[str, Any]] = {}
+    processes = []
+    for planned in plan.tasks:
+        task = planned.task
+        node = names[task.node_index]
+        entry = workers.setdefault(
+            task.worker,
+            {"worker": task.worker, "role": task.role, "index": task.index, "nodes": [], "gpus": {}},
+        )
+        entry["nodes"].append(node)
+        entry["gpus"][node] = list(task.gpus)
+        processes.append(
+            {
+                "worker": task.worker,
+                "role": task.role,
+                "worker_index": task.index,
+                "rank": task.rank,
+                "local_rank": task.local_rank,
+                "leader": task.local_rank == 0,
+                "node": node,
+                "node_index": task.node_index,
+                "gpus": list(task.gpus),
+                "cuda_visible_devices": ",".join(map(str, task.gpus)) if task.gpus else None,
+                "command": task_argv(plan, planned, facts),
+                "environment": sorted(task_environment(plan, planned, facts, 0)),
+                "critical": planned.critical,
+            }
+        )
+    return {
+        "schema": PLAN_SCHEMA,
+        "job_name": plan.job_name,
+        "sbatch_nodes": plan.nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_node": plan.cpus_per_node,
+        "workers": list(workers.values()),
+        "processes": processes,
+        "run_dir": str(facts.run_dir),
+        "files": sorted(plan_files(plan, script)),
+        "script": script,
+    }

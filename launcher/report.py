@@ -1,0 +1,320 @@
+"""The report of a job, out of what its run directory holds."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+from exporter.derive.exits import CONSEQUENCES, exit_evidence, first_cause, parse_stop, signal_name, verdict
+from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
+from exporter.manifest import Manifest, Task, read_manifest
+from exporter.readers.worker_logs import log_paths, read_end
+from launcher.verify import verify
+
+REPORT_SCHEMA = 1
+REPORT_TEXT_FILE = "report.md"
+LOG_TAIL_BYTES = 64 * 1024
+
+EXIT_STATUS = {
+    "COMPLETED": 0,
+    "FAILED": 1,
+    "TIMEOUT": 3,
+    "OUT_OF_MEMORY": 4,
+    "CANCELLED": 5,
+    "NODE_FAIL": 6,
+    "BOOT_FAIL": 6,
+    "PREEMPTED": 7,
+    "INCOMPLETE": 8,
+    "UNKNOWN": 9,
+    "RUNNING": 10,
+    "PENDING": 10,
+}
+"""Exit status of `run`, `report` and `watch --until done` by state of the job."""
+
+_STATE_OF_REASON = {
+    "host_oom": "OUT_OF_MEMORY",
+    "node_failure": "NODE_FAIL",
+    "time_limit": "TIMEOUT",
+    "preempted": "PREEMPTED",
+    "cancelled": "CANCELLED",
+}
+
+
+def read_runs(manifest: Manifest, task: Task, attempt: int, node: str) -> list[dict[str, Any]]:
+    """Every run of one task, oldest first: its records and, once it has ended, why."""
+    folder = manifest.run_dir / records.WORKERS_DIR
+    runs: list[dict[str, Any]] = []
+    stop = parse_stop(records.read_json(manifest.run_dir / records.STATE_FILE) or {})
+    while True:
+        stem = records.record_name(task.worker, task.rank, attempt, len(runs))
+        start = records.read_json(folder / f"{stem}.start.json")
+        ended = records.read_json(folder / f"{stem}.exit.json")
+        if start is None and ended is None:
+            return runs
+        run: dict[str, Any] = {"restart": len(runs), **(start or {}), "exit": None}
+        if ended is not None:
+            run["start"] = ended.get("start", run.get("start"))
+            run["exit"] = judge(manifest, task, attempt, len(runs), node, ended, stop)
+        runs.append(run)
+
+
+def judge(
+    manifest: Manifest,
+    task: Task,
+    attempt: int,
+    restart: int,
+    node: str,
+    record: Mapping[str, Any],
+    stop: Any,
+) -> dict[str, Any]:
+    """One end as a JSON object: status, reason and the evidence for it."""
+    scanner, classes = Scanner(), set[str]()
+    for path in log_paths(task, manifest.run_dir, node, attempt, restart):
+        classes |= set(scanner.scan(read_end(path, LOG_TAIL_BYTES)).errors)
+    job_end = None
+    evidence = exit_evidence(record, stop, sorted(classes), job_end)
+    judged = verdict(evidence)
+    return {
+        "reason": judged.reason,
+        "code": evidence.code,
+        "signal": signal_name(evidence.signal) if evidence.signal is not None else None,
+        "time": evidence.end,
+        "restart": restart,
+        "evidence": list(judged.evidence),
+    }
+
+
+def last_position(
+    manifest: Manifest, task: Task, attempt: int, restart: int, node: str
+) -> tuple[int | None, int | None]:
+    """Position and total that the end of a task's logs tells, for a job that was not watched."""
+    scanner = Scanner(merge(PROGRESS, (compile_pattern(p.name, p.pattern) for p in manifest.progress)), ())
+    for path in log_paths(task, manifest.run_dir, node, attempt, restart):
+        positions = scanner.scan(read_end(path, LOG_TAIL_BYTES)).positions
+        if positions:
+            return positions[-1][1:]
+    return None, None
+
+
+def read_statuses(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """The latest status that each sidecar has written, by node."""
+    found = {}
+    try:
+        names = sorted(path for path in (run_dir / records.STATUS_DIR).iterdir() if path.suffix == ".json")
+    except OSError:
+        return {}
+    for path in names:
+        status = records.read_json(path)
+        if status is not None:
+            found[path.stem] = status
+    return found
+
+
+def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Worker entries of all nodes by rank."""
+    merged: dict[int, dict[str, Any]] = {}
+    for status in statuses.values():
+        for entry in status.get("workers", ()):
+            merged[int(entry["rank"])] = dict(entry)
+    return merged
+
+
+def build_report(run_dir: Path, *, now: float, ended: bool) -> dict[str, Any]:
+    """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more."""
+    manifest = read_manifest(run_dir)
+    orchestrator = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+    hosts = [str(host) for host in orchestrator.get("hosts", ())]  # type: ignore[attr-defined]
+    attempt = int(orchestrator.get("attempt", 0))  # type: ignore[call-overload]
+    statuses = read_statuses(run_dir)
+    seen = merge_workers(statuses)
+    workers = [_worker(manifest, task, attempt, hosts, seen.get(task.rank, {}), ended) for task in manifest.tasks]
+    stop = parse_stop(records.read_json(run_dir / records.STATE_FILE) or {})
+    cause = _cause(workers)
+    state = _state(workers, cause, stop.reason if stop else None, ended)
+    positions = [worker["items"] for worker in workers]
+    processed = _sum([worker["items_processed"] for worker in workers])
+    checks = []
+    if state == "COMPLETED":
+        reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers]
+        checks = verify(manifest, items_processed=processed, positions=positions, reasons=reasons)
+        if any(check.passed is False for check in checks):
+            state = "INCOMPLETE"
+    start = orchestrator.get("start")
+    end = now if ended else None
+    duration = (end or now) - start if isinstance(start, int | float) else None
+    return {
+        "schema": REPORT_SCHEMA,
+        "job_id": orchestrator.get("job_id", run_dir.name.partition("_")[0]),
+        "job_name": manifest.job_name,
+        "attempt": attempt,
+        "state": state,
+        "exit_status": EXIT_STATUS[state],
+        "cause": cause,
+        "stopped": {"reason": stop.reason, "cause": stop.cause, "time": stop.time} if stop else None,
+        "start": start,
+        "end": end,
+        "duration_s": duration,
+        "items": _sum(positions),
+        "items_expected": manifest.total_items or _sum([worker["items_expected"] for worker in workers]),
+        "items_processed": processed,
+        "throughput_items_per_second": processed / duration if processed is not None and duration else None,
+        "verification": {
+            "verified": state == "COMPLETED" and all(check.passed is not False for check in checks),
+            "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks],
+        },
+        "monitoring": _monitoring(manifest, hosts, statuses),
+        "nodes": hosts,
+        "workers": workers,
+        "run_dir": str(run_dir),
+    }
+
+
+def _sum(values: list[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _worker(
+    manifest: Manifest, task: Task, attempt: int, hosts: list[str], seen: Mapping[str, Any], ended: bool
+) -> dict[str, Any]:
+    node = hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
+    runs = read_runs(manifest, task, attempt, node)
+    last = runs[-1] if runs else {}
+    exit_ = last.get("exit")
+    if exit_ is None and ended and runs:
+        stop = parse_stop(records.read_json(manifest.run_dir / records.STATE_FILE) or {})
+        exit_ = judge(manifest, task, attempt, len(runs) - 1, node, {}, stop)
+    position, expected = seen.get("items"), seen.get("items_expected")
+    if position is None and ended and runs:
+        position, expected = last_position(manifest, task, attempt, len(runs) - 1, node)
+    return {
+        "worker": task.worker,
+        "role": task.role,
+        "rank": task.rank,
+        "node": node,
+        "gpus": list(task.gpus),
+        "up": bool(runs) and exit_ is None,
+        "state": "dead" if exit_ else ("running" if runs else "not_found"),
+        "start": last.get("start"),
+        "restarts": max(0, len(runs) - 1),
+        "exit": exit_,
+        "exits": [run["exit"] for run in runs if run["exit"]],
+        "items": position,
+        "items_expected": expected,
+        "items_processed": seen.get("items_processed"),
+        "cpu_s": seen.get("cpu_s"),
+        "log_errors": seen.get("log_errors", {}),
+    }
+
+
+def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first failure among the last ends, in time."""
+    ended = [worker for worker in workers if worker["exit"]]
+    index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
+    if index is None:
+        return None
+    worker = ended[index]
+    return {key: worker[key] for key in ("worker", "rank", "node")} | {
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "evidence")
+    }
+
+
+def _state(workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool) -> str:
+    if not ended:
+        return "RUNNING"
+    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers]
+    if all(reason == "completed" for reason in reasons):
+        return "COMPLETED"
+    if stop_reason in _STATE_OF_REASON:
+        return _STATE_OF_REASON[stop_reason]
+    if cause is not None:
+        return _STATE_OF_REASON.get(cause["reason"], "FAILED")
+    inherited = [reason for reason in reasons if reason in CONSEQUENCES and reason in _STATE_OF_REASON]
+    return _STATE_OF_REASON[inherited[0]] if inherited else "FAILED"
+
+
+def _monitoring(manifest: Manifest, hosts: list[str], statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "nodes_with_final_values": sorted(node for node, status in statuses.items() if status.get("final")),
+        "nodes_without": sorted(node for node in hosts if not statuses.get(node, {}).get("final")),
+    }
+
+
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """``report.json`` and ``report.md``."""
+    records.write_json(run_dir / records.REPORT_FILE, report)
+    temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
+    temporary.write_text(render_report(report), encoding="utf-8", errors="replace")
+    temporary.replace(run_dir / REPORT_TEXT_FILE)
+
+
+def duration_words(seconds: float | None) -> str:
+    """``2h 34m``, ``1m 05s``, ``12 s``; a dash when it is not known."""
+    if seconds is None:
+        return "-"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    minutes, left = divmod(total, 60)
+    if minutes < 60:
+        return f"{minutes}m {left:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+def _clock(moment: object) -> str:
+    if not isinstance(moment, int | float):
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def _plain(text: object) -> str:
+    """One line for a table: user text can hold anything."""
+    return " ".join(str(text).replace("|", "\\|").split())
+
+
+def render_report(report: Mapping[str, Any]) -> str:
+    """The report for people, as Markdown."""
+    verification, cause = report["verification"], report["cause"]
+    verified = " and verified" if verification["verified"] else ""
+    lines = [
+        f"# Job {report['job_id']} {_plain(report['job_name'])}: {report['state']}{verified}",
+        "",
+        f"- time: {_clock(report['start'])} to {_clock(report['end'])}, {duration_words(report['duration_s'])}",
+        f"- nodes: {', '.join(report['nodes'])}",
+    ]
+    if report["items"] is not None:
+        expected = f" of {report['items_expected']}" if report["items_expected"] else ""
+        rate = report["throughput_items_per_second"]
+        speed = f", {rate:.1f} items/s over the whole job" if rate else ""
+        lines.append(f"- items: {report['items']}{expected}{speed}")
+    if cause:
+        lines.append(
+            f"- cause: {cause['worker']} (rank {cause['rank']}) on {cause['node']} ended by {cause['reason']} "
+            f"at {_clock(cause['time'])}: {'; '.join(cause['evidence'])}"
+        )
+    elif report["stopped"]:
+        lines.append(f"- stopped: {report['stopped']['cause']}")
+    if report["monitoring"]["nodes_without"]:
+        lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
+    if verification["checks"]:
+        lines += ["", "## Verification", ""]
+        mark = {True: "ok", False: "FAILED", None: "not checked"}
+        lines += [f"- {check['name']}: {mark[check['passed']]}: {check['detail']}" for check in verification["checks"]]
+    lines += [
+        "",
+        "## Workers",
+        "",
+        "| worker | rank | node | end | items | restarts |",
+        "|---|---|---|---|---|---|",
+    ]
+    for worker in report["workers"]:
+        ended = worker["exit"]
+        words = f"{ended['reason']} ({'; '.join(ended['evidence'])})" if ended else worker["state"]
+        items = "-" if worker["items"] is None else str(worker["items"])
+        if worker["items"] is not None and worker["items_expected"]:
+            items += f"/{worker['items_expected']}"
+        cells = (worker["worker"], worker["rank"], worker["node"], _plain(words), items, worker["restarts"])
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,134 @@
+"""Run directories: made whole before a job can start, and found again by job id."""
+
+import getpass
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from exporter import __version__, records
+from launcher.errors import LauncherError
+from launcher.plan import PLAN_FILE, Plan, plan_files
+
+PRIVATE = (PLAN_FILE,)
+"""Files that hold the environment of the workers, and so perhaps secrets: for the owner alone."""
+
+
+def stage(plan: Plan, script: str) -> Path:
+    """A complete run directory without a job id yet, hidden in the logs directory."""
+    logs = Path(plan.logs_dir)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".gpujob-", dir=logs))
+        staging.chmod(0o755)
+        for name, text in plan_files(plan, script).items():
+            path = staging / name
+            with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
+                out.write(text)
+        for folder in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+            (staging / folder).mkdir()
+        records.write_state(str(staging), "launching")
+        for group in plan.manifest.groups:
+            (staging / group.directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LauncherError(
+            f"the run directory cannot be made in {logs}: {error.strerror}: {error.filename}"
+        ) from error
+    return staging
+
+
+def _opener(name: str) -> Any:
+    mode = 0o600 if name in PRIVATE else 0o644
+    return lambda path, flags: os.open(path, flags, mode)
+
+
+def settle(staging: Path, plan: Plan, job_id: str) -> Path:
+    """Give the run directory its final name, with the job id in it."""
+    final = plan.run_dir(job_id)
+    try:
+        records.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id))
+        staging.rename(final)
+    except OSError as error:
+        raise LauncherError(f"{final} cannot be made: {error.strerror}") from error
+    return final
+
+
+def discard(staging: Path) -> None:
+    """Take a run directory away that no job was submitted for."""
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def describe_submission(plan: Plan, job_id: str) -> dict[str, Any]:
+    """Who, when, where, state of the source tree, versions."""
+    return {
+        "schema": records.RECORD_SCHEMA,
+        "job_id": job_id,
+        "job_name": plan.job_name,
+        "user": user_name(),
+        "host": socket.gethostname(),
+        "submitted": time.time(),
+        "workdir": plan.workdir,
+        "job_dir": plan.job_dir,
+        "git": _git_state(plan.workdir),
+        "versions": {"gpujob": __version__, "python": platform.python_version(), "kernel": platform.release()},
+    }
+
+
+def user_name() -> str:
+    """Name of the user, or the number when there is no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _git_state(workdir: str) -> dict[str, Any] | None:
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", workdir, *words],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=5,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {
+        "commit": commit,
+        "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": bool(ask("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def find_run_dir(job: str, logs_dir: Path) -> Path:
+    """The run directory that ``job`` names: itself, or the newest of this job id in the logs directory."""
+    place = Path(job)
+    if (place / records.MANIFEST_FILE).is_file():
+        return place.resolve()
+    if place.name == records.MANIFEST_FILE and place.is_file():
+        return place.resolve().parent
+    if os.sep not in job:
+        found = [path for path in logs_dir.glob(f"{_literal(job)}_*") if (path / records.MANIFEST_FILE).is_file()]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime).resolve()
+    raise LauncherError(
+        f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
+        "give the run directory that `gpujob submit` has printed, or run the command where you submitted"
+    )
+
+
+def _literal(text: str) -> str:
+    return "".join(f"[{character}]" if character in "*?[" else character for character in text)

@@ -1,0 +1,211 @@
+"""Slurm: the only module that changes the cluster. Commands as argument lists, with a timeout, in a pinned locale."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exporter import records
+from launcher.errors import SlurmError
+from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
+from launcher.sbatch import sbatch_arguments, scrub, srun_argv
+from launcher.steps import Running, log_files, supervised_sidecar, wrapped
+
+COMMAND_TIMEOUT_S = 30.0
+ENDING_TIMEOUT_S = 2.0
+"""For commands asked while Slurm is ending the job: KillWait is running."""
+
+_JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Slurm's commands print what they document, whatever the user has set."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_"))}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    """Standard output of a Slurm command; raises SlurmError when it is missing, refuses or hangs."""
+    if shutil.which(argv[0]) is None:
+        raise SlurmError(
+            f"{argv[0]} is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
+        )
+    try:
+        done = subprocess.run(
+            argv,
+            env=clean_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
+    if done.returncode != 0:
+        raise SlurmError(f"{argv[0]} exited with {done.returncode}: {_words(done.stderr) or _words(done.stdout)}")
+    return done.stdout
+
+
+def _words(text: str) -> str:
+    lines = [re.sub(r"^\w+: error: ", "", line).strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def read_kill_wait_s(default: float) -> float:
+    """KillWait of the cluster: the time between SIGTERM and SIGKILL at the end of a job."""
+    try:
+        text = run_command(["scontrol", "show", "config"], timeout_s=10.0)
+    except SlurmError:
+        return default
+    match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return float(match[1]) if match else default
+
+
+def submit_held(plan: Plan, script: Path) -> str:
+    """Submit the script on hold; the job id. It starts when ``release`` is called.
+
+    On hold, because the run directory carries the job id and must be complete before the job starts.
+    """
+    argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
+    if shutil.which("sbatch") is None:
+        run_command(argv)  # raises with the cure
+    done = subprocess.run(
+        argv,
+        env={**environment, "LC_ALL": environment.get("LC_ALL", "")} if "LC_ALL" in environment else environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    match = _JOB_ID.search(done.stdout)
+    if done.returncode != 0 or not match:
+        asked = "   ".join(f"{key}: {value}" for key, value in plan.slurm.items() if value and key != "directives")
+        raise SlurmError(
+            f'sbatch exited with {done.returncode} and no job was submitted: "{_words(done.stderr) or done.stdout}"'
+            f"\n  nodes: {plan.nodes}   gpus_per_node: {plan.gpus_per_node}   cpus_per_node: {plan.cpus_per_node}"
+            + (f"\n  {asked}" if asked else "")
+        )
+    return match[1]
+
+
+def release(job_id: str) -> None:
+    """Let a held job start."""
+    run_command(["scontrol", "release", job_id])
+
+
+def cancel(job_id: str) -> None:
+    """End a job."""
+    run_command(["scancel", job_id])
+
+
+def signal_steps(steps: Sequence[str], name: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+    """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL."""
+    if steps:
+        run_command(["scancel", f"--signal={name}", *steps], timeout_s=timeout_s)
+
+
+class SlurmSteps:
+    """The batch step's view: each task and the sidecars are named steps of this job."""
+
+    def __init__(self, plan: Plan, facts: RunFacts) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._environment = scrub(dict(os.environ))
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        log = self._facts.run_dir / "sidecars.log"
+        argv = srun_argv(
+            self._plan,
+            name="sidecar",
+            hosts=self._facts.hosts,
+            output=log,
+            error=log,
+            command=supervised_sidecar(self._plan, self._facts),
+        )
+        # a sidecar that cannot run on one node is no reason to end those of the others
+        argv = ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv]
+        environment = {
+            **self._environment,
+            "GPUJOB_JOB_ID": self._facts.job_id,
+            "GPUJOB_NODES": ",".join(self._facts.hosts),
+            "GPUJOB_ATTEMPT": str(self._facts.attempt),
+            "GPUJOB_START_TIME": repr(self._facts.start),
+        }
+        return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
+
+    def start_task(self, planned: TaskPlan, restart: int) -> Running:
+        out, err = log_files(planned, self._facts, restart)
+        name = planned.task.worker
+        if sum(other.task.worker == name for other in self._plan.tasks) > 1:
+            name = f"{name}-{planned.task.local_rank}"
+        argv = srun_argv(
+            self._plan,
+            name=name,
+            hosts=[self._facts.hosts[planned.task.node_index]],
+            output=out,
+            error=err,
+            command=wrapped(self._plan, planned, self._facts, restart),
+        )
+        environment = {**self._environment, **task_environment(self._plan, planned, self._facts, restart)}
+        process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        return Running(planned, restart, process)
+
+    def terminate(self, running: Sequence[Running]) -> None:
+        self._signal(running, "TERM")
+
+    def kill(self, running: Sequence[Running]) -> None:
+        self._signal(running, "KILL")
+        for entry in running:
+            entry.process.terminate()  # srun answers this with SIGKILL to its tasks
+
+    def _signal(self, running: Sequence[Running], name: str) -> None:
+        steps = []
+        for entry in running:
+            step = self._step_of(entry)
+            if step is None:
+                entry.process.terminate()  # not started yet, as far as is known here
+            else:
+                steps.append(f"{self._facts.job_id}.{step}")
+        try:
+            signal_steps(steps, name, timeout_s=ENDING_TIMEOUT_S)
+        except SlurmError as error:
+            print(f"gpujob: {error}; ending the steps through srun", file=sys.stderr, flush=True)  # noqa: T201
+            for entry in running:
+                entry.process.terminate()
+
+    def _step_of(self, entry: Running) -> str | None:
+        task = entry.planned.task
+        stem = records.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
+        record = records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json") or {}
+        step = record.get("step")
+        return step if isinstance(step, str) else None
+
+    def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
+        try:
+            steps = run_command(
+                ["squeue", "--steps", "-h", "-j", self._facts.job_id, "-o", "%i|%j"],
+                timeout_s=ENDING_TIMEOUT_S,
+            )
+            names = [line.partition("|") for line in steps.splitlines()]
+            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM", timeout_s=ENDING_TIMEOUT_S)
+        except SlurmError:
+            for process in sidecars:
+                process.terminate()
+
+    def ends_by_itself(self) -> bool:
+        """Whether Slurm has begun to end the job: then its steps have been signalled already."""
+        try:
+            state = run_command(
+                ["squeue", "-h", "-j", self._facts.job_id, "-o", "%T"], timeout_s=ENDING_TIMEOUT_S
+            ).strip()
+        except SlurmError:
+            return True
+        return state != "RUNNING"

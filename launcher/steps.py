@@ -1,0 +1,88 @@
+"""How the orchestrator starts and ends processes, whatever carries them: Slurm steps or this machine."""
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exporter.readers.worker_logs import run_suffix
+from launcher.plan import Plan, RunFacts, TaskPlan, task_argv
+
+PYTHON_FLAGS = ("-I", "-m")
+"""Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours."""
+
+
+@dataclass
+class Running:
+    """One run of one task: the process that stands for it here (srun, or the wrapper itself)."""
+
+    planned: TaskPlan
+    restart: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of that process, or None while it runs; negative for a signal."""
+        return self.process.poll()
+
+
+class Steps(Protocol):
+    """What the orchestrator needs from the place where a job runs."""
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        """Start one sidecar on each node, under a supervisor."""
+        ...
+
+    def start_task(self, planned: TaskPlan, restart: int) -> Running:
+        """Start one task under its wrapper."""
+        ...
+
+    def terminate(self, running: Sequence[Running]) -> None:
+        """SIGTERM to the tasks, all at once."""
+        ...
+
+    def kill(self, running: Sequence[Running]) -> None:
+        """SIGKILL to the tasks and all that they have started."""
+        ...
+
+    def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
+        """SIGTERM to the sidecars."""
+        ...
+
+    def ends_by_itself(self) -> bool:
+        """Whether the place is already ending every process of the job on its own."""
+        ...
+
+
+def wrapped(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
+    """The words that start one task under its wrapper."""
+    task = planned.task
+    argv = [plan.python, *PYTHON_FLAGS, "launcher.wrap"]
+    argv += ["--run-dir", str(facts.run_dir), "--worker", task.worker, "--rank", str(task.rank)]
+    argv += ["--attempt", str(facts.attempt), "--restart", str(restart)]
+    if plan.gpus_per_node:
+        argv += ["--gpus", ",".join(map(str, task.gpus))]
+    return [*argv, "--", *task_argv(plan, planned, facts)]
+
+
+def supervised_sidecar(plan: Plan, facts: RunFacts) -> list[str]:
+    """The words that start one sidecar under its supervisor."""
+    python = [plan.python, *PYTHON_FLAGS]
+    return [
+        *python,
+        "launcher.supervise",
+        "--",
+        *python,
+        "exporter",
+        "sidecar",
+        "--run-dir",
+        str(facts.run_dir),
+    ]
+
+
+def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[Path, Path]:
+    """Standard output and standard error of one run of a task."""
+    node, run = facts.hosts[planned.task.node_index], run_suffix(facts.attempt, restart)
+    out, err = (facts.run_dir / name.replace("{node}", node).replace("{run}", run) for name in planned.task.logs[:2])
+    return out, err

@@ -1,0 +1,244 @@
+"""The terminal view of a job: a live picture, one picture, or plain lines when piped."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from launcher.report import duration_words
+
+BAR_CELLS = 28
+MOST_WORKERS = 32
+MOST_EVENTS = 6
+STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
+
+
+def clean(text: object) -> str:
+    """User text without what moves the cursor of a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))
+
+
+def size_words(count: float | None) -> str:
+    """``14.2 GiB``; a dash when it is not known."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def clock_words(moment: float | None) -> str:
+    """``13:22:15``, with the date when it is not today."""
+    if moment is None:
+        return "-"
+    there, here = time.localtime(moment), time.localtime()
+    return time.strftime("%H:%M:%S" if there[:3] == here[:3] else "%Y-%m-%d %H:%M", there)
+
+
+def progress_words(view: Mapping[str, Any]) -> str:
+    """``34.5% 2070/6000 items``; a dash before anything is known."""
+    items, expected = view["items"], view["items_expected"]
+    if items is None:
+        return "no progress yet"
+    return f"{100 * items / expected:.1f}% {items}/{expected} items" if expected else f"{items} items"
+
+
+def eta_words(view: Mapping[str, Any]) -> str:
+    """Time left with its interval, and the margin to the time limit."""
+    eta, now, limit = view["eta"], view["time"], view["limit_end"]
+    if view["report"] is not None:
+        return f"took {duration_words(view['report'].get('duration_s'))}"
+    if eta is None:
+        return "ETA unknown yet"
+    words = f"ETA {duration_words(eta['seconds'])} ({duration_words(eta['low'])} to {duration_words(eta['high'])})"
+    words += f", at {clock_words(now + eta['seconds'])}"
+    if limit:
+        margin = limit - now - eta["seconds"]
+        words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_words(abs(margin))}"
+    return words
+
+
+def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
+    """One picture of the job."""
+    parts: list[RenderableType] = [
+        _head(view),
+        _bar(view, ascii_only),
+        Text(_facts(view)),
+        Text(""),
+        _workers(view, most_workers),
+    ]
+    if view["events"]:
+        parts += [Text(""), _events(view)]
+    return Group(*parts)
+
+
+def _head(view: Mapping[str, Any]) -> Text:
+    state, phase = view["state"], view["phase"]
+    head = Text()
+    head.append(f"job {clean(view['job_id'])} {clean(view['job_name'])}", style="bold")
+    head.append(f"  {clean(view['user'])}  ")
+    words = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
+    head.append(words, style=STYLE_OF_STATE.get(state, "red"))
+    if view["start"]:
+        end = view["end"] or view["time"]
+        head.append(f"  started {clock_words(view['start'])}, {duration_words(end - view['start'])}")
+    return head
+
+
+def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
+    full, empty = ("#", "-") if ascii_only else ("█", "░")
+    items, expected = view["items"], view["items_expected"]
+    share = min(1.0, items / expected) if items is not None and expected else 0.0
+    cells = int(share * BAR_CELLS)
+    rate = f"  {view['rate']:.1f} items/s" if view["rate"] else ""
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {progress_words(view)}{rate}")
+
+
+def _facts(view: Mapping[str, Any]) -> str:
+    lines = [eta_words(view)]
+    outputs = [
+        f"{group['group']} {group['files']} files {size_words(group['bytes'])}"
+        + (f" (+{size_words(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
+        for group in view["outputs"]
+        if group["files"]
+    ]
+    spaces = sorted(
+        {size_words(space["available_bytes"]) for space in view["filesystems"] if space["group"] == "output"}
+    )
+    if outputs or spaces:
+        lines.append(", ".join([*outputs, *(f"disk {space} free" for space in spaces)]))
+    silent = [node["node"] for node in view["nodes"] if node["error"]]
+    if silent:
+        lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
+    if view["cause"]:
+        cause = view["cause"]
+        evidence = clean("; ".join(cause["evidence"]))
+        lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
+    return "\n".join(lines)
+
+
+def _workers(view: Mapping[str, Any], most: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, justify in (
+        ("WORKER", "left"),
+        ("NODE", "left"),
+        ("GPU", "left"),
+        ("STATE", "left"),
+        ("ITEMS", "right"),
+        ("RATE/s", "right"),
+        ("ETA", "right"),
+        ("RSS", "right"),
+        ("LAST", "right"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    # those that need a look come first when not all fit
+    ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or _is_done(worker), worker["rank"]))
+    shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
+    for worker in shown:
+        table.add_row(*_worker_row(worker, view["time"]))
+    if len(shown) < len(view["workers"]):
+        table.add_row(f"... and {len(view['workers']) - len(shown)} more")
+    return table
+
+
+def _is_done(worker: Mapping[str, Any]) -> bool:
+    return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
+
+
+def worker_state(worker: Mapping[str, Any]) -> str:
+    """State of a worker in a word: how its process is, or how it ended."""
+    if worker["exit"]:
+        return str(worker["exit"]["reason"])
+    if worker.get("stalled"):
+        return "stalled"
+    words = str(worker["state"])
+    return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
+
+
+def _worker_row(worker: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
+    state = worker_state(worker)
+    bad = not worker["up"] and not _is_done(worker) and worker["start"] is not None
+    items = "-" if worker["items"] is None else str(worker["items"])
+    if worker["items"] is not None and worker["items_expected"]:
+        items += f"/{worker['items_expected']}"
+    last = worker.get("last_progress")
+    return (
+        escape(worker["worker"]),
+        escape(clean(worker["node"])),
+        ",".join(map(str, worker["gpus"])) or "-",
+        Text(f"! {state}" if bad else state, style="red" if bad else ""),
+        items,
+        f"{worker['rate']:.1f}" if worker["up"] and worker.get("rate") else "-",
+        duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
+        size_words(worker.get("rss_bytes")) if worker["up"] else "-",
+        f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
+    )
+
+
+def _events(view: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column("time", no_wrap=True)
+    table.add_column("event", no_wrap=True)
+    table.add_column("detail", no_wrap=True, overflow="ellipsis")
+    for event in view["events"][-MOST_EVENTS:]:
+        mark = "! " if event["level"] == "critical" else ""
+        table.add_row(
+            clock_words(event["time"]), f"{mark}{event['event']} {event['worker']}", Text(clean(event["detail"]))
+        )
+    return table
+
+
+class LineLog:
+    """Plain lines for pipes and files: one when something changes, one now and then when nothing does."""
+
+    EVERY_S = 5.0
+    HEARTBEAT_S = 60.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = 0.0
+        self._items: object = None
+        self._states: dict[int, str] = {}
+        self._phase: tuple[str, str] | None = None
+
+    def show(self, view: Mapping[str, Any]) -> None:
+        """Print what is new."""
+        now = time.monotonic()
+        phase = (view["state"], view["phase"])
+        states = {worker["rank"]: worker_state(worker) for worker in view["workers"]}
+        ended = [
+            worker
+            for worker in view["workers"]
+            if worker["exit"] and self._states.get(worker["rank"]) != states[worker["rank"]]
+        ]
+        for worker in ended:
+            evidence = "; ".join(worker["exit"]["evidence"])
+            self._line(view, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
+        moved = view["items"] != self._items and now - self._last >= self.EVERY_S
+        if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
+            self._line(view, self._summary(view))
+            self._last, self._items = now, view["items"]
+        self._phase, self._states = phase, states
+
+    def _line(self, view: Mapping[str, Any], text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view["time"]))
+        self._console.print(f"{stamp} {clean(text)}", markup=False, highlight=False, soft_wrap=True)
+
+    def _summary(self, view: Mapping[str, Any]) -> str:
+        up = sum(worker["up"] for worker in view["workers"])
+        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {up}/{len(view['workers'])} up"]
+        words += [progress_words(view), f"{view['rate']:.1f} items/s" if view["rate"] else "", eta_words(view)]
+        if len(view["workers"]) <= 8:
+            words.append(
+                " ".join(
+                    f"{worker['worker']} {worker['items']}" for worker in view["workers"] if worker["items"] is not None
+                )
+            )
+        return " | ".join(word for word in words if word)

@@ -1,0 +1,211 @@
+"""The parent of one worker: records its pid and how it ended, forwards signals, ends as it ended.
+
+    python -I -m launcher.wrap --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
+                               [--gpus 0,1] -- COMMAND...
+
+The worker gets the environment, descriptors, terminal, limits, signal mask and
+signal dispositions that this process was given; ``CUDA_VISIBLE_DEVICES`` alone is
+narrowed to the GPUs that the plan gives to the task. The status is exact because
+this process is the parent; it then ends in the same way (same code, or killed
+by the same signal), so that Slurm sees what it would have seen without us.
+
+Standard library alone and few imports: one of these stands beside each worker.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from exporter import records
+
+CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
+
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGABRT,
+}
+FORWARDED = (
+    set(signal.valid_signals())
+    - _FAULTS
+    - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU}
+)
+
+
+def original_environment(path: str = "/proc/self/environ") -> dict[bytes, bytes]:
+    """The environment this process was started with.
+
+    Not ``os.environ``: in a C locale the interpreter has put ``LC_CTYPE`` there, which is not the user's.
+    """
+    try:
+        with open(path, "rb") as source:
+            block = source.read()
+    except OSError:
+        return dict(os.environb)
+    pairs = (entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry)
+    return {name: value for name, _, value in pairs if name}
+
+
+def visible_devices(gpus: str, inherited: bytes | None) -> bytes:
+    """``CUDA_VISIBLE_DEVICES`` of a task: the plan's positions (``0,1``, or nothing) among the devices of the job.
+
+    Slurm's list may name devices by number or UUID, and not begin at 0; without one, positions are numbers.
+    """
+    positions = [int(word) for word in gpus.split(",") if word]
+    devices = inherited.split(b",") if inherited else []
+    return b",".join(devices[at] if at < len(devices) else str(at).encode() for at in positions)
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/PID/stat``: with the pid it names one process for ever (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            text = source.read()
+    except OSError:
+        return None
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def read_pid_namespace() -> int | None:
+    """Number of the pid namespace: a pid means something only to readers in the same one."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tuple[int, object]:
+    """Wait status and rusage of ``pid``; signals that reach this process meanwhile go on to it.
+
+    ``waited`` are blocked signals, among them SIGCHLD. A signal that the kernel sent
+    (Ctrl-C in a terminal) has reached the worker already, which is in the same
+    process group: it is noted in ``seen`` and not sent twice.
+    """
+    while True:
+        info = signal.sigwaitinfo(waited)
+        if info.si_signo == signal.SIGCHLD:
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            if ended == pid:
+                return status, usage
+            continue
+        if len(seen) < 100:
+            seen.append([time.time(), info.si_signo, info.si_pid])
+        if info.si_code <= 0:
+            try:
+                os.kill(pid, info.si_signo)
+            except ProcessLookupError:
+                pass  # it ended in between; SIGCHLD follows
+
+
+def end_like(status: int) -> None:
+    """End this process as the status says, by the same signal without a second core dump."""
+    if os.WIFSIGNALED(status):
+        import resource
+
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def run(argv: list[str], options: dict[str, str]) -> None:
+    """Start the worker, wait for it, write its records and end like it."""
+    worker, rank = options["worker"], int(options["rank"])
+    attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
+    folder = os.path.join(options["run-dir"], records.WORKERS_DIR)
+    stem = os.path.join(folder, records.record_name(worker, rank, attempt, restart))
+    common: dict[str, object] = {
+        "schema": records.RECORD_SCHEMA,
+        "worker": worker,
+        "rank": rank,
+        "attempt": attempt,
+        "restart": restart,
+        "host": os.uname().nodename,
+        "node": os.environ.get("GPUJOB_NODE") or os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        "step": os.environ.get("SLURM_STEP_ID"),
+        "pid_namespace": read_pid_namespace(),
+        "wrapper_pid": os.getpid(),
+    }
+    environment = original_environment()
+    if "gpus" in options:
+        name = b"CUDA_VISIBLE_DEVICES"
+        environment[name] = visible_devices(options["gpus"], environment.get(name))
+    oom_before = records.read_oom_kills()
+    waited = FORWARDED | {signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    start = time.time()
+    try:
+        pid = os.posix_spawnp(
+            argv[0],
+            argv,
+            environment,
+            setsigmask=mask,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores these two for itself
+        )
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+        message = f"cannot start {argv[0]!r}: {error.strerror}"
+        print(f"gpujob: {worker} rank {rank}: {message}", file=sys.stderr, flush=True)
+        ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
+        _write(f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
+        os._exit(code)
+    _write(
+        f"{stem}.start.json",
+        {**common, "pid": pid, "start_ticks": read_start_ticks(pid), "start": start},
+    )
+    seen: list[list[float]] = []
+    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
+    signaled = os.WIFSIGNALED(status)
+    oom_after = records.read_oom_kills()
+    _write(
+        f"{stem}.exit.json",
+        {
+            **common,
+            "pid": pid,
+            "start": start,
+            "end": time.time(),
+            "code": None if signaled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signaled else None,
+            "core": os.WCOREDUMP(status),
+            "oom_kills": None if oom_after is None else oom_after - (oom_before or 0),
+            "signals": seen,
+            "user_seconds": getattr(usage, "ru_utime", None),
+            "system_seconds": getattr(usage, "ru_stime", None),
+            "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
+        },
+    )
+    end_like(status)
+
+
+def _write(path: str, record: dict[str, object]) -> None:
+    """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
+    try:
+        records.write_json(path, record)
+    except OSError as error:
+        print(f"gpujob: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Parse ``--name value`` pairs up to ``--`` by hand: argparse costs more than all the rest."""
+    if "--" not in arguments:
+        sys.exit("usage: python -I -m launcher.wrap --run-dir DIR --worker NAME --rank N -- COMMAND...")
+    split = arguments.index("--")
+    pairs, argv = arguments[:split], arguments[split + 1 :]
+    options = {name.removeprefix("--"): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    missing = {"run-dir", "worker", "rank"} - set(options)
+    if missing or not argv:
+        sys.exit(f"launcher.wrap: missing {', '.join(sorted(missing)) or 'the command after --'}")
+    run(argv, options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
