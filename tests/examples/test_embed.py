@@ -1,0 +1,573 @@
+"""The example workload, as real processes."""
+
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "embed"
+SCRIPT = FOLDER / "embed.py"
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(INFO|WARNING)\] .+")
+POSITION = re.compile(r"Processed (\d+)/(\d+) items")
+RATE = re.compile(r"(\d+\.?\d*) items/s")
+OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GPUJOB_OUTPUT_DIR", "GPUJOB_CHECKPOINT_DIR")
+HARD = [
+    "a space",
+    'a"quote',
+    "it's",
+    "a\nnewline",
+    "a) b (",
+    "node[01-03,7]",
+    "Übung 日本",
+    "-n",
+    "*?$HOME%s{rank}",
+]
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def environment(**values: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in OURS} | values
+
+
+def run(*options: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A worker from its start to its end, with its files in ``cwd`` unless the options say otherwise."""
+    return subprocess.run(
+        [sys.executable, "-u", str(SCRIPT), *map(str, options)],
+        cwd=cwd,
+        env=env or environment(GPUJOB_OUTPUT_DIR=str(cwd)),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts workers in the test's folder; what is left of them at its end is killed."""
+    children: list[subprocess.Popen[str]] = []
+
+    def begin(*options: object) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-u", str(SCRIPT), *map(str, options)],
+            cwd=tmp_path,
+            env=environment(GPUJOB_OUTPUT_DIR=str(tmp_path)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def eventually(fact: Callable[[], bool], within: float = 10.0) -> None:
+    end = time.monotonic() + within
+    while not fact():
+        assert time.monotonic() < end, "not within the time"
+        time.sleep(0.01)
+
+
+def output(folder: Path, rank: int = 0) -> Path:
+    return folder / f"output_worker_{rank}.jsonl"
+
+
+def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    data = output(folder, rank).read_bytes()
+    assert data.endswith(b"\n") or not data
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def positions(log: str) -> list[int]:
+    return [int(done) for done, _ in POSITION.findall(log)]
+
+
+def steps(folder: Path, rank: int = 0) -> list[int]:
+    found = [
+        re.fullmatch(rf"checkpoint_worker_{rank}_step_(\d+)\.json", path.name) for path in folder.iterdir()
+    ]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def embed() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_embed", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example_embed"] = module  # dataclasses looks its own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
+    """Output and log of 300 items without an interruption."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = run("--items", 300, "--checkpoint-every", 50, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return output(folder).read_bytes(), done.stdout
+
+
+# What it computes
+
+
+def test_shards_are_disjoint_and_complete(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for rank in range(3):
+        done = run("--items", 100, cwd=tmp_path, env=environment(
+            RANK=str(rank), WORLD_SIZE="3", GPUJOB_OUTPUT_DIR=str(tmp_path)))  # fmt: skip
+        share = len(range(rank, 100, 3))
+        assert done.stdout.splitlines()[-1].split("] ")[1].startswith(f"Processed {share}/{share} items (")
+        ids = [record["id"] for record in records(tmp_path, rank)]
+        assert ids == list(range(rank, 100, 3))
+        seen += ids
+    assert sorted(seen) == list(range(100))
+
+
+def test_embeddings_have_length_one_and_the_nearest_is_an_earlier_item(whole_run: tuple[bytes, str]) -> None:
+    lines = [json.loads(line) for line in whole_run[0].splitlines()]
+    assert len(lines) == 300
+    assert lines[0]["nearest"] is None
+    vectors = {line["id"]: line["embedding"] for line in lines}
+    for line in lines:
+        assert len(line["embedding"]) == 64
+        assert math.hypot(*line["embedding"]) == pytest.approx(1, abs=1e-4)
+        if line["id"]:
+            assert line["id"] - 32 <= line["nearest"] < line["id"]
+            cosine = sum(map(math.prod, zip(line["embedding"], vectors[line["nearest"]], strict=True)))
+            assert cosine == pytest.approx(line["similarity"], abs=1e-3)
+
+
+def test_output_is_the_same_each_time_and_depends_on_the_seed(
+    tmp_path: Path, whole_run: tuple[bytes, str]
+) -> None:
+    for name, seed in (("again", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        assert run("--items", 300, "--seed", seed, cwd=tmp_path / name).returncode == 0
+    assert output(tmp_path / "again").read_bytes() == whole_run[0]
+    assert output(tmp_path / "other").read_bytes() != whole_run[0]
+
+
+def test_similar_passages_are_closer_than_unrelated_ones(embed: ModuleType) -> None:
+    corpus = embed.read_corpus((), 512)
+    passages = [corpus.passage(item)[0] for item in range(0, corpus.passages, corpus.passages // 40)]
+    vectors = [embed.embed(text, 64, 0) for text in passages]
+    for index, text in enumerate(passages):
+        edited = embed.embed(text.replace("e", "E")[:440], 64, 0)
+        others = [embed.cosine(edited, other) for at, other in enumerate(vectors) if at != index]
+        assert embed.cosine(edited, vectors[index]) > max(others)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "a", "ab", "abcd", "日本語", "\x00", "e" * 600])
+@pytest.mark.parametrize("dim", [1, 2, 64])
+def test_any_text_has_an_embedding_of_length_one(embed: ModuleType, text: str, dim: int) -> None:
+    assert math.hypot(*embed.embed(text, dim, 7)) == pytest.approx(1)
+
+
+def test_more_items_than_passages_start_again_with_ids_of_their_own(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "b.txt").write_text("é" * 40)  # 80 bytes: two passages of 33 bytes, cut inside a character
+    (texts / "a.txt").write_text("short")
+    (texts / "link.txt").symlink_to("a.txt")
+    (texts / "binary").write_bytes(b"\0\1")
+    (texts / "empty").touch()
+    os.mkfifo(texts / "pipe")
+    done = run("--corpus", texts, "--passage-bytes", 33, "--items", 7, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path)
+    assert [record["id"] for record in found] == list(range(7))
+    cycle = ["texts/a.txt:0", "texts/b.txt:0", "texts/b.txt:33"]
+    assert [record["source"] for record in found] == [*cycle, *cycle, cycle[0]]
+    assert found[3]["embedding"] == found[0]["embedding"]
+    assert found[3]["similarity"] == pytest.approx(1)
+
+
+def test_a_shard_without_items_completes(tmp_path: Path) -> None:
+    done = run("--items", 1, "--shard", 1, "--shards", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert positions(done.stdout) == [0]
+    assert records(tmp_path, 1) == []
+
+
+def test_it_needs_the_standard_library_alone_and_no_launcher(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", str(SCRIPT), "--items", "20"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=30)
+    assert len(records(tmp_path / "embed-out")) == 20
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
+    texts = tmp_path / name
+    texts.mkdir()
+    (texts / name).write_text("Some text to embed. " * 20)
+    out, checkpoints = texts / f"out {name}", texts / f"checkpoints {name}"
+    options = ("--items", 9, f"--output-dir={out}", f"--checkpoint-dir={checkpoints}", "--passage-bytes", 64)
+    done = run(
+        *options, "--corpus", texts, "--signal", "KILL", "--at", 4, "--checkpoint-every", 3, cwd=tmp_path
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = run(*options, "--corpus", texts, cwd=tmp_path)
+    assert "Resuming at 3/9 items from checkpoint_worker_0_step_3.json" in done.stdout
+    assert len(records(out)) == 9
+    assert steps(checkpoints) == [3, 9]
+
+
+# Log
+
+
+def test_log_lines_have_time_level_position_and_rate(whole_run: tuple[bytes, str]) -> None:
+    lines = whole_run[1].splitlines()
+    assert all(LINE.fullmatch(line) for line in lines)
+    progress = [line for line in lines if POSITION.search(line)]
+    assert positions("\n".join(progress)) == [100, 200, 300]
+    assert all(float(RATE.search(line)[1]) > 0 for line in progress)  # type: ignore[index]
+    assert re.search(r" \[INFO\] Processed 300/300 items \(\d+\.\d items/s\)$", lines[-1])
+
+
+def test_slow_work_is_logged_each_second_and_keeps_to_the_rate(tmp_path: Path) -> None:
+    before = time.monotonic()
+    log = run("--items", 5, "--rate", 3, cwd=tmp_path).stdout
+    assert time.monotonic() - before >= 4 / 3
+    assert len(positions(log)) >= 2
+    assert float(RATE.findall(log)[-1]) <= 5 / (4 / 3)
+
+
+def test_output_file_is_never_behind_the_log_nor_far_behind_the_work(tmp_path: Path, start: Start) -> None:
+    child = start("--items", 120, "--rate", 200, "--log-every", 10)
+    assert child.stdout is not None
+    sizes = []
+    for line in child.stdout:
+        for done in positions(line):
+            data = output(tmp_path).read_bytes()
+            assert data.count(b"\n") >= done
+            sizes.append(len(data))
+    assert child.wait(10) == 0
+    assert len(set(sizes)) > 3
+    assert len(records(tmp_path)) == 120
+
+
+def test_no_log_is_silent(tmp_path: Path) -> None:
+    done = run("--items", 20, "--no-log", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(records(tmp_path)) == 20
+
+
+# Checkpoints and resuming
+
+
+def test_two_checkpoints_are_kept_and_they_name_the_size_of_the_output(tmp_path: Path) -> None:
+    assert run("--items", 100, "--checkpoint-every", 30, cwd=tmp_path).returncode == 0
+    assert steps(tmp_path) == [90, 100]
+    data = output(tmp_path).read_bytes()
+    for done in (90, 100):
+        record = json.loads((tmp_path / f"checkpoint_worker_0_step_{done}.json").read_text())
+        assert record["done"] == done
+        assert data[: record["output_bytes"]].count(b"\n") == done
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_resume_after_a_kill_inside_a_write_gives_the_same_bytes(
+    tmp_path: Path, whole_run: tuple[bytes, str]
+) -> None:
+    options = ("--items", 300, "--checkpoint-every", 50)
+    assert run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path).returncode == -signal.SIGKILL
+    with open(output(tmp_path), "ab") as torn:  # what a write that was cut short leaves
+        torn.write(whole_run[0].splitlines()[130][:77])
+    (tmp_path / ".checkpoint_worker_0_step_150.json.tmp").write_text("{")
+    done = run(*options, cwd=tmp_path)
+    assert "[INFO] Resuming at 100/300 items from checkpoint_worker_0_step_100.json" in done.stdout
+    assert positions(done.stdout) == [200, 300]
+    assert output(tmp_path).read_bytes() == whole_run[0]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_any_number_of_kills_at_any_moment_gives_the_same_bytes(
+    tmp_path: Path, start: Start, whole_run: tuple[bytes, str]
+) -> None:
+    for wait in (0.03, 0.17, 0.21, 0.26, 0.31):
+        child = start("--items", 300, "--checkpoint-every", 20, "--rate", 600)
+        time.sleep(wait)
+        child.kill()
+        child.wait()
+        if output(tmp_path).exists():
+            *whole, last = output(tmp_path).read_bytes().split(b"\n")
+            assert whole == whole_run[0].split(b"\n")[: len(whole)]
+            assert whole_run[0].split(b"\n")[len(whole)].startswith(last)
+    assert run("--items", 300, cwd=tmp_path).returncode == 0
+    assert output(tmp_path).read_bytes() == whole_run[0]
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, whole_run: tuple[bytes, str]
+) -> None:
+    options = ("--items", 300, "--checkpoint-every", 50)
+    run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path)
+    (tmp_path / "checkpoint_worker_0_step_100.json").write_bytes(b'{"done": 100\xff')
+    done = run(*options, cwd=tmp_path)
+    assert "[WARNING] Cannot resume from checkpoint_worker_0_step_100.json: it is damaged" in done.stdout
+    assert "Resuming at 50/300 items from checkpoint_worker_0_step_50.json" in done.stdout
+    assert output(tmp_path).read_bytes() == whole_run[0]
+
+
+@pytest.mark.parametrize("cut", [0, 1000, None])
+def test_output_shorter_than_its_checkpoint_is_written_again(tmp_path: Path, cut: int | None) -> None:
+    assert run("--items", 60, cwd=tmp_path).returncode == 0
+    whole = output(tmp_path).read_bytes()
+    if cut is None:
+        output(tmp_path).unlink()
+    else:
+        os.truncate(output(tmp_path), cut)
+    done = run("--items", 60, cwd=tmp_path)
+    assert "Cannot resume from" in done.stdout
+    assert output(tmp_path).read_bytes() == whole
+
+
+def test_checkpoints_of_other_work_are_not_resumed_and_go(tmp_path: Path) -> None:
+    assert run("--items", 90, cwd=tmp_path).returncode == 0
+    done = run("--items", 80, "--checkpoint-every", 30, cwd=tmp_path)
+    assert "Cannot resume from checkpoint_worker_0_step_90.json: it is of other options" in done.stdout
+    assert len(records(tmp_path)) == 80
+    assert steps(tmp_path) == [60, 80]
+
+
+def test_a_completed_shard_completes_again_at_once(tmp_path: Path) -> None:
+    assert run("--items", 40, cwd=tmp_path).returncode == 0
+    before = output(tmp_path).stat().st_mtime_ns, output(tmp_path).read_bytes()
+    done = run("--items", 40, "--resume", cwd=tmp_path)
+    assert "Resuming at 40/40 items" in done.stdout
+    assert positions(done.stdout) == [40]
+    assert (output(tmp_path).stat().st_mtime_ns, output(tmp_path).read_bytes()) == before
+
+
+def test_fresh_starts_with_the_first_item(tmp_path: Path) -> None:
+    assert run("--items", 40, cwd=tmp_path).returncode == 0
+    done = run("--items", 40, "--fresh", "--log-every", 10, cwd=tmp_path)
+    assert "Resuming" not in done.stdout
+    assert positions(done.stdout) == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_checkpoint_and_is_how_the_worker_ends(
+    tmp_path: Path, start: Start, whole_run: tuple[bytes, str], number: signal.Signals
+) -> None:
+    child = start("--items", 300, "--rate", 150, "--log-every", 10)
+    assert child.stdout is not None
+    while "Processed 50/" not in child.stdout.readline():
+        pass
+    child.send_signal(number)
+    log, _ = child.communicate(timeout=10)
+    assert child.returncode == -number
+    assert f"Received {number.name}, stopping with a checkpoint" in log
+    (step,) = steps(tmp_path)
+    assert positions(log)[-1] == step == len(records(tmp_path))
+    done = run("--items", 300, cwd=tmp_path)
+    assert f"Resuming at {step}/300 items" in done.stdout
+    assert output(tmp_path).read_bytes() == whole_run[0]
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "stderr"),
+    [
+        (
+            ["--raise"],
+            1,
+            r"^Traceback \(most recent[\s\S]+\n(__main__\.)?Simulated: simulated failure of worker 0",
+        ),
+        (
+            ["--cuda-oom"],
+            1,
+            r"^Traceback[\s\S]+\ntorch\.cuda\.OutOfMemoryError: CUDA out of memory. Tried to al",
+        ),
+        (["--exit-code", "0"], 0, r"^$"),
+        (["--exit-code", "42"], 42, r"^$"),
+        (["--signal", "KILL"], -9, r"^$"),
+        (["--signal", "sigterm"], -15, r"^$"),
+        (["--signal", "SEGV"], -11, r"^$"),
+        (["--signal", "6"], -6, r"^$"),
+    ],
+)
+def test_a_failure_takes_place_at_its_item(
+    tmp_path: Path, options: list[str], status: int, stderr: str
+) -> None:
+    done = run("--items", 40, "--at", 25, *options, cwd=tmp_path)
+    assert done.returncode == status
+    assert re.search(stderr, done.stderr)
+    assert len(records(tmp_path)) == 25
+
+
+def test_a_failure_at_the_last_item_comes_after_the_output(tmp_path: Path) -> None:
+    done = run("--items", 40, "--at", 40, "--raise", cwd=tmp_path)
+    assert done.returncode == 1
+    assert len(records(tmp_path)) == 40
+    assert "Processed 40/40" not in done.stdout
+
+
+def test_a_failure_may_be_that_of_one_rank(tmp_path: Path) -> None:
+    options = ("--items", 40, "--shards", 2, "--exit-code", 5, "--only-rank", 1)
+    assert run(*options, "--shard", 0, cwd=tmp_path).returncode == 0
+    assert run(*options, "--shard", 1, cwd=tmp_path).returncode == 5
+
+
+@pytest.mark.parametrize("options", [["--raise", "--at", "25"], ["--crash-after-ms", "0"]])
+def test_a_failure_may_be_once(tmp_path: Path, options: list[str]) -> None:
+    assert run("--items", 40, "--once", *options, cwd=tmp_path).returncode in (1, 3)
+    assert run("--items", 40, "--once", *options, cwd=tmp_path).returncode == 0
+    assert len(records(tmp_path)) == 40
+
+
+def test_a_stalled_worker_is_alive_silent_and_still_answers_sigterm(tmp_path: Path, start: Start) -> None:
+    child = start("--items", 500, "--stall", "--at", 30, "--log-every", 5)
+    eventually(lambda: output(tmp_path).exists() and output(tmp_path).read_bytes().count(b"\n") == 30)
+    before = sum(map(float, Path(f"/proc/{child.pid}/stat").read_text().split()[13:15]))
+    time.sleep(1.2)
+    assert child.poll() is None
+    assert sum(map(float, Path(f"/proc/{child.pid}/stat").read_text().split()[13:15])) - before <= 5
+    child.terminate()
+    log, _ = child.communicate(timeout=10)
+    assert child.returncode == -signal.SIGTERM
+    assert positions(log.split("Received")[0])[-1] == 30
+    assert steps(tmp_path) == [30]
+
+
+def test_a_stall_may_end(tmp_path: Path) -> None:
+    before = time.monotonic()
+    assert run("--items", 40, "--stall", 0.5, "--at", 20, cwd=tmp_path).returncode == 0
+    assert time.monotonic() - before >= 0.5
+    assert len(records(tmp_path)) == 40
+
+
+def test_slow_down_takes_its_factor_of_time(tmp_path: Path) -> None:
+    before = time.monotonic()
+    assert run("--items", 40, "--rate", 100, "--slow-down", 4, "--at", 10, cwd=tmp_path).returncode == 0
+    assert time.monotonic() - before >= 0.1 + 29 * 0.04
+
+
+def test_a_leak_is_resident_memory(start: Start) -> None:
+    child = start("--items", 9999, "--rate", 50, "--leak", 200)
+    eventually(lambda: resident_bytes(child.pid) > 120 * 2**20)
+    assert child.poll() is None
+
+
+def test_an_ignored_sigterm_leaves_sigkill(tmp_path: Path, start: Start) -> None:
+    child = start("--items", 9999, "--rate", 200, "--ignore-sigterm")
+    eventually(lambda: output(tmp_path).exists() and output(tmp_path).stat().st_size > 0)
+    child.terminate()
+    size = output(tmp_path).stat().st_size
+    eventually(lambda: output(tmp_path).stat().st_size > 2 * size)
+    child.kill()
+    assert child.wait(10) == -signal.SIGKILL
+
+
+def test_a_stopped_worker_goes_on_when_it_is_continued(tmp_path: Path, start: Start) -> None:
+    child = start("--items", 40, "--signal", "STOP", "--at", 20)
+    stat = Path(f"/proc/{child.pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    child.send_signal(signal.SIGCONT)
+    assert child.wait(10) == 0
+    assert len(records(tmp_path)) == 40
+
+
+@pytest.mark.parametrize("milliseconds", [0, 400])
+def test_a_crash_after_a_time_exits_3(tmp_path: Path, milliseconds: int) -> None:
+    before = time.monotonic()
+    done = run("--items", 9999, "--rate", 10, "--crash-after-ms", milliseconds, cwd=tmp_path)
+    assert done.returncode == 3
+    assert milliseconds / 1000 <= time.monotonic() - before < 20
+
+
+# Options
+
+
+def test_options_override_the_environment(tmp_path: Path) -> None:
+    env = environment(RANK="7", WORLD_SIZE="8", GPUJOB_OUTPUT_DIR="/nonexistent/a", GPUJOB_CHECKPOINT_DIR="c")
+    done = run("--items", 10, "--shard", 1, "--shards", 2, "--output-dir", "o", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert [record["id"] for record in records(tmp_path / "o", 1)] == [1, 3, 5, 7, 9]
+    assert steps(tmp_path / "c", 1) == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--items", "0"], "'0' is not a whole number of at least 1"),
+        (["--items", "many"], "'many' is not a whole number"),
+        (["--rate", "0"], "'0' is not a number above 0"),
+        (["--rate", "nan"], "'nan' is not a number above 0"),
+        (["--slow-down", "0.5"], "'0.5' is not a number of at least 1"),
+        (["--stall", "-1"], "'-1' is not a number above 0"),
+        (["--exit-code", "256"], "'256' is not a whole number from 0 to 255"),
+        (["--signal", "NOPE"], "'NOPE' is not a signal; KILL, TERM"),
+        (["--signal", "CHLD"], "'CHLD' does not end a process"),
+        (["--shard", "2", "--shards", "2"], "there is no shard 2"),
+        (["--only-rank", "3", "--raise"], "--only-rank: 3 is not one of the 1 shards"),
+        (["--only-rank", "0"], "no failure is asked for"),
+        (["--at", "5"], "--at: no failure"),
+        (["--at", "5", "--crash-after-ms", "5"], "--at: no failure that takes place at an item"),
+        (["--at", "1001", "--raise"], "--at: 1001 is never reached, a shard has at most 1000 items"),
+        (["--raise", "--cuda-oom"], "not allowed with argument"),
+        (["--item", "5"], "unrecognized arguments"),
+        (["--corpus", "/nonexistent"], "'/nonexistent' is not a file or folder"),
+        (["--corpus", "/dev/null"], "'/dev/null' is not a file or folder"),
+        (["--output-dir", "/dev/null/x"], "cannot make the folder '/dev/null/x': Not a directory"),
+    ],
+)
+def test_a_bad_option_is_a_clear_error(tmp_path: Path, options: list[str], words: str) -> None:
+    done = run(*options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_environment_is_a_clear_error(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path, env=environment(RANK="first"))
+    assert done.returncode == 2
+    assert "RANK in the environment: 'first' is not a whole number of at least 0" in done.stderr
+
+
+def test_help_has_an_example(tmp_path: Path) -> None:
+    done = run("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\nexample: " in done.stdout
+    assert "--items 100\n" in done.stdout
+
+
+# Job files
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "slurm.yaml"])
+def test_job_files_agree_with_their_command(name: str, embed: ModuleType) -> None:
+    job = yaml.safe_load((FOLDER / name).read_text())
+    (role,) = job["workers"]
+    python, script, *options = role["command"].split()
+    assert (python, script) == ("python3", "{job_dir}/embed.py")
+    parsed = embed.parse_options(options, {"RANK": "0", "WORLD_SIZE": str(role["count"])})
+    assert parsed.items == job["progress"]["total_items"]
+    assert role["count"] * role["gpus"] <= job["resources"]["nodes"] * job["resources"]["gpus_per_node"]
+    assert Path("output_worker_0.jsonl").match(job["patterns"]["output"])
+    assert Path(embed.checkpoint_name(0, 250)).match(job["patterns"]["checkpoints"])
