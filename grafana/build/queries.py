@@ -1,0 +1,264 @@
+"""The queries of the dashboards, each with a name; panels refer to them.
+
+`$cluster`, `$job_id` and `$node` are variables of the dashboard. A verdict is about the
+whole job, so its queries ignore `$node`; everything below it follows the chosen nodes.
+
+A file is reported by one node only, also when all nodes see it, so files and bytes are added up.
+A file system is reported by every node, so of that the one with least space counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RATE = "$__rate_interval"
+RANGE = "$__range"
+INTERVAL = "$__interval"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL expression and how its series are called.
+
+    `instant` asks for the value at the end of the time range only, so that a value which has
+    gone absent shows as unknown; without it a panel shows the last one known in the range.
+    """
+
+    name: str
+    expr: str
+    legend: str = ""
+    instant: bool = False
+    table: bool = False
+
+
+def _select(metric: str, *matchers: str, **labels: str) -> str:
+    equal = (f'{name}="{value}"' for name, value in labels.items())
+    return metric + "{" + ", ".join(('cluster="$cluster"', 'job_id="$job_id"', *matchers, *equal)) + "}"
+
+
+def _job(metric: str, **labels: str) -> str:
+    """The metric for all nodes of the chosen job."""
+    return _select(metric, **labels)
+
+
+def _node(metric: str, **labels: str) -> str:
+    """The metric for the chosen nodes of the chosen job."""
+    return _select(metric, 'node=~"$node"', **labels)
+
+
+# Verdict
+
+JOB_INFO = Query(
+    "job_info",
+    f"count by (job_name, user, partition, attempt) (last_over_time({_job('gpujob_info')}[{RANGE}]))",
+    instant=True,
+    table=True,
+)
+
+PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
+
+# One number per phase, in the order of PHASES. The least of all nodes: a job is launching until
+# each node has launched, and finished when each node is.
+PHASE = Query(
+    "phase",
+    "min(\n  "
+    + "\n  or ".join(
+        f"({_job('gpujob_phase', phase=phase)} == 1) * {number}" for number, phase in enumerate(PHASES, start=1)
+    )
+    + "\n)",
+    "phase",
+)
+
+PROGRESS = Query(
+    "progress",
+    f"sum({_job('gpujob_worker_items')} and {_job('gpujob_worker_items_expected')})"
+    f" / (sum({_job('gpujob_worker_items_expected')}) > 0)",
+    "done",
+)
+
+_TIME_LEFT = f"max({_job('gpujob_start_timestamp_seconds')}) + max({_job('gpujob_time_limit_seconds')}) - time()"
+
+
+def _eta(quantile: str) -> str:
+    """Seconds to the end of the slowest worker."""
+    return f"max({_job('gpujob_worker_eta_seconds', quantile=quantile)})"
+
+
+ETA_NOW = Query("eta_now", _eta("0.5"), "to the end (p50)", instant=True)
+TIME_LEFT_NOW = Query("time_left_now", _TIME_LEFT, "to the limit", instant=True)
+MARGIN_NOW = Query("margin_now", f"{_TIME_LEFT} - {_eta('0.9')}", "margin", instant=True)
+
+WORKERS_UP = Query("workers_up", f"sum({_job('gpujob_worker_up')})", "up", instant=True)
+WORKERS_EXPECTED = Query("workers_expected", f"sum({_job('gpujob_workers_expected')})", "expected", instant=True)
+WORKERS_STALLED = Query("workers_stalled", f"sum({_job('gpujob_worker_stalled')})", "stalled", instant=True)
+
+
+def _throughput(window: str) -> str:
+    return _job("gpujob_worker_throughput_items_per_second", window=window)
+
+
+RATE_NOW = Query("rate_now", f"sum({_throughput('current')})", "now", instant=True)
+RATE_AVERAGE = Query("rate_average", f"sum({_throughput('average')})", "average", instant=True)
+
+_LAST_LOOK = f"max by (node) (max_over_time({_job('gpujob_collector_last_success_timestamp_seconds')}[{RANGE}]))"
+AGE_FRESHEST = Query("age_freshest", f"time() - max({_LAST_LOOK})", "freshest node", instant=True)
+AGE_OLDEST = Query("age_oldest", f"time() - min({_LAST_LOOK})", "oldest node", instant=True)
+
+# Progress
+
+ITEMS = Query("items", f"sum({_node('gpujob_worker_items')})", "done")
+ITEMS_EXPECTED = Query("items_expected", f"sum({_node('gpujob_worker_items_expected')})", "expected")
+
+ITEM_RATE = Query(
+    "item_rate",
+    f"sum(rate({_node('gpujob_worker_items_processed_total')}[{RATE}]))",
+    "measured over the interval",
+)
+ITEM_RATE_CURRENT = Query(
+    "item_rate_current",
+    f"sum({_node('gpujob_worker_throughput_items_per_second', window='current')})",
+    "current, by the sidecar",
+)
+ITEM_RATE_AVERAGE = Query(
+    "item_rate_average",
+    f"sum({_node('gpujob_worker_throughput_items_per_second', window='average')})",
+    "average since the start",
+)
+
+ETA_P10 = Query("eta_p10", _eta("0.1"), "to the end, p10")
+ETA_P50 = Query("eta_p50", _eta("0.5"), "to the end, p50")
+ETA_P90 = Query("eta_p90", _eta("0.9"), "to the end, p90")
+TIME_LEFT = Query("time_left", _TIME_LEFT, "to the time limit")
+
+WORKER_RATE = Query(
+    "worker_rate",
+    f"sum by (worker) ({_node('gpujob_worker_throughput_items_per_second', window='current')})",
+    "{{worker}}",
+)
+
+# Workers. A worker may span nodes: it is up when each of its parts is.
+
+WORKER_UP = Query("worker_up", f"min by (worker) ({_node('gpujob_worker_up')})", "{{worker}}")
+WORKER_STATES = Query("worker_states", f"sum by (state) ({_node('gpujob_worker_state')})", "{{state}}")
+
+EXITS = Query(
+    "exits",
+    f"round(sum by (worker, node, reason) (increase({_node('gpujob_worker_exits_total')}[{RANGE}]))) > 0",
+    instant=True,
+    table=True,
+)
+# Milliseconds, as Grafana wants a date.
+EXIT_TIMES = Query(
+    "exit_times",
+    "max by (worker, node, reason)"
+    f" (last_over_time({_node('gpujob_worker_last_exit_timestamp_seconds')}[{RANGE}])) * 1000",
+    instant=True,
+    table=True,
+)
+# A worker has either a code or a signal. As in a shell, one number says which. Looked up in steps,
+# since an exit code that a signal came after must not be found again.
+EXIT_STATUS = Query(
+    "exit_status",
+    "last_over_time((\n"
+    f"  max by (worker, node) ({_node('gpujob_worker_last_exit_code')})\n"
+    f"  or 128 + max by (worker, node) ({_node('gpujob_worker_last_exit_signal')})\n"
+    f")[{RANGE}:{INTERVAL}])",
+    instant=True,
+    table=True,
+)
+
+WORKER_CPU = Query(
+    "worker_cpu", f"sum by (worker) (rate({_node('gpujob_worker_cpu_seconds_total')}[{RATE}]))", "{{worker}}"
+)
+WORKER_RSS = Query("worker_rss", f"sum by (worker) ({_node('gpujob_worker_memory_rss_bytes')})", "{{worker}}")
+WORKER_READ = Query("worker_read", f"sum(rate({_node('gpujob_worker_io_read_bytes_total')}[{RATE}]))", "read")
+WORKER_WRITE = Query("worker_write", f"sum(rate({_node('gpujob_worker_io_write_bytes_total')}[{RATE}]))", "written")
+RESTARTS = Query(
+    "restarts",
+    f"round(sum by (worker) (increase({_node('gpujob_worker_restarts_total')}[{RANGE}])))",
+    "{{worker}}",
+    instant=True,
+)
+
+# GPUs
+
+GPUS = Query("gpus", f"sum({_node('gpujob_gpus_allocated')})", "allocated", instant=True)
+GPUS_BY_NODE = Query("gpus_by_node", f"sum by (node) ({_node('gpujob_gpus_allocated')})", "{{node}}", instant=True)
+
+# Outputs
+
+OUTPUT_FILES = Query("output_files", f"sum by (group) ({_node('gpujob_output_files')})", "{{group}}")
+OUTPUT_BYTES = Query("output_bytes", f"sum by (group) ({_node('gpujob_output_bytes')})", "{{group}}")
+OUTPUT_GROWTH = Query(
+    "output_growth", f"sum by (group) ({_node('gpujob_output_growth_bytes_per_second')})", "{{group}}"
+)
+OUTPUT_AGE = Query(
+    "output_age",
+    f"time() - max by (group) ({_node('gpujob_output_file_mtime_timestamp_seconds')})",
+    "{{group}}",
+)
+DISK_AVAILABLE = Query(
+    "disk_available", f"min by (group) ({_node('gpujob_filesystem_avail_bytes')})", "{{group}}: available"
+)
+DISK_SIZE = Query("disk_size", f"min by (group) ({_node('gpujob_filesystem_size_bytes')})", "{{group}}: size")
+DISK_LEFT = Query(
+    "disk_left",
+    f"min by (group) ({_node('gpujob_filesystem_avail_bytes')} / ({_node('gpujob_filesystem_size_bytes')} > 0))",
+    "{{group}}",
+    instant=True,
+)
+
+# Events. Each point counts the five minutes before it.
+
+EXITS_IN_TIME = Query(
+    "exits_in_time",
+    f"round(sum by (reason) (increase({_node('gpujob_worker_exits_total')}[5m]))) > 0",
+    "exit: {{reason}}",
+)
+RESTARTS_IN_TIME = Query(
+    "restarts_in_time", f"round(sum(increase({_node('gpujob_worker_restarts_total')}[5m])))", "restarts"
+)
+LOG_ERRORS = Query(
+    "log_errors",
+    f"round(sum by (severity, pattern) (increase({_node('gpujob_log_errors_total')}[5m])))",
+    "{{severity}}: {{pattern}}",
+)
+PHASE_SHARE = Query("phase_share", f"avg by (phase) ({_node('gpujob_phase')})", "{{phase}}")
+
+# Monitor cost
+
+SIDECAR_CPU = Query(
+    "sidecar_cpu", f"sum by (node) (rate({_node('gpujob_exporter_cpu_seconds_total')}[{RATE}]))", "{{node}}"
+)
+SIDECAR_RSS = Query("sidecar_rss", f"sum by (node) ({_node('gpujob_exporter_memory_rss_bytes')})", "{{node}}")
+COLLECTOR_SUCCESS = Query(
+    "collector_success",
+    f"min by (node, collector) ({_node('gpujob_collector_success')})",
+    instant=True,
+    table=True,
+)
+COLLECTOR_DURATION = Query(
+    "collector_duration",
+    f"max by (node, collector) ({_node('gpujob_collector_duration_seconds')})",
+    instant=True,
+    table=True,
+)
+COLLECTOR_AGE = Query(
+    "collector_age",
+    f"time() - max by (node, collector) ({_node('gpujob_collector_last_success_timestamp_seconds')})",
+    instant=True,
+    table=True,
+)
+
+# Annotations: the value is the moment of the event, in milliseconds.
+
+JOB_START = Query("job_start", f"max({_job('gpujob_start_timestamp_seconds')}) * 1000")
+WORKER_EXIT = Query(
+    "worker_exit",
+    f"max by (worker, node, reason) ({_node('gpujob_worker_last_exit_timestamp_seconds')}) * 1000",
+)
+
+
+def all_queries() -> list[Query]:
+    """Every query of this file, in its order."""
+    return [value for value in globals().values() if isinstance(value, Query)]

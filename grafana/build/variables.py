@@ -1,0 +1,74 @@
+"""What the reader of a dashboard chooses, and the moments marked in its graphs."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
+
+from grafana.build.panels import DATASOURCE, target
+from grafana.build.queries import JOB_START, WORKER_EXIT, Query
+
+
+def datasource() -> dashboard.DatasourceVariable:
+    return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+
+
+def _values(name: str, label: str, selector: str, description: str) -> dashboard.QueryVariable:
+    """The values of a label, asked again whenever the time range changes."""
+    question = f"label_values({selector}, {name})"
+    return (
+        dashboard.QueryVariable(name)
+        .label(label)
+        .description(description)
+        .datasource(DATASOURCE)
+        .query({"qryType": 1, "query": question, "refId": f"variable-{name}"})
+        .definition(question)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+def cluster() -> dashboard.QueryVariable:
+    return _values("cluster", "Cluster", "gpujob_info", "Cluster the job runs on.")
+
+
+def job_id() -> dashboard.QueryVariable:
+    return _values(
+        "job_id", "Job", 'gpujob_info{cluster="$cluster"}', "Jobs seen in the time range, newest first."
+    ).sort(VariableSort.NUMERICAL_DESC)
+
+
+def node() -> dashboard.QueryVariable:
+    return (
+        _values("node", "Node", 'gpujob_info{cluster="$cluster", job_id="$job_id"}', "Nodes of the job.")
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(VariableOption(selected=True, text="All", value="$__all"))
+    )
+
+
+def _moments(name: str, query: Query, color: str, title: str, text: str, tags: str) -> dashboard.AnnotationQuery:
+    """Marks at the moments that are the values of the query's series."""
+    return (
+        dashboard.AnnotationQuery()
+        .name(name)
+        .datasource(DATASOURCE)
+        .enable(True)
+        .hide(False)
+        .icon_color(color)
+        .target(target(query))
+        .expr(query.expr)
+        .use_value_for_time(True)
+        .title_format(title)
+        .text_format(text)
+        .tag_keys(tags)
+    )
+
+
+def worker_exits() -> dashboard.AnnotationQuery:
+    return _moments("Worker exits", WORKER_EXIT, "red", "{{worker}} exited", "{{reason}} on {{node}}", "reason")
+
+
+def job_start() -> dashboard.AnnotationQuery:
+    return _moments("Start of the job", JOB_START, "blue", "Start", "The job started.", "")

@@ -1,0 +1,56 @@
+"""Turning a query of a dashboard into one that Prometheus or a parser takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+VARIABLE = re.compile(r"\$\{?(\w+)(?::\w+)?\}?")
+
+# Queries that may rightly return nothing for a job that runs well, each with its reason.
+MAY_BE_EMPTY: Mapping[str, str] = {
+    "eta_now": "the time to the end is unknown before enough progress was seen, and after the last worker",
+    "eta_p10": "as eta_now",
+    "eta_p50": "as eta_now",
+    "eta_p90": "as eta_now",
+    "rate_now": "a rate that is no longer measured is absent, as after the last worker",
+    "rate_average": "as rate_now",
+    "item_rate_current": "as rate_now",
+    "item_rate_average": "as rate_now",
+    "worker_rate": "as rate_now",
+    "time_left": "a job without a time limit has no time left to it",
+    "time_left_now": "as time_left",
+    "margin_now": "needs a time limit and a time to the end",
+    "exits": "no worker has exited yet",
+    "exit_times": "as exits",
+    "exit_status": "as exits",
+    "exits_in_time": "as exits",
+    "worker_exit": "as exits",
+    "worker_rss": "a worker that has exited has no memory",
+    "log_errors": "the job watches no error pattern",
+    "output_age": "no file has been written yet",
+    "output_growth": "growth needs two looks at the files",
+}
+
+
+def variables(*, cluster: str, job_id: str, node: str = ".*", scrape: int = 15, span: int = 900) -> dict[str, str]:
+    """What Grafana puts in for the variables, with `scrape` and `span` (the time range) in seconds."""
+    step = max(scrape, span // 500)
+    return {
+        "cluster": cluster,
+        "job_id": job_id,
+        "node": node,
+        "datasource": "prometheus",
+        "__range": f"{span}s",
+        "__interval": f"{step}s",
+        "__rate_interval": f"{max(4 * scrape, step + scrape)}s",
+    }
+
+
+def substitute(text: str, values: Mapping[str, str]) -> str:
+    """The text with each variable replaced; a variable without a value is an error."""
+
+    def value(match: re.Match[str]) -> str:
+        return values[match.group(1)]
+
+    return VARIABLE.sub(value, text)

@@ -1,0 +1,302 @@
+"""The committed dashboard is what the builder writes, and keeps what a good dashboard promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+
+from grafana.build import __main__ as build
+from grafana.build import job, queries
+from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, substitute, variables
+from tests.promql import metric_names
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
+VALUES = variables(cluster="c1", job_id="42")
+RATES = {"rate", "irate", "increase"}
+# Windows that are part of what a panel says; every other one follows the resolution.
+FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
+WRAPPERS = (
+    promql_parser.AggregateExpr,
+    promql_parser.ParenExpr,
+    promql_parser.SubqueryExpr,
+    promql_parser.UnaryExpr,
+)
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def board() -> Json:
+    loaded: Json = json.loads((build.DASHBOARDS / f"{job.UID}.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def panels(board: Json) -> list[Json]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def nodes(value: object) -> Iterator[Json]:
+    """Every object within a JSON value."""
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from nodes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from nodes(inner)
+
+
+def parse(expression: str) -> promql_parser.Expr:
+    return promql_parser.parse(substitute(expression, VALUES))
+
+
+def selectors(node: object, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each metric of a parsed query, with the functions it is within, outermost first."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield str(node.name), inside
+    elif isinstance(node, promql_parser.MatrixSelector):
+        yield str(node.vector_selector.name), inside
+    elif isinstance(node, promql_parser.Call):
+        for argument in node.args:
+            yield from selectors(argument, (*inside, node.func.name))
+    elif isinstance(node, promql_parser.BinaryExpr):
+        yield from selectors(node.lhs, inside)
+        yield from selectors(node.rhs, inside)
+    elif isinstance(node, WRAPPERS):
+        yield from selectors(node.expr, inside)
+    elif not isinstance(node, promql_parser.NumberLiteral | promql_parser.StringLiteral):
+        raise TypeError(f"unexpected part of a query: {node!r}")
+
+
+ALL = pytest.mark.parametrize("query", queries.all_queries(), ids=lambda query: query.name)
+
+
+def test_committed_files_are_what_the_builder_writes() -> None:
+    names = build.stale(build.DASHBOARDS)
+    assert not names, f"out of date in grafana/dashboards: {names}; {build.REGENERATE}"
+
+
+def test_check_reports_a_changed_a_missing_and_a_foreign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "DASHBOARDS", tmp_path)
+    assert build.main(["--check"]) == 1
+    assert build.main([]) == 0
+    assert build.main(["--check"]) == 0
+    (tmp_path / "gpujob-job.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "old.json").write_text("{}", encoding="utf-8")
+    capsys.readouterr()
+    assert build.main(["--check"]) == 1
+    told = capsys.readouterr().err
+    assert "gpujob-job.json is out of date; run: python -m grafana.build" in told
+    assert "old.json" in told
+
+
+def test_built_twice_gives_the_same_text() -> None:
+    assert build.texts() == build.texts()
+
+
+def test_identity(board: Json) -> None:
+    assert board["uid"] == "gpujob-job"
+    assert board["tags"] == ["gpujob"]
+    assert board["editable"] is False
+    assert "id" not in board, "an id belongs to one Grafana server"
+
+
+def test_panel_ids_are_unique(board: Json) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_panel_titles_are_unique(board: Json) -> None:
+    titles = [(panel["type"] == "row", panel["title"]) for panel in board["panels"]]
+    assert len(titles) == len(set(titles))
+
+
+def test_only_panel_types_that_the_preview_draws(board: Json) -> None:
+    assert {panel["type"] for panel in board["panels"]} <= DRAWN
+
+
+def test_panels_do_not_overlap_and_fill_the_width(board: Json) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']!r} lies on {taken[x, y]!r}"
+                taken[x, y] = panel["title"]
+    height = max(y for _, y in taken) + 1
+    assert taken.keys() == {(x, y) for x in range(24) for y in range(height)}
+
+
+def test_every_panel_says_what_it_shows(panels: list[Json]) -> None:
+    for panel in panels:
+        assert panel["title"].strip()
+        description = panel["description"]
+        assert len(description) > 20, panel["title"]
+        assert description.endswith("."), panel["title"]
+
+
+def test_every_panel_has_a_unit(panels: list[Json]) -> None:
+    for panel in panels:
+        if panel["type"] != "table":
+            assert panel["fieldConfig"]["defaults"].get("unit"), panel["title"]
+
+
+def test_only_tables_have_more_than_colours_in_overrides(panels: list[Json]) -> None:
+    for panel in panels:
+        for override in panel["fieldConfig"]["overrides"]:
+            assert override["matcher"]["id"] == "byName", panel["title"]
+            if panel["type"] != "table":
+                assert [item["id"] for item in override["properties"]] == ["color"], panel["title"]
+
+
+def test_only_tables_have_transformations(panels: list[Json]) -> None:
+    for panel in panels:
+        assert panel["type"] == "table" or "transformations" not in panel, panel["title"]
+
+
+def test_overrides_and_sorting_name_columns_that_are_there(panels: list[Json]) -> None:
+    for panel in panels:
+        if panel["type"] != "table":
+            continue
+        headings = set(panel["transformations"][-1]["options"]["renameByName"].values())
+        named = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+        named |= {item["displayName"] for item in panel["options"].get("sortBy", [])}
+        assert named <= headings, panel["title"]
+
+
+def test_colour_is_never_the_sole_carrier_of_meaning(panels: list[Json]) -> None:
+    """A coloured value also shows its number or its word."""
+    for panel in panels:
+        assert panel["options"].get("colorMode", "value") in ("value", "none"), panel["title"]
+        assert panel["options"].get("textMode") not in ("none", "name"), panel["title"]
+        for mapping in panel["fieldConfig"]["defaults"].get("mappings", []):
+            assert all(result["text"] for result in mapping["options"].values()), panel["title"]
+
+
+def test_thresholds_rise(panels: list[Json]) -> None:
+    for panel in panels:
+        first, *others = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert first["value"] is None, panel["title"]
+        values = [step["value"] for step in others]
+        assert values == sorted(set(values)), panel["title"]
+
+
+def test_every_target_is_a_named_query_and_each_is_used(board: Json, panels: list[Json]) -> None:
+    targets = [target for panel in panels for target in panel["targets"]]
+    targets += [annotation["target"] for annotation in board["annotations"]["list"]]
+    assert all(target["range"] != target["instant"] for target in targets)
+    used = {(target["expr"], target["instant"], target["format"] == "table") for target in targets}
+    assert used == {(query.expr, query.instant, query.table) for query in queries.all_queries()}
+
+
+def test_query_names_are_unique() -> None:
+    names = [query.name for query in queries.all_queries()]
+    assert len(names) == len(set(names))
+    assert names, "there are queries"
+
+
+def test_targets_of_a_panel_have_different_reference_ids(panels: list[Json]) -> None:
+    for panel in panels:
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(references) == len(set(references)), panel["title"]
+
+
+def test_every_data_source_is_the_variable(board: Json) -> None:
+    sources = [node["datasource"] for node in nodes(board) if "datasource" in node]
+    assert sources
+    assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
+
+
+def test_variables_are_chained_and_follow_the_time_range(board: Json) -> None:
+    found = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert list(found) == ["datasource", "cluster", "job_id", "node"]
+    assert (found["datasource"]["type"], found["datasource"]["query"]) == ("datasource", "prometheus")
+    for name in ("cluster", "job_id", "node"):
+        assert found[name]["refresh"] == 2, f"{name} is asked again when the time range changes"
+        assert found[name]["query"]["query"] == found[name]["definition"]
+    assert "$cluster" in found["job_id"]["definition"]
+    assert "$job_id" in found["node"]["definition"]
+    assert found["node"]["multi"] is True
+    assert found["node"]["includeAll"] is True
+    assert found["job_id"]["multi"] is False
+
+
+def test_only_declared_variables_are_used(board: Json) -> None:
+    declared = {variable["name"] for variable in board["templating"]["list"]}
+    used = set(VARIABLE.findall(json.dumps(board)))
+    assert used - declared <= {"__range", "__interval", "__rate_interval", "__all"}
+
+
+def test_annotations_take_the_value_as_their_time(board: Json) -> None:
+    found = {annotation["name"]: annotation for annotation in board["annotations"]["list"]}
+    assert found.keys() == {"Start of the job", "Worker exits"}
+    for annotation in found.values():
+        assert annotation["useValueForTime"] is True
+        assert annotation["expr"].endswith("* 1000"), "Grafana wants milliseconds"
+
+
+def test_alerts_named_in_descriptions_are_there(panels: list[Json]) -> None:
+    rules = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "alertmanager/rules").glob("*.yml"))
+    named = {name for panel in panels for name in re.findall(r"GpuJob\w+", panel["description"])}
+    assert named
+    assert named <= set(re.findall(r"alert: (\w+)", rules))
+
+
+def test_no_host_and_no_address_in_the_file() -> None:
+    for text in build.texts().values():
+        assert "://" not in text
+        assert not re.search(r"\d+\.\d+\.\d+\.\d+", text)
+
+
+@ALL
+def test_query_parses(query: queries.Query) -> None:
+    names = {name for name, _ in selectors(parse(query.expr))}
+    assert names == metric_names(substitute(query.expr, VALUES))
+    assert all(name.startswith("gpujob_") for name in names)
+
+
+@ALL
+def test_every_selector_names_one_job(query: queries.Query) -> None:
+    for braces in re.findall(r"\{([^}]*)\}", query.expr):
+        assert 'cluster="$cluster", job_id="$job_id"' in braces
+    assert query.expr.count("{") == len(list(selectors(parse(query.expr))))
+
+
+@ALL
+def test_counters_are_read_as_rates_only(query: queries.Query) -> None:
+    for metric, inside in selectors(parse(query.expr)):
+        if metric.endswith("_total"):
+            assert inside, metric
+            assert inside[-1] in RATES, metric
+        else:
+            assert not RATES & set(inside), metric
+
+
+@ALL
+def test_windows_follow_the_resolution(query: queries.Query) -> None:
+    for window in re.findall(r"\[([^]]+)\]", query.expr):
+        assert window in {"$__rate_interval"} | FIXED_WINDOWS
+    for function, window in re.findall(r"(\w+)\([^()]*\[([^]]+)\]", query.expr):
+        assert (window == "$__rate_interval") == (function in {"rate", "irate"})
+
+
+def test_may_be_empty_names_queries_and_reasons() -> None:
+    assert MAY_BE_EMPTY.keys() <= {query.name for query in queries.all_queries()}
+    assert all(MAY_BE_EMPTY.values())
+
+
+def test_substitute_replaces_every_way_to_write_a_variable() -> None:
+    text = 'a{n=~"$node", j="${job_id}", k="${job_id:regex}"}[$__rate_interval]'
+    assert substitute(text, VALUES) == 'a{n=~".*", j="42", k="42"}[60s]'
+    with pytest.raises(KeyError):
+        substitute("$unknown", VALUES)
