@@ -1,0 +1,364 @@
+"""What can be said about the images and the compose file without a Docker engine."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILE = DOCKER / "Dockerfile"
+PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$")
+SECRET = re.compile(r"PASS|TOKEN|SECRET|CREDENTIAL|API_?KEY", re.IGNORECASE)
+
+Json = dict[str, Any]
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile and their arguments, without comments and line breaks."""
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = lines.replace("\\\n", " ")
+    pairs = (line.split(None, 1) for line in joined.splitlines() if line.strip())
+    return [(word.upper(), " ".join(rest[0].split()) if rest else "") for word, *rest in pairs]
+
+
+def is_list(argument: str) -> bool:
+    """Whether this is the exec form, which starts the program itself and not a shell."""
+    try:
+        return isinstance(json.loads(argument), list)
+    except json.JSONDecodeError:
+        return False
+
+
+def problems(text: str) -> Iterator[str]:
+    """What hadolint and the manual would say against a Dockerfile, as far as this project cares."""
+    steps = instructions(text)
+    stages = {words[2] for words in (rest.split() for word, rest in steps if word == "FROM") if len(words) > 2}
+    user = ""
+    for word, rest in steps:
+        if word == "FROM":
+            image = rest.split()[0]
+            user = ""
+            if image not in stages and not PINNED.match(image):
+                yield f"base image {image} is not pinned to a version"
+        elif word == "USER":
+            user = rest.split(":")[0]
+        elif word == "ADD":
+            yield "ADD where COPY does, or a download that nobody checks"
+        elif word == "COPY" and "--chown=" not in rest:
+            yield f"COPY without an owner: {rest}"
+        elif word == "RUN":
+            yield from run_problems(rest)
+        elif word in ("ENTRYPOINT", "CMD") and not is_list(rest):
+            yield f"{word} is not a list: {rest}"
+        elif word in ("ENV", "ARG") and SECRET.search(rest):
+            yield f"a secret in {word}: it stays in the image"
+    if user in ("", "0", "root"):
+        yield "the last stage runs as root"
+    words = [word for word, _ in steps]
+    last = words[len(words) - words[::-1].index("FROM") :]
+    for needed in ("ENTRYPOINT", "HEALTHCHECK", "LABEL"):
+        if needed not in last:
+            yield f"no {needed}"
+
+
+def run_problems(command: str) -> Iterator[str]:
+    if "apt-get install" in command or "apt-get update" in command:
+        if "rm -rf /var/lib/apt/lists" not in command:
+            yield "apt's lists stay in the layer"
+        if "apt-get install" in command and "--no-install-recommends" not in command:
+            yield "apt installs what is only recommended"
+    if re.search(r"\bsudo\b", command):
+        yield "sudo"
+    if re.search(r"(curl|wget)[^|;&]*\|\s*(ba)?sh", command):
+        yield "a download is run unseen"
+
+
+def test_dockerfile_has_no_problems() -> None:
+    assert list(problems(DOCKERFILE.read_text(encoding="utf-8"))) == []
+
+
+GOOD = """\
+FROM python:3.11.15-slim-bookworm AS build
+RUN apt-get update && apt-get install --no-install-recommends -y gcc && rm -rf /var/lib/apt/lists/*
+FROM build
+LABEL a=b
+COPY --chown=root:root x y
+USER 1000
+HEALTHCHECK CMD ["true"]
+ENTRYPOINT ["x"]
+"""
+
+
+def test_checks_accept_a_good_dockerfile() -> None:
+    assert list(problems(GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "problem"),
+    [
+        ("python:3.11.15-slim-bookworm", "python:latest", "not pinned"),
+        ("python:3.11.15-slim-bookworm", "python:3-slim", "not pinned"),
+        ("python:3.11.15-slim-bookworm", "python", "not pinned"),
+        ("USER 1000\n", "", "as root"),
+        ("USER 1000", "USER root", "as root"),
+        ("USER 1000", "USER 0:0", "as root"),
+        ("--chown=root:root ", "", "without an owner"),
+        ("COPY --chown=root:root x y", "ADD https://example.com/x y", "ADD"),
+        ("&& rm -rf /var/lib/apt/lists/*", "", "lists stay"),
+        ("--no-install-recommends ", "", "recommended"),
+        ('ENTRYPOINT ["x"]', "ENTRYPOINT x", "not a list"),
+        ('ENTRYPOINT ["x"]\n', "", "no ENTRYPOINT"),
+        ('HEALTHCHECK CMD ["true"]\n', "", "no HEALTHCHECK"),
+        ("LABEL a=b", "LABEL a=b\nENV API_TOKEN=1", "a secret in ENV"),
+        ("LABEL a=b", "LABEL a=b\nRUN curl -s https://example.com/x | sh", "run unseen"),
+    ],
+)
+def test_checks_find_a_bad_dockerfile(good: str, bad: str, problem: str) -> None:
+    assert good in GOOD
+    assert problem in "\n".join(problems(GOOD.replace(good, bad)))
+
+
+def test_image_runs_the_exporter_and_has_both_programs() -> None:
+    steps = instructions(DOCKERFILE.read_text(encoding="utf-8"))
+    assert ("ENTRYPOINT", '["gpujob-exporter"]') in steps
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"].keys() >= {"gpujob", "gpujob-exporter"}
+
+
+def health_command() -> list[str]:
+    steps = dict(instructions(DOCKERFILE.read_text(encoding="utf-8")))
+    command: list[str] = json.loads(steps["HEALTHCHECK"].split("CMD", 1)[1])
+    return [sys.executable, *command[1:]]
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/-/healthy" else 503)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_health_check_tells_healthy_from_unhealthy_and_absent() -> None:
+    def status(url: str) -> int:
+        environment = {**os.environ, "GPUJOB_HEALTH_URL": url, "http_proxy": "http://127.0.0.1:1"}
+        return subprocess.run(health_command(), env=environment, capture_output=True, timeout=30).returncode
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        assert status(f"{base}/-/healthy") == 0
+        assert status(f"{base}/elsewhere") != 0
+        server.shutdown()
+    assert status(f"{base}/-/healthy") != 0
+
+
+def test_health_check_asks_the_port_that_is_listened_on() -> None:
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    assert "GPUJOB_HEALTH_URL=http://127.0.0.1:9410/-/healthy" in text
+    assert '"--web.listen-address", ":9410"' in text
+    assert "EXPOSE 9410" in text
+
+
+def test_build_sees_only_what_the_wheel_needs() -> None:
+    lines = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert patterns[0] == "*", "everything is left out first"
+    allowed = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", project["project"]["readme"], *wheel["packages"]}
+    needed |= {source.split("/")[0] for source in wheel.get("force-include", {})}
+    assert needed <= allowed
+    assert allowed - needed <= {"LICENSE"}
+
+
+@pytest.fixture(scope="module")
+def compose() -> Json:
+    loaded: Json = yaml.safe_load((DOCKER / "compose.yml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def services(compose: Json) -> dict[str, Json]:
+    found: dict[str, Json] = compose["services"]
+    return found
+
+
+def binds(service: Json) -> list[Json]:
+    return [volume for volume in service["volumes"] if volume["type"] == "bind"]
+
+
+def test_services(services: dict[str, Json]) -> None:
+    images = {name: service["image"].split(":")[0] for name, service in services.items()}
+    assert images == {
+        "prometheus": "prom/prometheus",
+        "alertmanager": "prom/alertmanager",
+        "grafana": "grafana/grafana",
+    }
+
+
+def test_images_are_pinned(services: dict[str, Json]) -> None:
+    for service in services.values():
+        assert PINNED.match(service["image"]), service["image"]
+
+
+def test_containers_are_hardened(services: dict[str, Json]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert service["user"].split(":")[0] not in ("0", "root"), name
+        assert "privileged" not in service, name
+        assert "cap_add" not in service, name
+        assert "healthcheck" in service, name
+
+
+def test_only_loopback_is_listened_on(services: dict[str, Json]) -> None:
+    """With the network of the machine each program has to be told so itself."""
+    for name, service in services.items():
+        assert service["network_mode"] == "host", name
+        assert "ports" not in service, name
+    for name in ("prometheus", "alertmanager"):
+        flags = dict(flag.split("=", 1) for flag in services[name]["command"])
+        assert flags["--web.listen-address"].startswith("127.0.0.1:"), name
+    assert "--cluster.listen-address=" in services["alertmanager"]["command"]
+    assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+
+
+def test_bind_mounts_are_read_only_and_there(services: dict[str, Json]) -> None:
+    for name, service in services.items():
+        for volume in binds(service):
+            assert volume["read_only"] is True, (name, volume["source"])
+            assert volume["bind"] == {"create_host_path": False}, (name, volume["source"])
+            if not volume["source"].startswith("${"):
+                assert (DOCKER / volume["source"]).exists(), (name, volume["source"])
+
+
+def test_data_is_in_named_volumes(compose: Json, services: dict[str, Json]) -> None:
+    used = {
+        volume["source"] for service in services.values() for volume in service["volumes"] if volume["type"] == "volume"
+    }
+    assert used == compose["volumes"].keys()
+
+
+def test_files_named_in_commands_are_mounted(services: dict[str, Json]) -> None:
+    for name, service in services.items():
+        targets = {volume["target"] for volume in service["volumes"]}
+        flags = dict(flag.split("=", 1) for flag in service.get("command", []))
+        for flag in ("--config.file", "--storage.tsdb.path", "--storage.path"):
+            if flag in flags:
+                assert flags[flag] in targets, (name, flag)
+
+
+def test_variables_of_the_user_must_be_set() -> None:
+    text = (DOCKER / "compose.yml").read_text(encoding="utf-8")
+    variables = re.findall(r"\$\{(\w+)(.*?)\}", text)
+    assert {name for name, _ in variables} == {"GPUJOB_TARGETS_DIR", "GRAFANA_ADMIN_PASSWORD_FILE"}
+    assert all(rest.startswith(":?") for _, rest in variables)
+    readme = (DOCKER / "README.md").read_text(encoding="utf-8")
+    assert all(name in readme for name, _ in variables)
+
+
+def test_no_secret_in_the_environment(services: dict[str, Json]) -> None:
+    for service in services.values():
+        for name in service.get("environment", {}):
+            assert not SECRET.search(name) or name.endswith("__FILE"), name
+
+
+def test_prometheus_configuration(services: dict[str, Json]) -> None:
+    config = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    sidecars = jobs["gpujob-sidecar"]
+    assert sidecars["honor_labels"] is True
+    mounted = {volume["target"] for volume in binds(services["prometheus"])}
+    for path in [*config["rule_files"], *sidecars["file_sd_configs"][0]["files"]]:
+        assert str(Path(path).parent) in mounted, path
+    [manager] = config["alerting"]["alertmanagers"]
+    flags = dict(flag.split("=", 1) for flag in services["alertmanager"]["command"])
+    assert manager["static_configs"] == [{"targets": [flags["--web.listen-address"]]}]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_prometheus_configuration(services: dict[str, Json], tmp_path: Path) -> None:
+    """With the paths of the container replaced by those of the repository."""
+    text = (DOCKER / "prometheus.yml").read_text(encoding="utf-8")
+    for volume in binds(services["prometheus"]):
+        source = volume["source"]
+        here = tmp_path if source.startswith("${") else (DOCKER / source).resolve()
+        text = text.replace(volume["target"] + "/", f"{here}/")
+    assert "/etc/prometheus" not in text
+    config = tmp_path / "prometheus.yml"
+    config.write_text(text, encoding="utf-8")
+    command = ["promtool", "check", "config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+    assert " 0 rule files" not in done.stdout
+
+
+def test_grafana_finds_what_is_provisioned(services: dict[str, Json]) -> None:
+    folder = ROOT / "grafana/provisioning"
+    mounted = {volume["target"]: DOCKER / volume["source"] for volume in binds(services["grafana"])}
+    assert mounted["/etc/grafana/provisioning"].resolve() == folder
+
+    [provider] = yaml.safe_load((folder / "dashboards/gpujob.yml").read_text(encoding="utf-8"))["providers"]
+    assert mounted[provider["options"]["path"]].resolve() == ROOT / "grafana/dashboards"
+    assert provider["allowUiUpdates"] is False
+
+    [source] = yaml.safe_load((folder / "datasources/gpujob.yml").read_text(encoding="utf-8"))["datasources"]
+    assert source["type"] == "prometheus"
+    assert source["url"] == "${PROMETHEUS_URL}"
+    assert source["editable"] is False
+
+    environment = services["grafana"]["environment"]
+    flags = dict(flag.split("=", 1) for flag in services["prometheus"]["command"])
+    assert environment["PROMETHEUS_URL"] == f"http://{flags['--web.listen-address']}"
+    home = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (mounted[str(home.parent)] / home.name).exists()
+
+
+def compose_client() -> list[str] | None:
+    """The command of an installed Docker Compose 2, which needs no engine to check a file."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is None:
+            continue
+        done = subprocess.run([*command, "version", "--short"], capture_output=True, text=True, timeout=30)
+        if done.returncode == 0 and re.match(r"v?([2-9]|\d\d)\.", done.stdout.strip()):
+            return command
+    return None
+
+
+def test_compose_accepts_the_file(tmp_path: Path) -> None:
+    client = compose_client()
+    if client is None:
+        pytest.skip("Docker Compose 2 is not installed")
+    password = tmp_path / "password"
+    password.write_text("x", encoding="utf-8")
+    environment = {
+        **os.environ,
+        "GPUJOB_TARGETS_DIR": str(tmp_path),
+        "GRAFANA_ADMIN_PASSWORD_FILE": str(password),
+    }
+    command = [*client, "-f", str(DOCKER / "compose.yml"), "config", "--quiet"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    del environment["GPUJOB_TARGETS_DIR"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "GPUJOB_TARGETS_DIR" in done.stderr
