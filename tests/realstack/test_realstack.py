@@ -1,0 +1,362 @@
+"""The real components do what other tests rely on: Slurm with several nodes, Prometheus to webhook."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.realstack.cluster import Cluster, ClusterError, slurm_unavailable
+from tests.realstack.stack import Stack, StackError, prometheus_unavailable
+from tests.realstack.waiting import wait_for
+
+PREFIX = "proof"  # of no other cluster, so that one may run at the same time
+
+# GET answers `demo_value`, the number in the file given as an argument.
+EXPORTER = """
+import http.server, pathlib, socket, sys
+class Metrics(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        value = pathlib.Path(sys.argv[2]).read_text().strip()
+        body = f'demo_value{{cluster="test",job_id="7",instance="chosen"}} {value}\\n'.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+http.server.ThreadingHTTPServer(("", int(sys.argv[1])), Metrics).serve_forever()
+"""
+
+RULES = """
+groups:
+  - name: demo
+    rules:
+      - alert: DemoTooHigh
+        expr: demo_value > 10
+        for: 1s
+        labels: {severity: warning}
+        annotations: {summary: "{{ $labels.job_id }} is at {{ $value }}"}
+"""
+
+
+@contextmanager
+def shared_folder(session: pytest.Session) -> Iterator[Path]:
+    """A folder in /tmp that every user can read; after a failure it stays, with the logs in it."""
+    failed = session.testsfailed
+    path = Path(tempfile.mkdtemp(prefix="gpujob-realstack-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    if session.testsfailed > failed:
+        print(f"kept for its logs: {path}")
+    else:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with shared_folder(request.session) as path:
+        yield path
+
+
+@pytest.fixture(scope="class")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Four nodes with accounting, for all tests of a class."""
+    if reason := slurm_unavailable():
+        pytest.skip(reason)
+    with shared_folder(request.session) as path:
+        cluster = Cluster(path, prefix=PREFIX)
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down()
+
+
+def submit(cluster: Cluster, script: str, *options: str) -> int:
+    done = cluster.run(
+        ["sbatch", "--parsable", "--output=/dev/null", *options], stdin=f"#!/bin/bash\n{script}\n", check=True
+    )
+    return int(done.stdout)
+
+
+def namespace_processes(namespaces: set[str]) -> list[str]:
+    """Command lines of all processes that live in one of these PID namespaces."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "ns" / "pid") in namespaces:
+                found.append((entry / "cmdline").read_text())
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_text(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def pid_namespaces(cluster: Cluster) -> set[str]:
+    pids = [path.read_text().strip() for path in (cluster.directory / "run").glob("*.init.pid")]
+    return {os.readlink(f"/proc/{pid}/ns/pid") for pid in pids}
+
+
+def cgroups(prefix: str) -> list[Path]:
+    return [Path(found) for found, _, _ in os.walk("/sys/fs/cgroup") if f"slurm_{prefix}" in found]
+
+
+@pytest.mark.slurm
+class TestFourNodes:
+    def test_all_nodes_are_idle(self, cluster: Cluster) -> None:
+        assert cluster.node_states() == {f"{PREFIX}{i}": "idle" for i in (1, 2, 3, 4)}
+
+    def test_a_job_of_an_ordinary_user_runs_on_four_nodes_and_completes(self, cluster: Cluster) -> None:
+        out = Path(cluster.run(["sh", "-c", "echo $HOME"], check=True).stdout.strip()) / "four-nodes.out"
+        command = 'echo "$(hostname) $(id -un) $CUDA_VISIBLE_DEVICES"'
+        job = submit(
+            cluster,
+            f"srun sh -c '{command}'",
+            "--nodes=4",
+            "--ntasks-per-node=1",
+            "--gpus-per-node=2",
+            f"--output={out}",
+        )
+        assert cluster.wait_for_job(job, 60) == "COMPLETED"
+        seen = sorted(out.read_text().splitlines())
+        out.unlink()
+        assert seen == [f"{PREFIX}{i} {cluster.user} 0,1" for i in (1, 2, 3, 4)]
+        rows = cluster.wait_for(
+            lambda: [r for r in cluster.sacct(job, "JobID", "State", "NNodes") if r["State"] == "COMPLETED"],
+            30,
+            f"job {job} to be COMPLETED in the accounting",
+        )
+        assert {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"} in rows
+
+    def test_a_step_over_its_memory_limit_is_out_of_memory(self, cluster: Cluster) -> None:
+        if not cluster.enforces_memory:
+            pytest.skip("no memory controller that Slurm could use here")
+        hungry = "/usr/bin/python3 -c 'bytearray(400 << 20)'"
+        job = submit(cluster, f"srun --mem=50 {hungry}", "--mem=100")
+        assert cluster.wait_for_job(job, 60) == "FAILED"
+        states = cluster.wait_for(
+            lambda: [r["State"] for r in cluster.sacct(job) if r["JobID"] == f"{job}.0" and r["State"] != "RUNNING"],
+            30,
+            f"the end of step {job}.0 in the accounting",
+        )
+        assert states == ["OUT_OF_MEMORY"]
+
+    def test_processes_of_a_job_are_seen_on_its_nodes_until_it_is_cancelled(self, cluster: Cluster) -> None:
+        assert [cluster.node_processes(node) for node in cluster.node_names] == [[], [], [], []]
+        job = submit(cluster, "srun sleep 1234", "--nodes=2", "--ntasks-per-node=1")
+        first, second = cluster.node_names[:2]
+
+        def sleeping(node: str) -> list[int]:
+            return [pid for pid, command in cluster.node_processes(node) if command.endswith("sleep 1234")]
+
+        cluster.wait_for(lambda: sleeping(first) and sleeping(second), 60, "a task on each of two nodes")
+        [pid] = sleeping(second)
+        assert cluster.on(second, ["cat", f"/proc/{pid}/comm"]).stdout == "sleep\n"
+        cluster.run(["scancel", str(job)], check=True)
+        cluster.wait_for(
+            lambda: not any(cluster.node_processes(node) for node in cluster.node_names),
+            60,
+            "the nodes to be empty",
+        )
+
+    def test_a_signal_reaches_the_command_and_its_status_comes_back(self, cluster: Cluster) -> None:
+        process = cluster.popen(["bash", "-c", "trap 'exit 42' USR1; echo ready; while :; do sleep 0.05; done"])
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        cluster.signal(process, 10)
+        try:
+            assert process.wait(timeout=30) == 42
+        finally:
+            cluster.kill(process)
+
+    def test_a_command_that_does_not_end_is_killed(self, cluster: Cluster) -> None:
+        with pytest.raises(ClusterError, match=r"did not end within 0\.5 s(.|\n)*first words"):
+            cluster.run(["bash", "-c", "echo first words; sleep 4321"], timeout=0.5)
+        assert not [c for c in namespace_processes(pid_namespaces(cluster)) if "4321" in c]
+
+    def test_a_node_without_power_loses_its_processes_and_comes_back(self, cluster: Cluster) -> None:
+        node = cluster.node_names[3]
+        process = cluster.popen(["sleep", "1000"], node=node)
+        cluster.wait_for(lambda: cluster.node_processes(node), 30, "a process on the node")
+        cluster.kill_node(node)
+        assert process.wait(timeout=30) != 0
+        with pytest.raises(ClusterError, match="is not running"):
+            cluster.on(node, ["true"])
+        cluster.start_node(node)
+        assert cluster.on(node, ["hostname"]).stdout == f"{node}\n"
+        cluster.run(["srun", "-w", node, "true"], timeout=120, check=True)
+
+    def test_a_second_cluster_with_the_same_node_names_is_refused(self, cluster: Cluster, folder: Path) -> None:
+        second = Cluster(folder, nodes=2, accounting=False, prefix=PREFIX)
+        with pytest.raises(ClusterError, match=f"another cluster .* runs from {cluster.directory}"):
+            second.up()
+        second.down()
+        assert len(cluster.node_states()) == 4
+
+    @pytest.mark.prometheus
+    def test_an_exporter_on_a_node_is_scraped_and_a_rule_fires(self, cluster: Cluster, folder: Path) -> None:
+        if reason := prometheus_unavailable():
+            pytest.skip(reason)
+        node = cluster.node_names[1]
+        value = folder / "value"
+        value.write_text("1")
+        (folder / "demo.yml").write_text(RULES)
+        exporter = cluster.popen(["/usr/bin/python3", "-c", EXPORTER, "9700", value], node=node)
+        try:
+            with Stack(folder / "stack", cluster, rules=[folder / "*.yml"]) as stack:
+                assert_scraped_and_fired(stack, f"{node}:9700", value)
+                with pytest.raises(StackError, match="another host"):
+                    Stack(stack.directory).down()
+                assert stack.query("up") != []
+        finally:
+            cluster.kill(exporter)
+
+    def test_nothing_is_left_after_down(self, cluster: Cluster) -> None:
+        submit(cluster, "srun sleep 1000", "--nodes=4")
+        cluster.wait_for(lambda: cluster.node_processes(cluster.node_names[0]), 60, "the job to run")
+        mounts = Path("/proc/mounts").read_text()
+        namespaces = pid_namespaces(cluster)
+        assert namespace_processes(namespaces)
+        assert cgroups(PREFIX)
+        cluster.down()
+        assert namespace_processes(namespaces) == []
+        assert cgroups(PREFIX) == []
+        assert Path("/proc/mounts").read_text() == mounts
+        assert not cluster.is_up()
+        cluster.down()
+
+
+@pytest.mark.slurm
+def test_two_nodes_come_up_without_accounting(folder: Path) -> None:
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    with Cluster(folder, nodes=2, accounting=False, prefix=PREFIX) as cluster:
+        hosts = cluster.run(["srun", "-N2", "hostname"], check=True).stdout.split()
+        assert sorted(hosts) == list(cluster.node_names)
+        job = submit(cluster, "true")
+        assert cluster.wait_for_job(job, 60) == "COMPLETED"
+    assert cgroups(PREFIX) == []
+
+
+@pytest.mark.slurm
+def test_a_start_that_takes_too_long_leaves_nothing(folder: Path) -> None:
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    cluster = Cluster(folder, nodes=16, accounting=False, prefix=PREFIX)
+    with pytest.raises(ClusterError, match=r"up did not end within 0\.5 s"):
+        cluster.up(timeout=0.5)
+    assert not cluster.is_up()
+    assert [c for c in command_lines() if str(folder) in c] == []
+    assert cgroups(PREFIX) == []
+
+
+@pytest.mark.slurm
+def test_a_folder_that_users_cannot_enter_is_refused(folder: Path) -> None:
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    folder.chmod(0o700)
+    with pytest.raises(ClusterError, match="ordinary users cannot read"):
+        Cluster(folder / "inside", nodes=1, accounting=False, prefix=PREFIX).up()
+
+
+@pytest.mark.prometheus
+class TestStackOnLoopback:
+    def test_a_rule_fires_and_nothing_is_left_after_down(self, folder: Path) -> None:
+        if reason := prometheus_unavailable():
+            pytest.skip(reason)
+        value = folder / "value"
+        value.write_text("1")
+        (folder / "demo.yml").write_text(RULES)
+        port = free_port()
+        exporter = subprocess.Popen([sys.executable, "-c", EXPORTER, str(port), str(value)])
+        try:
+            with Stack(folder / "stack", rules=[folder / "*.yml"]) as stack:
+                assert_scraped_and_fired(stack, f"127.0.0.1:{port}", value)
+                stack.reload()
+                pids = [int(path.read_text().split()[0]) for path in stack.directory.glob("*.pid")]
+                assert len(pids) == 3
+            assert [pid for pid in pids if running(pid)] == []
+            stack.down()
+        finally:
+            exporter.kill()
+            exporter.wait(timeout=30)
+
+    def test_rules_that_prometheus_rejects_are_an_error_with_its_words(self, folder: Path) -> None:
+        if reason := prometheus_unavailable():
+            pytest.skip(reason)
+        (folder / "bad.yml").write_text("groups: [{name: x, rules: [{alert: A, expr: 'sum('}]}]")
+        with pytest.raises(StackError, match="could not parse expression"):
+            Stack(folder / "stack", rules=[folder / "*.yml"]).up()
+
+
+def test_a_wait_that_fails_says_for_what_and_where_to_look(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"waited 0\.2 s for rain; last value: \[\]; logs: .*") as info:
+        wait_for(list, 0.2, "rain", logs=tmp_path)
+    assert str(tmp_path) in str(info.value)
+
+
+def test_a_wait_retries_only_the_errors_it_was_told() -> None:
+    def broken() -> bool:
+        raise KeyError("pump")
+
+    with pytest.raises(KeyError):
+        wait_for(broken, 5, "water")
+    with pytest.raises(TimeoutError, match="last error: 'pump'"):
+        wait_for(broken, 0.2, "water", retry=(KeyError,))
+
+
+def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
+    """The target is found, its own labels win, and the alert is at the webhook within 15 s, then resolved."""
+    stack.announce("demo", [target], {"cluster": "from-target"})
+    series = stack.wait_for(lambda: stack.query("demo_value"), 60, f"{target} to be scraped")
+    assert [s["metric"]["cluster"] for s in series] == ["test"]
+    assert [s["metric"]["instance"] for s in series] == ["chosen"]
+    assert [t["health"] for t in stack.targets()] == ["up"]
+    start = time.time()
+    value.write_text("11")
+    [alert] = stack.wait_for(stack.alerts, 60, "the alert to reach the webhook")
+    assert alert["received"] - start < 15
+    assert alert["status"] == "firing"
+    assert alert["labels"]["alertname"] == "DemoTooHigh"
+    assert alert["annotations"]["summary"] == "7 is at 11"
+    assert alert["groupKey"] == '{}:{cluster="test", job_id="7"}'
+    now = time.time()
+    values: list[Any] = stack.query_range("demo_value", now - 20, now)[0]["values"]
+    assert values[-1][1] == "11"
+    value.write_text("1")
+    stack.wait_for(lambda: [a for a in stack.alerts() if a["status"] == "resolved"], 60, "the alert to be resolved")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie that its parent has yet to collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] not in "ZX"
+    except FileNotFoundError:
+        return False

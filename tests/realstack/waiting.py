@@ -1,0 +1,41 @@
+"""Waiting for a condition, with a deadline and an account of what was seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SHOWN = 1000  # characters of the last value in a message
+
+
+def wait_for(
+    predicate: Callable[[], T],
+    timeout: float,
+    what: str,
+    *,
+    logs: Path | None = None,
+    interval: float = 0.1,
+    retry: tuple[type[Exception], ...] = (),
+) -> T:
+    """The first true value of `predicate`, or TimeoutError after `timeout` seconds.
+
+    Exceptions named in `retry` mean "not yet"; all others are passed on at once.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            value = predicate()
+            if value:
+                return value
+            seen = f"last value: {value!r}"
+        except retry as error:
+            seen = f"last error: {error}"
+        if time.monotonic() >= end:
+            where = f"; logs: {logs}" if logs else ""
+            shown = seen if len(seen) <= _SHOWN else seen[:_SHOWN] + "..."
+            raise TimeoutError(f"waited {timeout:g} s for {what}; {shown}{where}")
+        time.sleep(interval)
