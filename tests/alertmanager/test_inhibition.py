@@ -1,0 +1,131 @@
+"""A real Alertmanager with the shipped configuration hides what it should, and only that."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = Path(__file__).resolve().parents[2] / "alertmanager" / "alertmanager.yml"
+PROGRAM = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
+START_S = 20
+SETTLE_S = 10
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(PROGRAM is None, reason="alertmanager is not installed"),
+]
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Alertmanager:
+    """The HTTP interface of a running Alertmanager."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=2):
+                return True
+        except OSError:
+            return False
+
+    def post(self, *alerts: dict[str, str]) -> None:
+        """Report alerts with these labels as firing."""
+        body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+        request = urllib.request.Request(
+            f"{self._url}/api/v2/alerts", body, {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=5):
+            pass
+
+    def hidden(self) -> dict[tuple[str, str], bool]:
+        """Whether each alert is inhibited, by name and job."""
+        with urllib.request.urlopen(f"{self._url}/api/v2/alerts", timeout=5) as answer:
+            alerts: list[dict[str, Any]] = json.load(answer)
+        found = {}
+        for alert in alerts:
+            labels, inhibitors = alert["labels"], alert["status"]["inhibitedBy"]
+            found[labels["alertname"], labels.get("job_id", "")] = bool(inhibitors)
+        return found
+
+
+@pytest.fixture
+def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:
+    assert PROGRAM is not None
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [
+            PROGRAM,
+            f"--config.file={CONFIG}",
+            f"--storage.path={tmp_path}",
+            f"--web.listen-address={address}",
+            "--cluster.listen-address=",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        server = Alertmanager(f"http://{address}")
+        deadline = time.monotonic() + START_S
+        while not server.ready():
+            assert process.poll() is None, "Alertmanager ended"
+            assert time.monotonic() < deadline, "Alertmanager does not get ready"
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def job_alert(name: str, job_id: str, **labels: str) -> dict[str, str]:
+    """Labels of an alert of one job."""
+    return {"alertname": name, "cluster": "c1", "job_id": job_id, "severity": "critical", **labels}
+
+
+@pytest.mark.parametrize("death", ["GpuJobWorkerKilled", "GpuJobWorkerCrashed", "GpuJobWorkerOutOfMemory"])
+def test_a_death_hides_its_consequences_in_its_own_job_only(alertmanager: Alertmanager, death: str) -> None:
+    nameless = {"cluster": "c1", "severity": "critical"}
+    alertmanager.post(
+        job_alert(death, "7", worker="w1", node="n1"),
+        job_alert("GpuJobWorkersLost", "7", node="n1"),
+        job_alert("GpuJobNoProgress", "7", worker="w0", node="n2"),
+        job_alert("GpuJobDiskLow", "7", group="output"),
+        job_alert("GpuJobWorkersLost", "8", node="n1"),
+        job_alert("GpuJobNoProgress", "8", worker="w0", node="n1"),
+        {"alertname": death, **nameless},
+        {"alertname": "GpuJobNoProgress", **nameless},
+    )
+    expected = {
+        (death, "7"): False,
+        ("GpuJobWorkersLost", "7"): True,
+        ("GpuJobNoProgress", "7"): True,
+        ("GpuJobDiskLow", "7"): False,
+        ("GpuJobWorkersLost", "8"): False,
+        ("GpuJobNoProgress", "8"): False,
+        (death, ""): False,
+        ("GpuJobNoProgress", ""): False,
+    }
+    deadline = time.monotonic() + SETTLE_S
+    while alertmanager.hidden() != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert alertmanager.hidden() == expected

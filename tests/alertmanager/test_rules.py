@@ -1,0 +1,307 @@
+"""The alert rules, their tests, their pages and the routing agree with each other and with the tools."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.promql import metric_names, rule_metric_names, template_metric_names
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTMANAGER = ROOT / "alertmanager"
+RULES = ALERTMANAGER / "rules"
+RUNBOOKS = ALERTMANAGER / "runbooks"
+CONFIG = ALERTMANAGER / "alertmanager.yml"
+TESTS = Path(__file__).resolve().parent
+
+RUNBOOK_BASE = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
+COMPONENTS = {"worker", "progress", "disk", "self"}
+# Reasons of an exit that no rule on exits may read: a person or the scheduler asked for it, it follows from
+# another exit, or (node_failure) the sidecar that would report it went with the node.
+SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
+LOUD_REASONS = {
+    "GpuJobWorkerKilled": {"killed_unknown", "crashed_signal"},
+    "GpuJobWorkerCrashed": {"app_error", "launch_failed", "nccl_timeout", "gpu_fault", "disk_full"},
+    "GpuJobWorkerOutOfMemory": {"host_oom", "cuda_oom"},
+}
+
+needs_tools = pytest.mark.skipif(
+    not (shutil.which("promtool") and shutil.which("amtool")), reason="promtool is not installed"
+)
+
+
+@dataclass(frozen=True)
+class Assertion:
+    """One statement of a promtool test about one alert."""
+
+    alert: str
+    fires: bool
+    series_end: bool
+
+
+def load(path: Path) -> Any:
+    """The YAML document in ``path``."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def groups() -> list[dict[str, Any]]:
+    """Every group of every rule file."""
+    return [group for path in sorted(RULES.glob("*.yml")) for group in load(path)["groups"]]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule of every group."""
+    return [rule for group in groups() for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """Every alert by its name."""
+    return {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def promtool_files() -> list[Path]:
+    """The promtool test files."""
+    return sorted(TESTS.glob("*.test.yml"))
+
+
+def assertions() -> Iterator[Assertion]:
+    """What the promtool tests state of single alerts, in either of their two forms."""
+    for path in promtool_files():
+        for case in load(path)["tests"]:
+            series_end = any("stale" in str(series["values"]) for series in case["input_series"])
+            for row in case.get("alert_rule_test", ()):
+                yield Assertion(row["alertname"], bool(row.get("exp_alerts")), series_end)
+            for row in case.get("promql_expr_test", ()):
+                if 'alertstate="pending"' in row["expr"]:
+                    continue
+                named = re.findall(r'alertname="(\w+)"', row["expr"] + str(row.get("exp_samples", "")))
+                for alert in named if "ALERTS" in row["expr"] else ():
+                    yield Assertion(alert, bool(row.get("exp_samples")), series_end)
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """The finished command, with its two outputs as one text."""
+    return subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@needs_tools
+def test_promtool_accepts_the_rules() -> None:
+    done = run("promtool", "check", "rules", *sorted(RULES.glob("*.yml")))
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tools
+@pytest.mark.parametrize("path", promtool_files(), ids=lambda path: path.name)
+def test_rules_fire_and_stay_silent(path: Path) -> None:
+    done = run("promtool", "test", "rules", path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tools
+def test_amtool_accepts_the_configuration() -> None:
+    done = run("amtool", "check-config", CONFIG)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("receiver", "labels"),
+    [
+        *(
+            (
+                {"critical": "page", "warning": "notify"}[rule["labels"]["severity"]]
+                if rule["labels"]["component"] != "self"
+                else "operators",
+                {"alertname": name, **rule["labels"], "cluster": "c1", "job_id": "7"},
+            )
+            for name, rule in alerts().items()
+        ),
+        ("page", {"severity": "critical", "component": "gpu"}),
+        ("notify", {"severity": "warning", "component": "gpu"}),
+        ("operators", {"severity": "critical", "component": "self"}),
+        ("notify", {"severity": "info", "component": "slurm"}),
+        ("notify", {}),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else value,
+)
+def test_an_alert_reaches_its_receiver(receiver: str, labels: dict[str, str]) -> None:
+    words = [f"{name}={value}" for name, value in labels.items()]
+    routes_test = ("amtool", "config", "routes", "test", f"--config.file={CONFIG}")
+    done = run(*routes_test, f"--verify.receivers={receiver}", *words)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_tools
+def test_promtool_accepts_the_prometheus_settings_of_the_readme(tmp_path: Path) -> None:
+    text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    settings = next(block for block in blocks if "scrape_configs" in block)
+    (scrape,) = yaml.safe_load(settings)["scrape_configs"]
+    assert scrape["job_name"] == "gpujob-sidecar"
+    assert scrape["honor_labels"] is True
+    assert all("refresh_interval" in discovery for discovery in scrape["file_sd_configs"])
+
+    path = tmp_path / "prometheus.yml"
+    path.write_text(settings.replace("/etc/prometheus/gpujob", str(RULES)), encoding="utf-8")
+    done = run("promtool", "check", "config", path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("rules found") == len(groups())
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_has_all_its_parts(name: str) -> None:
+    rule = alerts()[name]
+    assert re.fullmatch(r"GpuJob([A-Z][a-z]+)+", name)
+    assert rule["labels"].keys() == {"severity", "component"}
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert rule["labels"]["component"] in COMPONENTS
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert "for" in rule
+    assert "{{" not in rule["annotations"]["summary"]
+    assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_BASE}/{name}.md"
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_a_description_says_whose_job_it_is_and_where(name: str) -> None:
+    description = alerts()[name]["annotations"]["description"]
+    for label in ("job_id", "job_name", "user"):
+        assert f"$labels.{label} " in description
+    assert "$labels.node " in description or 'label "node"' in description
+    assert "\n" not in description.strip()
+
+
+def test_summaries_tell_alerts_apart() -> None:
+    assert not repeated(rule["annotations"]["summary"] for rule in alerts().values())
+
+
+def repeated(values: Iterator[str]) -> list[str]:
+    """Values that occur more than once."""
+    return [value for value, count in Counter(values).items() if count > 1]
+
+
+def test_names_of_alerts_and_groups_are_unique() -> None:
+    assert not repeated(rule["alert"] for rule in rules() if "alert" in rule)
+    assert not repeated(group["name"] for group in groups())
+    for path in RULES.glob("*.yml"):
+        assert [group["name"] for group in load(path)["groups"]] == [path.stem]
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == alerts().keys()
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_a_runbook_has_its_four_parts(name: str) -> None:
+    lines = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == f"# {name}"
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings == ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation"]
+
+
+def test_the_readme_lists_every_alert_with_its_severity_and_the_base_of_the_runbooks() -> None:
+    text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[(GpuJob\w+)\]\(runbooks/\1\.md\) \| (\w+) \|", text, re.MULTILINE))
+    assert rows == {name: rule["labels"]["severity"] for name, rule in alerts().items()}
+    assert RUNBOOK_BASE in text
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_is_tested_both_ways_and_beyond_the_end_of_its_series(name: str) -> None:
+    stated = [assertion for assertion in assertions() if assertion.alert == name]
+    assert any(assertion.fires for assertion in stated)
+    assert any(not assertion.fires for assertion in stated)
+    assert any(not assertion.fires and assertion.series_end for assertion in stated)
+
+
+def test_promtool_tests_name_only_alerts_that_exist() -> None:
+    assert {assertion.alert for assertion in assertions()} == alerts().keys()
+
+
+@pytest.mark.parametrize("path", promtool_files(), ids=lambda path: path.name)
+def test_a_test_file_fixes_the_order_of_all_groups(path: Path) -> None:
+    """promtool evaluates groups that are not listed in any order, and alerts read recorded series."""
+    document = load(path)
+    assert document["rule_files"] == ["../../alertmanager/rules/*.yml"]
+    assert document["group_eval_order"][0] == "gpujob-recording"
+    assert sorted(document["group_eval_order"]) == sorted(group["name"] for group in groups())
+    assert not repeated(case["name"] for case in document["tests"])
+
+
+def test_every_reason_of_an_exit_is_either_paged_once_or_silent() -> None:
+    read: dict[str, set[str]] = {}
+    for name, rule in alerts().items():
+        if "gpujob_worker_last_exit_timestamp_seconds{" in rule["expr"]:
+            (pattern,) = re.findall(r'reason=~"([^"]*)"', rule["expr"])
+            read[name] = set(pattern.split("|"))
+    assert read == LOUD_REASONS
+    assert not set().union(*read.values()) & SILENT_REASONS
+
+
+def test_deaths_fire_at_once_and_outlive_the_job() -> None:
+    for name in LOUD_REASONS:
+        assert alerts()[name]["for"] == "0s"
+        assert alerts()[name]["keep_firing_for"] == "15m"
+
+
+def test_recorded_series_are_read() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    used = set().union(*(metric_names(rule["expr"]) for rule in alerts().values()))
+    assert recorded <= used
+
+
+def test_rules_read_only_series_of_jobs_and_up() -> None:
+    assert {name for name in rule_metric_names(RULES) if not name.startswith("gpujob_")} == {"up"}
+
+
+def test_inhibition_needs_a_job_id_on_both_sides_and_names_alerts_that_exist() -> None:
+    """Two alerts without the label would be equal in it, and one would mute the other."""
+    for inhibition in load(CONFIG)["inhibit_rules"]:
+        assert inhibition["equal"] == ["cluster", "job_id"]
+        for side in ("source_matchers", "target_matchers"):
+            name, guard = inhibition[side]
+            assert guard == 'job_id!=""'
+            pattern = re.fullmatch(r'alertname=~?"(.*)"', name)
+            assert pattern
+            prefix, _, rest = pattern[1].partition("(")
+            for ending in rest.removesuffix(")").split("|"):
+                assert prefix + ending in alerts()
+
+
+@pytest.mark.parametrize(
+    ("expr", "names"),
+    [
+        ("up", {"up"}),
+        ("time() - 600", set()),
+        ('rate(a_total{x="y"}[5m]) / on (z) group_left () b offset 5m', {"a_total", "b"}),
+        ("max_over_time((c - d)[1h:5m]) > topk(3, e) unless f @ end()", {"c", "d", "e", "f"}),
+        ('{__name__="g", x="y"} or h:i:j', {"g", "h:i:j"}),
+        ('label_replace(k, "a", "$1", "b", "(.*)") == bool -l', {"k", "l"}),
+    ],
+)
+def test_metric_names_are_those_selected(expr: str, names: set[str]) -> None:
+    assert metric_names(expr) == names
+
+
+@pytest.mark.parametrize("expr", ["sum(", "", '{__name__=~"a.*"}', '{job="x"}'])
+def test_metric_names_refuse_what_cannot_be_checked(expr: str) -> None:
+    with pytest.raises(ValueError, match=r"not PromQL|without a fixed metric name"):
+        metric_names(expr)
+
+
+def test_metric_names_in_a_text_are_those_of_its_queries() -> None:
+    text = "{{ range query (printf `gpujob_worker_up{node=%q} == 0` $labels.node) }}gpujob{{ end }}"
+    assert template_metric_names(text) == {"gpujob_worker_up"}
