@@ -77,6 +77,8 @@ class Manifest:
     launch_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0
     linger_s: float = 30.0
+    announced: bool = False
+    """Whether the targets of the job are announced where a Prometheus looks for them."""
     listen_address: str = ":0"
     run_dir: Path = field(default=Path(), metadata={"derived": True})
     """Where the manifest was read from; not part of the file."""

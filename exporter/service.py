@@ -71,8 +71,8 @@ class Service:
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._sidecar = sidecar
-        self._scrapes = ScrapeLog()
         self._clock = sidecar.context.clock
+        self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
 
     def application(self) -> web.Application:
         """The routes."""

@@ -110,17 +110,25 @@ class Sidecar:
 
 
 class ScrapeLog:
-    """Who scrapes, and whether each of them has seen the final values."""
+    """Who scrapes, and whether each of them has seen the final values.
+
+    Nobody is waited for who never came. A job that is announced and over within seconds is the
+    exception: discovery takes some time, and its one page would be lost.
+    """
 
     FORGET_S = 180.0
+    DISCOVERY_S = 30.0
 
-    def __init__(self) -> None:
+    def __init__(self, started: float, *, announced: bool) -> None:
         self._last: dict[str, float] = {}
+        self._discovered_by = started + (self.DISCOVERY_S if announced else 0.0)
 
     def note(self, scraper: str, now: float) -> None:
         """A scrape at ``now``."""
         self._last[scraper] = now
 
     def satisfied(self, since: float, now: float) -> bool:
-        """Whether everybody who has scraped lately did so again after ``since``; true when nobody ever did."""
+        """Whether everybody who has scraped lately did so again after ``since``."""
+        if not self._last:
+            return now >= self._discovered_by
         return all(last > since for last in self._last.values() if now - last < self.FORGET_S)

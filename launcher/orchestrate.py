@@ -35,6 +35,8 @@ FINAL_VALUES_S = 15.0
 KILL_MARGIN_S = 1.5
 """Kept free of KillWait for the report."""
 SIDECAR_END_S = 5.0
+OWN_TEARDOWN_S = 8.0
+"""Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
 
 def say(message: str) -> None:
@@ -288,7 +290,8 @@ class Orchestrator:
 
     def _begin_stop(self, reason: str, cause: str, *, ask: bool = True) -> None:
         """Publish why, then tell all workers at once; one deadline for all of them."""
-        self._deadline = time.monotonic() + max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
+        allowed = OWN_TEARDOWN_S if self._signal is None else max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
+        self._deadline = time.monotonic() + allowed
         self._stop = {"reason": reason, "cause": cause, "time": time.time()}
         say(f"Stopping the job: {cause}")
         self._events.write("job stopping", reason=reason, cause=cause)

@@ -172,6 +172,7 @@ def _manifest(
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,
         linger_s=monitoring.linger,
+        announced=cluster.target_dir is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
     )
 

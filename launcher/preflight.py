@@ -26,7 +26,7 @@ class Finding:
 
 def check_plan(plan: Plan, *, local: bool) -> list[Finding]:
     """Findings about directories, programs and tools. Nothing is changed."""
-    findings = [*_directories(plan), *_commands(plan, local=local)]
+    findings = [*_directories(plan, local=local), *_commands(plan, local=local)]
     if not local and shutil.which("sbatch") is None:
         findings.append(
             Finding(
@@ -51,7 +51,7 @@ def check_plan(plan: Plan, *, local: bool) -> list[Finding]:
     return findings
 
 
-def _directories(plan: Plan) -> list[Finding]:
+def _directories(plan: Plan, *, local: bool) -> list[Finding]:
     findings = []
     if not Path(plan.workdir).is_dir():
         findings.append(
@@ -63,6 +63,11 @@ def _directories(plan: Plan) -> list[Finding]:
         problem = _why_not_writable(Path(directory))
         if problem:
             findings.append(Finding("not-writable", "error", place, problem))
+    if not local and "\\" in plan.logs_dir:
+        problem = (
+            f'"{plan.logs_dir}" holds a backslash, which Slurm\'s file name patterns cannot express; use another one'
+        )
+        findings.append(Finding("backslash", "error", "logs_dir", problem))
     if plan.target_dir and not os.access(plan.target_dir, os.W_OK | os.X_OK):
         findings.append(
             Finding(

@@ -37,6 +37,11 @@ def one_line(text: str) -> bool:
     return "\n" not in text and "\r" not in text
 
 
+def quoted(value: str) -> str:
+    """A value for an #SBATCH line. Its quotes are a shell's, but a backslash escapes even inside them."""
+    return shlex.quote(value).replace("\\", "\\\\")
+
+
 def output_pattern(path: str) -> str:
     """A path as Slurm's file name pattern: ``%`` would begin a replacement (sbatch(1), filename pattern)."""
     return path.replace("%", "%%")
@@ -88,7 +93,7 @@ def render_sbatch(plan: Plan) -> str:
         if value is None:
             lines.append(f"#SBATCH --{name}")
         elif one_line(value):
-            lines.append(f"#SBATCH --{name}={shlex.quote(value)}")
+            lines.append(f"#SBATCH --{name}={quoted(value)}")
     before, _, after = str(plan.run_dir("{job_id}")).partition("{job_id}")
     lines += [
         "",

@@ -106,10 +106,18 @@ def cancel(job_id: str) -> None:
     run_command(["scancel", job_id])
 
 
-def signal_steps(steps: Sequence[str], name: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
-    """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL."""
-    if steps:
-        run_command(["scancel", f"--signal={name}", *steps], timeout_s=timeout_s)
+def signal_steps(steps: Sequence[str], name: str) -> None:
+    """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL.
+
+    scancel 22.05 delivers the signal and then complains of an invalid job id, exit status 225.
+    """
+    if not steps:
+        return
+    try:
+        run_command(["scancel", f"--signal={name}", *steps], timeout_s=ENDING_TIMEOUT_S)
+    except SlurmError as error:
+        if "Invalid job id specified" not in str(error):
+            raise
 
 
 class SlurmSteps:
@@ -175,11 +183,12 @@ class SlurmSteps:
             else:
                 steps.append(f"{self._facts.job_id}.{step}")
         try:
-            signal_steps(steps, name, timeout_s=ENDING_TIMEOUT_S)
+            signal_steps(steps, name)
         except SlurmError as error:
-            print(f"gpujob: {error}; ending the steps through srun", file=sys.stderr, flush=True)  # noqa: T201
-            for entry in running:
-                entry.process.terminate()
+            if shutil.which("scancel") is None:
+                for entry in running:
+                    entry.process.terminate()
+            print(f"gpujob: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _step_of(self, entry: Running) -> str | None:
         task = entry.planned.task
@@ -195,7 +204,7 @@ class SlurmSteps:
                 timeout_s=ENDING_TIMEOUT_S,
             )
             names = [line.partition("|") for line in steps.splitlines()]
-            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM", timeout_s=ENDING_TIMEOUT_S)
+            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM")
         except SlurmError:
             for process in sidecars:
                 process.terminate()

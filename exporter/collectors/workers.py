@@ -50,7 +50,7 @@ LAST_CODE = Family("worker_last_exit_code", "Exit status of the last end; absent
 LAST_SIGNAL = Family("worker_last_exit_signal", "Signal of the last end; absent after an exit.", labels=WORKER_LABELS)
 LAST_TIME = Family(
     "worker_last_exit_timestamp_seconds",
-    "When the worker last ended, and why.",
+    "When the worker last ended, for each reason that has occurred.",
     labels=(*WORKER_LABELS, "reason"),
 )
 LAUNCH_VERIFIED = Family("launch_verified", "Whether every worker of this node has been started.")
@@ -318,7 +318,8 @@ class WorkersCollector:
                 last = facts.exits[-1]
                 out.add(LAST_CODE, last.code, **labels)
                 out.add(LAST_SIGNAL, last.signal, **labels)
-                out.add(LAST_TIME, last.end, **labels, reason=last.reason)
+                for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
+                    out.add(LAST_TIME, end, **labels, reason=reason)
         out.add(LAUNCH_VERIFIED, int(all(facts.start is not None for facts in snapshot.workers)))
 
     def describe(self, snapshot: WorkersSnapshot, status: Status) -> None:

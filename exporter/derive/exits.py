@@ -90,9 +90,9 @@ def verdict(evidence: Evidence) -> Verdict:
         return Verdict("completed", tuple(facts))
     if number is None and code is not None and 128 < code < 192:
         number = code - 128  # a shell between us and the program says it this way
-    stop = evidence.stop
-    stopped_before = stop is not None and (evidence.end is None or stop.time <= evidence.end + 0.5)
-    if stop is not None and stopped_before and (evidence.forwarded or code is None or number in _ENDINGS):
+    stop, no_record = evidence.stop, code is None and number is None
+    if stop is not None and (evidence.forwarded or no_record):
+        # a teardown goes through the wrapper: it has passed a signal on, or was itself killed at the deadline
         facts.append(f"the job was being stopped: {stop.cause}")
         return Verdict(stop.reason, tuple(facts))
     if evidence.oom_kills:

@@ -233,7 +233,7 @@ class Cluster:
         """Kill a command started by `popen` with its whole process group, and collect it."""
         _kill_group(process)
 
-    def wait_for(self, predicate: Callable[[], T], timeout: float, what: str) -> T:
+    def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str) -> T:
         """The first true value of `predicate`; TimeoutError says what for and where the logs are."""
         return wait_for(predicate, timeout, what, logs=self.log_dir)
 

@@ -146,7 +146,7 @@ class Stack:
         new.rename(path)
         return path
 
-    def wait_for(self, predicate: Callable[[], T], timeout: float, what: str) -> T:
+    def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str) -> T:
         """The first true value of `predicate`; an API that does not answer means "not yet".
 
         TimeoutError says what was waited for, the last value, and where the logs are.

@@ -13,7 +13,7 @@ _SHOWN = 1000  # characters of the last value in a message
 
 
 def wait_for(
-    predicate: Callable[[], T],
+    predicate: Callable[[], T | None],
     timeout: float,
     what: str,
     *,

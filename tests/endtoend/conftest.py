@@ -1,0 +1,61 @@
+"""A real Slurm cluster and a real Prometheus for the whole paths."""
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.endtoend.jobs import GPUJOB, ROOT_DIR, JobSpace
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+from tests.realstack.stack import Stack, prometheus_unavailable
+
+
+def _user_for(cluster: Cluster) -> str:
+    """The unprivileged test user where it can reach this checkout and its interpreter, else root."""
+    reachable = cluster.run(["test", "-x", GPUJOB, "-a", "-r", ROOT_DIR / "exporter" / "manifest.py"], cwd=Path("/"))
+    runs = cluster.run([GPUJOB, "--version"], cwd=Path("/"))
+    return cluster.user if reachable.returncode == 0 and runs.returncode == 0 else ROOT
+
+
+@pytest.fixture(scope="session")
+def space_dir() -> Iterator[Path]:
+    """A directory that every user can enter; pytest's own are for one user alone."""
+    directory = Path(tempfile.mkdtemp(prefix="gpujob-e2e-", dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    if not os.environ.get("GPUJOB_KEEP"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(space_dir: Path) -> Iterator[Cluster]:
+    """Four nodes with accounting."""
+    if reason := slurm_unavailable():
+        pytest.skip(reason)
+    with Cluster(space_dir / "cluster", prefix="node") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def stack(space_dir: Path, cluster: Cluster) -> Iterator[Stack]:
+    """Prometheus and Alertmanager on the head of the cluster, with the project's rules."""
+    if reason := prometheus_unavailable():
+        pytest.skip(reason)
+    targets = space_dir / "targets"
+    targets.mkdir()
+    targets.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
+    with Stack(space_dir / "stack", cluster, targets_dir=targets) as made:
+        yield made
+
+
+@pytest.fixture
+def jobs(space_dir: Path, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[JobSpace]:
+    """A working directory of its own for the jobs of one test; what still runs at the end is cancelled."""
+    directory = Path(tempfile.mkdtemp(prefix="job-", dir=space_dir))
+    space = JobSpace(cluster, directory, _user_for(cluster), space_dir / "targets")
+    yield space
+    space.close()

@@ -1,0 +1,140 @@
+"""Submitting and looking at jobs of the tests."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster
+
+ROOT_DIR = Path(__file__).resolve().parents[2]
+GPUJOB = ROOT_DIR / ".venv" / "bin" / "gpujob"
+EMBED = ROOT_DIR / "examples" / "embed" / "embed.py"
+
+
+def embed_job(
+    name: str,
+    *,
+    options: str = "",
+    items: int = 4000,
+    rate: float = 20,
+    nodes: int = 4,
+    count: int = 8,
+    gpus_per_node: int = 2,
+    **over: Any,
+) -> dict[str, Any]:
+    """A job file of the embedding example."""
+    command = f"python3 embed.py --items {items} --rate {rate} --log-every 20 --checkpoint-every 100 {options}"
+    return {
+        "name": name,
+        "resources": {"nodes": nodes, "gpus_per_node": gpus_per_node},
+        "workers": [{"role": "worker", "count": count, "gpus": 1, "command": command.strip()}],
+        "slurm": {"partition": "gpu", "time_limit": "00:10:00"},
+        "patterns": {"output": "output_worker_*.jsonl", "checkpoints": "checkpoint_*.json"},
+        "progress": {"total_items": items},
+        "monitoring": {"check_interval": 1, "linger": 8, "stall_timeout": 60},
+        **over,
+    }
+
+
+class Job:
+    """One submitted job."""
+
+    def __init__(self, space: "JobSpace", job_id: str, run_dir: Path) -> None:
+        self.space = space
+        self.job_id = job_id
+        self.run_dir = run_dir
+
+    def wait(self, timeout: float = 120) -> str:
+        """Slurm's final state of the job."""
+        return self.space.cluster.wait_for_job(int(self.job_id), timeout)
+
+    def wait_for_phase(self, phase: str, timeout: float = 60) -> None:
+        """Wait until the orchestrator has published this phase."""
+        self.space.cluster.wait_for(lambda: self.json("state.json").get("phase") == phase, timeout, f"phase {phase}")
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run directory; empty when it is not there (yet)."""
+        try:
+            return json.loads((self.run_dir / name).read_text())  # type: ignore[no-any-return]
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def report(self) -> dict[str, Any]:
+        """The job's report."""
+        found = self.json("report.json")
+        assert found, (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
+        return found
+
+    def output_lines(self) -> int:
+        """Lines in all output files."""
+        return sum(path.read_bytes().count(b"\n") for path in self.run_dir.glob("output_worker_*.jsonl"))
+
+    def start_record(self, rank: int) -> dict[str, Any]:
+        """The start record of the first run of a task."""
+        return self.json(f"workers/worker_w{rank}_rank{rank}_a0_r0.start.json")
+
+    def watch(self, *options: str) -> dict[str, Any]:
+        """One look by `gpujob watch --once --json`."""
+        done = self.space.gpujob("watch", str(self.run_dir), "--once", "--json", *options)
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def our_processes(self) -> list[str]:
+        """Command lines on any node that belong to this job."""
+        found = []
+        for node in self.space.cluster.node_names:
+            for _, command in self.space.cluster.node_processes(node):
+                if str(self.run_dir) in command or "embed.py" in command or command.startswith("srun"):
+                    found.append(f"{node}: {command}")
+        return found
+
+
+class JobSpace:
+    """A working directory in which jobs are submitted as an ordinary user."""
+
+    def __init__(self, cluster: Cluster, directory: Path, user: str, targets_dir: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.user = user
+        self.submitted: list[Job] = []
+        shutil.copy(EMBED, directory)
+        (directory / "gpujob.yaml").write_text(yaml.safe_dump({"target_dir": str(targets_dir), "cluster": "test"}))
+        self.own(directory)
+
+    def own(self, *paths: Path) -> None:
+        """Give paths and what is in them to the user."""
+        for path in paths:
+            shutil.chown(path, self.user)
+            for inner in path.rglob("*"):
+                shutil.chown(inner, self.user)
+        if self.user != ROOT:
+            self.directory.chmod(0o755)
+
+    def gpujob(
+        self, *arguments: str, cwd: Path | None = None, check: bool = False, env: Mapping[str, str] | None = None
+    ) -> Any:
+        """Run a command of gpujob on the head."""
+        return self.cluster.run(
+            [GPUJOB, *arguments], user=self.user, cwd=cwd or self.directory, env=env or {}, timeout=120, check=check
+        )
+
+    def submit(self, spec: dict[str, Any], *, cwd: Path | None = None) -> Job:
+        """Write the job file and submit it."""
+        path = (cwd or self.directory) / "job.yaml"
+        path.write_text(yaml.safe_dump(spec, allow_unicode=True))
+        done = self.gpujob("submit", str(path), "--json", cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer = json.loads(done.stdout)
+        job = Job(self, answer["job_id"], Path(answer["run_dir"]))
+        self.submitted.append(job)
+        return job
+
+    def close(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        for job in self.submitted:
+            if self.cluster.job_state(int(job.job_id)) not in FINAL_STATES:
+                self.cluster.run(["scancel", job.job_id], user=ROOT)
+                job.wait()

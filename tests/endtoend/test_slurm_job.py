@@ -1,0 +1,241 @@
+"""Whole jobs on a real Slurm, scraped by a real Prometheus, paged by a real Alertmanager."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.endtoend.jobs import Job, JobSpace, embed_job
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+from tests.realstack.stack import Stack
+
+pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
+
+PAGED_WITHIN_S = 15.0
+
+
+def up_targets(stack: Stack, job: Job) -> int:
+    return sum(target["health"] == "up" and target["labels"].get("job_id") == job.job_id for target in stack.targets())
+
+
+def known_targets(stack: Stack, job: Job) -> int:
+    return sum(target["labels"].get("job_id") == job.job_id for target in stack.targets())
+
+
+def page(stack: Stack, job: Job, name: str) -> dict[str, Any] | None:
+    for alert in stack.alerts():
+        labels = alert["labels"]
+        if labels.get("job_id") == job.job_id and labels["alertname"] == name and alert["status"] == "firing":
+            return alert
+    return None
+
+
+def last_items(stack: Stack, job: Job) -> float:
+    """The last sample of each worker's items, summed, also after the series have ended."""
+    series = stack.query(f'last_over_time(gpujob_worker_items_processed_total{{job_id="{job.job_id}"}}[10m])')
+    return sum(float(one["value"][1]) for one in series)
+
+
+def waiting(cluster: Cluster, condition: Callable[[], object], timeout: float, what: str) -> float:
+    """Seconds until the condition held."""
+    start = time.monotonic()
+    cluster.wait_for(condition, timeout, what)
+    return time.monotonic() - start
+
+
+def kill_worker(cluster: Cluster, job: Job, rank: int) -> str:
+    """kill -9 of the worker's process on its node; the node."""
+    cluster.wait_for(lambda: "pid" in job.start_record(rank), 30, f"start of rank {rank}")
+    record = job.start_record(rank)
+    done = cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT)
+    assert done.returncode == 0, done.stderr
+    return str(record["node"])
+
+
+def test_a_job_of_eight_workers_is_scraped_from_start_to_end_and_its_numbers_agree(
+    jobs: JobSpace, stack: Stack, cluster: Cluster
+) -> None:
+    job = jobs.submit(embed_job("embed"))
+    cluster.wait_for(lambda: job.json("orchestrator.json"), 30, "start of the job")
+    started = float(job.json("orchestrator.json")["start"])
+
+    cluster.wait_for(lambda: up_targets(stack, job) == 4, 20, "four targets up")
+    assert time.time() - started <= 10.0, "four targets should be up within 10 s of the job's start"
+
+    view = job.watch()
+    assert (view["state"], len(view["workers"])) == ("RUNNING", 8)
+
+    assert job.wait() == "COMPLETED"
+    ended = time.monotonic()
+    cluster.wait_for(lambda: known_targets(stack, job) == 0, 20, "no target left")
+    assert time.monotonic() - ended <= 10.0
+    report = job.report()
+
+    assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
+    assert report["items"] == 4000 == job.output_lines()
+    assert last_items(stack, job) == 4000
+    assert job.our_processes() == []
+    assert not (job.run_dir / "targets.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "alert", "reason", "ours"),
+    [
+        pytest.param("", "GpuJobWorkerKilled", "killed_unknown", True, id="kill -9"),
+        pytest.param("--exit-code 3 --at 60 --only-rank 5", "GpuJobWorkerCrashed", "app_error", False, id="exit 3"),
+        pytest.param(
+            "--leak 400 --at 40 --only-rank 5", "GpuJobWorkerOutOfMemory", "host_oom", False, id="out of memory"
+        ),
+        pytest.param("--crash-after-ms 50 --only-rank 5", "GpuJobWorkerCrashed", "app_error", False, id="50 ms crash"),
+    ],
+)
+def test_the_death_of_one_worker_pages_with_worker_node_job_and_reason(
+    jobs: JobSpace, stack: Stack, cluster: Cluster, options: str, alert: str, reason: str, ours: bool
+) -> None:
+    job = jobs.submit(embed_job("death", options=options, items=16000))
+    node = cluster.node_names[2]
+    if ours:
+        cluster.wait_for(lambda: up_targets(stack, job) == 4, 30, "four targets up")
+        assert kill_worker(cluster, job, 5) == node
+        died = time.time()
+        found = stack.wait_for(lambda: page(stack, job, alert), 30, f"the page {alert}")
+        assert found["received"] - died <= PAGED_WITHIN_S
+    else:
+        found = stack.wait_for(lambda: page(stack, job, alert), 90, f"the page {alert}")
+        exits = json.loads((job.run_dir / "workers" / "worker_w5_rank5_a0_r0.exit.json").read_text())
+        assert found["received"] - exits["end"] <= PAGED_WITHIN_S + 5.0  # a job that dies at once is discovered first
+
+    labels = found["labels"]
+    assert (labels["worker"], labels["node"], labels["job_name"]) == ("worker_w5", node, "death")
+    assert labels["reason"] == reason
+    assert reason in found["annotations"]["description"]
+    assert job.wait() == "FAILED"
+    report = job.report()
+    assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w5", reason)
+    others = {worker["exit"]["reason"] for worker in report["workers"] if worker["worker"] != "worker_w5"}
+    assert others == {"terminated_peer"}
+    codes = {worker["exit"]["signal"] for worker in report["workers"] if worker["worker"] != "worker_w5"}
+    assert codes == {"SIGTERM"}, "the peers are asked to end and may save their work, not killed"
+    assert job.our_processes() == []
+
+
+def test_a_killed_sidecar_is_back_within_ten_seconds_and_the_job_is_unharmed(
+    jobs: JobSpace, stack: Stack, cluster: Cluster
+) -> None:
+    job = jobs.submit(embed_job("sidecar"))
+    job.wait_for_phase("running")
+    node = cluster.node_names[1]
+
+    def sidecars() -> list[int]:
+        return [
+            pid
+            for pid, command in cluster.node_processes(node)
+            if " -m exporter sidecar" in command and "supervise" not in command
+        ]
+
+    cluster.wait_for(lambda: up_targets(stack, job) == 4, 30, "four targets up")
+    (before,) = sidecars()
+    address = job.json(f"sidecars/{node}.json")["address"]
+    cluster.on(node, ["kill", "-9", str(before)], user=ROOT, check=True)
+    assert waiting(cluster, lambda: [pid for pid in sidecars() if pid != before], 20, "a new sidecar") <= 10.0
+    cluster.wait_for(lambda: up_targets(stack, job) == 4, 20, "four targets up again")
+
+    assert job.json(f"sidecars/{node}.json")["address"] == address
+    assert job.wait() == "COMPLETED"
+    assert job.report()["items"] == 4000 == job.output_lines()
+    assert last_items(stack, job) == 4000
+
+
+def test_scancel_leaves_no_process_and_a_report_that_says_cancelled(jobs: JobSpace, cluster: Cluster) -> None:
+    job = jobs.submit(embed_job("cancelled", items=16000))
+    job.wait_for_phase("running")
+    cluster.run(["scancel", job.job_id], user=jobs.user, check=True)
+
+    assert job.wait() == "CANCELLED"
+    cluster.wait_for(lambda: not job.our_processes(), 15, "no process left")
+    report = job.report()
+    assert (report["state"], report["exit_status"]) == ("CANCELLED", 5)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
+    assert {worker["exit"]["signal"] for worker in report["workers"]} == {"SIGTERM"}
+    assert not (job.run_dir / "targets.json").exists()
+    for path in job.run_dir.rglob("*.json"):
+        json.loads(path.read_text())
+    assert list(job.run_dir.rglob(".*.tmp")) == []
+
+
+def test_stop_ends_a_job_in_order(jobs: JobSpace, cluster: Cluster) -> None:
+    job = jobs.submit(embed_job("stopped", items=16000))
+    job.wait_for_phase("running")
+    done = jobs.gpujob("stop", job.job_id)
+
+    assert done.returncode == 0, done.stderr
+    assert job.wait() == "CANCELLED"
+    assert job.report()["state"] == "CANCELLED"
+
+
+def test_a_job_whose_sidecars_cannot_start_runs_and_says_so(jobs: JobSpace, cluster: Cluster) -> None:
+    spec = embed_job("unwatched", items=800)
+    spec["monitoring"]["listen_address"] = "192.0.2.1:9410"  # nobody's address (RFC 5737)
+    job = jobs.submit(spec)
+
+    assert job.wait() == "COMPLETED"
+    assert job.report()["items"] == 800
+    assert "unwatched" in (job.run_dir / "log.out").read_text()
+
+
+def test_names_and_paths_of_any_kind_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:
+    hard = "a 'b' \"c\" $(touch pwned) `touch pwned` ü %j"
+    directory = jobs.directory / hard
+    directory.mkdir()
+    (directory / "embed.py").write_bytes((jobs.directory / "embed.py").read_bytes())
+    (directory / "gpujob.yaml").write_bytes((jobs.directory / "gpujob.yaml").read_bytes())
+    jobs.own(directory)
+    spec = embed_job(f"{hard}\n#SBATCH --nodes=1", items=400)
+    spec["paths"] = {"output_dir": "out $(touch pwned)\nput"}
+    spec["workers"][0]["command"] = [*spec["workers"][0]["command"].split(), "--seed", "7"]
+    spec["workers"][0]["env"] = {"WORD": hard, "LINES": "one\ntwo"}
+    job = jobs.submit(spec, cwd=directory)
+
+    assert job.wait() == "COMPLETED"
+    assert job.report()["verification"]["verified"]
+    assert list((directory / "out $(touch pwned)\nput").glob("output_worker_*.jsonl"))
+    assert list(Path(jobs.directory).rglob("pwned")) == []
+
+
+def test_what_sbatch_refuses_is_passed_on_and_leaves_nothing(jobs: JobSpace) -> None:
+    spec = embed_job("refused")
+    spec["slurm"]["partition"] = "nowhere"
+    path = jobs.directory / "job.yaml"
+    path.write_text(json.dumps(spec))
+    done = jobs.gpujob("submit", str(path))
+
+    assert done.returncode == 2
+    assert "invalid partition" in done.stderr.lower()
+    assert "partition: nowhere" in done.stderr
+    assert [entry.name for entry in (jobs.directory / "logs").iterdir()] == []
+
+
+def test_two_nodes_without_accounting_page_and_report_too(space_dir: Path) -> None:
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    targets = space_dir / "targets-2"
+    targets.mkdir()
+    targets.chmod(0o777)
+    with Cluster(space_dir / "cluster-2", nodes=2, accounting=False, prefix="two") as cluster:
+        user = cluster.user if cluster.run(["true"], cwd=Path("/")).returncode == 0 else ROOT
+        with Stack(space_dir / "stack-2", cluster, targets_dir=targets) as stack:
+            directory = space_dir / "jobs-2"
+            directory.mkdir()
+            jobs = JobSpace(cluster, directory, user, targets)
+            job = jobs.submit(embed_job("two", nodes=2, count=4, items=8000))
+            cluster.wait_for(lambda: up_targets(stack, job) == 2, 30, "two targets up")
+            node = kill_worker(cluster, job, 3)
+            died = time.time()
+            found = stack.wait_for(lambda: page(stack, job, "GpuJobWorkerKilled"), 30, "the page")
+            assert found["received"] - died <= PAGED_WITHIN_S
+            assert (found["labels"]["worker"], found["labels"]["node"]) == ("worker_w3", node)
+            assert job.wait() == "FAILED"
+            assert job.report()["cause"]["reason"] == "killed_unknown"
