@@ -1,0 +1,36 @@
+"""Run the measurements: ``python -m bench [NAME...]``.
+
+Each prints one line of JSON; exit status 1 when a goal is missed.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from bench import exposition, sidecar, wrapper
+
+BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
+    "exposition": exposition.measure,
+    "wrapper": wrapper.measure,
+    "sidecar": sidecar.measure,
+}
+
+
+def main() -> int:
+    """Exit status."""
+    names = sys.argv[1:] or list(BENCHES)
+    unknown = set(names) - set(BENCHES)
+    if unknown:
+        print(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(BENCHES)})", file=sys.stderr)
+        return 2
+    missed = False
+    for name in names:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        found = BENCHES[name]()
+        missed = missed or not all(found["goals"].values())
+        print(json.dumps({"bench": name, **found}))
+    return int(missed)
+
+
+sys.exit(main())

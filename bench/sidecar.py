@@ -1,0 +1,141 @@
+"""A whole sidecar under a full node's load, by its own CPU clock.
+
+32 workers of nine processes each, 32 logs at ten lines a second, 64 output files,
+every collector at one second, one scrape a second.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bench.clock import cpu_s, rss_mib
+from exporter import records
+from exporter.manifest import Manifest, PathGroup, Task, render_manifest
+from launcher.wrap import read_pid_namespace, read_start_ticks
+
+WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
+SECONDS = 60
+
+_TREE = """
+import ctypes, json, os, signal, sys
+die = lambda: ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+r, w = os.pipe()
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        die()
+        for _ in range(int(sys.argv[2])):
+            if os.fork() == 0:
+                die()
+                while True: signal.pause()
+        os.write(w, b"%d\\n" % os.getpid())
+        while True: signal.pause()
+pids = []
+while len(pids) < int(sys.argv[1]):
+    pids += [int(p) for p in os.read(r, 65536).split()]
+print(json.dumps(pids), flush=True)
+while True: signal.pause()
+"""
+
+_WRITER = """
+import sys, time
+folder, workers, rate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+logs = [open(f"{folder}/node_worker_w{i}.out", "a", buffering=1) for i in range(workers)]
+n, start = 0, time.monotonic()
+while True:
+    n += 1
+    for log in logs:
+        log.write(f"2026-01-01 00:00:00 [INFO] Processed {n}/100000 items ({rate}.0 items/s)\\n")
+    time.sleep(max(0.0, start + n / rate - time.monotonic()))
+"""
+
+
+def measure() -> dict[str, Any]:
+    """Per cent of one core, MiB, and what a scrape takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        _prepare(run_dir)
+        tree = subprocess.Popen(
+            [sys.executable, "-c", _TREE, str(WORKERS), str(CHILDREN)], stdout=subprocess.PIPE, text=True
+        )
+        assert tree.stdout is not None
+        processes: list[subprocess.Popen[Any]] = [tree]
+        try:
+            for rank, pid in enumerate(json.loads(tree.stdout.readline())):
+                _record_start(run_dir, rank, pid)
+            processes.append(subprocess.Popen([sys.executable, "-c", _WRITER, folder, str(WORKERS), str(LINES_PER_S)]))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", folder],
+                    env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1"},
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            return _watch(run_dir, processes[-1].pid)
+        finally:
+            for process in reversed(processes):
+                process.send_signal(signal.SIGKILL if process is tree else signal.SIGTERM)
+                process.wait()
+
+
+def _prepare(run_dir: Path) -> None:
+    for name in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+        (run_dir / name).mkdir()
+    for index in range(FILES):
+        (run_dir / f"output_worker_{index % WORKERS}_{index}.jsonl").write_text("{}\n" * 100)
+    tasks = tuple(
+        Task(f"worker_w{rank}", "worker", rank, rank, 0, 0, (), (f"{{node}}_worker_w{rank}{{run}}.out",))
+        for rank in range(WORKERS)
+    )
+    manifest = Manifest(
+        job_name="bench",
+        user="bench",
+        cluster="local",
+        partition="local",
+        nodes=1,
+        tasks=tasks,
+        groups=(PathGroup("output", ".", "output_worker_*.jsonl"), PathGroup("checkpoint", ".", "checkpoint_*")),
+        check_interval_s=1.0,
+        listen_address="127.0.0.1:0",
+    )
+    (run_dir / records.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
+    records.write_state(str(run_dir), "running")
+
+
+def _record_start(run_dir: Path, rank: int, pid: int) -> None:
+    name = records.record_name(f"worker_w{rank}", rank, 0, 0)
+    facts = {"pid": pid, "start_ticks": read_start_ticks(pid), "pid_namespace": read_pid_namespace()}
+    records.write_json(run_dir / records.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
+
+
+def _watch(run_dir: Path, pid: int) -> dict[str, Any]:
+    while (published := records.read_json(run_dir / records.SIDECARS_DIR / "node.json")) is None:
+        time.sleep(0.02)
+    url = f"http://{published['address']}/metrics"
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+    time.sleep(3)
+    series = sum(not line.startswith(b"#") for line in urllib.request.urlopen(url).read().splitlines())
+    start, start_cpu, latency = time.monotonic(), cpu_s(pid), []
+    for tick in range(1, SECONDS + 1):
+        before = time.perf_counter()
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+        latency.append((time.perf_counter() - before) * 1000)
+        time.sleep(max(0.0, start + tick - time.monotonic()))
+    share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
+    memory = rss_mib(pid)
+    latency.sort()
+    return {
+        "percent_of_a_core": round(100 * share, 2),
+        "rss_mib": round(memory, 1),
+        "series": series,
+        "scrape_ms": {"median": round(latency[len(latency) // 2], 1), "p99": round(latency[-1], 1)},
+        "seconds": SECONDS,
+        "goals": {"at most 2 % of a core": share <= 0.02, "at most 55 MiB": memory <= 55},
+    }
