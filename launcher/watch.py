@@ -182,17 +182,12 @@ def _worker_row(worker: Mapping[str, Any], now: float) -> tuple[RenderableType, 
     )
 
 
-def _events(view: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column("time", no_wrap=True)
-    table.add_column("event", no_wrap=True)
-    table.add_column("detail", no_wrap=True, overflow="ellipsis")
+def _events(view: Mapping[str, Any]) -> Text:
+    lines = []
     for event in view["events"][-MOST_EVENTS:]:
-        mark = "! " if event["level"] == "critical" else ""
-        table.add_row(
-            clock_words(event["time"]), f"{mark}{event['event']} {event['worker']}", Text(clean(event["detail"]))
-        )
-    return table
+        mark = "!" if event["level"] == "critical" else " "
+        lines.append(f"{clock_words(event['time'])} {mark} {event['event']} {event['worker']}: {clean(event['detail'])}")
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
 class LineLog:
