@@ -65,7 +65,7 @@ def identify(manifest: Manifest, environ: Mapping[str, str], hostname: str) -> I
     if end is None and start is not None and manifest.time_limit_s is not None:
         end = start + manifest.time_limit_s
     return Identity(
-        cluster=environ.get("SLURM_CLUSTER_NAME") or manifest.cluster,
+        cluster=manifest.cluster or environ.get("SLURM_CLUSTER_NAME") or "slurm",
         job_id=environ.get("GPUJOB_JOB_ID") or environ.get("SLURM_JOB_ID") or "unknown",
         job_name=manifest.job_name,
         user=environ.get("SLURM_JOB_USER") or manifest.user,

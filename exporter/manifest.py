@@ -62,6 +62,7 @@ class Manifest:
     job_name: str
     user: str
     cluster: str
+    """Name that the site gives the cluster; empty for Slurm's own name."""
     partition: str
     nodes: int
     tasks: tuple[Task, ...]

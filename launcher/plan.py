@@ -153,7 +153,7 @@ def _manifest(
     return Manifest(
         job_name=spec.name,
         user=user,
-        cluster=cluster.cluster or ("local" if local else "slurm"),
+        cluster=cluster.cluster or ("local" if local else ""),
         partition=(spec.slurm.partition or cluster.partition or "") if not local else "local",
         nodes=spec.resources.nodes,
         tasks=tasks,

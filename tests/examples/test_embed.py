@@ -100,9 +100,7 @@ def positions(log: str) -> list[int]:
 
 
 def steps(folder: Path, rank: int = 0) -> list[int]:
-    found = [
-        re.fullmatch(rf"checkpoint_worker_{rank}_step_(\d+)\.json", path.name) for path in folder.iterdir()
-    ]
+    found = [re.fullmatch(rf"checkpoint_worker_{rank}_step_(\d+)\.json", path.name) for path in folder.iterdir()]
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -160,9 +158,7 @@ def test_embeddings_have_length_one_and_the_nearest_is_an_earlier_item(whole_run
             assert cosine == pytest.approx(line["similarity"], abs=1e-3)
 
 
-def test_output_is_the_same_each_time_and_depends_on_the_seed(
-    tmp_path: Path, whole_run: tuple[bytes, str]
-) -> None:
+def test_output_is_the_same_each_time_and_depends_on_the_seed(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
     for name, seed in (("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
         assert run("--items", 300, "--seed", seed, cwd=tmp_path / name).returncode == 0
@@ -225,9 +221,7 @@ def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
     (texts / name).write_text("Some text to embed. " * 20)
     out, checkpoints = texts / f"out {name}", texts / f"checkpoints {name}"
     options = ("--items", 9, f"--output-dir={out}", f"--checkpoint-dir={checkpoints}", "--passage-bytes", 64)
-    done = run(
-        *options, "--corpus", texts, "--signal", "KILL", "--at", 4, "--checkpoint-every", 3, cwd=tmp_path
-    )
+    done = run(*options, "--corpus", texts, "--signal", "KILL", "--at", 4, "--checkpoint-every", 3, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     done = run(*options, "--corpus", texts, cwd=tmp_path)
     assert "Resuming at 3/9 items from checkpoint_worker_0_step_3.json" in done.stdout
@@ -289,9 +283,7 @@ def test_two_checkpoints_are_kept_and_they_name_the_size_of_the_output(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_resume_after_a_kill_inside_a_write_gives_the_same_bytes(
-    tmp_path: Path, whole_run: tuple[bytes, str]
-) -> None:
+def test_resume_after_a_kill_inside_a_write_gives_the_same_bytes(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
     options = ("--items", 300, "--checkpoint-every", 50)
     assert run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path).returncode == -signal.SIGKILL
     with open(output(tmp_path), "ab") as torn:  # what a write that was cut short leaves
@@ -320,9 +312,7 @@ def test_any_number_of_kills_at_any_moment_gives_the_same_bytes(
     assert output(tmp_path).read_bytes() == whole_run[0]
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path: Path, whole_run: tuple[bytes, str]
-) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, whole_run: tuple[bytes, str]) -> None:
     options = ("--items", 300, "--checkpoint-every", 50)
     run(*options, "--signal", "KILL", "--at", 130, cwd=tmp_path)
     (tmp_path / "checkpoint_worker_0_step_100.json").write_bytes(b'{"done": 100\xff')
@@ -412,9 +402,7 @@ def test_a_signal_leaves_a_checkpoint_and_is_how_the_worker_ends(
         (["--signal", "6"], -6, r"^$"),
     ],
 )
-def test_a_failure_takes_place_at_its_item(
-    tmp_path: Path, options: list[str], status: int, stderr: str
-) -> None:
+def test_a_failure_takes_place_at_its_item(tmp_path: Path, options: list[str], status: int, stderr: str) -> None:
     done = run("--items", 40, "--at", 25, *options, cwd=tmp_path)
     assert done.returncode == status
     assert re.search(stderr, done.stderr)

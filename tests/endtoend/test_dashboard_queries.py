@@ -1,0 +1,35 @@
+"""Every query of the dashboard against a real Prometheus that scrapes a real job."""
+
+import time
+
+import pytest
+
+from grafana.build.queries import all_queries
+from tests.endtoend.jobs import JobSpace, embed_job
+from tests.grafana.substitute import MAY_BE_EMPTY, substitute, variables
+from tests.realstack.cluster import Cluster
+from tests.realstack.stack import Stack
+
+pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
+
+
+def test_every_query_of_the_dashboard_returns_data_for_a_running_job(
+    jobs: JobSpace, stack: Stack, cluster: Cluster
+) -> None:
+    spec = embed_job("panels", items=4800, options="--exit-code 3 --at 60 --only-rank 7")
+    spec["workers"][0]["critical"] = False
+    job = jobs.submit(spec)
+    values = variables(cluster="test", job_id=job.job_id, scrape=1, span=60)
+
+    def empty() -> set[str]:
+        now = time.time()
+        return {
+            query.name
+            for query in all_queries()
+            if not stack.query_range(substitute(query.expr, values), now - 30, now, 1)
+        }
+
+    # this job has an exit, a limit and progress, so all but these must say something
+    may_be_empty = {"worker_rss", "log_errors"}
+    assert may_be_empty <= set(MAY_BE_EMPTY)
+    stack.wait_for(lambda: not empty() - may_be_empty, 60, "an answer to every query")
