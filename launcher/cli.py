@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -59,6 +58,8 @@ def main() -> None:
         commands(prog_name="gpujob")
     except LauncherError as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away; nothing to say
         sys.exit(141)
@@ -270,6 +271,8 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
 
     from launcher import rundir
     from launcher.client import JobClient
+    from launcher.local import start_orchestrator
+    from launcher.steps import ENDING_SIGNALS
 
     plan, script = _make_plan(job, local=True)
     _preflight(plan, job, local=True, quiet=as_json)
@@ -277,22 +280,19 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
     staging = rundir.stage(plan, script)
     run_dir = rundir.settle(staging, plan, job_id)
     interrupted = False
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-        orchestrator = subprocess.Popen(
-            [sys.executable, "-I", "-m", "launcher.orchestrate", str(run_dir), "--local"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,  # Ctrl-C reaches it through this command alone, once
-        )
+        argv = [sys.executable, "-I", "-m", "launcher.orchestrate", str(run_dir), "--local"]
+        orchestrator = start_orchestrator(argv, out, err)
 
     def stop(number: int, _frame: object) -> None:
         nonlocal interrupted
         interrupted = interrupted or number == signal.SIGINT
         orchestrator.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING_SIGNALS:
         signal.signal(number, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     if not (as_json or quiet):
         click.echo(f"job {job_id}, logs in {run_dir}")
         _show(JobClient(run_dir), interval, lambda _: orchestrator.poll() is not None, no_color, ascii_only)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
-from launcher.steps import Running, log_files, supervised_sidecar, wrapped
+from launcher.steps import ENDING_SIGNALS, Running, log_files, supervised_sidecar, wrapped
 
 _PR_SET_PDEATHSIG = 1
 
@@ -94,6 +94,28 @@ class LocalSteps:
 
     def ends_by_itself(self) -> bool:
         return False
+
+
+def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The orchestrator as a child of the command that shows it.
+
+    It gets SIGTERM when the command dies, and begins with its signals blocked: until it can
+    answer them in order, they wait.
+    """
+    die_with_parent = _die_with_parent()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        die_with_parent()
+
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=error,
+        start_new_session=True,  # Ctrl-C reaches it through the command alone, once
+        preexec_fn=prepare,  # the command has one thread
+    )
 
 
 def _die_with_parent() -> Callable[[], None]:

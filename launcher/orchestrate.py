@@ -24,7 +24,7 @@ from launcher.discovery import Targets, read_sidecars, target_groups
 from launcher.events import EventLog
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
 from launcher.report import build_report, judge, render_report, write_report
-from launcher.steps import Running, Steps
+from launcher.steps import ENDING_SIGNALS, Running, Steps
 
 TICK_S = 0.2
 SIDECARS_TIMEOUT_S = 10.0
@@ -56,6 +56,8 @@ class Orchestrator:
         self._events = EventLog(facts.run_dir / records.EVENTS_FILE, facts)
         self._running: dict[int, Running] = {}
         """By rank."""
+        self._ended: dict[int, tuple[Running, int, float]] = {}
+        """Tasks whose step has ended and whose exit record may still be on its way: (what, status, since)."""
         self._waiting: dict[int, tuple[float, TaskPlan, int]] = {}
         """Restarts to come by rank: (when, what, which run)."""
         self._sidecars: list[subprocess.Popen[bytes]] = []
@@ -73,8 +75,9 @@ class Orchestrator:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in ENDING_SIGNALS:
             signal.signal(number, self._note_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes the loop
 
     def _note_signal(self, number: int, _frame: object) -> None:
@@ -165,24 +168,22 @@ class Orchestrator:
             self._running[task.rank] = self._steps.start_task(planned, restart)
         except OSError as error:
             say(f"{task.worker} rank {task.rank} cannot be started: {error}")
-            self._record_launch_failure(planned, restart, str(error))
-            self._judge(planned, restart, 127)
+            self._judge(planned, restart, self._record_launch_failure(planned, restart, str(error)))
             return
         self._events.write("worker started", worker=task.worker, rank=task.rank, node=host, restart=restart)
 
-    def _record_launch_failure(self, planned: TaskPlan, restart: int, message: str) -> None:
+    def _record_launch_failure(self, planned: TaskPlan, restart: int, message: str) -> dict[str, Any]:
         task, now = planned.task, time.time()
         stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
         record = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank, "error": message}
+        record |= {"code": 127, "signal": None, "start": now, "end": now}
         path = self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json"
-        self._attempt_to(
-            f"write {path.name}",
-            lambda: records.write_json(path, {**record, "code": 127, "signal": None, "start": now, "end": now}),
-        )
+        self._attempt_to(f"write {path.name}", lambda: records.write_json(path, record))
+        return record
 
     def _until_workers_ended(self) -> None:
         phase = "launching"
-        while self._running or self._waiting:
+        while self._running or self._ended or self._waiting:
             if self._signal and self._stop is None:
                 self._stop_for_signal()
             if phase == "launching" and self._all_started():
@@ -215,17 +216,26 @@ class Orchestrator:
         return all(f"{stem}.start.json" in names or f"{stem}.exit.json" in names for stem in stems)
 
     def _reap(self) -> None:
+        now = time.monotonic()
         for rank, running in list(self._running.items()):
             code = running.returncode
-            if code is None:
+            if code is not None:
+                del self._running[rank]
+                self._ended[rank] = (running, code, now)
+        if self._ended:
+            self._attempt_to("list the records", lambda: os.listdir(self._facts.run_dir / records.WORKERS_DIR))
+        for rank, (running, code, since) in list(self._ended.items()):
+            record = self._exit_record(running.planned, running.restart)
+            if record is None and now - since < RECORD_GRACE_S and not self._killed:
                 continue
-            del self._running[rank]
-            self._judge(running.planned, running.restart, code)
+            del self._ended[rank]
+            if record is None:
+                record = self._record_from_status(running.planned, running.restart, code)
+            self._judge(running.planned, running.restart, record)
 
-    def _judge(self, planned: TaskPlan, restart: int, code: int) -> None:
+    def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Say why a task ended, and do what its policy asks for."""
         task = planned.task
-        record = self._exit_record(planned, restart, code)
         state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         ended = judge(self._plan.manifest, task, self._facts.attempt, restart, host, record, parse_stop(state))
@@ -244,27 +254,18 @@ class Orchestrator:
         else:
             say(f"{task.worker} is not critical: the job goes on without it")
 
-    def _exit_record(self, planned: TaskPlan, restart: int, code: int) -> dict[str, Any]:
-        """The wrapper's record, or what the step's own exit status tells when there is none."""
+    def _exit_record(self, planned: TaskPlan, restart: int) -> dict[str, Any] | None:
+        """The wrapper's record of an end, as soon as it can be seen here."""
         task = planned.task
         stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        folder = self._facts.run_dir / records.WORKERS_DIR
-        end = time.monotonic() + (RECORD_GRACE_S if code != 0 else RECORD_GRACE_S / 4)
-        if self._deadline is not None:
-            end = min(end, self._deadline)
-        while True:
-            try:
-                os.listdir(folder)  # makes a network file system look again
-            except OSError:
-                pass
-            record = records.read_json(folder / f"{stem}.exit.json")
-            if record is not None:
-                return record
-            if time.monotonic() > end:
-                break
-            time.sleep(0.05)
-        started = (folder / f"{stem}.start.json").exists()
-        if not started and code not in (0, 137, 143, -9, -15):
+        return records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json")
+
+    def _record_from_status(self, planned: TaskPlan, restart: int, code: int) -> dict[str, Any]:
+        """What the step's own status tells when the wrapper left no record."""
+        task = planned.task
+        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        started = (self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json").exists()
+        if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
         if code < 0 or code > 128:
             return {"end": time.time()}  # who ended it with which signal is not known from srun's status

@@ -1,5 +1,6 @@
 """How the orchestrator starts and ends processes, whatever carries them: Slurm steps or this machine."""
 
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Protocol
 from exporter.readers.worker_logs import run_suffix
 from launcher.plan import Plan, RunFacts, TaskPlan, task_argv
 
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a job in order."""
 PYTHON_FLAGS = ("-I", "-m")
 """Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours."""
 

@@ -186,7 +186,9 @@ def _events(view: Mapping[str, Any]) -> Text:
     lines = []
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
-        lines.append(f"{clock_words(event['time'])} {mark} {event['event']} {event['worker']}: {clean(event['detail'])}")
+        lines.append(
+            f"{clock_words(event['time'])} {mark} {event['event']} {event['worker']}: {clean(event['detail'])}"
+        )
     return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
