@@ -13,6 +13,7 @@ Standard library only and without dataclasses: the wrapper stands beside every
 worker of a job and must cost next to nothing.
 """
 
+import errno
 import json
 import os
 import time
@@ -28,10 +29,15 @@ EVENTS_FILE = "events.jsonl"
 TARGETS_FILE = "targets.json"
 ORCHESTRATOR_FILE = "orchestrator.json"
 REPORT_FILE = "report.json"
+RESERVE_FILE = ".reserve"
+RESERVE_BYTES = 512 * 1024
 
 
-def write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Replace ``path`` by the JSON of ``value`` in one step; a reader sees the old file or the new one."""
+def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True) -> None:
+    """Replace ``path`` by the JSON of ``value`` in one step; a reader sees the old file or the new one.
+
+    ``durable`` also outlives a power cut; what is written again within seconds need not.
+    """
     target = os.fspath(path)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
@@ -41,7 +47,8 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
             out.write(text)
             out.write("\n")
             out.flush()
-            os.fsync(out.fileno())
+            if durable:
+                os.fsync(out.fileno())
         os.replace(temporary, target)
     except BaseException:
         try:
@@ -49,6 +56,31 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
         except OSError:
             pass  # never created, or its directory is gone
         raise
+
+
+def write_urgent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> None:
+    """``write_json`` for what must not be lost: on a full disk the run directory's reserve is given up for it."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release_reserve(run_dir):
+            raise
+        write_json(path, value)
+
+
+def make_reserve(run_dir: str | os.PathLike[str]) -> None:
+    """Set space aside for the exit records and the report of a job that fills its disk."""
+    with open(os.path.join(run_dir, RESERVE_FILE), "wb") as out:
+        out.write(b"\0" * RESERVE_BYTES)
+
+
+def release_reserve(run_dir: str | os.PathLike[str]) -> bool:
+    """Give the reserve up; whether there was one."""
+    try:
+        os.unlink(os.path.join(run_dir, RESERVE_FILE))
+    except OSError:
+        return False
+    return True
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:

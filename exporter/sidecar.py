@@ -40,7 +40,7 @@ class Publisher:
         manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
         folder = manifest.run_dir / records.STATUS_DIR
         folder.mkdir(exist_ok=True)
-        records.write_json(folder / f"{identity.node}.json", self._sidecar.status())
+        records.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
         return True
 
     def render(self, snapshot: bool, out: Samples) -> None:

@@ -142,7 +142,9 @@ def _get_status(address: str) -> dict[str, Any] | str:
     import requests
 
     try:
-        answer = requests.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
+        with requests.Session() as session:
+            session.trust_env = False  # a user's proxy does not reach the nodes of a cluster
+            answer = session.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
         answer.raise_for_status()
         body = answer.json()
     except (requests.RequestException, ValueError) as error:

@@ -32,6 +32,8 @@ SIDECARS_TIMEOUT_S = 10.0
 RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
 FINAL_VALUES_S = 15.0
+TARGETS_EVERY_S = 5.0
+"""Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
 KILL_MARGIN_S = 1.5
 """Kept free of KillWait for the report."""
 SIDECAR_END_S = 5.0
@@ -66,7 +68,9 @@ class Orchestrator:
         self._deadline: float | None = None
         self._killed = False
         self._wake_read, self._wake_write = os.pipe()
-        self._exits: dict[int, dict[str, Any]] = {}
+        self._targets_due = 0.0
+        self._ends: dict[int, dict[str, Any]] = {}
+        """Why each task last ended, by rank."""
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -95,6 +99,7 @@ class Orchestrator:
 
     def run(self) -> int:
         """Exit status of the job."""
+        self._attempt_to("set space aside", lambda: records.make_reserve(self._facts.run_dir))
         self._state("launching")
         self._events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
         for index, host in enumerate(self._facts.hosts):
@@ -128,8 +133,7 @@ class Orchestrator:
             return
         end = time.monotonic() + SIDECARS_TIMEOUT_S
         while not self._signal:
-            self._publish_targets()
-            listening = read_sidecars(self._facts.run_dir, self._facts.attempt)
+            listening = self._publish_targets()
             if len(listening) >= len(self._facts.hosts):
                 say(f"All {len(listening)} sidecars listen")
                 return
@@ -142,14 +146,15 @@ class Orchestrator:
                 return
             self._sleep(0.05)
 
-    def _publish_targets(self) -> None:
-        if not self._sidecars:
-            return
+    def _publish_targets(self) -> dict[str, dict[str, Any]]:
+        """Announce the sidecars that listen; they by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
         if self._targets.publish(target_groups(found.values())):
             say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}")
         while self._targets.problems:
             say(self._targets.problems.pop())
+        self._targets_due = time.monotonic() + TARGETS_EVERY_S
+        return found
 
     def _start_workers(self) -> None:
         for planned in self._plan.tasks:
@@ -190,7 +195,8 @@ class Orchestrator:
                 phase = "running"
                 self._state(phase)
                 say("All workers are up")
-            self._publish_targets()
+            if self._sidecars and time.monotonic() >= self._targets_due:
+                self._publish_targets()
             self._reap()
             self._restart_due()
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -239,7 +245,7 @@ class Orchestrator:
         state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         ended = judge(self._plan.manifest, task, self._facts.attempt, restart, host, record, parse_stop(state))
-        self._exits[task.rank] = ended
+        self._ends[task.rank] = ended
         say(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
         self._events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
         if ended["reason"] == "completed" or self._stop is not None:
@@ -308,7 +314,8 @@ class Orchestrator:
         self._state("completing")
         if self._sidecars:
             self._await_final_values(1.0 if hurry else FINAL_VALUES_S)
-        report = build_report(self._facts.run_dir, now=time.time(), ended=True)
+        records.release_reserve(self._facts.run_dir)
+        report = build_report(self._facts.run_dir, now=time.time(), ended=True, ends=self._ends)
         self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))
         self._events.write("job ended", state=report["state"], items=report["items"])
         self._state("finished")
@@ -322,16 +329,17 @@ class Orchestrator:
     def _await_final_values(self, timeout_s: float) -> None:
         """Wait until every sidecar that runs has written its last status."""
         end = time.monotonic() + timeout_s
+        waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
         while time.monotonic() < end:
-            published = read_sidecars(self._facts.run_dir, self._facts.attempt)
-            statuses = (
-                records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {} for node in published
-            )
-            if all(status.get("final") for status in statuses):
+            for node in sorted(waiting):
+                status = records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {}
+                if status.get("final"):
+                    waiting.discard(node)
+            if not waiting:
                 return
             if all(process.poll() is not None for process in self._sidecars):
                 return
-            self._sleep(0.05)
+            self._sleep(0.1)
             if self._signal and timeout_s > 1.0:
                 end = min(end, time.monotonic() + 1.0)
         say("Some sidecars did not give their final values in time")

@@ -120,15 +120,23 @@ def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[s
     return merged
 
 
-def build_report(run_dir: Path, *, now: float, ended: bool) -> dict[str, Any]:
-    """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more."""
+def build_report(
+    run_dir: Path, *, now: float, ended: bool, ends: Mapping[int, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
+
+    ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
+    """
     manifest = read_manifest(run_dir)
     orchestrator = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
     hosts = [str(host) for host in orchestrator.get("hosts", ())]  # type: ignore[attr-defined]
     attempt = int(orchestrator.get("attempt", 0))  # type: ignore[call-overload]
     statuses = read_statuses(run_dir)
     seen = merge_workers(statuses)
-    workers = [_worker(manifest, task, attempt, hosts, seen.get(task.rank, {}), ended) for task in manifest.tasks]
+    workers = [
+        _worker(manifest, task, attempt, hosts, seen.get(task.rank, {}), ended, (ends or {}).get(task.rank))
+        for task in manifest.tasks
+    ]
     stop = parse_stop(records.read_json(run_dir / records.STATE_FILE) or {})
     cause = _cause(workers)
     state = _state(workers, cause, stop.reason if stop else None, ended)
@@ -176,12 +184,18 @@ def _sum(values: list[Any]) -> Any:
 
 
 def _worker(
-    manifest: Manifest, task: Task, attempt: int, hosts: list[str], seen: Mapping[str, Any], ended: bool
+    manifest: Manifest,
+    task: Task,
+    attempt: int,
+    hosts: list[str],
+    seen: Mapping[str, Any],
+    ended: bool,
+    known_end: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     node = hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
     runs = read_runs(manifest, task, attempt, node)
     last = runs[-1] if runs else {}
-    exit_ = last.get("exit")
+    exit_ = last.get("exit") or known_end
     if exit_ is None and ended and runs:
         stop = parse_stop(records.read_json(manifest.run_dir / records.STATE_FILE) or {})
         exit_ = judge(manifest, task, attempt, len(runs) - 1, node, {}, stop)

@@ -79,6 +79,15 @@ def read_pid_namespace() -> int | None:
         return None
 
 
+def read_available_bytes(path: str) -> int | None:
+    """Space left for an ordinary user where ``path`` is."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
+
+
 def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tuple[int, object]:
     """Wait status and rusage of ``pid``; signals that reach this process meanwhile go on to it.
 
@@ -156,9 +165,10 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         message = f"cannot start {argv[0]!r}: {error.strerror}"
         print(f"gpujob: {worker} rank {rank}: {message}", file=sys.stderr, flush=True)
         ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
-        _write(f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
+        _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
         os._exit(code)
     _write(
+        options["run-dir"],
         f"{stem}.start.json",
         {**common, "pid": pid, "start_ticks": read_start_ticks(pid), "start": start},
     )
@@ -167,6 +177,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     signaled = os.WIFSIGNALED(status)
     oom_after = records.read_oom_kills()
     _write(
+        options["run-dir"],
         f"{stem}.exit.json",
         {
             **common,
@@ -178,6 +189,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
             "core": os.WCOREDUMP(status),
             "oom_kills": None if oom_after is None else oom_after - (oom_before or 0),
             "signals": seen,
+            "disk_available_bytes": read_available_bytes(options["run-dir"]),
             "user_seconds": getattr(usage, "ru_utime", None),
             "system_seconds": getattr(usage, "ru_stime", None),
             "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
@@ -186,10 +198,10 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     end_like(status)
 
 
-def _write(path: str, record: dict[str, object]) -> None:
+def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
     """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
     try:
-        records.write_json(path, record)
+        records.write_urgent(run_dir, path, record)
     except OSError as error:
         print(f"gpujob: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
 

@@ -1,10 +1,8 @@
 """Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from exporter import records
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
@@ -139,10 +137,10 @@ class LogsCollector:
         """Latest run of each worker, by (worker, rank), from the names of the start records."""
         latest: dict[tuple[str, int], int] = {}
         attempt = self._context.identity.attempt
-        names = _listing(self._context.manifest.run_dir / records.WORKERS_DIR)
+        folder = self._context.manifest.run_dir / records.WORKERS_DIR
         for followed in self._followed:
-            task, restart = followed.task, 0
-            while f"{records.record_name(task.worker, task.rank, attempt, restart + 1)}.start.json" in names:
+            task, restart = followed.task, max(0, followed.restart)
+            while (folder / f"{records.record_name(task.worker, task.rank, attempt, restart + 1)}.start.json").exists():
                 restart += 1
             latest[(task.worker, task.rank)] = restart
         return latest
@@ -283,10 +281,3 @@ def _compile(patterns: Iterable[LogPattern]) -> list[Pattern]:
         except re.error:
             continue  # the launcher refuses these before it submits
     return compiled
-
-
-def _listing(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError:
-        return set()

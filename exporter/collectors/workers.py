@@ -1,6 +1,5 @@
 """Worker processes: up, state, start, CPU, memory, IO, children, threads, restarts and exits."""
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,23 +154,19 @@ class WorkersCollector:
 
     def read(self) -> WorkersSnapshot:
         now = self._context.clock.time()
-        try:
-            names = set(os.listdir(self._folder))
-        except FileNotFoundError:
-            names = set()
         stop = self._read_stop()
-        facts = tuple(self._look(worker, names, stop, now) for worker in self._workers)
+        facts = tuple(self._look(worker, stop, now) for worker in self._workers)
         return WorkersSnapshot(facts, tuple(self._events))
 
     def _read_stop(self) -> Stop | None:
         state = records.read_json(self._context.manifest.run_dir / records.STATE_FILE) or {}
         return parse_stop(state)
 
-    def _look(self, worker: _Worker, names: set[str], stop: Stop | None, now: float) -> WorkerFacts:
-        self._find_runs(worker, names)
+    def _look(self, worker: _Worker, stop: Stop | None, now: float) -> WorkerFacts:
+        self._find_runs(worker)
         for run in worker.runs.values():
             if run.ended is None:
-                self._follow(worker.task, run, names, stop, now)
+                self._follow(worker.task, run, stop, now)
         if not worker.runs:
             return WorkerFacts(worker.task, up=False, state="not_found")
         runs = [worker.runs[restart] for restart in sorted(worker.runs)]
@@ -200,28 +195,26 @@ class WorkersCollector:
             exits=tuple(run.ended for run in runs if run.ended is not None),
         )
 
-    def _find_runs(self, worker: _Worker, names: set[str]) -> None:
-        """Runs that have left a first record since the last look."""
-        restart = len(worker.runs)
-        while True:
-            stem = self._stem(worker.task, restart)
-            if f"{stem}.start.json" not in names and f"{stem}.exit.json" not in names:
-                return
-            worker.runs[restart] = _Run(restart)
-            restart += 1
+    def _find_runs(self, worker: _Worker) -> None:
+        """Runs that have left a first record since the last look.
 
-    def _stem(self, task: Task, restart: int) -> str:
-        return records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        By name, not by listing: the folder holds the records of all nodes, and the ones looked for
+        are written on this node, so that even a network file system knows at once.
+        """
+        while any(self._record(worker.task, len(worker.runs), kind).exists() for kind in ("start", "exit")):
+            worker.runs[len(worker.runs)] = _Run(len(worker.runs))
 
-    def _follow(self, task: Task, run: _Run, names: set[str], stop: Stop | None, now: float) -> None:
-        stem = self._stem(task, run.restart)
-        if run.pid is None and f"{stem}.start.json" in names:
-            self._begin(task, run, records.read_json(self._folder / f"{stem}.start.json") or {})
-        if f"{stem}.exit.json" in names:
-            record = records.read_json(self._folder / f"{stem}.exit.json")
-            if record is not None:
-                self._end(task, run, record, stop, now)
-                return
+    def _record(self, task: Task, restart: int, kind: str) -> Path:
+        stem = records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return self._folder / f"{stem}.{kind}.json"
+
+    def _follow(self, task: Task, run: _Run, stop: Stop | None, now: float) -> None:
+        if run.pid is None:
+            self._begin(task, run, records.read_json(self._record(task, run.restart, "start")) or {})
+        ended = records.read_json(self._record(task, run.restart, "exit"))
+        if ended is not None:
+            self._end(task, run, ended, stop, now)
+            return
         if run.tree is not None:
             sample = run.tree.read()
             if sample is not None:

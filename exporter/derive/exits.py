@@ -37,6 +37,8 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+DISK_FULL_BYTES = 1 << 20
+"""Less than this left is a full disk: a log cannot say so, since it could not be written."""
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
 
 
@@ -63,6 +65,8 @@ class Evidence:
     """Signals that reached the wrapper from outside before the worker ended."""
     log_classes: tuple[str, ...] = ()
     """Names of the error patterns found in the last part of the log."""
+    disk_available_bytes: int | None = None
+    """Space that was left in the run directory when it ended."""
     stop: Stop | None = None
     job_end: float | None = None
     """Time limit of the job as a moment."""
@@ -102,6 +106,10 @@ def verdict(evidence: Evidence) -> Verdict:
         if reason in evidence.log_classes:
             facts.append(f"its log ends with {reason}")
             return Verdict(reason, tuple(facts))
+    available = evidence.disk_available_bytes
+    if code and available is not None and available < DISK_FULL_BYTES:
+        facts.append(f"{available} bytes were left on the disk of the run directory")
+        return Verdict("disk_full", tuple(facts))
     if evidence.forwarded:
         names = ", ".join(signal_name(entry) for entry in evidence.forwarded)
         facts.append(f"{names} came from outside")
@@ -159,6 +167,7 @@ def exit_evidence(
         oom_kills=record.get("oom_kills"),
         forwarded=tuple(int(entry[1]) for entry in record.get("signals") or () if int(entry[1]) in _ENDINGS),
         log_classes=tuple(log_classes),
+        disk_available_bytes=record.get("disk_available_bytes"),
         stop=stop,
         job_end=job_end,
     )
