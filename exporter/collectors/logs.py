@@ -163,18 +163,14 @@ class LogsCollector:
         task, context = followed.task, self._context
         restart = restarts[(task.worker, task.rank)]
         while followed.restart < restart:
+            if followed.restart >= 0:
+                self._drain(followed)  # the last words of the run before, ahead of the first of the next
+                followed.progress.begin_run()
             followed.restart += 1
             for path in log_paths(
-                task,
-                context.manifest.run_dir,
-                context.identity.node,
-                context.identity.attempt,
-                followed.restart,
+                task, context.manifest.run_dir, context.identity.node, context.identity.attempt, followed.restart
             ):
                 followed.tails.setdefault(str(path), LogTail(str(path)))
-            if followed.restart:
-                self._drain(followed)
-                followed.progress.begin_run()
         for name in extra.get(task.rank, ()):
             followed.tails.setdefault(name, LogTail(name))
         self._drain(followed)
