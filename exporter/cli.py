@@ -14,7 +14,7 @@ from exporter.collectors.base import Context
 from exporter.errors import ExporterError
 from exporter.identity import identify
 from exporter.manifest import read_manifest
-from exporter.sidecar import Sidecar
+from exporter.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
 
@@ -80,7 +80,8 @@ def _sidecar(arguments: argparse.Namespace) -> None:
     manifest = read_manifest(arguments.run_dir)
     identity = identify(manifest, os.environ, socket.gethostname())
     sidecar = Sidecar(Context(manifest, identity, SystemClock()))
-    host, port = service.parse_listen_address(arguments.listen or manifest.listen_address)
+    host, port = parse_listen_address(arguments.listen or manifest.listen_address)
+    sidecar.host = host
     _be_modest()
     listening = None
     if port == 0 and (known := service.known_port(sidecar)) is not None:
@@ -90,7 +91,7 @@ def _sidecar(arguments: argparse.Namespace) -> None:
             listening = None  # somebody else has it now
     if listening is None:
         listening = service.open_socket(host, port)
-    asyncio.run(service.Service(sidecar).run(listening, publish=True))
+    asyncio.run(service.Service(sidecar).run(listening))
     sys.stderr.flush()
     os._exit(0)  # a collector's thread that hangs in the kernel must not hold the end of the step
 

@@ -25,14 +25,6 @@ WATCH_S = 0.25
 log = logging.getLogger("gpujob.service")
 
 
-def parse_listen_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
-    return host.strip("[]"), int(port)
-
-
 def open_socket(host: str, port: int) -> socket.socket:
     """A listening socket; on every interface, IPv4 and IPv6, when the host is empty."""
     try:
@@ -127,7 +119,7 @@ class Service:
         )
         return web.Response(text=page, content_type="text/html")
 
-    async def run(self, listening: socket.socket, *, publish: bool) -> None:
+    async def run(self, listening: socket.socket) -> None:
         """Serve until the job is over and its last values were scraped, or a signal says stop."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -137,10 +129,9 @@ class Service:
         await runner.setup()
         try:
             await web.SockSite(runner, listening).start()
-            self._sidecar.start()
-            if publish:
-                await asyncio.to_thread(publish_address, self._sidecar, listening.getsockname()[1])
             host, port = listening.getsockname()[:2]
+            self._sidecar.port = port
+            self._sidecar.start()
             log.info("listening on %s:%d", host, port)
             watcher = asyncio.create_task(self._until_over())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,27 +183,6 @@ class Service:
                 break
         for slot in slots:
             slot.on_read = None
-
-
-def publish_address(sidecar: Sidecar, port: int) -> None:
-    """Tell the run directory where this sidecar listens and under which labels."""
-    identity, manifest = sidecar.context.identity, sidecar.context.manifest
-    folder = manifest.run_dir / records.SIDECARS_DIR
-    folder.mkdir(exist_ok=True)
-    host, _ = parse_listen_address(manifest.listen_address)
-    records.write_json(
-        folder / f"{identity.node}.json",
-        {
-            "schema": records.RECORD_SCHEMA,
-            "node": identity.node,
-            "node_index": identity.node_index,
-            "attempt": identity.attempt,
-            "address": f"{host or identity.node}:{port}",
-            "port": port,
-            "labels": identity.constant_labels(),
-            "time": sidecar.context.clock.time(),
-        },
-    )
 
 
 def known_port(sidecar: Sidecar) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 from exporter import collectors, records, refresh
 from exporter.collectors.base import Collector, Context, Status
 from exporter.collectors.job import JobCollector, JobSnapshot
+from exporter.errors import ExporterError
 from exporter.families import Family, Samples
 from exporter.refresh import Slot
 
@@ -23,8 +24,16 @@ def declared_families() -> tuple[Family, ...]:
     return tuple(found)
 
 
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
+    return host.strip("[]"), int(port)
+
+
 class Publisher:
-    """Writes the status of this node into the run directory, for readers that cannot reach the port.
+    """Tells the run directory where this sidecar listens, and its status, for readers that cannot reach the port.
 
     It stands in a slot like a collector, on a thread of its own: the run directory may hang.
     """
@@ -35,13 +44,38 @@ class Publisher:
 
     def __init__(self, sidecar: "Sidecar") -> None:
         self._sidecar = sidecar
+        self._announced = False
 
     def read(self) -> bool:
         manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
+        if not self._announced and self._sidecar.port is not None:
+            self._announce(self._sidecar.port)
+            self._announced = True
         folder = manifest.run_dir / records.STATUS_DIR
         folder.mkdir(exist_ok=True)
         records.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
         return True
+
+    def _announce(self, port: int) -> None:
+        """Where it listens, and the labels that its series carry."""
+        context = self._sidecar.context
+        identity, run_dir = context.identity, context.manifest.run_dir
+        folder = run_dir / records.SIDECARS_DIR
+        folder.mkdir(exist_ok=True)
+        host = self._sidecar.host or identity.node
+        records.write_json(
+            folder / f"{identity.node}.json",
+            {
+                "schema": records.RECORD_SCHEMA,
+                "node": identity.node,
+                "node_index": identity.node_index,
+                "attempt": identity.attempt,
+                "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                "port": port,
+                "labels": identity.constant_labels(),
+                "time": context.clock.time(),
+            },
+        )
 
     def render(self, snapshot: bool, out: Samples) -> None:
         """Nothing to show beyond whether publishing works."""
@@ -57,6 +91,10 @@ class Sidecar:
         self.context = context
         own = [factory(context) for factory in collectors.COLLECTORS] if made is None else list(made)
         self.slots = [Slot(collector, context.clock) for collector in own]
+        self.host = ""
+        """Address it listens on; empty for all of this node."""
+        self.port: int | None = None
+        """Port it listens on, once it does."""
         self.publisher = Slot(Publisher(self), context.clock)
         self.final = False
         """Whether the last values have been read: nothing changes any more."""
