@@ -76,6 +76,18 @@ class Samples:
             lines = self._lines[family] = []
         lines.append(prefix + _number(value))
 
+    def mark(self) -> dict[Family, int]:
+        """Where the page stands, for ``take_back``."""
+        return {family: len(lines) for family, lines in self._lines.items()}
+
+    def take_back(self, mark: Mapping[Family, int]) -> None:
+        """Remove the samples added since the mark."""
+        for family in list(self._lines):
+            kept = mark.get(family, 0)
+            del self._lines[family][kept:]
+            if not kept:
+                del self._lines[family]
+
     def _prefix(self, family: Family, values: Iterable[object]) -> str:
         pairs = self._constant + [
             f'{name}="{_escape(str(value))}"' for name, value in zip(family.labels, values, strict=True)

@@ -1,5 +1,6 @@
 """Who this sidecar is: job id, attempt and node from the environment, the rest from the manifest."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,9 +81,10 @@ def identify(manifest: Manifest, environ: Mapping[str, str], hostname: str) -> I
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text) if text else None
+        number = float(text) if text else None
     except ValueError:
         return None
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _integer(text: str | None) -> int | None:

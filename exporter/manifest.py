@@ -12,6 +12,8 @@ Reading ignores unknown keys (a newer launcher) and refuses an unknown
 import dataclasses
 import json
 import os
+import types
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,27 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
         values["logs"] = PathGroup(**_known(PathGroup, body["logs"])) if body.get("logs") else None
         for key in ("progress", "errors"):
             values[key] = tuple(LogPattern(**_known(LogPattern, entry)) for entry in body[key])
+        for owner in (Manifest, *values["tasks"], *values["groups"], *values["progress"], *values["errors"]):
+            _check_types(owner, values)
         return Manifest(**values, run_dir=run_dir)
     except (KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"incomplete or of the wrong shape: {error}") from error
+
+
+def _check_types(owner: Any, values: dict[str, Any]) -> None:
+    """Raise for the first plain value that is not of its declared type; a whole number may stand for a number."""
+    kind = owner if isinstance(owner, type) else type(owner)
+    for name, hint in typing.get_type_hints(kind).items():
+        allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if not set(allowed) <= {str, int, float, bool, type(None)}:
+            continue
+        value = values.get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name)
+        number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
+        if value is not _ABSENT and type(value) not in allowed and not number:
+            raise ManifestError(f"{kind.__name__.lower()}: {name} is {value!r}, not of type {hint}")
+
+
+_ABSENT = object()
 
 
 def _known(kind: type, body: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def write_state(run_dir: str, phase: str, stop: dict[str, object] | None = None)
     """Publish the phase of the job.
 
     ``stop`` is given once the job is being ended: ``{"reason", "cause", "time"}``, where the
-    reason is an exit reason that its workers inherit and the cause a sentence for people.
+    reason is an exit reason that its workers inherit and the cause a sentence for people; with
+    ``rank`` and ``restart`` of the worker whose end has led to it, if one has.
     """
     write_json(
         os.path.join(run_dir, STATE_FILE),

@@ -43,6 +43,7 @@ class Slot:
         self._duration_s: float | None = None
         self._last_success: float | None = None
         self._failing = False
+        self._unshowable = False
         self._wake = threading.Event()
         self._wanted = 0
         self._served = -1
@@ -70,7 +71,11 @@ class Slot:
     def overdue(self) -> bool:
         """Whether a read has been under way for longer than the deadline."""
         started = self._started
-        return started is not None and self._clock.monotonic() - started > self._deadline_s
+        late = started is not None and self._clock.monotonic() - started > self._deadline_s
+        if late and not self._failing:
+            self._failing = True
+            log.warning("collector %s hangs: no answer in %g s", self.collector.name, self._deadline_s)
+        return late
 
     @property
     def snapshot(self) -> Any:
@@ -79,15 +84,17 @@ class Slot:
 
     @property
     def success(self) -> bool:
-        """Whether the last read worked and the present one is in time."""
-        return self._known and not self.overdue
+        """Whether the last read worked, can be shown, and the present one is in time."""
+        return self._known and not self._unshowable and not self.overdue
 
     def _loop(self) -> None:
         due = self._clock.monotonic()
         while True:
             self._read()
-            due = max(due + self.collector.interval_s, self._clock.monotonic())
-            self._wake.wait(max(0.0, due - self._clock.monotonic()))
+            now = self._clock.monotonic()
+            if due <= now:  # a read that was asked for in between does not move the ordinary ones
+                due = max(due + self.collector.interval_s, now)
+            self._wake.wait(max(0.0, due - now))
             if self._wake.is_set():
                 self._wake.clear()
 
@@ -114,10 +121,20 @@ class Slot:
             self.on_read()
 
     def render(self, out: Samples) -> None:
-        """Samples of the last snapshot."""
+        """Samples of the last snapshot; one that cannot be shown costs the series of this collector alone."""
         snapshot = self.snapshot
-        if snapshot is not None:
+        if snapshot is None:
+            return
+        mark = out.mark()
+        try:
             self.collector.render(snapshot, out)
+        except Exception as error:  # noqa: BLE001 - see above
+            out.take_back(mark)
+            if not self._unshowable:
+                log.error("collector %s cannot be shown: %s: %s", self.collector.name, type(error).__name__, error)
+            self._unshowable = True
+        else:
+            self._unshowable = False
 
     def render_self(self, out: Samples) -> None:
         """How reading goes."""

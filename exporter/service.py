@@ -35,8 +35,9 @@ def open_socket(host: str, port: int) -> socket.socket:
             with contextlib.suppress(OSError):
                 return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
-    except OSError as error:
-        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {why}") from error
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -44,7 +45,7 @@ def wants_openmetrics(accept: str) -> bool:
     best: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip() for word in part.split(";"))
-        quality = 1.0
+        quality, understood = 1.0, True
         for parameter in parameters:
             name, _, value = parameter.partition("=")
             if name.strip() == "q":
@@ -52,9 +53,9 @@ def wants_openmetrics(accept: str) -> bool:
                     quality = float(value)
                 except ValueError:
                     quality = 0.0
-            elif name.strip() == "version" and kind == "application/openmetrics-text" and value != "1.0.0":
-                quality = 0.0
-        best[kind] = max(best.get(kind, 0.0), quality)
+            elif name.strip() == "version" and kind == "application/openmetrics-text":
+                understood = value == "1.0.0"
+        best[kind] = max(best.get(kind, 0.0), quality if understood else 0.0)
     return best.get("application/openmetrics-text", 0.0) > max(best.get("text/plain", 0.0), 0.0)
 
 

@@ -27,7 +27,7 @@ def declared_families() -> tuple[Family, ...]:
 def parse_listen_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
     host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
+    if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
     return host.strip("[]"), int(port)
 

@@ -272,7 +272,7 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
     from launcher import rundir
     from launcher.client import JobClient
     from launcher.local import start_orchestrator
-    from launcher.steps import ENDING_SIGNALS
+    from launcher.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
     plan, script = _make_plan(job, local=True)
     _preflight(plan, job, local=True, quiet=as_json)
@@ -282,7 +282,7 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
     interrupted = False
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-        argv = [sys.executable, "-I", "-m", "launcher.orchestrate", str(run_dir), "--local"]
+        argv = [sys.executable, *PYTHON_FLAGS, "launcher.orchestrate", str(run_dir), "--local"]
         orchestrator = start_orchestrator(argv, out, err)
 
     def stop(number: int, _frame: object) -> None:

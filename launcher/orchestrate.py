@@ -256,7 +256,11 @@ class Orchestrator:
             say(f"{task.worker} rank {task.rank} is started again in {delay:g} s ({count})")
             self._waiting[task.rank] = (time.monotonic() + delay, planned, restart + 1)
         elif planned.critical:
-            self._begin_stop("terminated_peer", f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}")
+            self._begin_stop(
+                "terminated_peer",
+                f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}",
+                {"rank": task.rank, "restart": restart},
+            )
         else:
             say(f"{task.worker} is not critical: the job goes on without it")
 
@@ -295,11 +299,14 @@ class Orchestrator:
         else:
             self._begin_stop("cancelled", f"{name} to the job", ask=not self._steps.ends_by_itself())
 
-    def _begin_stop(self, reason: str, cause: str, *, ask: bool = True) -> None:
-        """Publish why, then tell all workers at once; one deadline for all of them."""
+    def _begin_stop(self, reason: str, cause: str, worker: dict[str, Any] | None = None, *, ask: bool = True) -> None:
+        """Publish why, then tell all workers at once; one deadline for all of them.
+
+        ``worker`` is the rank and the run whose end has led to this, if one has.
+        """
         allowed = OWN_TEARDOWN_S if self._signal is None else max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
         self._deadline = time.monotonic() + allowed
-        self._stop = {"reason": reason, "cause": cause, "time": time.time()}
+        self._stop = {"reason": reason, "cause": cause, "time": time.time(), **(worker or {})}
         say(f"Stopping the job: {cause}")
         self._events.write("job stopping", reason=reason, cause=cause)
         self._state("completing")

@@ -72,8 +72,9 @@ def judge(
     scanner, classes = Scanner(), set[str]()
     for path in log_paths(task, manifest.run_dir, node, attempt, restart):
         classes |= set(scanner.scan(read_end(path, LOG_TAIL_BYTES)).errors)
-    job_end = None
-    evidence = exit_evidence(record, stop, sorted(classes), job_end)
+    if stop is not None and stop.follows_from(task.rank, restart):
+        stop = None
+    evidence = exit_evidence(record, stop, sorted(classes), None)
     judged = verdict(evidence)
     return {
         "reason": judged.reason,

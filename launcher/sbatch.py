@@ -99,7 +99,7 @@ def render_sbatch(plan: Plan) -> str:
         "",
         "# The orchestrator takes the place of this shell, so that Slurm's signals reach it.",
         f'run_dir={shlex.quote(before)}"$SLURM_JOB_ID"{shlex.quote(after)}',
-        f'exec {shlex.quote(plan.python)} -I -m launcher.orchestrate "$run_dir"',
+        f'exec {shlex.quote(plan.python)} -I -B -m launcher.orchestrate "$run_dir"',
     ]
     return "\n".join(lines) + "\n"
 

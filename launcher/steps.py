@@ -12,8 +12,12 @@ from launcher.plan import Plan, RunFacts, TaskPlan, task_argv
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a job in order."""
-PYTHON_FLAGS = ("-I", "-m")
-"""Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours."""
+PYTHON_FLAGS = ("-I", "-B", "-m")
+"""Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours.
+
+And without writing bytecode: under a user's file size limit the interpreter would leave a cut
+file in the installation, which then fails for everybody.
+"""
 
 
 @dataclass

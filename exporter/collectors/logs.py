@@ -11,6 +11,7 @@ from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, c
 from exporter.derive.progress import Progress, expected_items
 from exporter.derive.workers import worker_number
 from exporter.families import Family, Samples
+from exporter.identity import safe_label
 from exporter.manifest import LogPattern, Task
 from exporter.readers.files import read_files
 from exporter.readers.tail import LogTail
@@ -174,6 +175,9 @@ class LogsCollector:
         for name in extra.get(task.rank, ()):
             followed.tails.setdefault(name, LogTail(name))
         self._drain(followed)
+        if self._has_ended(task, followed.restart):
+            for tail in followed.tails.values():
+                self._take_text(followed, tail.rest())
         if followed.progress.position is not None:
             # one reading per look: lines that came in one piece have no times of their own
             followed.estimator.update(context.clock.time(), followed.progress.position, self._expected(followed))
@@ -182,8 +186,17 @@ class LogsCollector:
     def _drain(self, followed: _Followed) -> None:
         for tail in followed.tails.values():
             for chunk in tail.read():
-                followed.lines += chunk.count(b"\n")
-                self._take(followed, self._scanner.scan(chunk))
+                self._take_text(followed, chunk)
+
+    def _has_ended(self, task: Task, restart: int) -> bool:
+        """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
+        name = records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return (self._context.manifest.run_dir / records.WORKERS_DIR / f"{name}.exit.json").exists()
+
+    def _take_text(self, followed: _Followed, text: bytes) -> None:
+        if text:
+            followed.lines += text.count(b"\n") + (not text.endswith((b"\n", b"\r")))
+            self._take(followed, self._scanner.scan(text))
 
     def _take(self, followed: _Followed, scan: Scan) -> None:
         now = self._context.clock.time()
@@ -273,7 +286,7 @@ def _compile(patterns: Iterable[LogPattern]) -> list[Pattern]:
     compiled = []
     for pattern in patterns:
         try:
-            compiled.append(compile_pattern(pattern.name, pattern.pattern, pattern.severity))
+            compiled.append(compile_pattern(safe_label(pattern.name), pattern.pattern, pattern.severity))
         except re.error:
             continue  # the launcher refuses these before it submits
     return compiled

@@ -109,6 +109,8 @@ class _Run:
     visible: bool = True
     sample: TreeSample | None = None
     gone_since: float | None = None
+    exit_seen: bool = False
+    """Whether its exit record is there, also while its verdict waits for a notice."""
     ended: Exit | None = None
 
 
@@ -174,7 +176,7 @@ class WorkersCollector:
         samples = [run.sample for run in runs if run.sample is not None]
         reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
         writes = [sample.io_write_bytes for sample in samples if sample.io_write_bytes is not None]
-        alive = last.ended is None and last.gone_since is None
+        alive = last.ended is None and last.gone_since is None and not last.exit_seen
         if not alive:
             state = "dead"
         elif last.sample is not None:
@@ -212,16 +214,20 @@ class WorkersCollector:
         if run.pid is None:
             self._begin(task, run, records.read_json(self._record(task, run.restart, "start")) or {})
         ended = records.read_json(self._record(task, run.restart, "exit"))
+        stop = None if stop is not None and stop.follows_from(task.rank, run.restart) else stop
         if ended is not None:
+            run.exit_seen = True
             self._end(task, run, ended, stop, now)
             return
         if run.tree is not None:
             sample = run.tree.read()
             if sample is not None:
                 run.sample = sample
-                return
-            run.tree.close()
-            run.tree = None
+                if sample.state != "zombie":
+                    return  # a zombie that nobody reaps has ended, and its wrapper has too
+            else:
+                run.tree.close()
+                run.tree = None
         if not run.visible or run.pid is None:
             return
         if run.gone_since is None:
@@ -304,7 +310,7 @@ class WorkersCollector:
             out.add(RESTARTS, facts.restart, **labels)
             counts = dict.fromkeys(REASONS, 0)
             for ended in facts.exits:
-                counts[ended.reason] += 1
+                counts[ended.reason] = counts.get(ended.reason, 0) + 1
             for reason, count in counts.items():
                 out.add(EXITS, count, **labels, reason=reason)
             if facts.exits:
@@ -313,7 +319,7 @@ class WorkersCollector:
                 out.add(LAST_SIGNAL, last.signal, **labels)
                 for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
                     out.add(LAST_TIME, end, **labels, reason=reason)
-        out.add(LAUNCH_VERIFIED, int(all(facts.start is not None for facts in snapshot.workers)))
+        out.add(LAUNCH_VERIFIED, int(all(facts.pid is not None for facts in snapshot.workers)))
 
     def describe(self, snapshot: WorkersSnapshot, status: Status) -> None:
         for facts in snapshot.workers:

@@ -36,7 +36,10 @@ _CRASHES = {
     signal.SIGSYS,
     signal.SIGTRAP,
 }
-_ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+CLOCK_SKEW_S = 5.0
+"""Difference that the clocks of two nodes may have."""
+_ORDINARY_SIGNALS = range(1, 32)
+_ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
 DISK_FULL_BYTES = 1 << 20
 """Less than this left is a full disk: a log cannot say so, since it could not be written."""
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
@@ -49,6 +52,13 @@ class Stop:
     reason: str
     cause: str
     time: float
+    rank: int | None = None
+    """Rank and run of the worker whose end has led to the stop, if one has: its end is no consequence of it."""
+    restart: int | None = None
+
+    def follows_from(self, rank: int, restart: int) -> bool:
+        """Whether this run of a worker is what the job is being stopped for."""
+        return (self.rank, self.restart) == (rank, restart)
 
 
 @dataclass(frozen=True)
@@ -92,10 +102,14 @@ def verdict(evidence: Evidence) -> Verdict:
         return Verdict("launch_failed", (evidence.launch_error,))
     if code == 0:
         return Verdict("completed", tuple(facts))
-    if number is None and code is not None and 128 < code < 192:
+    if number is None and code is not None and code - 128 in _ORDINARY_SIGNALS:
         number = code - 128  # a shell between us and the program says it this way
+    # a signal that asks for the end counts, whatever status it led to; another one only if the worker died of it
+    forwarded = tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
     stop, no_record = evidence.stop, code is None and number is None
-    if stop is not None and (evidence.forwarded or no_record):
+    if stop is not None and evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S:
+        stop = None  # it had ended long before
+    if stop is not None and (forwarded or no_record):
         # a teardown goes through the wrapper: it has passed a signal on, or was itself killed at the deadline
         facts.append(f"the job was being stopped: {stop.cause}")
         return Verdict(stop.reason, tuple(facts))
@@ -110,8 +124,8 @@ def verdict(evidence: Evidence) -> Verdict:
     if code and available is not None and available < DISK_FULL_BYTES:
         facts.append(f"{available} bytes were left on the disk of the run directory")
         return Verdict("disk_full", tuple(facts))
-    if evidence.forwarded:
-        names = ", ".join(signal_name(entry) for entry in evidence.forwarded)
+    if forwarded:
+        names = ", ".join(signal_name(entry) for entry in forwarded)
         facts.append(f"{names} came from outside")
         if evidence.job_end is not None and evidence.end is not None and evidence.end >= evidence.job_end - 60:
             return Verdict("time_limit", (*facts, "the time limit was reached"))
@@ -150,9 +164,12 @@ def parse_stop(state: Mapping[str, Any]) -> Stop | None:
     if not isinstance(stop, dict):
         return None
     try:
-        return Stop(str(stop["reason"]), str(stop["cause"]), float(stop["time"]))
+        found = Stop(
+            str(stop["reason"]), str(stop["cause"]), float(stop["time"]), stop.get("rank"), stop.get("restart", 0)
+        )
     except (KeyError, TypeError, ValueError):
         return None
+    return found if found.reason in REASONS else None
 
 
 def exit_evidence(
@@ -165,7 +182,7 @@ def exit_evidence(
         end=record.get("end"),
         launch_error=record.get("error"),
         oom_kills=record.get("oom_kills"),
-        forwarded=tuple(int(entry[1]) for entry in record.get("signals") or () if int(entry[1]) in _ENDINGS),
+        forwarded=tuple(int(entry[1]) for entry in record.get("signals") or ()),
         log_classes=tuple(log_classes),
         disk_available_bytes=record.get("disk_available_bytes"),
         stop=stop,

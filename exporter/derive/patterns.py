@@ -35,15 +35,17 @@ def compile_pattern(name: str, pattern: str, severity: str | None = None, litera
     return Pattern(name, regex, tuple(literal.encode() for literal in literals), severity)
 
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_COUNT = r"\d{1,18}"
+"""Bounded, as all repetitions here: a record can hold a million digits, and no count does."""
+_NUMBER = r"(?<![\d.])[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
 
 PROGRESS: tuple[Pattern, ...] = (
-    compile_pattern(POSITION, r"Processed (\d+)/(\d+) items", literals=("Processed ",)),
-    compile_pattern(RESUME, r"[Rr]esum(?:ing|ed) (?:at|from) (\d+)/(\d+)", literals=("Resum", "resum")),
-    compile_pattern("batch", r"Batch (\d+)/(\d+)", literals=("Batch ",)),
-    compile_pattern("epoch", r"Epoch:? (\d+)", literals=("Epoch",)),
+    compile_pattern(POSITION, rf"Processed ({_COUNT})/({_COUNT}) items", literals=("Processed ",)),
+    compile_pattern(RESUME, rf"[Rr]esum(?:ing|ed) (?:at|from) ({_COUNT})/({_COUNT})", literals=("Resum", "resum")),
+    compile_pattern("batch", rf"Batch ({_COUNT})/({_COUNT})", literals=("Batch ",)),
+    compile_pattern("epoch", rf"Epoch:? ({_COUNT})", literals=("Epoch",)),
     compile_pattern("throughput", rf"({_NUMBER}) items?/s", literals=(" item",)),
-    compile_pattern("loss", rf"\bloss\s*[:=]\s*({_NUMBER})", literals=("loss",)),
+    compile_pattern("loss", rf"\bloss[ \t]{{0,8}}[:=][ \t]{{0,8}}({_NUMBER})", literals=("loss",)),
 )
 """Progress patterns of every job, unless its file gives others under the same names."""
 
@@ -57,7 +59,8 @@ ERRORS: tuple[Pattern, ...] = (
     compile_pattern("cuda_error", r"CUDA error: (?!out of memory)", "critical", ("CUDA error: ",)),
     compile_pattern(
         "nccl_timeout",
-        r"Watchdog caught collective operation timeout|NCCL.{0,80}(?:timed out|timeout)",
+        r"Watchdog caught collective operation timeout"
+        r"|NCCL[^\n]{0,80}(?:timed out|timeout (?:at|after|reached|exceeded))",
         "critical",
         ("collective operation timeout", "NCCL"),
     ),
@@ -67,7 +70,12 @@ ERRORS: tuple[Pattern, ...] = (
         "critical",
         ("No space left", "quota exceeded"),
     ),
-    compile_pattern("host_oom", r"[Oo]ut of memory: Killed process|oom-kill", "critical", ("of memory: K", "oom-kill")),
+    compile_pattern(
+        "host_oom",
+        r"[Oo]ut of memory: Killed process|oom[-_]kill(?!_disable)",
+        "critical",
+        ("of memory: K", "oom-kill", "oom_kill"),
+    ),
     compile_pattern(
         "connection",
         r"[Cc]onnection (?:refused|reset|timed out)|[Nn]etwork is unreachable",
@@ -80,7 +88,12 @@ ERRORS: tuple[Pattern, ...] = (
         "warning",
         ("corrupt", "parse error"),
     ),
-    compile_pattern("python_traceback", r"^Traceback \(most recent call last\):", "warning", ("Traceback (most",)),
+    compile_pattern(
+        "python_traceback",
+        r"^(?:\[rank\d{1,6}\]: ?)?Traceback \(most recent call last\):",
+        "warning",
+        ("Traceback (most",),
+    ),
 )
 """Error patterns of every job; the bare word "timeout" is in every configuration dump and so is none of them."""
 
@@ -106,8 +119,10 @@ class Scanner:
         self.errors = tuple(errors)
 
     def scan(self, text: bytes) -> Scan:
-        """Everything that the patterns find in ``text``."""
+        """Everything that the patterns find in ``text``. A return ends a record as a newline does."""
         found = Scan()
+        if b"\r" in text:
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         places: list[tuple[int, bool, int, int | None]] = []
         for pattern in self._positions:
             if pattern.may_match(text):

@@ -44,7 +44,7 @@ def read_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
                     continue
                 if stat.S_ISREG(facts.st_mode):
                     found.append(FileFacts(entry.name, facts.st_size, facts.st_mtime))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     return tuple(sorted(found, key=lambda file: file.name))
 
@@ -54,7 +54,7 @@ def read_space(directory: Path) -> SpaceFacts | None:
     for place in (directory, *directory.parents):
         try:
             facts = os.statvfs(place)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         return SpaceFacts(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
     return None

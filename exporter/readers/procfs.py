@@ -32,6 +32,7 @@ class ProcessStat:
     """Facts of one process from its ``stat``."""
 
     state: str
+    parent: int
     cpu_s: float
     rss_bytes: int
     threads: int
@@ -56,6 +57,7 @@ def parse_stat(text: bytes) -> ProcessStat:
     fields = text[text.rindex(b")") + 2 :].split(None, 22)
     return ProcessStat(
         state=STATES.get(fields[0].decode("ascii", "replace"), "running"),
+        parent=int(fields[1]),
         cpu_s=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
         rss_bytes=int(fields[21]) * PAGE_SIZE,
         threads=int(fields[17]),
@@ -80,7 +82,7 @@ def parse_start_time(text: str) -> int:
 class _Watched:
     """Open descriptors of one process, and the last sums it gave."""
 
-    __slots__ = ("io_fd", "io_read", "io_write", "last_cpu_s", "pid", "stat_fd")
+    __slots__ = ("io_fd", "io_read", "io_write", "last_cpu_s", "parent", "pid", "stat_fd")
 
     def __init__(self, pid: int, proc: str) -> None:
         self.pid = pid
@@ -89,6 +91,7 @@ class _Watched:
             self.io_fd = os.open(f"{proc}/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self.io_fd = -1
+        self.parent = 0
         self.last_cpu_s = 0.0
         self.io_read = 0
         self.io_write = 0
@@ -113,10 +116,12 @@ class ProcessTree:
     def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
         self._proc = proc
         self.pid = pid
+        self._processes: dict[int, _Watched] = {}
         try:
-            self._processes = {pid: _Watched(pid, proc)}
+            self._processes[pid] = _Watched(pid, proc)
             self.start_ticks = parse_stat(os.pread(self._processes[pid].stat_fd, 1024, 0)).start_ticks
         except OSError as error:
+            self.close()
             raise ProcessLookupError(f"process {pid} is not there") from error
         if start_ticks is not None and start_ticks != self.start_ticks:
             self.close()
@@ -146,12 +151,13 @@ class ProcessTree:
                     return None
                 self._forget(pid)
                 cpu_s += watched.last_cpu_s
-                read += watched.io_read
-                write += watched.io_write
+                if watched.parent not in self._processes:
+                    read += watched.io_read
+                    write += watched.io_write
                 continue
             if pid == self.pid:
                 root = stat
-            watched.last_cpu_s = stat.cpu_s
+            watched.last_cpu_s, watched.parent = stat.cpu_s, stat.parent
             cpu_s += stat.cpu_s
             rss += stat.rss_bytes
             threads += stat.threads
@@ -176,10 +182,12 @@ class ProcessTree:
         )
 
     def _forget(self, pid: int) -> None:
+        """Keep what a process that is gone has used; its bytes the kernel has added to its parent's."""
         watched = self._processes.pop(pid)
         self._gone_cpu_s += watched.last_cpu_s
-        self._gone_read += watched.io_read
-        self._gone_write += watched.io_write
+        if watched.parent not in self._processes:
+            self._gone_read += watched.io_read
+            self._gone_write += watched.io_write
         watched.close()
 
     def _find_descendants(self) -> None:

@@ -50,9 +50,23 @@ class LogTail:
 
     def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
         """Chunks of whole records that came since the last look, at most about ``most_bytes``."""
-        if not self._open():
-            return
         left = most_bytes
+        if self._fd >= 0 and self._is_replaced():
+            # the last lines of the file that was rotated away, a line without an end included
+            yield from self._chunks(left)
+            if rest := self.rest():
+                yield rest
+        if self._open():
+            yield from self._chunks(left)
+
+    def _is_replaced(self) -> bool:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) != self._inode
+
+    def _chunks(self, left: int) -> Iterator[bytes]:
         while left > 0:
             try:
                 chunk = os.pread(self._fd, min(CHUNK_BYTES, left), self._offset)
