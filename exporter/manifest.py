@@ -35,7 +35,9 @@ class Task:
     node_index: int
     gpus: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
-    """Log files relative to the run directory; ``{node}`` stands for the host name."""
+    """Log files relative to the run directory; ``{node}`` stands for the host name, ``{run}`` for the run."""
+    critical: bool = True
+    """Whether its failure is that of the job."""
 
 
 @dataclass(frozen=True)

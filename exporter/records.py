@@ -68,6 +68,20 @@ def write_urgent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], 
         write_json(path, value)
 
 
+def write_json_once(path: str | os.PathLike[str], value: object) -> bool:
+    """``write_json`` unless the file is there already; whether it was written."""
+    target = os.fspath(path)
+    mine = f"{target}.{os.getpid()}.new"
+    write_json(mine, value)
+    try:
+        os.link(mine, target)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(mine)
+    return True
+
+
 def make_reserve(run_dir: str | os.PathLike[str]) -> None:
     """Set space aside for the exit records and the report of a job that fills its disk."""
     with open(os.path.join(run_dir, RESERVE_FILE), "wb") as out:

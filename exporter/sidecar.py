@@ -137,6 +137,7 @@ class Sidecar:
             "schema": STATUS_SCHEMA,
             "time": time.time(),
             "final": self.final,
+            "attempt": self.context.identity.attempt,
             "job": status.job,
             "node": {"name": self.context.identity.node, "index": self.context.identity.node_index},
             "workers": [status.workers[rank] for rank in sorted(status.workers)],

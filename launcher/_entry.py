@@ -21,4 +21,12 @@ def exporter() -> None:
 
 
 def _become(package: str) -> None:
+    # in a C locale this interpreter has put LC_CTYPE into its environment, which is not the user's
+    try:
+        with open("/proc/self/environ", "rb") as source:
+            given = b"LC_CTYPE=" in b"\0" + source.read()
+    except OSError:
+        given = True
+    if not given:
+        os.environ.pop("LC_CTYPE", None)
     os.execv(sys.executable, [sys.executable, "-I", "-m", package, *sys.argv[1:]])  # noqa: S606

@@ -234,16 +234,22 @@ def submit(job: str, as_json: bool) -> None:
     plan, script = _make_plan(job, local=False, kill_wait_s=kill_wait_s)
     staging = rundir.stage(plan, script)
     try:
-        job_id = slurm.submit_held(plan, staging / "sbatch_script.sh")
+        job_id, cluster = slurm.submit_held(plan, staging / "sbatch_script.sh")
     except BaseException:
         rundir.discard(staging)
         raise
+    run_dir = staging
     try:
         run_dir = rundir.settle(staging, plan, job_id)
-        slurm.release(job_id)
-    except BaseException:
-        slurm.cancel(job_id)  # it is on hold and would wait for ever
-        rundir.discard(staging)
+        slurm.release(job_id, cluster)
+    except BaseException as error:
+        rundir.discard(run_dir)
+        try:
+            slurm.cancel(job_id, cluster)  # it is on hold and would wait for ever
+        except LauncherError as second:
+            raise LauncherError(
+                f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
+            ) from error
         raise
     if as_json:
         _print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})

@@ -1,6 +1,6 @@
 """The present state of a job for people and programs, out of its run directory and its sidecars."""
 
-import os
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +12,14 @@ from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
 from launcher.report import build_report, merge_workers, read_statuses
+from launcher.wrap import read_start_ticks
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
 SLURM_EVERY_S = 30.0
 """At least this long between two questions to Slurm: controllers suffer from watchers."""
-OLD_S = 15.0
-"""A status older than this is shown as old."""
+STARTING_S = 30.0
+"""A local job that has not begun by then never will."""
 
 
 class JobClient:
@@ -37,10 +38,11 @@ class JobClient:
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
         state = self._state(orchestrator, report)
-        statuses = read_statuses(self.run_dir)
+        attempt = int((orchestrator or {}).get("attempt", 0))  # type: ignore[call-overload]
+        statuses = read_statuses(self.run_dir, attempt)
         nodes: list[dict[str, Any]] = []
         if orchestrator is not None and report is None:
-            live, nodes = self._fetch(int(orchestrator.get("attempt", 0)), statuses, now)  # type: ignore[call-overload]
+            live, nodes = self._fetch(attempt, statuses, now)
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
 
@@ -70,10 +72,13 @@ class JobClient:
     def _state(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str:
         if report is not None:
             return str(report["state"])
+        if orchestrator is None and self.run_dir.name.startswith("local-"):
+            age = time.time() - (self.run_dir / records.MANIFEST_FILE).stat().st_mtime
+            return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
             return "PENDING" if self._slurm_state() in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
         if orchestrator.get("local"):
-            return "RUNNING" if _alive(int(orchestrator["pid"])) else "UNKNOWN"
+            return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
         return "UNKNOWN" if self._slurm_state() == "" else "RUNNING"
 
     def _slurm_state(self) -> str | None:
@@ -152,8 +157,11 @@ def _get_status(address: str) -> dict[str, Any] | str:
     return body if isinstance(body, dict) else f"no status from {address}"
 
 
-def _alive(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
+def runs_here(orchestrator: Mapping[str, Any]) -> bool:
+    """Whether the process of this record is on this machine, and still the same: pids are used again."""
+    ticks = read_start_ticks(int(orchestrator["pid"]))
+    same_host = orchestrator.get("host") == socket.gethostname()
+    return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
 
 
 def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,9 +196,10 @@ def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
 
     None as long as a worker that runs cannot tell.
     """
+    progressing = any(worker["items"] is not None for worker in workers)
     estimates = []
     for worker in workers:
-        if worker["exit"] and worker["exit"]["reason"] == "completed":
+        if worker["exit"] or (progressing and worker["items"] is None and not worker["critical"]):
             continue
         if not worker.get("eta"):
             return None

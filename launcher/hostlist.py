@@ -39,7 +39,13 @@ def _expand(part: str, text: str) -> list[str]:
     hosts: list[str] = []
     for entry in part[start + 1 : end].split(","):
         low, dash, high = entry.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+        digits = low + high if dash else low
+        if (
+            not low
+            or (dash and not high)
+            or not (digits.isascii() and digits.isdigit())
+            or (dash and int(high) < int(low))
+        ):
             raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor a rising range")
         for number in range(int(low), int(high if dash else low) + 1):
             hosts.extend(f"{part[:start]}{number:0{len(low)}d}{tail}" for tail in tails)

@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from exporter.readers.procfs import read_children
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
 from launcher.steps import ENDING_SIGNALS, Running, log_files, supervised_sidecar, wrapped
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def local_hosts(plan: Plan, hostname: str) -> tuple[str, ...]:
@@ -29,6 +31,9 @@ class LocalSteps:
         self._plan = plan
         self._facts = facts
         self._die_with_parent = _die_with_parent()
+        self._ours: set[int] = set()
+        """Processes started here; any other child is somebody's orphan."""
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         started = []
@@ -40,6 +45,7 @@ class LocalSteps:
                 "GPUJOB_NODE_INDEX": str(index),
                 "GPUJOB_NODES": ",".join(self._facts.hosts),
                 "GPUJOB_START_TIME": repr(self._facts.start),
+                "GPUJOB_ATTEMPT": str(self._facts.attempt),
             }
             with (self._facts.run_dir / f"{host}_sidecar.log").open("ab") as log:
                 started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
@@ -49,13 +55,10 @@ class LocalSteps:
         environment = {**os.environ, **task_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
         with out.open("ab") as output, err.open("ab") as error:
-            process = self._start(
-                wrapped(self._plan, planned, self._facts, restart),
-                environment,
-                output,
-                error,
-                self._plan.workdir,
-            )
+            # this machine plays all nodes of the plan: their GPUs are its own, one after the other
+            first_gpu = planned.task.node_index * self._plan.gpus_per_node
+            argv = wrapped(self._plan, planned, self._facts, restart, first_gpu)
+            process = self._start(argv, environment, output, error, self._plan.workdir)
         return Running(planned, restart, process)
 
     def _start(
@@ -66,7 +69,7 @@ class LocalSteps:
         error: IO[bytes],
         cwd: str | None = None,
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             env=environment,
             cwd=cwd,
@@ -76,6 +79,8 @@ class LocalSteps:
             start_new_session=True,
             preexec_fn=self._die_with_parent,  # the orchestrator has one thread
         )
+        self._ours.add(process.pid)
+        return process
 
     def terminate(self, running: Sequence[Running]) -> None:
         for entry in running:
@@ -87,6 +92,21 @@ class LocalSteps:
                 os.killpg(entry.process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def sweep(self, running: Running) -> None:
+        """What a task has left behind ends with it, as it does in a Slurm step.
+
+        That is its process group, the worker of a wrapper that was killed included, and the processes
+        in groups of their own that have become children of this one, their nearest subreaper.
+        """
+        self.kill([running])
+        for pid in read_children(os.getpid()):
+            if pid not in self._ours:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                except (ProcessLookupError, ChildProcessError):
+                    pass
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:

@@ -6,6 +6,7 @@ One thread, one loop. A signal only sets a flag and wakes the loop; whatever
 ends the job goes through one teardown with one deadline for all its steps.
 """
 
+import functools
 import os
 import select
 import signal
@@ -13,25 +14,39 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import parse_stop
+from exporter.derive.exits import exit_evidence, parse_stop
 from exporter.manifest import read_manifest
 from launcher.discovery import Targets, read_sidecars, target_groups
+from launcher.environment import forget_coerced_locale
 from launcher.events import EventLog
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
-from launcher.report import build_report, judge, render_report, write_report
+from launcher.report import (
+    EXIT_STATUS,
+    REPORT_TEXT_FILE,
+    build_report,
+    judge,
+    render_report,
+    write_report,
+)
 from launcher.steps import ENDING_SIGNALS, Running, Steps
+from launcher.wrap import read_start_ticks
 
 TICK_S = 0.2
 SIDECARS_TIMEOUT_S = 10.0
 """How long the workers wait for the sidecars to listen; then the job goes on without them."""
 RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
+NOTICE_GRACE_S = 3.0
+"""An end by a signal from outside gets this long for the signal to reach this process too."""
 FINAL_VALUES_S = 15.0
+VERIFY_S = 60.0
+"""How long output files may be read for their records while the nodes wait."""
 TARGETS_EVERY_S = 5.0
 """Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
 KILL_MARGIN_S = 1.5
@@ -43,7 +58,15 @@ OWN_TEARDOWN_S = 8.0
 
 def say(message: str) -> None:
     """A line for ``log.out``."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)  # noqa: T201
+    show(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
+
+
+def show(line: str) -> None:
+    """A line as it is. A full disk under the log costs the line, not the job."""
+    try:
+        os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
+    except (OSError, UnicodeError):
+        pass
 
 
 class Orchestrator:
@@ -64,6 +87,7 @@ class Orchestrator:
         """Restarts to come by rank: (when, what, which run)."""
         self._sidecars: list[subprocess.Popen[bytes]] = []
         self._signal: int | None = None
+        self._signal_at = 0.0
         self._stop: dict[str, Any] | None = None
         self._deadline: float | None = None
         self._killed = False
@@ -80,12 +104,16 @@ class Orchestrator:
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in ENDING_SIGNALS:
-            signal.signal(number, self._note_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._note_signal)
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM):
+            signal.signal(number, lambda *_: None)  # warnings before a time limit are for the workers
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes the loop
 
     def _note_signal(self, number: int, _frame: object) -> None:
-        self._signal = self._signal or number
+        if self._signal is None:
+            self._signal, self._signal_at = number, time.monotonic()
 
     def _sleep(self, seconds: float) -> None:
         ready, _, _ = select.select([self._wake_read], [], [], max(0.0, seconds))
@@ -100,13 +128,21 @@ class Orchestrator:
     def run(self) -> int:
         """Exit status of the job."""
         self._attempt_to("set space aside", lambda: records.make_reserve(self._facts.run_dir))
+        for name in (records.REPORT_FILE, REPORT_TEXT_FILE):
+            old = self._facts.run_dir / name  # of an attempt before this one
+            self._attempt_to(f"remove {name}", functools.partial(old.unlink, missing_ok=True))
         self._state("launching")
         self._events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
         for index, host in enumerate(self._facts.hosts):
             say(f"Node {index}: {host}")
-        self._start_sidecars()
-        self._start_workers()
-        self._until_workers_ended()
+        try:
+            self._start_sidecars()
+            self._start_workers()
+            self._until_workers_ended()
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave a job without its end
+            say(f"internal error: {traceback.format_exc()}")
+            self._begin_stop("cancelled", f"internal error of the orchestrator: {type(error).__name__}: {error}")
+            self._until_workers_ended()
         return self._finish()
 
     def _state(self, phase: str) -> None:
@@ -227,6 +263,7 @@ class Orchestrator:
             code = running.returncode
             if code is not None:
                 del self._running[rank]
+                self._steps.sweep(running)
                 self._ended[rank] = (running, code, now)
         if self._ended:
             self._attempt_to("list the records", lambda: os.listdir(self._facts.run_dir / records.WORKERS_DIR))
@@ -234,17 +271,37 @@ class Orchestrator:
             record = self._exit_record(running.planned, running.restart)
             if record is None and now - since < RECORD_GRACE_S and not self._killed:
                 continue
+            if record is not None and self._may_be_told_why(record) and now - since < NOTICE_GRACE_S:
+                continue
             del self._ended[rank]
             if record is None:
                 record = self._record_from_status(running.planned, running.restart, code)
+                self._keep(running.planned, running.restart, record)
             self._judge(running.planned, running.restart, record)
+
+    def _may_be_told_why(self, record: dict[str, Any]) -> bool:
+        """Whether a worker was asked to end from outside and this process has not been yet.
+
+        scancel and the time limit reach the steps before the batch step; its signal says which it was.
+        """
+        return self._stop is None and self._signal is None and bool(exit_evidence(record, None, (), None).forwarded)
+
+    def _keep(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
+        """Write what is known of a run without a record: later runs are found by those before."""
+        task = planned.task
+        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        path = self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json"
+        body: dict[str, Any] = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
+        body |= {"code": None, "signal": None, **record}
+        self._attempt_to(f"write {path.name}", lambda: records.write_json_once(path, body))
 
     def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Say why a task ended, and do what its policy asks for."""
         task = planned.task
         state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
-        ended = judge(self._plan.manifest, task, self._facts.attempt, restart, host, record, parse_stop(state))
+        attempt, end = self._facts.attempt, self._time_limit_end
+        ended = judge(self._plan.manifest, task, attempt, restart, host, record, parse_stop(state), end)
         self._ends[task.rank] = ended
         say(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
         self._events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
@@ -305,7 +362,7 @@ class Orchestrator:
         ``worker`` is the rank and the run whose end has led to this, if one has.
         """
         allowed = OWN_TEARDOWN_S if self._signal is None else max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
-        self._deadline = time.monotonic() + allowed
+        self._deadline = (self._signal_at if self._signal is not None else time.monotonic()) + allowed
         self._stop = {"reason": reason, "cause": cause, "time": time.time(), **(worker or {})}
         say(f"Stopping the job: {cause}")
         self._events.write("job stopping", reason=reason, cause=cause)
@@ -322,15 +379,33 @@ class Orchestrator:
         if self._sidecars:
             self._await_final_values(1.0 if hurry else FINAL_VALUES_S)
         records.release_reserve(self._facts.run_dir)
-        report = build_report(self._facts.run_dir, now=time.time(), ended=True, ends=self._ends)
-        self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))
-        self._events.write("job ended", state=report["state"], items=report["items"])
+        status = EXIT_STATUS["UNKNOWN"]
+        try:
+            status = self._report()
+        except Exception:  # noqa: BLE001 - see above: targets and sidecars still have to go
+            say(f"the report cannot be made: {traceback.format_exc()}")
         self._state("finished")
-        say(f"Job {self._facts.job_id} {report['state']}")
-        for line in render_report(report).splitlines():
-            print(f"    {line}".rstrip(), flush=True)  # noqa: T201
         self._end_sidecars(hurry)
         self._targets.remove()
+        return status
+
+    def _report(self) -> int:
+        """Write the report and say it; its exit status."""
+        # reading output files takes its time, and there is none once Slurm is ending the job
+        deadline = self._deadline if self._signal is not None else time.monotonic() + VERIFY_S
+        report = build_report(
+            self._facts.run_dir,
+            now=time.time(),
+            ended=True,
+            ends=self._ends,
+            job_end=self._time_limit_end,
+            out_of_time=lambda: self._signal is not None or (deadline is not None and time.monotonic() > deadline),
+        )
+        self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))
+        self._events.write("job ended", state=report["state"], items=report["items"])
+        say(f"Job {self._facts.job_id} {report['state']}")
+        for line in render_report(report).splitlines():
+            show(f"    {line}".rstrip())
         return int(report["exit_status"])
 
     def _await_final_values(self, timeout_s: float) -> None:
@@ -340,7 +415,7 @@ class Orchestrator:
         while time.monotonic() < end:
             for node in sorted(waiting):
                 status = records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {}
-                if status.get("final"):
+                if status.get("final") and status.get("attempt") == self._facts.attempt:
                     waiting.discard(node)
             if not waiting:
                 return
@@ -379,6 +454,7 @@ def main(arguments: list[str]) -> None:
     """Run the job of the run directory given as first argument."""
     if not arguments or arguments[0].startswith("-"):
         sys.exit("usage: python -I -m launcher.orchestrate RUN_DIR [--local]")
+    forget_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
     plan, start = load_plan(run_dir), time.time()
     (run_dir / records.WORKERS_DIR).mkdir(exist_ok=True)
@@ -407,6 +483,7 @@ def main(arguments: list[str]) -> None:
             "schema": records.RECORD_SCHEMA,
             "job_id": facts.job_id,
             "pid": os.getpid(),
+            "start_ticks": read_start_ticks(os.getpid()),
             "host": socket.gethostname(),
             "hosts": list(facts.hosts),
             "attempt": facts.attempt,

@@ -7,6 +7,7 @@ attempt) stands as a placeholder until the orchestrator fills it in.
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,11 @@ PLAN_FILE = "plan.json"
 DEFAULT_KILL_WAIT_S = 30.0
 """Slurm's own default of KillWait."""
 
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([a-z_]+)\}")
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+MOST_NAME_BYTES = 100
+"""Of a job's name in the name of its run directory, which has 255 in all."""
+
+_PLACEHOLDER = re.compile(r"\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\}")
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,13 @@ class Plan:
 
     def run_dir(self, job_id: str) -> Path:
         """The run directory of this job."""
-        return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id))
+        return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id, 1))
 
 
 def file_word(text: str) -> str:
     """A name reduced to what is safe and pleasant in a file name."""
-    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:64] or "job"
+    word = re.sub(r"[^\w.-]+", "_", text).strip("._")[:64]
+    return word.encode("utf-8", "replace")[:MOST_NAME_BYTES].decode("utf-8", "ignore") or "job"
 
 
 def make_plan(
@@ -243,30 +249,83 @@ def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     """
     values = placeholders(plan, planned, facts)
     words = list(planned.argv)
-    shell = plan_uses_shell(words)
-    return [fill(word, values, quoted=shell and index == 2) for index, word in enumerate(words)]
+    text = shell_text_index(words)
+    return [fill(word, values, quoted=index == text) for index, word in enumerate(words)]
 
 
-def plan_uses_shell(words: Sequence[str]) -> bool:
-    """Whether the third word is a text for a shell."""
-    return len(words) >= 3 and words[0] == "bash" and words[1] == "-c"
+def shell_text_index(words: Sequence[str]) -> int | None:
+    """Index of the word that a shell will read as a program, as in ``bash -c TEXT``, or None."""
+    for start, word in enumerate(words):
+        if word.rpartition("/")[2] in SHELLS:
+            for index in range(start + 1, len(words) - 1):
+                if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", words[index]):
+                    return index + 1
+                if not words[index].startswith(("-", "+")) and not re.fullmatch(r"-[A-Za-z]*o", words[index - 1]):
+                    return None  # a script, not a text
+    return None
 
 
 def fill(word: str, values: Mapping[str, str], *, quoted: bool = False) -> str:
-    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
-    import shlex
+    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``.
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1]
-        if name is None or name not in values:
-            return match[0]
-        return shlex.quote(values[name]) if quoted else values[name]
+    With ``quoted`` the word is a text for a shell, and a value becomes data in it: within quotes of
+    either kind, within ``$( )`` and outside.
+    """
+    parts: list[str] = []
+    place, quotes = 0, _Quotes()
+    for match in _PLACEHOLDER.finditer(word):
+        between = word[place : match.start()]
+        quotes.read(between)
+        parts.append(between)
+        name = match["name"] or match["literal"]
+        if match["literal"]:
+            parts.append(f"{{{name}}}")
+        elif name not in values:
+            parts.append(match[0])
+        else:
+            parts.append(quotes.quote(values[name]) if quoted else values[name])
+        place = match.end()
+    return "".join([*parts, word[place:]])
 
-    literal = re.sub(r"\{(\{[a-z_]+\})\}", "\0\\1\0", word)
-    return "".join(
-        part[1:-1] if part.startswith("\0") else _PLACEHOLDER.sub(value, part)
-        for part in re.split(r"(\0\{[a-z_]+\}\0)", literal)
-    )
+
+class _Quotes:
+    """Where in the quotes of a shell's text one is, after each piece of it."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+
+    def read(self, text: str) -> None:
+        """Go on by this piece."""
+        index = 0
+        while index < len(text):
+            character, inside = text[index], self._open[-1] if self._open else ""
+            if inside == "'":
+                if character == "'":
+                    self._open.pop()
+            elif character == "\\":
+                index += 1
+            elif text.startswith("$(", index):
+                self._open.append("(")
+                index += 1
+            elif character == '"':
+                if inside == '"':
+                    self._open.pop()
+                else:
+                    self._open.append('"')
+            elif inside != '"' and character == "'":
+                self._open.append("'")
+            elif inside == "(" and character == ")":
+                self._open.pop()
+            index += 1
+
+    def quote(self, value: str) -> str:
+        """The value as data at this place."""
+        inside = self._open[-1] if self._open else ""
+        if inside == "'":
+            return value.replace("'", "'\"'\"'")
+        if inside == '"':
+            return re.sub(r'([\\"$`])', r"\\\1", value)
+        return shlex.quote(value)
 
 
 def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> dict[str, str]:

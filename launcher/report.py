@@ -1,12 +1,12 @@
 """The report of a job, out of what its run directory holds."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import CONSEQUENCES, exit_evidence, first_cause, parse_stop, signal_name, verdict
+from exporter.derive.exits import CONSEQUENCES, Stop, exit_evidence, first_cause, parse_stop, signal_name, verdict
 from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
 from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.worker_logs import log_paths, read_end
@@ -41,11 +41,12 @@ _STATE_OF_REASON = {
 }
 
 
-def read_runs(manifest: Manifest, task: Task, attempt: int, node: str) -> list[dict[str, Any]]:
+def read_runs(
+    manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None, job_end: float | None
+) -> list[dict[str, Any]]:
     """Every run of one task, oldest first: its records and, once it has ended, why."""
     folder = manifest.run_dir / records.WORKERS_DIR
     runs: list[dict[str, Any]] = []
-    stop = parse_stop(records.read_json(manifest.run_dir / records.STATE_FILE) or {})
     while True:
         stem = records.record_name(task.worker, task.rank, attempt, len(runs))
         start = records.read_json(folder / f"{stem}.start.json")
@@ -55,7 +56,7 @@ def read_runs(manifest: Manifest, task: Task, attempt: int, node: str) -> list[d
         run: dict[str, Any] = {"restart": len(runs), **(start or {}), "exit": None}
         if ended is not None:
             run["start"] = ended.get("start", run.get("start"))
-            run["exit"] = judge(manifest, task, attempt, len(runs), node, ended, stop)
+            run["exit"] = judge(manifest, task, attempt, len(runs), node, ended, stop, job_end)
         runs.append(run)
 
 
@@ -66,7 +67,8 @@ def judge(
     restart: int,
     node: str,
     record: Mapping[str, Any],
-    stop: Any,
+    stop: Stop | None,
+    job_end: float | None = None,
 ) -> dict[str, Any]:
     """One end as a JSON object: status, reason and the evidence for it."""
     scanner, classes = Scanner(), set[str]()
@@ -74,7 +76,7 @@ def judge(
         classes |= set(scanner.scan(read_end(path, LOG_TAIL_BYTES)).errors)
     if stop is not None and stop.follows_from(task.rank, restart):
         stop = None
-    evidence = exit_evidence(record, stop, sorted(classes), None)
+    evidence = exit_evidence(record, stop, sorted(classes), job_end)
     judged = verdict(evidence)
     return {
         "reason": judged.reason,
@@ -83,6 +85,7 @@ def judge(
         "time": evidence.end,
         "restart": restart,
         "evidence": list(judged.evidence),
+        "asked_to_end": stop is not None and bool(evidence.forwarded),
     }
 
 
@@ -98,8 +101,8 @@ def last_position(
     return None, None
 
 
-def read_statuses(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """The latest status that each sidecar has written, by node."""
+def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
+    """The latest status that each sidecar of this attempt has written, by node."""
     found = {}
     try:
         names = sorted(path for path in (run_dir / records.STATUS_DIR).iterdir() if path.suffix == ".json")
@@ -107,7 +110,7 @@ def read_statuses(run_dir: Path) -> dict[str, dict[str, Any]]:
         return {}
     for path in names:
         status = records.read_json(path)
-        if status is not None:
+        if status is not None and status.get("attempt", attempt) == attempt:
             found[path.stem] = status
     return found
 
@@ -122,31 +125,42 @@ def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[s
 
 
 def build_report(
-    run_dir: Path, *, now: float, ended: bool, ends: Mapping[int, Mapping[str, Any]] | None = None
+    run_dir: Path,
+    *,
+    now: float,
+    ended: bool,
+    ends: Mapping[int, Mapping[str, Any]] | None = None,
+    job_end: float | None = None,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
 
     ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
+    ``out_of_time`` is asked while output files are read.
     """
     manifest = read_manifest(run_dir)
-    orchestrator = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
-    hosts = [str(host) for host in orchestrator.get("hosts", ())]  # type: ignore[attr-defined]
-    attempt = int(orchestrator.get("attempt", 0))  # type: ignore[call-overload]
-    statuses = read_statuses(run_dir)
-    seen = merge_workers(statuses)
-    workers = [
-        _worker(manifest, task, attempt, hosts, seen.get(task.rank, {}), ended, (ends or {}).get(task.rank))
-        for task in manifest.tasks
-    ]
+    orchestrator: Mapping[str, Any] = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+    hosts = [str(host) for host in orchestrator.get("hosts", ())]
+    attempt = int(orchestrator.get("attempt", 0))
+    statuses = read_statuses(run_dir, attempt)
     stop = parse_stop(records.read_json(run_dir / records.STATE_FILE) or {})
+    seen = merge_workers(statuses)
+    workers = []
+    for task in manifest.tasks:
+        node = hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
+        runs = read_runs(manifest, task, attempt, node, stop, job_end)
+        exit_ = _last_end(manifest, task, attempt, node, runs, stop, (ends or {}).get(task.rank), ended)
+        workers.append(_worker(manifest, task, attempt, node, runs, exit_, seen.get(task.rank, {}), ended))
     cause = _cause(workers)
     state = _state(workers, cause, stop.reason if stop else None, ended)
     positions = [worker["items"] for worker in workers]
     processed = _sum([worker["items_processed"] for worker in workers])
     checks = []
     if state == "COMPLETED":
-        reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers]
-        checks = verify(manifest, items_processed=processed, positions=positions, reasons=reasons)
+        reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
+        checks = verify(
+            manifest, items_processed=processed, positions=positions, reasons=reasons, out_of_time=out_of_time
+        )
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     start = orchestrator.get("start")
@@ -169,7 +183,8 @@ def build_report(
         "items_processed": processed,
         "throughput_items_per_second": processed / duration if processed is not None and duration else None,
         "verification": {
-            "verified": state == "COMPLETED" and all(check.passed is not False for check in checks),
+            # at least one thing beyond the exit statuses must have been looked at
+            "verified": state == "COMPLETED" and any(check.passed and check.name != "workers" for check in checks),
             "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks],
         },
         "monitoring": _monitoring(manifest, hosts, statuses),
@@ -184,48 +199,68 @@ def _sum(values: list[Any]) -> Any:
     return sum(known) if known else None
 
 
+def _last_end(
+    manifest: Manifest,
+    task: Task,
+    attempt: int,
+    node: str,
+    runs: list[dict[str, Any]],
+    stop: Stop | None,
+    known: Mapping[str, Any] | None,
+    ended: bool,
+) -> dict[str, Any] | None:
+    """How the last run ended: by its record, as the orchestrator has seen it, or without any evidence."""
+    if known is not None and int(known["restart"]) >= len(runs):
+        return dict(known)
+    found = runs[-1]["exit"] if runs else None
+    if found is None and known is not None:
+        return dict(known)
+    if found is None and ended and runs:
+        return judge(manifest, task, attempt, len(runs) - 1, node, {}, stop)
+    return found
+
+
 def _worker(
     manifest: Manifest,
     task: Task,
     attempt: int,
-    hosts: list[str],
+    node: str,
+    runs: list[dict[str, Any]],
+    exit_: Mapping[str, Any] | None,
     seen: Mapping[str, Any],
     ended: bool,
-    known_end: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    node = hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
-    runs = read_runs(manifest, task, attempt, node)
-    last = runs[-1] if runs else {}
-    exit_ = last.get("exit") or known_end
-    if exit_ is None and ended and runs:
-        stop = parse_stop(records.read_json(manifest.run_dir / records.STATE_FILE) or {})
-        exit_ = judge(manifest, task, attempt, len(runs) - 1, node, {}, stop)
-    position, expected = seen.get("items"), seen.get("items_expected")
-    if position is None and ended and runs:
-        position, expected = last_position(manifest, task, attempt, len(runs) - 1, node)
+    position, expected, processed = (seen.get(key) for key in ("items", "items_expected", "items_processed"))
+    if ended and runs and (position is None or not seen.get("exit")):
+        # its sidecar did not see the end: the log knows more
+        last, total = last_position(manifest, task, attempt, len(runs) - 1, node)
+        if last is not None and position is not None and processed is not None:
+            processed += max(0, last - position)
+        position, expected = (last, total or expected) if last is not None else (position, expected)
     return {
         "worker": task.worker,
         "role": task.role,
         "rank": task.rank,
+        "critical": task.critical,
         "node": node,
         "gpus": list(task.gpus),
         "up": bool(runs) and exit_ is None,
         "state": "dead" if exit_ else ("running" if runs else "not_found"),
-        "start": last.get("start"),
+        "start": runs[-1].get("start") if runs else None,
         "restarts": max(0, len(runs) - 1),
         "exit": exit_,
         "exits": [run["exit"] for run in runs if run["exit"]],
         "items": position,
         "items_expected": expected,
-        "items_processed": seen.get("items_processed"),
+        "items_processed": processed,
         "cpu_s": seen.get("cpu_s"),
         "log_errors": seen.get("log_errors", {}),
     }
 
 
 def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first failure among the last ends, in time."""
-    ended = [worker for worker in workers if worker["exit"]]
+    """The first failure in time among the last ends of the workers that the job cannot do without."""
+    ended = [worker for worker in workers if worker["exit"] and worker["critical"]]
     index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
@@ -238,8 +273,11 @@ def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _state(workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool) -> str:
     if not ended:
         return "RUNNING"
-    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers]
-    if all(reason == "completed" for reason in reasons):
+    needed = [worker for worker in workers if worker["critical"]] or workers
+    ends = [worker["exit"] or {} for worker in needed]
+    reasons = [end.get("reason") for end in ends]
+    # one that was told to end and answered with 0 has not done all its work
+    if all(reason == "completed" for reason in reasons) and not any(end.get("asked_to_end") for end in ends):
         return "COMPLETED"
     if stop_reason in _STATE_OF_REASON:
         return _STATE_OF_REASON[stop_reason]
@@ -304,13 +342,13 @@ def render_report(report: Mapping[str, Any]) -> str:
         rate = report["throughput_items_per_second"]
         speed = f", {rate:.1f} items/s over the whole job" if rate else ""
         lines.append(f"- items: {report['items']}{expected}{speed}")
+    if report["stopped"]:
+        lines.append(f"- stopped: {_plain(report['stopped']['cause'])}")
     if cause:
         lines.append(
             f"- cause: {cause['worker']} (rank {cause['rank']}) on {cause['node']} ended by {cause['reason']} "
             f"at {_clock(cause['time'])}: {'; '.join(cause['evidence'])}"
         )
-    elif report["stopped"]:
-        lines.append(f"- stopped: {report['stopped']['cause']}")
     if report["monitoring"]["nodes_without"]:
         lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
     if verification["checks"]:

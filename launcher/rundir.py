@@ -3,10 +3,10 @@
 import getpass
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ PRIVATE = (PLAN_FILE,)
 def stage(plan: Plan, script: str) -> Path:
     """A complete run directory without a job id yet, hidden in the logs directory."""
     logs = Path(plan.logs_dir)
+    staging = logs / f".gpujob-{secrets.token_hex(8)}"
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".gpujob-", dir=logs))
-        staging.chmod(0o755)
+        staging.mkdir()
         for name, text in plan_files(plan, script).items():
             path = staging / name
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
@@ -36,6 +36,7 @@ def stage(plan: Plan, script: str) -> Path:
         for group in plan.manifest.groups:
             (staging / group.directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        discard(staging)
         raise LauncherError(
             f"the run directory cannot be made in {logs}: {error.strerror}: {error.filename}"
         ) from error

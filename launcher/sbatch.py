@@ -8,6 +8,7 @@ from exporter.identity import safe_label
 from launcher.plan import Plan
 
 LEAKING = (
+    "GPUJOB_",
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_",
     "SRUN_CPUS_PER_",
@@ -49,7 +50,8 @@ def output_pattern(path: str) -> str:
 
 def directives(plan: Plan) -> list[tuple[str, str | None]]:
     """Options of sbatch in a fixed order; None for one without a value."""
-    run_dir = output_pattern(str(plan.run_dir("{job_id}"))).replace("{job_id}", "%j")
+    name = output_pattern(plan.run_dir_name).replace("{job_id}", "%j", 1)
+    run_dir = f"{output_pattern(plan.logs_dir)}/{name}"
     found: list[tuple[str, str | None]] = [
         ("job-name", safe_label(plan.job_name)),
         ("nodes", str(plan.nodes)),
@@ -94,7 +96,8 @@ def render_sbatch(plan: Plan) -> str:
             lines.append(f"#SBATCH --{name}")
         elif one_line(value):
             lines.append(f"#SBATCH --{name}={quoted(value)}")
-    before, _, after = str(plan.run_dir("{job_id}")).partition("{job_id}")
+    before, _, after = plan.run_dir_name.partition("{job_id}")
+    before = f"{plan.logs_dir}/{before}"
     lines += [
         "",
         "# The orchestrator takes the place of this shell, so that Slurm's signals reach it.",

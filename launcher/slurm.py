@@ -18,12 +18,14 @@ COMMAND_TIMEOUT_S = 30.0
 ENDING_TIMEOUT_S = 2.0
 """For commands asked while Slurm is ending the job: KillWait is running."""
 
-_JOB_ID = re.compile(r"^(\d+)(?:;\S*)?$", re.MULTILINE)
+_JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
+_TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
+"""Beginnings of variables by which a user changes what Slurm's commands print or ask."""
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which Slurm's commands print what they document, whatever the user has set."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("SQUEUE_", "SACCT_", "SINFO_"))}
+    kept = {name: value for name, value in environ.items() if not name.startswith(_TALKATIVE)}
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
@@ -66,25 +68,31 @@ def read_kill_wait_s(default: float) -> float:
     return float(match[1]) if match else default
 
 
-def submit_held(plan: Plan, script: Path) -> str:
-    """Submit the script on hold; the job id. It starts when ``release`` is called.
+def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
+    """Submit the script on hold; the job id, and the cluster when it is not this one.
 
-    On hold, because the run directory carries the job id and must be complete before the job starts.
+    It starts when ``release`` is called. On hold, because the run directory carries the job id and
+    must be complete before the job starts.
     """
     argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
     if shutil.which("sbatch") is None:
         run_command(argv)  # raises with the cure
-    done = subprocess.run(
-        argv,
-        env={**environment, "LC_ALL": environment.get("LC_ALL", "")} if "LC_ALL" in environment else environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            argv,
+            env={name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(
+            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; a job may have been submitted all the same, on hold: "
+            f"look with `squeue --me` and end it with scancel"
+        ) from error
     match = _JOB_ID.search(done.stdout)
     if done.returncode != 0 or not match:
         asked = "   ".join(f"{key}: {value}" for key, value in plan.slurm.items() if value and key != "directives")
@@ -93,17 +101,21 @@ def submit_held(plan: Plan, script: Path) -> str:
             f"\n  nodes: {plan.nodes}   gpus_per_node: {plan.gpus_per_node}   cpus_per_node: {plan.cpus_per_node}"
             + (f"\n  {asked}" if asked else "")
         )
-    return match[1]
+    return match[1], match[2] or None
 
 
-def release(job_id: str) -> None:
+def release(job_id: str, cluster: str | None = None) -> None:
     """Let a held job start."""
-    run_command(["scontrol", "release", job_id])
+    run_command(["scontrol", *_on(cluster), "release", job_id])
 
 
-def cancel(job_id: str) -> None:
+def cancel(job_id: str, cluster: str | None = None) -> None:
     """End a job."""
-    run_command(["scancel", job_id])
+    run_command(["scancel", *_on(cluster), job_id])
+
+
+def _on(cluster: str | None) -> list[str]:
+    return [f"--clusters={cluster}"] if cluster else []
 
 
 def signal_steps(steps: Sequence[str], name: str) -> None:
@@ -127,6 +139,7 @@ class SlurmSteps:
         self._plan = plan
         self._facts = facts
         self._environment = scrub(dict(os.environ))
+        self._srun = shutil.which("srun") or "srun"  # found by our PATH, not by one that a job file gives its workers
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         log = self._facts.run_dir / "sidecars.log"
@@ -139,7 +152,7 @@ class SlurmSteps:
             command=supervised_sidecar(self._plan, self._facts),
         )
         # a sidecar that cannot run on one node is no reason to end those of the others
-        argv = ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv]
+        argv = [self._srun, *("--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv[1:])]
         environment = {
             **self._environment,
             "GPUJOB_JOB_ID": self._facts.job_id,
@@ -163,6 +176,7 @@ class SlurmSteps:
             command=wrapped(self._plan, planned, self._facts, restart),
         )
         environment = {**self._environment, **task_environment(self._plan, planned, self._facts, restart)}
+        argv[0] = self._srun
         process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         return Running(planned, restart, process)
 
@@ -173,6 +187,9 @@ class SlurmSteps:
         self._signal(running, "KILL")
         for entry in running:
             entry.process.terminate()  # srun answers this with SIGKILL to its tasks
+
+    def sweep(self, running: Running) -> None:
+        """Nothing to do: Slurm ends the processes of a step with it."""
 
     def _signal(self, running: Sequence[Running], name: str) -> None:
         steps = []

@@ -53,6 +53,10 @@ class Steps(Protocol):
         """SIGKILL to the tasks and all that they have started."""
         ...
 
+    def sweep(self, running: Running) -> None:
+        """End what a task that has ended left running."""
+        ...
+
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         """SIGTERM to the sidecars."""
         ...
@@ -62,14 +66,14 @@ class Steps(Protocol):
         ...
 
 
-def wrapped(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
-    """The words that start one task under its wrapper."""
+def wrapped(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int, first_gpu: int = 0) -> list[str]:
+    """The words that start one task under its wrapper; ``first_gpu`` is where the GPUs of its node begin."""
     task = planned.task
     argv = [plan.python, *PYTHON_FLAGS, "launcher.wrap"]
     argv += ["--run-dir", str(facts.run_dir), "--worker", task.worker, "--rank", str(task.rank)]
     argv += ["--attempt", str(facts.attempt), "--restart", str(restart)]
     if plan.gpus_per_node:
-        argv += ["--gpus", ",".join(map(str, task.gpus))]
+        argv += ["--gpus", ",".join(str(first_gpu + gpu) for gpu in task.gpus)]
     return [*argv, "--", *task_argv(plan, planned, facts)]
 
 

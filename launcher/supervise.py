@@ -35,8 +35,8 @@ def supervise(argv: list[str]) -> int:
         code = os.waitstatus_to_exitcode(status)
         if stopping or code in DONE:
             return code if code >= 0 else 128 - code
-        failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
-        delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] if failures else BACKOFF_S[0]
+        failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
+        delay = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         print(
             f"gpujob: the sidecar ended by {how}; starting it again in {delay:g} s",

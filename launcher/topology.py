@@ -18,6 +18,9 @@ def place(spec: JobSpec) -> tuple[Task, ...]:
     ]
     if problems:
         raise TopologyError(problems)
+    needed = _nodes_needed(spec)
+    if needed > spec.resources.nodes:
+        raise TopologyError([_capacity_problem(spec, needed)])
     tasks: list[Task] = []
     node, offset = 0, 0
     per_node = spec.resources.gpus_per_node
@@ -37,17 +40,34 @@ def place(spec: JobSpec) -> tuple[Task, ...]:
                 gpus = tuple(range(offset, offset + workers.gpus))
                 tasks.append(_task(workers, index, len(tasks), 0, node, gpus))
                 offset += workers.gpus
-    needed = max((task.node_index for task in tasks), default=0) + 1
-    if needed > spec.resources.nodes:
-        raise TopologyError([_capacity_problem(spec, needed)])
     _prove(tasks, spec)
     return tuple(tasks)
+
+
+def _nodes_needed(spec: JobSpec) -> int:
+    """Nodes that the workers fill, by arithmetic: a slip of the finger must not make millions of tasks first."""
+    full, offset, per_node = 0, 0, spec.resources.gpus_per_node
+    for workers in spec.workers:
+        if workers.gpus == 0:
+            continue
+        if workers.gpus >= per_node:
+            full += (offset > 0) + workers.count * (workers.gpus // per_node)
+            offset = 0
+            continue
+        here = min(workers.count, (per_node - offset) // workers.gpus)
+        offset += here * workers.gpus
+        left = workers.count - here
+        if left:
+            each = per_node // workers.gpus
+            full += 1 + (left - 1) // each
+            offset = ((left - 1) % each + 1) * workers.gpus
+    return max(1, full + (offset > 0))
 
 
 def _task(workers: Workers, index: int, rank: int, local: int, node: int, gpus: tuple[int, ...]) -> Task:
     name = f"{workers.role}_w{index}"
     logs = tuple(f"{{node}}_{name}{{run}}.{stream}" for stream in ("out", "err"))
-    return Task(name, workers.role, index, rank, local, node, gpus, logs)
+    return Task(name, workers.role, index, rank, local, node, gpus, logs, workers.critical)
 
 
 def _size_problems(spec: JobSpec, index: int, workers: Workers) -> list[str]:

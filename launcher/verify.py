@@ -1,6 +1,6 @@
 """Is the work all there: workers, items, output files and what is in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,13 @@ def verify(
     items_processed: int | None,
     positions: Sequence[int | None],
     reasons: Sequence[str | None],
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> list[Check]:
-    """Checks of a finished job. ``positions`` and ``reasons`` are those of its tasks."""
+    """Checks of a finished job. ``positions`` are those of its tasks, ``reasons`` those of the critical ones."""
     return [
         _workers(reasons),
         _items(manifest, items_processed, positions),
-        *_outputs(manifest, positions),
+        *_outputs(manifest, positions, out_of_time),
     ]
 
 
@@ -53,10 +54,11 @@ def _items(manifest: Manifest, processed: int | None, positions: Sequence[int | 
         return Check("items", False, f"no log said how many of {total} items were done")
     done = sum(known)
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
-    return Check("items", done >= COMPLETE_SHARE * total, f"{done} of {total} items done{again}")
+    enough = "" if done >= total else f"; {COMPLETE_SHARE:.0%} are enough"
+    return Check("items", done >= COMPLETE_SHARE * total, f"{done} of {total} items done{again}{enough}")
 
 
-def _outputs(manifest: Manifest, positions: Sequence[int | None]) -> list[Check]:
+def _outputs(manifest: Manifest, positions: Sequence[int | None], out_of_time: Callable[[], bool]) -> list[Check]:
     group = next((group for group in manifest.groups if group.name == "output"), None)
     if group is None or group.pattern is None:
         return []
@@ -78,13 +80,15 @@ def _outputs(manifest: Manifest, positions: Sequence[int | None]) -> list[Check]
     ]
     records = [directory / file.name for file in files if file.name.endswith(_RECORD_FILES)]
     if records and len(records) == len(files) and all(position is not None for position in positions):
-        checks.append(_records(records, sum(position or 0 for position in positions)))
+        checks.append(_records(records, sum(position or 0 for position in positions), out_of_time))
     return checks
 
 
-def _records(paths: Sequence[Path], done: int) -> Check:
+def _records(paths: Sequence[Path], done: int, out_of_time: Callable[[], bool]) -> Check:
     lines = 0
     for path in paths:
+        if out_of_time():
+            return Check("records", None, "there was no time to count them all")
         try:
             count = count_lines(path, MOST_COUNTED_BYTES)
         except OSError as error:
@@ -92,4 +96,4 @@ def _records(paths: Sequence[Path], done: int) -> Check:
         if count is None:
             return Check("records", None, f"{path.name} is too large to count its records")
         lines += count
-    return Check("records", lines >= COMPLETE_SHARE * done, f"{lines} records for {done} items")
+    return Check("records", lines >= done, f"{lines} records for {done} items")

@@ -18,6 +18,7 @@ import sys
 import time
 
 from exporter import records
+from launcher.environment import original_environment
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
 
@@ -34,21 +35,8 @@ FORWARDED = (
     set(signal.valid_signals())
     - _FAULTS
     - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU}
+    - {signal.SIGXFSZ}  # the wrapper's own write beyond a file size limit
 )
-
-
-def original_environment(path: str = "/proc/self/environ") -> dict[bytes, bytes]:
-    """The environment this process was started with.
-
-    Not ``os.environ``: in a C locale the interpreter has put ``LC_CTYPE`` there, which is not the user's.
-    """
-    try:
-        with open(path, "rb") as source:
-            block = source.read()
-    except OSError:
-        return dict(os.environb)
-    pairs = (entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry)
-    return {name: value for name, _, value in pairs if name}
 
 
 def visible_devices(gpus: str, inherited: bytes | None) -> bytes:
@@ -126,6 +114,38 @@ def end_like(status: int) -> None:
     os._exit(os.WEXITSTATUS(status))
 
 
+def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int]) -> int:
+    """Pid of the worker, with the signal mask and dispositions that this process was given.
+
+    An ignored SIGCHLD has to be given back to the worker, and not be kept here: the kernel would
+    reap the worker and its status would be lost.
+    """
+    own = [signal.SIGPIPE, signal.SIGXFSZ]  # the interpreter ignores these two for itself
+    if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+        return os.posix_spawnp(argv[0], argv, environment, setsigmask=mask, setsigdef=own)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    failed, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in own:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(argv[0], argv, environment)  # noqa: S606
+        except OSError as error:
+            os.write(told, str(error.errno).encode())
+        finally:
+            os._exit(CANNOT_EXECUTE)
+    os.close(told)
+    reason = os.read(failed, 16)
+    os.close(failed)
+    if reason:
+        os.waitpid(pid, 0)
+        raise OSError(int(reason), os.strerror(int(reason)))
+    return pid
+
+
 def run(argv: list[str], options: dict[str, str]) -> None:
     """Start the worker, wait for it, write its records and end like it."""
     worker, rank = options["worker"], int(options["rank"])
@@ -153,17 +173,11 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     start = time.time()
     try:
-        pid = os.posix_spawnp(
-            argv[0],
-            argv,
-            environment,
-            setsigmask=mask,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores these two for itself
-        )
+        pid = start_worker(argv, environment, mask)
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
         message = f"cannot start {argv[0]!r}: {error.strerror}"
-        print(f"gpujob: {worker} rank {rank}: {message}", file=sys.stderr, flush=True)
+        _complain(f"{worker} rank {rank}: {message}")
         ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
         _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
         os._exit(code)
@@ -203,7 +217,15 @@ def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
     try:
         records.write_urgent(run_dir, path, record)
     except OSError as error:
-        print(f"gpujob: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
+        _complain(f"cannot write {path}: {error.strerror}")
+
+
+def _complain(message: str) -> None:
+    """A line on standard error, which may be a full disk or closed: the worker's end comes first."""
+    try:
+        os.write(2, f"gpujob: {message}\n".encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass
 
 
 def main(arguments: list[str]) -> None:
