@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
 from typing import NoReturn
@@ -98,6 +99,12 @@ def _sidecar(arguments: argparse.Namespace) -> None:
 
 def _be_modest() -> None:
     """Low priority, and the first that the kernel takes when memory runs out: the job comes first."""
+    try:
+        # processes and logs are watched on kept descriptors, and the usual soft limit is 1024
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
+    except (OSError, ValueError):
+        pass  # then some processes are looked at less often
     try:
         os.nice(10)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as out:

@@ -82,6 +82,8 @@ class Manifest:
     launch_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0
     linger_s: float = 30.0
+    kill_wait_s: float = 30.0
+    """Time between SIGTERM and SIGKILL when Slurm ends the job."""
     announced: bool = False
     """Whether the targets of the job are announced where a Prometheus looks for them."""
     listen_address: str = ":0"

@@ -112,8 +112,10 @@ def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
     return f"{worker}_rank{rank}_a{attempt}_r{restart}"
 
 
-def write_state(run_dir: str, phase: str, stop: dict[str, object] | None = None) -> None:
-    """Publish the phase of the job.
+def write_state(
+    run_dir: str, phase: str, stop: dict[str, object] | None = None, *, workers_ended: bool = False
+) -> None:
+    """Publish the phase of the job, and whether all its workers have ended.
 
     ``stop`` is given once the job is being ended: ``{"reason", "cause", "time"}``, where the
     reason is an exit reason that its workers inherit and the cause a sentence for people; with
@@ -121,7 +123,7 @@ def write_state(run_dir: str, phase: str, stop: dict[str, object] | None = None)
     """
     write_json(
         os.path.join(run_dir, STATE_FILE),
-        {"schema": RECORD_SCHEMA, "phase": phase, "stop": stop, "time": time.time()},
+        {"schema": RECORD_SCHEMA, "phase": phase, "stop": stop, "workers_ended": workers_ended, "time": time.time()},
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from exporter import __version__, records
+from exporter.collectors.job import JobCollector
 from exporter.errors import ExporterError
 from exporter.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.refresh import Slot
@@ -19,6 +20,8 @@ from exporter.sidecar import ScrapeLog, Sidecar
 
 FINAL_READ_S = 10.0
 """How long the last read of all collectors may take."""
+KILL_MARGIN_S = 4.0
+"""Kept free of KillWait for the last read and the end."""
 WATCH_S = 0.25
 """Between two looks at the phase of the job."""
 
@@ -137,7 +140,9 @@ class Service:
             watcher = asyncio.create_task(self._until_over())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not self._sidecar.final:
-                await self._finish(1.0)
+                watcher.cancel()
+                stop.clear()
+                await self._wind_down(stop)
         finally:
             # no waiting for slow clients: the end of a job step is near
             with contextlib.suppress(TimeoutError):
@@ -146,7 +151,7 @@ class Service:
     async def _until_over(self) -> None:
         """Return once the job is finished and the final values were scraped, or linger is over."""
         linger_s = self._sidecar.context.manifest.linger_s
-        while self._sidecar.phase not in ("completing", "finished"):
+        while not self._sidecar.workers_ended:
             await asyncio.sleep(WATCH_S)
         await self._finish(FINAL_READ_S)
         while self._sidecar.phase != "finished":
@@ -158,6 +163,20 @@ class Service:
                 log.warning("linger is over and the final values were not scraped")
                 return
             await asyncio.sleep(WATCH_S)
+
+    async def _wind_down(self, stop: asyncio.Event) -> None:
+        """The end after a signal.
+
+        Slurm signals all steps of a job at once: while the job is being stopped and its workers are
+        still saving their work, this stays beside them, within KillWait. A second signal ends that.
+        """
+        await self._read_all([slot for slot in self._sidecar.slots if slot.collector.name == JobCollector.name], 0.5)
+        end = self._clock.monotonic() + self._sidecar.context.manifest.kill_wait_s - KILL_MARGIN_S
+        while self._sidecar.phase == "completing" and not self._sidecar.workers_ended:
+            if stop.is_set() or self._clock.monotonic() >= end:
+                break
+            await asyncio.sleep(WATCH_S)
+        await self._finish(1.0)
 
     async def _finish(self, timeout_s: float) -> None:
         """Read everything a last time and publish it as final."""
@@ -176,14 +195,16 @@ class Service:
             slot.on_read = tell
         tickets = [(slot, slot.request()) for slot in slots]
         end = loop.time() + timeout_s
-        while not all(slot.has_served(ticket) for slot, ticket in tickets):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
-            changed.clear()
-            if loop.time() >= end:
-                break
-        for slot in slots:
-            slot.on_read = None
+        try:
+            while not all(slot.has_served(ticket) for slot, ticket in tickets):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
+                changed.clear()
+                if loop.time() >= end:
+                    break
+        finally:
+            for slot in slots:
+                slot.on_read = None
 
 
 def known_port(sidecar: Sidecar) -> int | None:

@@ -62,7 +62,7 @@ class Publisher:
         identity, run_dir = context.identity, context.manifest.run_dir
         folder = run_dir / records.SIDECARS_DIR
         folder.mkdir(exist_ok=True)
-        host = self._sidecar.host or identity.node
+        host = self._sidecar.host if self._sidecar.host not in ("", "0.0.0.0", "::") else identity.node  # noqa: S104
         records.write_json(
             folder / f"{identity.node}.json",
             {
@@ -111,12 +111,22 @@ class Sidecar:
         return all(slot.ready for slot in self.slots)
 
     @property
-    def phase(self) -> str:
-        """Phase of the job as the last look at it says."""
+    def job(self) -> JobSnapshot:
+        """The job as the last look at it says."""
         for slot in self.slots:
             if isinstance(slot.collector, JobCollector) and isinstance(slot.snapshot, JobSnapshot):
-                return slot.snapshot.phase
-        return "launching"
+                return slot.snapshot
+        return JobSnapshot("launching", None)
+
+    @property
+    def phase(self) -> str:
+        """Phase of the job as the last look at it says."""
+        return self.job.phase
+
+    @property
+    def workers_ended(self) -> bool:
+        """Whether the last look says that no worker of the job runs any more."""
+        return self.job.workers_ended or self.phase == "finished"
 
     def page(self, *, openmetrics: bool = False) -> str:
         """The metrics page of the last snapshots."""
@@ -164,6 +174,7 @@ class ScrapeLog:
 
     def note(self, scraper: str, now: float) -> None:
         """A scrape at ``now``."""
+        self._last = {name: last for name, last in self._last.items() if now - last < self.FORGET_S}
         self._last[scraper] = now
 
     def satisfied(self, since: float, now: float) -> bool:

@@ -1,5 +1,7 @@
 """The commands of ``gpujob``. The only place of this package that prints for people and decides exit statuses."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -54,6 +56,12 @@ monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
 
 def main() -> None:
     """Run the command given in ``sys.argv``; every error of ours becomes one message and exit status 2."""
+    from launcher.environment import forget_coerced_locale
+
+    forget_coerced_locale()
+    for stream in (sys.stdout, sys.stderr):  # a name that is not text must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         commands(prog_name="gpujob")
     except LauncherError as error:
@@ -135,6 +143,7 @@ def _preflight(plan: "Plan", job: str, *, local: bool, quiet: bool = False) -> N
         raise ConfigError(job, errors)
 
 
+INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 
@@ -169,6 +178,8 @@ def check(job: str, local: bool, as_json: bool) -> None:
         findings = check_plan(plan, local=local)
     except ConfigError as error:
         findings = [Finding("job-file", "error", error.source, problem) for problem in error.problems]
+    except LauncherError as error:
+        findings = [Finding("job-file", "error", job, line.strip()) for line in str(error).splitlines()]
     errors = [finding for finding in findings if finding.level == "error"]
     if as_json:
         entries = [{key: getattr(f, key) for key in ("code", "level", "place", "message")} for f in findings]
@@ -264,7 +275,7 @@ def submit(job: str, as_json: bool) -> None:
 @JOB
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two pictures.")
+@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two pictures.")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, ascii_only: bool) -> None:
@@ -297,11 +308,17 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
         orchestrator.terminate()
 
     for number in ENDING_SIGNALS:
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     if not (as_json or quiet):
-        click.echo(f"job {job_id}, logs in {run_dir}")
-        _show(JobClient(run_dir), interval, lambda _: orchestrator.poll() is not None, no_color, ascii_only)
+        try:
+            click.echo(f"job {job_id}, logs in {run_dir}")
+            _show(JobClient(run_dir), interval, lambda _: orchestrator.poll() is not None, no_color, ascii_only)
+        except Exception as error:  # noqa: BLE001 - a view that fails, or whose reader has gone, is not the job
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            with contextlib.suppress(OSError):
+                click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
     code = orchestrator.wait()
     report = records.read_json(run_dir / records.REPORT_FILE)
     if report is None:
@@ -392,7 +409,7 @@ ENDED = ("PENDING", "RUNNING")
 @click.option("--once", is_flag=True, help="One look.")
 @click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line for each look.")
 @click.option("--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to end.")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:

@@ -5,27 +5,24 @@ unknown key is an error with the nearest known name. Nothing here touches the
 cluster or writes a file.
 """
 
-import difflib
 import os
 import re
 import shlex
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from launcher.errors import ConfigError
+from launcher.yamlfile import Spec, parse
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
@@ -33,8 +30,9 @@ CLUSTER_VARIABLE = "GPUJOB_CONFIG"
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
-_TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_MEMORY = re.compile(r"\d+[KMGT]?")
+_TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+_MEMORY = re.compile(r"^\d+[KMGT]?$")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
 
 class _Model(BaseModel):
@@ -76,7 +74,11 @@ TimeLimit = Annotated[str, BeforeValidator(_time_text)]
 
 
 def _seconds(value: object) -> object:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if abs(value) > 1 << 53:
+        raise ValueError("is far too large")
+    return float(value)
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, lt=1e9)]
@@ -87,11 +89,31 @@ def _regex(value: object) -> object:
     if isinstance(value, str):
         try:
             re.compile(value)
-        except re.error as error:
+            re.compile(value.encode("utf-8", "surrogateescape"), re.MULTILINE)  # as the logs are searched
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{value!r} is not a regular expression: {error}") from error
     return value
 
 
+def _address(value: object) -> object:
+    if isinstance(value, str):
+        match = _ADDRESS.fullmatch(value)
+        if not match or int(match[1]) > 65535:
+            raise ValueError(f'{value!r} is not host:port; write for example ":0" or "127.0.0.1:9410"')
+    return value
+
+
+def _directory(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            Path(value).expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{value!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
+    return value
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+Directory = Annotated[str, BeforeValidator(_directory)]
 Regex = Annotated[str, BeforeValidator(_regex)]
 
 
@@ -137,23 +159,16 @@ class Workers(_Model):
             raise ValueError(f"{role!r} is not a role; use a letter and then letters, digits, - or _, 32 at most")
         return role
 
-    @field_validator("command")
-    @classmethod
-    def _command(cls, command: str | list[str]) -> str | list[str]:
-        try:
-            words = shlex.split(command) if isinstance(command, str) else command
-        except ValueError as error:
-            raise ValueError(f"{command!r} cannot be split into words: {error}") from error
-        if not words or not words[0]:
-            raise ValueError("the command is empty")
-        if any("\0" in word for word in words):
-            raise ValueError("a command cannot hold a NUL character")
-        return command
-
     @model_validator(mode="after")
-    def _shell_text(self) -> "Workers":
+    def _words(self) -> "Workers":
         if self.shell and not isinstance(self.command, str):
-            raise ValueError("with `shell: true` the command is one text, not a list")
+            raise ValueError("command: with `shell: true` the command is one text, not a list")
+        try:
+            words = words_of(self)
+        except ValueError as error:
+            raise ValueError(f'command: "{self.command}" cannot be split into words: {error}') from error
+        if not words or not words[0] or not "".join(words[-1:] if self.shell else words).strip():
+            raise ValueError("command: the command is empty")
         return self
 
     @field_validator("env")
@@ -163,12 +178,36 @@ class Workers(_Model):
 
 
 def _check_environment(env: dict[str, str]) -> dict[str, str]:
-    for name, value in env.items():
+    for name in env:
         if not _ENVIRONMENT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name for an environment variable")
-        if "\0" in value:
-            raise ValueError(f"the value of {name} holds a NUL character")
     return env
+
+
+Directives = dict[str, str | int | bool | None]
+
+_TAKEN = {
+    "output": "the run directory",
+    "error": "the run directory",
+    "array": "nobody yet: submit the points one by one",
+    "nodes": "resources.nodes",
+    "gpus-per-node": "resources.gpus_per_node",
+    "gres": "resources.gpus_per_node",
+    "job-name": "name",
+    "chdir": "workdir",
+    "time": "slurm.time_limit",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+}
+
+
+def _check_directives(directives: Directives) -> Directives:
+    for name in directives:
+        if not _DIRECTIVE.fullmatch(name):
+            raise ValueError(f"{name!r} is not a long option of sbatch; write it without --")
+        if name in _TAKEN:
+            raise ValueError(f"{name!r} is given by {_TAKEN[name]}; leave it out here")
+    return directives
 
 
 class Slurm(_Model):
@@ -178,39 +217,23 @@ class Slurm(_Model):
     account: str | None = None
     qos: str | None = None
     time_limit: TimeLimit | None = Field(None, description='For example "04:00:00".')
-    directives: dict[str, str | int | bool | None] = Field(
+    directives: Directives = Field(
         {},
         description="Further options of sbatch by their long names; true or null for an option without a value.",
     )
 
     @field_validator("directives")
     @classmethod
-    def _directives(cls, directives: dict[str, str | int | bool | None]) -> dict[str, str | int | bool | None]:
-        taken = {
-            "output": "the run directory",
-            "error": "the run directory",
-            "nodes": "resources.nodes",
-            "gpus-per-node": "resources.gpus_per_node",
-            "job-name": "name",
-            "chdir": "workdir",
-            "time": "slurm.time_limit",
-            "partition": "slurm.partition",
-            "account": "slurm.account",
-        }
-        for name in directives:
-            if not _DIRECTIVE.fullmatch(name):
-                raise ValueError(f"{name!r} is not a long option of sbatch; write it without --")
-            if name in taken:
-                raise ValueError(f"{name!r} is given by {taken[name]}; leave it out here")
-        return directives
+    def _directives(cls, directives: Directives) -> Directives:
+        return _check_directives(directives)
 
 
 class Paths(_Model):
     """Where the job writes; null is the run directory. Relative paths count from the working directory."""
 
-    output_dir: str | None = None
-    log_dir: str | None = None
-    checkpoint_dir: str | None = None
+    output_dir: Directory | None = None
+    log_dir: Directory | None = None
+    checkpoint_dir: Directory | None = None
 
 
 class Patterns(_Model):
@@ -254,14 +277,16 @@ class Monitoring(_Model):
     linger: NotNegativeSeconds = Field(
         30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
     )
-    listen_address: str | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
+    listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
 
 
 class JobSpec(_Model):
     """A job file."""
 
     name: str = Field(min_length=1, max_length=200)
-    workdir: str | None = Field(None, description="Where the workers run; by default where the command was given.")
+    workdir: Directory | None = Field(
+        None, description="Where the workers run; by default where the command was given."
+    )
     resources: Resources = Resources()
     workers: list[Workers] = Field(min_length=1)
     env: dict[str, str] = Field({}, description="Environment of every worker.")
@@ -277,12 +302,14 @@ class JobSpec(_Model):
     def _env(cls, env: dict[str, str]) -> dict[str, str]:
         return _check_environment(env)
 
-    @field_validator("name")
+    @field_validator("errors")
     @classmethod
-    def _name(cls, name: str) -> str:
-        if "\0" in name:
-            raise ValueError("a name cannot hold a NUL character")
-        return name
+    def _names(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
+        names = [error.name or error.pattern for error in errors]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the pattern {name!r} is there more than once; give each a name of its own")
+        return errors
 
     @model_validator(mode="after")
     def _roles(self) -> "JobSpec":
@@ -301,10 +328,15 @@ class ClusterSpec(_Model):
     account: str | None = None
     qos: str | None = None
     time_limit: TimeLimit | None = None
-    directives: dict[str, str | int | bool | None] = {}
-    logs_dir: str | None = Field(None, description="Where run directories are made; by default ./logs.")
-    target_dir: str | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
-    listen_address: str | None = None
+    directives: Directives = {}
+    logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
+    target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
+    listen_address: Address | None = None
+
+    @field_validator("directives")
+    @classmethod
+    def _directives(cls, directives: Directives) -> Directives:
+        return _check_directives(directives)
 
 
 def load_job(path: Path) -> JobSpec:
@@ -316,13 +348,19 @@ def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
     """The cluster file that counts: the one in ``GPUJOB_CONFIG``, in or above the working directory, the user's."""
     if named := environ.get(CLUSTER_VARIABLE):
         return Path(named)
-    for folder in (workdir, *workdir.parents):
-        if (folder / CLUSTER_FILE).is_file():
-            return folder / CLUSTER_FILE
+    places = [folder / CLUSTER_FILE for folder in (workdir, *workdir.parents)]
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
-    if home and Path(home, "gpujob", "config.yaml").is_file():
-        return Path(home, "gpujob", "config.yaml")
-    return None
+    if home:
+        places.append(Path(home, "gpujob", "config.yaml"))
+    return next((place for place in places if _is_file(place)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; somebody else's directory that may not be looked into has none for us."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
@@ -331,12 +369,9 @@ def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
     return ClusterSpec() if path is None else _load(path, ClusterSpec)
 
 
-Spec = typing.TypeVar("Spec", bound=_Model)
-
-
 def _load(path: Path, model: type[Spec]) -> Spec:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
@@ -344,111 +379,7 @@ def _load(path: Path, model: type[Spec]) -> Spec:
     return parse(text, str(path), model)
 
 
-def parse(text: str, source: str, model: type[Spec]) -> Spec:
-    """The YAML ``text`` as a ``model``; raises ConfigError with every problem."""
-    try:
-        body = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(source, [f"{place}not YAML: {getattr(error, 'problem', None) or error}"]) from error
-    if body is None:
-        body = {}
-    if not isinstance(body, dict):
-        raise ConfigError(source, [f"holds a {type(body).__name__}, not a mapping of keys to values"])
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise ConfigError(source, [_problem(dict(entry), model) for entry in error.errors()]) from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings say a key once: of two, the library would keep the last without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is there twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "a text",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-}
-
-
-def _problem(error: dict[str, Any], model: type[BaseModel]) -> str:
-    location = [part for part in error["loc"] if part not in ("str", "list[str]", "int", "bool")]
-    place, kind, value = _place(location), error["type"], error.get("input")
-    if kind == "extra_forbidden":
-        known = _known_names(model, location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        return f'{place}: unknown key "{location[-1]}"{hint} (known: {", ".join(sorted(known))})'
-    if kind == "missing":
-        return f"{place}: is missing"
-    if kind in _EXPECTED:
-        cure = ""
-        if kind == "string_type" and not isinstance(value, dict | list):
-            cure = f'; write it in quotes: "{_yaml_word(value)}"'
-        return f"{place}: {_shown(value)} is not {_EXPECTED[kind]}{cure}"
-    if kind == "literal_error":
-        expected = str(error["ctx"]["expected"]).replace("'", '"')
-        return f"{place}: {_shown(value)} is not one of {expected}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if kind == "value_error":
-        return f"{place}: {message}" if place else message
-    return f"{place}: {_shown(value)}: {message[:1].lower()}{message[1:]}"
-
-
-def _yaml_word(value: object) -> str:
-    return (
-        {True: "true", False: "false", None: "null"}.get(value, str(value))
-        if isinstance(value, bool | None)
-        else str(value)
-    )
-
-
-def _shown(value: object) -> str:
-    text = (
-        f'"{value}"' if isinstance(value, str) else _yaml_word(value) if isinstance(value, bool | None) else repr(value)
-    )
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _place(location: Sequence[int | str]) -> str:
-    place = ""
-    for part in location:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    return place
-
-
-def _known_names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    kind: Any = model
-    for part in location:
-        if isinstance(part, int):
-            kind = typing.get_args(kind)[0]
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind = kind.model_fields[part].annotation
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-
-
-_SECRET = re.compile(r"(?i)(token|secret|passw|credential|api_?key|private_?key|auth)")
+_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
 
 
 def is_secret(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from launcher.errors import SlurmError
 
+MOST_HOSTS = 100_000
+
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
     """Host names of a host list, in its order; the width of a range's numbers is kept."""
@@ -47,6 +49,8 @@ def _expand(part: str, text: str) -> list[str]:
             or (dash and int(high) < int(low))
         ):
             raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor a rising range")
+        if int(high if dash else low) - int(low) >= MOST_HOSTS:
+            raise SlurmError(f"host list {text!r}: {entry!r} is more than {MOST_HOSTS} hosts")
         for number in range(int(low), int(high if dash else low) + 1):
             hosts.extend(f"{part[:start]}{number:0{len(low)}d}{tail}" for tail in tails)
     return hosts

@@ -52,6 +52,7 @@ TARGETS_EVERY_S = 5.0
 KILL_MARGIN_S = 1.5
 """Kept free of KillWait for the report."""
 SIDECAR_END_S = 5.0
+MOST_SIDECAR_STARTS = 3
 OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
@@ -92,6 +93,8 @@ class Orchestrator:
         self._deadline: float | None = None
         self._killed = False
         self._wake_read, self._wake_write = os.pipe()
+        self._workers_ended = False
+        self._sidecar_starts = 0
         self._targets_due = 0.0
         self._ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
@@ -148,7 +151,7 @@ class Orchestrator:
     def _state(self, phase: str) -> None:
         self._attempt_to(
             f"write {records.STATE_FILE}",
-            lambda: records.write_state(str(self._facts.run_dir), phase, self._stop),
+            lambda: records.write_state(str(self._facts.run_dir), phase, self._stop, workers_ended=self._workers_ended),
         )
 
     def _attempt_to(self, what: str, action: Callable[[], object]) -> None:
@@ -235,6 +238,8 @@ class Orchestrator:
                 self._publish_targets()
             self._reap()
             self._restart_due()
+            self._release_helpers()
+            self._revive_sidecars()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 if not self._killed and self._running:
                     self._killed = True
@@ -244,6 +249,26 @@ class Orchestrator:
                     say(f"Leaving {len(self._running)} workers to be ended from outside")
                     return
             self._sleep(TICK_S)
+
+    def _release_helpers(self) -> None:
+        """Once all that is critical has completed, nothing is left to help with."""
+        waiting = [planned for _, planned, _ in self._waiting.values()]
+        active = [running.planned for running in self._running.values()] + waiting
+        active += [running.planned for running, _, _ in self._ended.values()]
+        some_critical = any(planned.critical for planned in self._plan.tasks)
+        if self._stop is None and active and some_critical and not any(planned.critical for planned in active):
+            self._begin_stop("terminated_peer", "all critical workers have completed")
+
+    def _revive_sidecars(self) -> None:
+        """Start the sidecars again when not even their supervisors are left."""
+        gone = self._sidecars and all(process.poll() is not None for process in self._sidecars)
+        if gone and self._stop is None and self._sidecar_starts < MOST_SIDECAR_STARTS:
+            self._sidecar_starts += 1
+            say("The sidecars are gone; starting them again")
+            try:
+                self._sidecars = self._steps.start_sidecars()
+            except OSError as error:
+                say(f"The sidecars cannot be started: {error}")
 
     def _all_started(self) -> bool:
         folder = self._facts.run_dir / records.WORKERS_DIR
@@ -375,6 +400,7 @@ class Orchestrator:
         hurry = self._signal is not None
         if self._signal is not None and self._stop is None:
             self._stop_for_signal()
+        self._workers_ended = True
         self._state("completing")
         if self._sidecars:
             self._await_final_values(1.0 if hurry else FINAL_VALUES_S)

@@ -127,7 +127,7 @@ def make_plan(
         cpus_per_node=spec.resources.cpus_per_node or max(cpus) + 1,
         memory_per_node=spec.resources.memory_per_node,
         tasks=planned,
-        manifest=_manifest(spec, cluster, tasks, workdir, user, slurm["time_limit"], local),
+        manifest=_manifest(spec, cluster, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
         job_dir=str(job_dir),
         workdir=str(workdir),
         logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / "logs"),
@@ -151,6 +151,7 @@ def _manifest(
     user: str,
     time_limit: str | None,
     local: bool,
+    kill_wait_s: float,
 ) -> Manifest:
     output = resolve_directory(spec.paths.output_dir, workdir) or "."
     checkpoint = resolve_directory(spec.paths.checkpoint_dir, workdir) or output
@@ -178,6 +179,7 @@ def _manifest(
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,
         linger_s=monitoring.linger,
+        kill_wait_s=kill_wait_s,
         announced=cluster.target_dir is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
     )

@@ -330,7 +330,8 @@ def _plain(text: object) -> str:
 def render_report(report: Mapping[str, Any]) -> str:
     """The report for people, as Markdown."""
     verification, cause = report["verification"], report["cause"]
-    verified = " and verified" if verification["verified"] else ""
+    unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
+    verified = " and verified" if verification["verified"] else unseen
     lines = [
         f"# Job {report['job_id']} {_plain(report['job_name'])}: {report['state']}{verified}",
         "",

@@ -15,6 +15,8 @@ from launcher.sbatch import sbatch_arguments, scrub, srun_argv
 from launcher.steps import Running, log_files, supervised_sidecar, wrapped
 
 COMMAND_TIMEOUT_S = 30.0
+SIGNAL_TIMEOUT_S = 10.0
+"""For the request that workers save their work and end: many steps, and no KillWait that is running."""
 ENDING_TIMEOUT_S = 2.0
 """For commands asked while Slurm is ending the job: KillWait is running."""
 
@@ -118,7 +120,7 @@ def _on(cluster: str | None) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
-def signal_steps(steps: Sequence[str], name: str) -> None:
+def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
     """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL.
 
     scancel 22.05 delivers the signal and then complains of an invalid job id, exit status 225.
@@ -126,7 +128,7 @@ def signal_steps(steps: Sequence[str], name: str) -> None:
     if not steps:
         return
     try:
-        run_command(["scancel", f"--signal={name}", *steps], timeout_s=ENDING_TIMEOUT_S)
+        run_command(["scancel", f"--signal={name}", *steps], timeout_s=timeout_s)
     except SlurmError as error:
         if "Invalid job id specified" not in str(error):
             raise
@@ -200,7 +202,7 @@ class SlurmSteps:
             else:
                 steps.append(f"{self._facts.job_id}.{step}")
         try:
-            signal_steps(steps, name)
+            signal_steps(steps, name, ENDING_TIMEOUT_S if name == "KILL" else SIGNAL_TIMEOUT_S)
         except SlurmError as error:
             if shutil.which("scancel") is None:
                 for entry in running:
@@ -221,7 +223,7 @@ class SlurmSteps:
                 timeout_s=ENDING_TIMEOUT_S,
             )
             names = [line.partition("|") for line in steps.splitlines()]
-            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM")
+            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM", ENDING_TIMEOUT_S)
         except SlurmError:
             for process in sidecars:
                 process.terminate()

@@ -15,11 +15,14 @@ import time
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # a run this long resets the back-off
 DONE = (0, 2)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
+"""A warning before the time limit reaches every step, and is for the workers."""
 
 
 def supervise(argv: list[str]) -> int:
     """Exit status of the last run of ``argv``; SIGTERM and SIGINT are passed on and end the loop."""
-    waited = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+    waited = {*STOPPING, *IGNORED, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     failures = 0
     while True:
@@ -56,7 +59,7 @@ def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended == pid:
                 return status, stopping
-        else:
+        elif info.si_signo in STOPPING:
             stopping = True
             try:
                 os.kill(pid, signal.SIGTERM)
@@ -69,7 +72,7 @@ def _told_to_stop(seconds: float, waited: set[signal.Signals]) -> bool:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         info = signal.sigtimedwait(waited, left)
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        if info is not None and info.si_signo in STOPPING:
             return True
     return False
 

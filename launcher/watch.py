@@ -72,10 +72,10 @@ def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: i
         _bar(view, ascii_only),
         Text(_facts(view)),
         Text(""),
-        _workers(view, most_workers),
+        _workers(view, most_workers, ascii_only),
     ]
     if view["events"]:
-        parts += [Text(""), _events(view)]
+        parts += [Text(""), _events(view, ascii_only)]
     return Group(*parts)
 
 
@@ -124,28 +124,41 @@ def _facts(view: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _workers(view: Mapping[str, Any], most: int) -> Table:
+def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, justify in (
-        ("WORKER", "left"),
-        ("NODE", "left"),
-        ("GPU", "left"),
-        ("STATE", "left"),
-        ("ITEMS", "right"),
-        ("RATE/s", "right"),
-        ("ETA", "right"),
-        ("RSS", "right"),
-        ("LAST", "right"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
     # those that need a look come first when not all fit
     ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or _is_done(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
-    for worker in shown:
-        table.add_row(*_worker_row(worker, view["time"]))
+    rows = [_worker_row(worker, view["time"]) for worker in shown]
+    for index, (name, right) in enumerate(_COLUMNS):
+        # in a narrow window the others give way: who it is, how it is and how far it is stay readable
+        least = max(map(len, (name, *(str(row[index]) for row in rows)))) if name in _KEPT else None
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            no_wrap=True,
+            overflow="crop" if ascii_only else "ellipsis",
+            min_width=least,
+        )
+    for row in rows:
+        table.add_row(*row)
     if len(shown) < len(view["workers"]):
         table.add_row(f"... and {len(view['workers']) - len(shown)} more")
     return table
+
+
+_COLUMNS = (
+    ("WORKER", False),
+    ("NODE", False),
+    ("GPU", False),
+    ("STATE", False),
+    ("ITEMS", True),
+    ("RATE/s", True),
+    ("ETA", True),
+    ("RSS", True),
+    ("LAST", True),
+)
+_KEPT = ("WORKER", "STATE", "ITEMS")
 
 
 def _is_done(worker: Mapping[str, Any]) -> bool:
@@ -158,7 +171,7 @@ def worker_state(worker: Mapping[str, Any]) -> str:
         return str(worker["exit"]["reason"])
     if worker.get("stalled"):
         return "stalled"
-    words = str(worker["state"])
+    words = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 
 
@@ -182,14 +195,14 @@ def _worker_row(worker: Mapping[str, Any], now: float) -> tuple[RenderableType, 
     )
 
 
-def _events(view: Mapping[str, Any]) -> Text:
+def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
     lines = []
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
         lines.append(
             f"{clock_words(event['time'])} {mark} {event['event']} {event['worker']}: {clean(event['detail'])}"
         )
-    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+    return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 
 
 class LineLog:
@@ -217,15 +230,16 @@ class LineLog:
         ]
         for worker in ended:
             evidence = "; ".join(worker["exit"]["evidence"])
-            self._line(view, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
+            moment = worker["exit"]["time"] or view["time"]
+            self._line(moment, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
         moved = view["items"] != self._items and now - self._last >= self.EVERY_S
         if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
-            self._line(view, self._summary(view))
+            self._line(view["time"], self._summary(view))
             self._last, self._items = now, view["items"]
         self._phase, self._states = phase, states
 
-    def _line(self, view: Mapping[str, Any], text: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view["time"]))
+    def _line(self, moment: float, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
         self._console.print(f"{stamp} {clean(text)}", markup=False, highlight=False, soft_wrap=True)
 
     def _summary(self, view: Mapping[str, Any]) -> str:

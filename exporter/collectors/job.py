@@ -22,10 +22,11 @@ LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """Phase as last published, and the reason once the job is being stopped."""
+    """Phase as last published, the reason once the job is being stopped, and whether all workers have ended."""
 
     phase: str
     stop_reason: str | None
+    workers_ended: bool = False
 
 
 class JobCollector:
@@ -56,6 +57,7 @@ class JobCollector:
         return JobSnapshot(
             phase=phase if isinstance(phase, str) and phase in PHASES else "launching",
             stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,
+            workers_ended=state.get("workers_ended") is True,
         )
 
     def render(self, job: JobSnapshot, out: Samples) -> None:

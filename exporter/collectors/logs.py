@@ -1,15 +1,16 @@
 """Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from exporter import records
-from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collectors.base import WORKER_LABELS, Context, Status, ranks_of_roles, worker_labels
 from exporter.derive.eta import Estimate, RecentRateEstimator
 from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, compile_pattern, merge
 from exporter.derive.progress import Progress, expected_items
-from exporter.derive.workers import worker_number
+from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import LogPattern, Task
@@ -96,6 +97,8 @@ class _Followed:
     estimator: RecentRateEstimator = field(default_factory=RecentRateEstimator)
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
     lines: int = 0
+    source: str | None = None
+    """The log of this run that gives the position: a worker may write the same lines to two."""
 
 
 class LogsCollector:
@@ -153,11 +156,11 @@ class LogsCollector:
         if group is None or group.pattern is None:
             return found
         directory = self._context.manifest.directory(group)
-        roles = {followed.task.role for followed in self._followed}
+        ranks = ranks_of_roles(self._context.manifest)
         for file in read_files(directory, group.pattern):
-            number = worker_number(file.name, roles)
-            if number is not None:
-                found.setdefault(number, []).append(str(directory / file.name))
+            rank = worker_rank(file.name, ranks)
+            if rank is not None:
+                found.setdefault(rank, []).append(str(directory / file.name))
         return found
 
     def _look(self, followed: _Followed, restarts: dict[tuple[str, int], int], extra: dict[int, list[str]]) -> LogFacts:
@@ -166,18 +169,23 @@ class LogsCollector:
         while followed.restart < restart:
             if followed.restart >= 0:
                 self._drain(followed)  # the last words of the run before, ahead of the first of the next
+                for tail in followed.tails.values():
+                    tail.close()
                 followed.progress.begin_run()
+                followed.source = None
             followed.restart += 1
             for path in log_paths(
                 task, context.manifest.run_dir, context.identity.node, context.identity.attempt, followed.restart
             ):
                 followed.tails.setdefault(str(path), LogTail(str(path)))
         for name in extra.get(task.rank, ()):
-            followed.tails.setdefault(name, LogTail(name))
+            if name not in followed.tails:
+                followed.tails[name] = LogTail(name)
+                followed.tails[name].skip_older(context.identity.start)
         self._drain(followed)
         if self._has_ended(task, followed.restart):
             for tail in followed.tails.values():
-                self._take_text(followed, tail.rest())
+                self._take_text(followed, tail.rest(), tail.path)
         if followed.progress.position is not None:
             # one reading per look: lines that came in one piece have no times of their own
             followed.estimator.update(context.clock.time(), followed.progress.position, self._expected(followed))
@@ -186,21 +194,24 @@ class LogsCollector:
     def _drain(self, followed: _Followed) -> None:
         for tail in followed.tails.values():
             for chunk in tail.read():
-                self._take_text(followed, chunk)
+                self._take_text(followed, chunk, tail.path)
 
     def _has_ended(self, task: Task, restart: int) -> bool:
         """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
         name = records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return (self._context.manifest.run_dir / records.WORKERS_DIR / f"{name}.exit.json").exists()
 
-    def _take_text(self, followed: _Followed, text: bytes) -> None:
+    def _take_text(self, followed: _Followed, text: bytes, path: str) -> None:
         if text:
             followed.lines += text.count(b"\n") + (not text.endswith((b"\n", b"\r")))
-            self._take(followed, self._scanner.scan(text))
+            self._take(followed, self._scanner.scan(text), path)
 
-    def _take(self, followed: _Followed, scan: Scan) -> None:
+    def _take(self, followed: _Followed, scan: Scan, path: str) -> None:
         now = self._context.clock.time()
-        for resumed, done, total in scan.positions:
+        if scan.positions and followed.source is None:
+            followed.source = path
+        positions = scan.positions if path == followed.source else []
+        for resumed, done, total in positions:
             if resumed:
                 followed.progress.resume(done, total)
             else:
@@ -276,7 +287,7 @@ class LogsCollector:
                 eta=facts.eta._asdict() if facts.eta is not None else None,
                 last_progress=facts.last_rise,
                 stalled=facts.stalled,
-                values={name: value for name, value, _ in facts.values},
+                values={name: value for name, value, _ in facts.values if math.isfinite(value)},  # JSON has no others
                 log_errors={pattern: count for pattern, _, count in facts.errors if count},
                 log_lag_bytes=facts.lag_bytes,
             )
@@ -287,6 +298,6 @@ def _compile(patterns: Iterable[LogPattern]) -> list[Pattern]:
     for pattern in patterns:
         try:
             compiled.append(compile_pattern(safe_label(pattern.name), pattern.pattern, pattern.severity))
-        except re.error:
+        except (re.error, ValueError, OverflowError):
             continue  # the launcher refuses these before it submits
     return compiled

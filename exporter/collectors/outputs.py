@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from exporter.collectors.base import Context, Status
+from exporter.collectors.base import Context, Status, ranks_of_roles
 from exporter.derive.rates import Growth
-from exporter.derive.workers import worker_number
+from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.readers.files import FileFacts, newest, read_files
 
@@ -42,7 +42,7 @@ class OutputsCollector:
         self.interval_s = context.manifest.check_interval_s
         self._groups = [group for group in context.manifest.groups if group.pattern is not None]
         self._growth = {group.name: Growth() for group in self._groups}
-        self._roles = {task.role for task in context.manifest.tasks}
+        self._ranks_of_roles = ranks_of_roles(context.manifest)
         self._ranks = {task.rank for task in context.tasks}
         self._others = {task.rank for task in context.manifest.tasks} - self._ranks
         self._first_node = context.identity.node_index == 0
@@ -61,10 +61,10 @@ class OutputsCollector:
         return tuple(found)
 
     def _answers_for(self, file: FileFacts) -> bool:
-        number = worker_number(file.name, self._roles)
-        if number in self._ranks:
+        rank = worker_rank(file.name, self._ranks_of_roles)
+        if rank in self._ranks:
             return True
-        return self._first_node and number not in self._others
+        return self._first_node and rank not in self._others
 
     def render(self, groups: tuple[GroupFacts, ...], out: Samples) -> None:
         for group in groups:

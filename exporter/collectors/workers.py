@@ -104,6 +104,8 @@ class _Run:
 
     restart: int
     pid: int | None = None
+    wrapper: ProcessTree | None = None
+    """Its wrapper, as long as that is there: it has not said its last word."""
     start: float | None = None
     tree: ProcessTree | None = None
     visible: bool = True
@@ -232,8 +234,18 @@ class WorkersCollector:
             return
         if run.gone_since is None:
             run.gone_since = now
-        elif now - run.gone_since > NO_RECORD_GRACE_S:
+        elif now - run.gone_since > NO_RECORD_GRACE_S and not self._wrapper_is_there(run):
             self._end(task, run, {"end": run.gone_since}, stop, now)
+
+    def _wrapper_is_there(self, run: _Run) -> bool:
+        if run.wrapper is None:
+            return False
+        sample = run.wrapper.read()
+        if sample is not None and sample.state != "zombie":
+            return True
+        run.wrapper.close()
+        run.wrapper = None
+        return False
 
     def _begin(self, task: Task, run: _Run, record: Mapping[str, Any]) -> None:
         pid = record.get("pid")
@@ -247,6 +259,10 @@ class WorkersCollector:
                 run.tree = ProcessTree(pid, record.get("start_ticks"), self._context.proc)
             except ProcessLookupError:
                 run.tree = None  # it has ended already; its exit record follows
+            try:
+                run.wrapper = ProcessTree(int(record.get("wrapper_pid", 0)), None, self._context.proc)
+            except ProcessLookupError:
+                run.wrapper = None
         kind = "worker restarted" if run.restart else "worker started"
         self._event(run.start, "info", kind, task, f"pid {pid}")
 
@@ -259,6 +275,9 @@ class WorkersCollector:
             run.sample = run.tree.read() or run.sample
             run.tree.close()
             run.tree = None
+        if run.wrapper is not None:
+            run.wrapper.close()
+            run.wrapper = None
         run.start = run.start if run.start is not None else record.get("start")
         evidence = exit_evidence(record, stop, self._log_classes(task, run.restart), self._context.identity.end)
         judged = verdict(evidence)

@@ -35,7 +35,8 @@ def compile_pattern(name: str, pattern: str, severity: str | None = None, litera
     return Pattern(name, regex, tuple(literal.encode() for literal in literals), severity)
 
 
-_COUNT = r"\d{1,18}"
+MOST_DIGITS = 18
+_COUNT = rf"\d{{1,{MOST_DIGITS}}}"
 """Bounded, as all repetitions here: a record can hold a million digits, and no count does."""
 _NUMBER = r"(?<![\d.])[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
 
@@ -72,9 +73,9 @@ ERRORS: tuple[Pattern, ...] = (
     ),
     compile_pattern(
         "host_oom",
-        r"[Oo]ut of memory: Killed process|oom[-_]kill(?!_disable)",
+        r"[Oo]ut of memory: Killed process|oom-kill:|oom[-_]kill event",
         "critical",
-        ("of memory: K", "oom-kill", "oom_kill"),
+        ("of memory: K", "oom-kill", "oom_kill event"),
     ),
     compile_pattern(
         "connection",
@@ -156,6 +157,8 @@ def _matching_lines(regex: re.Pattern[bytes], text: bytes) -> int:
 
 def _two_numbers(match: re.Match[bytes]) -> tuple[int | None, int | None]:
     groups = match.groups()
+    if any(group is not None and len(group) > MOST_DIGITS for group in groups[:2]):
+        return None, None
     try:
         done = int(groups[0]) if groups and groups[0] else None
         total = int(groups[1]) if len(groups) > 1 and groups[1] else None

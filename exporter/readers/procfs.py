@@ -129,6 +129,8 @@ class ProcessTree:
         self._gone_cpu_s = 0.0
         self._gone_read = 0
         self._gone_write = 0
+        self._most_read = 0
+        self._most_write = 0
         self._looks = 0
 
     def close(self) -> None:
@@ -171,6 +173,9 @@ class ProcessTree:
             write += watched.io_write
         if root is None:
             return None
+        # a child that was reaped after its parent was looked at is missing in this look alone
+        self._most_read = read = max(read, self._most_read)
+        self._most_write = write = max(write, self._most_write)
         return TreeSample(
             state=root.state,
             cpu_s=cpu_s,

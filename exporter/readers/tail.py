@@ -48,6 +48,15 @@ class LogTail:
             os.close(self._fd)
             self._fd = -1
 
+    def skip_older(self, moment: float | None) -> None:
+        """Pass over what is in the file, if nothing has been written to it since ``moment``: another job's log."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return
+        if moment is not None and found.st_mtime < moment and self._open():
+            self._offset = found.st_size
+
     def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
         """Chunks of whole records that came since the last look, at most about ``most_bytes``."""
         left = most_bytes

@@ -1,0 +1,237 @@
+"""YAML into a model, with every problem at once: its place, what was found, and the cure."""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from launcher.errors import ConfigError
+
+Spec = typing.TypeVar("Spec", bound=BaseModel)
+Location = Sequence[int | str]
+
+
+def parse(text: str, source: str, model: type[Spec]) -> Spec:
+    """The YAML ``text`` as a ``model``; raises ConfigError with every problem."""
+    try:
+        body = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(source, [f"{place}not YAML: {getattr(error, 'problem', None) or error}"]) from error
+    except Exception as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
+    if body is None:
+        body = {}
+        if any(field.is_required() for field in model.model_fields.values()):
+            raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
+    if not isinstance(body, dict):
+        raise ConfigError(source, [f"holds a {type(body).__name__}, not a mapping of keys to values"])
+    try:
+        if problems := [f"{_join(location)}: {what}" for location, what in _unusable(body, [])]:
+            raise ConfigError(source, problems)
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise ConfigError(source, _problems(error, model)) from error
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(source, [f"holds a value that cannot be used: {type(error).__name__}: {error}"]) from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose mappings say a key once: of two, the library would keep the last without a word."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[int] = set()
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
+            kind = str(node.tag).rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{str(node.value)[:40]!r} is not of the kind {kind}: {error}", node.start_mark
+            ) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if id(node) not in self._checked:  # a mapping that others merge comes by more than once, by then flattened
+            self._checked.add(id(node))
+            seen: set[object] = set()
+            for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                wrong = "a key is a list or mapping" if isinstance(key, list | dict | set) else None
+                if wrong is None and key in seen:
+                    wrong = f"the key {key!r} is there twice"
+                if wrong is not None:
+                    raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge" and isinstance(value_node, yaml.MappingNode):
+                self._checked.add(id(value_node))
+        super().flatten_mapping(node)
+
+
+def _unusable(value: object, location: list[int | str]) -> Iterator[tuple[list[int | str], str]]:
+    """Texts that no file name, argument or JSON can hold."""
+    if isinstance(value, str):
+        if "\0" in value:
+            yield location, "a text cannot hold a NUL character"
+        elif any("\ud800" <= character <= "\udfff" for character in value):
+            yield location, "a text cannot hold half a character (a surrogate)"
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _unusable(key if isinstance(key, str) else None, [*location, ascii(key)])
+            yield from _unusable(inner, [*location, key])
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _unusable(inner, [*location, index])
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One problem for each place; where a value may be of several kinds, the one that it was meant for."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in error.errors():
+        place, base = _places(entry["loc"], model)
+        found.setdefault(base, []).append({**entry, "place": place})
+    problems = []
+    for base, entries in found.items():
+        if len(entries) > 1 and len({entry["place"] for entry in entries}) == 1 and base != "":
+            kinds = [_EXPECTED.get(entry["type"]) for entry in entries]
+            if all(kinds) and "a list" in kinds and not isinstance(entries[0].get("input"), list | dict):
+                entries = [entry for entry in entries if entry["type"] != "list_type"]
+            elif all(kinds):
+                words = ", ".join(str(kind) for kind in kinds[:-1]) + f" or {str(kinds[-1]).partition(' or ')[0]}"
+                problems.append(f"{base}: {_shown(entries[0].get('input'))} is not {words}")
+                continue
+        elif len(entries) > 1:
+            deeper = [entry for entry in entries if entry["place"] != base]
+            entries = deeper or entries
+        problems += [_problem(entry, model) for entry in entries]
+    return problems
+
+
+def _problem(error: dict[str, Any], model: type[BaseModel]) -> str:
+    place, kind, value = error["place"], error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        key, known = str(error["loc"][-1]), _known_names(model, error["loc"][:-1])
+        near = difflib.get_close_matches(key, known, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        return f'{place}: unknown key "{key}"{hint} (known: {", ".join(sorted(known))})'
+    if kind == "missing":
+        return f"{place}: is missing"
+    if kind in _EXPECTED:
+        cure = ""
+        if kind == "string_type" and value is None:
+            cure = "; leave the key out"
+        elif kind == "string_type" and not isinstance(value, dict | list):
+            cure = f'; write it in quotes: "{_yaml_word(value)}"'
+        return f"{place}: {_shown(value)} is not {_EXPECTED[kind]}{cure}"
+    if kind == "literal_error":
+        expected = str(error["ctx"]["expected"]).replace("'", '"')
+        return f"{place}: {_shown(value)} is not one of {expected}"
+    if kind in ("too_short", "string_too_short"):
+        return f"{place}: is empty"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if kind == "value_error":
+        key, separator, rest = message.partition(": ")
+        if separator and key in _known_names(model, error["loc"]):
+            place, message = f"{place}.{key}" if place else key, rest
+        return f"{place}: {message}" if place else message
+    message = message.removeprefix("Input should be ").removeprefix("String should ")
+    return f"{place}: {_shown(value)} must be {message}" if message[:1].islower() else f"{place}: {message}"
+
+
+def _yaml_word(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        text = f'"{value}"'
+    else:
+        text = _yaml_word(value) if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _join(location: Location) -> str:
+    place = ""
+    for part in location:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    return place
+
+
+def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | str, Any, bool]]:
+    """Each part of a location with the type it leads to, and whether it only names a kind of a union."""
+    kind: Any = model
+    for part in location:
+        kind = _plain(kind)
+        members = [member for member in _members(kind) if member is not type(None)]
+        if len(members) > 1:
+            yield part, kind, True
+            lists = [member for member in members if typing.get_origin(member) is list]
+            kind = lists[0] if lists and str(part).startswith("list") else str
+            continue
+        if len(members) == 1:
+            kind = _plain(members[0])
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field is not None else None
+        elif typing.get_origin(kind) is list:
+            kind = typing.get_args(kind)[0]
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        yield part, kind, False
+
+
+def _plain(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
+
+
+def _places(location: Location, model: type[BaseModel]) -> tuple[str, str]:
+    """The place of a value, and that of the union it is a part of (the same without one)."""
+    parts: list[int | str] = []
+    base: str | None = None
+    for part, _, names_a_kind in _steps(location, model):
+        if names_a_kind:
+            base = base if base is not None else _join(parts)
+        else:
+            parts.append(part)
+    place = _join(parts)
+    return place, place if base is None else base
+
+
+def _known_names(model: type[BaseModel], location: Location) -> list[str]:
+    kind: Any = model
+    for _, reached, _ in _steps(location, model):
+        kind = reached
+    kind = _plain(kind)
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -1,0 +1,42 @@
+"""Options and fixtures that several folders of tests use."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+UPDATE_GOLDEN = "--update-golden"
+HARD_NAMES = ("a space", 'a"quote', "a\nnewline", "a) b (", "node[01-03,7]", "back\\slash", "Übung 日本", "")
+
+settings.register_profile("gpujob", deadline=None, max_examples=50)
+settings.load_profile("gpujob")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(UPDATE_GOLDEN, action="store_true", help="write the golden files anew instead of comparing")
+
+
+@pytest.fixture(params=HARD_NAMES, ids=ascii)
+def hard_name(request: pytest.FixtureRequest) -> str:
+    """A name as users give them."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Path]:
+    """Compares a text with the whole file of this name under ``tests/golden`` and gives the file's path."""
+
+    def compare(name: str, text: str) -> Path:
+        path = GOLDEN / name
+        if request.config.getoption(UPDATE_GOLDEN):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        if not path.exists():
+            pytest.fail(f"{path} is missing; write it with pytest {UPDATE_GOLDEN} and look at it")
+        assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; pytest {UPDATE_GOLDEN} writes it anew"
+        return path
+
+    return compare

@@ -1,0 +1,244 @@
+"""From evidence to a reason, and never further."""
+
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.derive.exits import (
+    CONSEQUENCES,
+    DISK_FULL_BYTES,
+    REASONS,
+    Evidence,
+    Stop,
+    exit_evidence,
+    first_cause,
+    parse_stop,
+    signal_name,
+    verdict,
+)
+
+TERM, KILL, SEGV, ABRT, HUP, USR1 = (
+    int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1")
+)
+PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
+LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
+
+CASES = {
+    "exit 0": (Evidence(code=0), "completed"),
+    "exit 0 whatever else happened": (
+        Evidence(code=0, oom_kills=3, log_classes=("cuda_oom",), forwarded=(TERM,), stop=PEER, end=101.0),
+        "completed",
+    ),
+    "exit 3": (Evidence(code=3), "app_error"),
+    "exit 1 with a warning in the log": (Evidence(code=1, log_classes=("python_traceback", "connection")), "app_error"),
+    "exit 128": (Evidence(code=128), "app_error"),
+    "exit 255": (Evidence(code=255), "app_error"),
+    "SIGKILL without evidence": (Evidence(signal=KILL), "killed_unknown"),
+    "SIGKILL that a shell tells as 137": (Evidence(code=137), "killed_unknown"),
+    "SIGKILL and no kill by the kernel": (Evidence(signal=KILL, oom_kills=0), "killed_unknown"),
+    "SIGKILL and a kill by the kernel": (Evidence(signal=KILL, oom_kills=1), "host_oom"),
+    "137 and a kill by the kernel": (Evidence(code=137, oom_kills=2), "host_oom"),
+    "a child killed by the kernel": (Evidence(code=1, oom_kills=1), "host_oom"),
+    "host and device out of memory": (Evidence(code=1, oom_kills=1, log_classes=("cuda_oom",)), "host_oom"),
+    "no record at all": (Evidence(), "killed_unknown"),
+    "SIGTERM from nowhere": (Evidence(signal=TERM), "killed_unknown"),
+    "SIGSEGV": (Evidence(signal=SEGV), "crashed_signal"),
+    "SIGSEGV that a shell tells as 139": (Evidence(code=139), "crashed_signal"),
+    "SIGABRT": (Evidence(signal=ABRT), "crashed_signal"),
+    "SIGABRT after a collective timed out": (Evidence(signal=ABRT, log_classes=("nccl_timeout",)), "nccl_timeout"),
+    "device out of memory": (Evidence(code=1, log_classes=("cuda_oom", "python_traceback")), "cuda_oom"),
+    "device out of memory before the timeout it led to": (
+        Evidence(code=1, log_classes=("nccl_timeout", "cuda_oom")),
+        "cuda_oom",
+    ),
+    "disk full in the log": (Evidence(code=1, log_classes=("disk_full",)), "disk_full"),
+    "disk full and no log could say so": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
+    "disk with room": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
+    "SIGKILL on a full disk": (Evidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
+    "exit 0 on a full disk": (Evidence(code=0, disk_available_bytes=0), "completed"),
+    "SIGTERM from outside": (Evidence(signal=TERM, forwarded=(TERM,), end=50.0), "cancelled"),
+    "SIGTERM from outside at the time limit": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=995.0, job_end=1000.0),
+        "time_limit",
+    ),
+    "SIGTERM from outside long before it": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=500.0, job_end=1000.0),
+        "cancelled",
+    ),
+    "SIGTERM after the notice": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), "terminated_peer"),
+    "SIGTERM after the notice, answered by exit 1": (
+        Evidence(code=1, forwarded=(TERM,), end=101.0, stop=PEER),
+        "terminated_peer",
+    ),
+    "SIGTERM at the end of the time": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT), "time_limit"),
+    "no record after the notice": (Evidence(end=101.0, stop=PEER), "terminated_peer"),
+    "exit 3 on its own during the teardown": (Evidence(code=3, end=101.0, stop=PEER), "app_error"),
+    "exit 3 before the notice": (Evidence(code=3, end=99.9, stop=PEER), "app_error"),
+    "SIGKILL just before the notice": (Evidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
+    "a kill by the kernel just before the notice": (
+        Evidence(signal=KILL, oom_kills=1, end=99.9, stop=PEER),
+        "host_oom",
+    ),
+    "a command that does not exist": (
+        Evidence(code=127, launch_error="cannot start 'x': No such file or directory"),
+        "launch_failed",
+    ),
+    "a command that could not start during the teardown": (
+        Evidence(code=126, launch_error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
+        "launch_failed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evidence_gives_its_reason(name: str) -> None:
+    evidence, reason = CASES[name]
+    assert verdict(evidence).reason == reason
+
+
+def test_an_end_long_before_the_notice_is_no_consequence_of_it() -> None:
+    """As when a run was cancelled and started again, and the job ended an hour later."""
+    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
+    assert verdict(evidence).reason == "cancelled"
+
+
+@pytest.mark.parametrize("number", [USR1, HUP])
+def test_a_signal_that_the_worker_survived_is_not_why_it_failed(number: int) -> None:
+    """As with a warning some minutes before the time limit, upon which the worker writes a checkpoint."""
+    assert verdict(Evidence(code=3, forwarded=(number,))).reason == "app_error"
+
+
+@pytest.mark.parametrize("code", [160, 178, 191])
+def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> None:
+    assert verdict(Evidence(code=code)).reason == "app_error"
+
+
+def test_every_reason_but_three_is_reached_by_a_case() -> None:
+    elsewhere = {"gpu_fault", "preempted", "node_failure"}  # by a log, and by the notice of a stop
+    assert {reason for _, reason in CASES.values()} == set(REASONS) - elsewhere
+
+
+@pytest.mark.parametrize("reason", ["preempted", "node_failure", "cancelled"])
+def test_a_worker_inherits_the_reason_of_the_stop(reason: str) -> None:
+    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=Stop(reason, "because", 100.0))
+    assert verdict(evidence).reason == reason
+    assert "because" in verdict(evidence).evidence[-1]
+
+
+NUMBERS = st.none() | st.integers(1, 64)
+EVIDENCE = st.builds(
+    Evidence,
+    code=st.none() | st.integers(0, 255),
+    signal=NUMBERS,
+    end=st.none() | st.floats(0, 1e9),
+    launch_error=st.none() | st.just("cannot start"),
+    oom_kills=st.none() | st.integers(0, 5),
+    forwarded=st.lists(st.integers(1, 64), max_size=3).map(tuple),
+    log_classes=st.lists(st.sampled_from(["cuda_oom", "nccl_timeout", "x"]), max_size=2).map(tuple),
+    disk_available_bytes=st.none() | st.integers(0, 2**40),
+    stop=st.none() | st.sampled_from([PEER, LIMIT]),
+    job_end=st.none() | st.floats(0, 1e9),
+)
+
+
+@given(EVIDENCE)
+def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> None:
+    judged = verdict(evidence)
+    assert judged.reason in REASONS
+    assert judged.evidence
+    assert all(judged.evidence)
+    if evidence.code == 0 and not evidence.launch_error:
+        assert judged.reason == "completed"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence(code=3), ("exit status 3",)),
+        (Evidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
+        (Evidence(), ("exit status unknown", "no exit record was left")),
+        (Evidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
+        (Evidence(code=1, log_classes=("cuda_oom",)), ("exit status 1", "its log ends with cuda_oom")),
+        (Evidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
+        (
+            Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
+            ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
+        ),
+        (Evidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
+    ],
+)
+def test_the_evidence_is_told_in_words(evidence: Evidence, words: tuple[str, ...]) -> None:
+    assert verdict(evidence).evidence == words
+
+
+def test_the_first_failure_in_time_is_the_cause() -> None:
+    ends = [(30.0, "terminated_peer"), (20.0, "app_error"), (10.0, "completed"), (25.0, "cuda_oom")]
+    assert first_cause(ends) == 1
+
+
+@pytest.mark.parametrize("reason", sorted(CONSEQUENCES))
+def test_a_consequence_is_never_the_cause(reason: str) -> None:
+    assert first_cause([(1.0, reason)]) is None
+    assert first_cause([(1.0, reason), (2.0, "killed_unknown")]) == 1
+
+
+def test_without_ends_there_is_no_cause() -> None:
+    assert first_cause([]) is None
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (64, "SIGRTMAX"), (99, "signal 99")])
+def test_a_signal_has_its_name(number: int, name: str) -> None:
+    assert signal_name(number) == name
+
+
+@pytest.mark.parametrize(
+    ("state", "stop"),
+    [
+        ({}, None),
+        ({"stop": None}, None),
+        ({"stop": "now"}, None),
+        ({"stop": {"reason": "cancelled"}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": None}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": "later"}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": 5}}, Stop("cancelled", "c", 5.0, None, 0)),
+        (
+            {"stop": {"reason": "terminated_peer", "cause": "c", "time": 5, "rank": 3, "restart": 1}},
+            Stop("terminated_peer", "c", 5.0, 3, 1),
+        ),
+    ],
+)
+def test_a_notice_is_taken_whole_or_not_at_all(state: dict[str, Any], stop: Stop | None) -> None:
+    assert parse_stop(state) == stop
+
+
+def test_a_notice_with_an_unknown_reason_is_none() -> None:
+    assert parse_stop({"stop": {"reason": "lunch", "cause": "c", "time": 5}}) is None
+
+
+def test_an_exit_record_gives_its_evidence() -> None:
+    record = {
+        "code": None,
+        "signal": 15,
+        "end": 50.0,
+        "oom_kills": 0,
+        "signals": [[49.0, 15, 1], [49.5, 28, 0]],
+        "disk_available_bytes": 9,
+    }
+    assert exit_evidence(record, PEER, ["x"], 1000.0) == Evidence(
+        code=None,
+        signal=15,
+        end=50.0,
+        oom_kills=0,
+        forwarded=(15, 28),
+        log_classes=("x",),
+        disk_available_bytes=9,
+        stop=PEER,
+        job_end=1000.0,
+    )
+
+
+def test_a_record_of_nothing_gives_no_evidence() -> None:
+    assert exit_evidence({}, None, (), None) == Evidence()

@@ -1,0 +1,282 @@
+"""Whole pages, one for each collector, and what all families together must keep."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from exporter import collectors
+from exporter.clock import SystemClock
+from exporter.collectors.base import Context
+from exporter.collectors.disk import DiskCollector
+from exporter.collectors.job import JobCollector, JobSnapshot
+from exporter.collectors.logs import LogFacts, LogsCollector
+from exporter.collectors.outputs import GroupFacts, OutputsCollector
+from exporter.collectors.self import SelfCollector, SelfSnapshot
+from exporter.collectors.workers import Exit, WorkerFacts, WorkersCollector, WorkersSnapshot
+from exporter.derive.eta import Estimate
+from exporter.families import PREFIX, Samples
+from exporter.readers.files import SpaceFacts
+from exporter.readers.procfs import TreeSample
+from exporter.refresh import FAMILIES, Slot
+from exporter.sidecar import declared_families
+from tests.conftest import GOLDEN
+from tests.exporter.support import FakeClock, make_context, make_manifest, make_task
+from tests.grafana.substitute import substitute, variables
+from tests.promql import metric_names, rule_metric_names
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = GOLDEN / "exporter"
+START = 1_700_000_000.0
+FIRST, SECOND = make_task(0), make_task(1, role="decode", index=0)
+CONTEXT = make_context(
+    make_manifest(Path("/runs/1"), FIRST, SECOND, time_limit_s=3600.0, total_items=1000), job_name='embed "v2" [a]'
+)
+
+parse_openmetrics: Callable[[str], Iterator[Metric]] = openmetrics_parser.text_string_to_metric_families
+
+
+def job(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return JobCollector(CONTEXT), JobSnapshot("running", None)
+
+
+def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    alive = WorkerFacts(
+        FIRST,
+        up=True,
+        state="sleeping",
+        pid=4242,
+        start=START + 0.25,
+        restart=1,
+        sample=TreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
+        cpu_s=99.75,
+        io_read_bytes=4096,
+        io_write_bytes=16384,
+        exits=(Exit(0, 3, None, START + 7.5, "app_error", ("exit status 3",)),),
+    )
+    dead = WorkerFacts(
+        SECOND,
+        up=False,
+        state="dead",
+        pid=4243,
+        start=START + 1,
+        restart=2,
+        exits=(
+            Exit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            Exit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            Exit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
+        ),
+    )
+    return WorkersCollector(CONTEXT), WorkersSnapshot((alive, dead), ())
+
+
+def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
+    busy = LogFacts(
+        task=FIRST,
+        position=650,
+        expected=1000,
+        processed=700,
+        last_rise=START + 595.5,
+        rate=1.25,
+        average_rate=1.0833333333333333,
+        eta=Estimate(280.0, 250.5, 310.0),
+        stalled=False,
+        values=(("loss", 0.125, START + 590), ("epoch", 3.0, START + 500)),
+        errors=errors,
+        bytes_read=123_456_789_012,
+        lines=1_000_000,
+        lag_bytes=512,
+        read_at=START + 600,
+    )
+    silent = LogFacts(
+        task=SECOND,
+        position=None,
+        expected=None,
+        processed=None,
+        last_rise=None,
+        rate=None,
+        average_rate=None,
+        eta=None,
+        stalled=None,
+        values=(),
+        errors=errors[:1],
+        bytes_read=0,
+        lines=0,
+        lag_bytes=0,
+        read_at=START + 600,
+    )
+    return LogsCollector(CONTEXT), (busy, silent)
+
+
+def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    known = GroupFacts("output", 12, 5 << 40, 1536.5, START + 599.5)
+    return OutputsCollector(CONTEXT), (known, GroupFacts("checkpoint", 0, 0, None, None))
+
+
+def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return DiskCollector(CONTEXT), (("output", SpaceFacts(3 << 40, 9 << 40)), ("run", SpaceFacts(0, 1 << 30)))
+
+
+def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.setattr(collectors.self, "__version__", "1.2.3")
+    return SelfCollector(CONTEXT), SelfSnapshot(1.25, 42 << 20)
+
+
+MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
+    "job": job,
+    "workers": workers,
+    "logs": logs,
+    "outputs": outputs,
+    "disk": disk,
+    "self": own,
+}
+
+
+def render(name: str, monkeypatch: pytest.MonkeyPatch, *, openmetrics: bool = False) -> str:
+    collector, snapshot = MADE[name](monkeypatch)
+    out = Samples(CONTEXT.identity.constant_labels())
+    collector.render(snapshot, out)
+    return out.page(openmetrics=openmetrics)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_collectors_page_is_its_golden_page(
+    name: str, golden: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden(f"exporter/{name}.prom", render(name, monkeypatch))
+
+
+class Failing:
+    """A collector that reads once."""
+
+    families = ()
+    interval_s = 1e6
+
+    def __init__(self, name: str, *, fails: bool) -> None:
+        self.name = name
+        self._fails = fails
+
+    def read(self) -> int:
+        if self._fails:
+            raise OSError("gone")
+        return 1
+
+    def render(self, snapshot: int, out: Samples) -> None:
+        """Nothing of its own."""
+
+    def describe(self, snapshot: int, status: object) -> None:
+        """Nothing of its own."""
+
+
+def test_the_page_about_reading_is_its_golden_page(golden: Callable[[str, str], Path]) -> None:
+    out = Samples(CONTEXT.identity.constant_labels())
+    for name, fails in (("workers", False), ("logs", True)):
+        slot = Slot(Failing(name, fails=fails), FakeClock(START))
+        slot._read()
+        slot.render_self(out)
+    golden("exporter/refresh.prom", out.page())
+
+
+@pytest.mark.parametrize("name", [*MADE, "refresh"])
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_say_about_a_golden_page(name: str) -> None:
+    text = (PAGES / f"{name}.prom").read_text(encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_is_openmetrics_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = list(parse_openmetrics(render(name, monkeypatch, openmetrics=True)))
+    declared = {family.full_name for family in MADE[name](monkeypatch)[0].families}
+    assert {sample.name for metric in metrics for sample in metric.samples} == declared
+
+
+def golden_names() -> set[str]:
+    """Names of all series on the golden pages."""
+    lines = [line for path in PAGES.glob("*.prom") for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line.partition("{")[0] for line in lines if not line.startswith("#")}
+
+
+def test_every_collector_has_a_golden_page() -> None:
+    built = {factory(CONTEXT).name for factory in collectors.COLLECTORS}
+    assert built == MADE.keys()
+    assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
+
+
+def test_every_declared_family_is_on_a_golden_page_and_nothing_else_is() -> None:
+    assert golden_names() == {family.full_name for family in declared_families()}
+
+
+def test_names_of_families_are_unique_and_well_formed() -> None:
+    names = [family.full_name for family in declared_families()]
+    assert len(names) == len(set(names))
+    assert all(name.startswith(PREFIX) and name.isascii() and name == name.lower() for name in names)
+
+
+def test_every_family_says_what_it_is_in_a_sentence() -> None:
+    for family in declared_families():
+        assert family.help.endswith("."), family.name
+        assert family.help[0].isupper(), family.name
+        assert "\n" not in family.help, family.name
+
+
+def test_no_family_has_a_label_that_is_reserved_or_names_a_process() -> None:
+    constant = set(CONTEXT.identity.constant_labels())
+    for family in declared_families():
+        assert not set(family.labels) & (constant | {"job", "instance", "pid", "path", "message", "le"}), family.name
+        assert ("quantile" in family.labels) == (family.kind == "summary"), family.name
+        assert len(set(family.labels)) == len(family.labels), family.name
+
+
+def test_the_families_of_reading_belong_to_no_collector() -> None:
+    made = [factory(Context(CONTEXT.manifest, CONTEXT.identity, SystemClock())) for factory in collectors.COLLECTORS]
+    assert not {family.full_name for collector in made for family in collector.families} & {
+        family.full_name for family in FAMILIES
+    }
+
+
+def panel_metric_names(path: Path) -> set[str]:
+    """Metrics that the queries of a dashboard read, those of its variables and annotations too."""
+    values, names = variables(cluster="c1", job_id="42"), set[str]()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("expr"), str):
+                names.update(metric_names(substitute(node["expr"], values)))
+            for inner in node.values():
+                visit(inner)
+        elif isinstance(node, list):
+            for inner in node:
+                visit(inner)
+
+    visit(json.loads(path.read_text(encoding="utf-8")))
+    return names
+
+
+def foreign(names: set[str]) -> set[str]:
+    """Those that no collector declares, without what Prometheus itself and recording rules make."""
+    declared = {family.full_name for family in declared_families()}
+    return {name for name in names if name != "up" and ":" not in name} - declared
+
+
+def test_every_metric_of_a_rule_is_declared() -> None:
+    names = rule_metric_names(ROOT / "alertmanager" / "rules")
+    assert len(names) > 5
+    assert not foreign(names)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "grafana" / "dashboards").glob("*.json")), ids=lambda path: path.stem)
+def test_every_metric_of_a_dashboard_is_declared(path: Path) -> None:
+    names = panel_metric_names(path)
+    assert len(names) > 5
+    assert not foreign(names)

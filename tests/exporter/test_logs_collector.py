@@ -1,0 +1,352 @@
+"""Logs of real files that grow, from lines to progress, time left and errors."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter import records
+from exporter.collectors.base import Status
+from exporter.collectors.logs import (
+    ETA,
+    FINISH,
+    ITEMS,
+    ITEMS_EXPECTED,
+    ITEMS_PROCESSED,
+    LAST_PROGRESS,
+    LOG_BYTES,
+    LOG_ERRORS,
+    LOG_LAG,
+    LOG_LINES,
+    LOG_VALUE,
+    LOG_VALUE_TIME,
+    STALLED,
+    THROUGHPUT,
+    VALUE_FRESH_S,
+    LogFacts,
+    LogsCollector,
+)
+from exporter.manifest import LogPattern, PathGroup, Task
+from exporter.readers.tail import CHUNK_BYTES
+from tests.exporter.support import (
+    NODE,
+    FakeClock,
+    make_context,
+    make_identity,
+    make_manifest,
+    make_task,
+    page_of,
+    samples_of,
+)
+from tests.strategies import PLACES, cut
+
+TASK = make_task(0)
+LABELS = 'worker="worker_w0",role="worker",rank="0"'
+
+
+class Logs:
+    """The logs of one node's workers, and a collector that follows them by a clock of its own."""
+
+    def __init__(self, run_dir: Path, *tasks: Task, **changes: Any) -> None:
+        self.run_dir = run_dir
+        self.manifest = make_manifest(run_dir, *(tasks or (TASK,)), **changes)
+        self.clock = FakeClock()
+        self.collector = self.fresh()
+        (run_dir / records.WORKERS_DIR).mkdir(exist_ok=True)
+
+    def fresh(self) -> LogsCollector:
+        """A collector that has read nothing yet, as after a new start of the sidecar."""
+        return LogsCollector(make_context(self.manifest, self.clock))
+
+    def append(self, text: str | bytes, name: str = f"{NODE}_worker_w0.out") -> None:
+        with (self.run_dir / name).open("ab") as out:
+            out.write(text.encode() if isinstance(text, str) else text)
+
+    def restart(self, restart: int, task: Task = TASK) -> None:
+        """Leave the start record of a run."""
+        stem = records.record_name(task.worker, task.rank, 0, restart)
+        records.write_json(self.run_dir / records.WORKERS_DIR / f"{stem}.start.json", {"pid": 1})
+
+    def facts(self) -> LogFacts:
+        """What a look says of the first worker."""
+        return self.collector.read()[0]
+
+    def page(self) -> str:
+        return page_of(self.collector, self.collector.read())
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path)
+
+
+def items(*numbers: int, total: int = 100) -> str:
+    return "".join(f"Processed {number}/{total} items\n" for number in numbers)
+
+
+def test_a_worker_without_a_log_has_no_progress(logs: Logs) -> None:
+    page = logs.page()
+    for family in (ITEMS, ITEMS_EXPECTED, ITEMS_PROCESSED, THROUGHPUT, ETA, FINISH, LAST_PROGRESS, STALLED, LOG_VALUE):
+        assert samples_of(page, family) == {}, family.name
+    assert samples_of(page, LOG_LINES) == samples_of(page, LOG_BYTES) == samples_of(page, LOG_LAG) == {LABELS: 0}
+    assert set(samples_of(page, LOG_ERRORS).values()) == {0.0}
+
+
+def test_lines_become_position_and_work_done(logs: Logs) -> None:
+    logs.append(items(1, 2, 3))
+    page = logs.page()
+    assert samples_of(page, ITEMS) == samples_of(page, ITEMS_PROCESSED) == {LABELS: 3}
+    assert samples_of(page, ITEMS_EXPECTED) == {LABELS: 100}
+    assert samples_of(page, LAST_PROGRESS) == {LABELS: logs.clock.now}
+    assert samples_of(page, LOG_LINES) == {LABELS: 3}
+    assert samples_of(page, LOG_BYTES) == {LABELS: len(items(1, 2, 3))}
+
+
+def test_output_and_error_stream_are_one_worker(logs: Logs) -> None:
+    logs.append(items(5))
+    logs.append("Connection refused\n", f"{NODE}_worker_w0.err")
+    facts = logs.facts()
+    assert (facts.position, facts.lines) == (5, 2)
+    assert ("connection", "warning", 1) in facts.errors
+
+
+def test_the_share_of_a_jobs_total_stands_in_where_the_log_tells_none(tmp_path: Path) -> None:
+    own = LogPattern("items", r"done (\d+)")
+    logs = Logs(tmp_path, make_task(0), make_task(1), total_items=101, progress=(own,))
+    logs.append("done 7\n")
+    first, second = logs.collector.read()
+    assert (first.position, first.expected, second.expected) == (7, 51, 50)
+
+
+def test_a_run_that_resumes_counts_each_line_once(logs: Logs) -> None:
+    logs.append(items(*range(1, 31)))
+    assert logs.facts().processed == 30
+    logs.restart(0)
+    logs.restart(1)
+    logs.append("Resuming at 20/100 items\n" + items(*range(21, 61)), f"{NODE}_worker_w0_r1.out")
+    assert logs.facts().processed == 70, "lines that were there when the restart was seen"
+    logs.append(items(*range(61, 101)), f"{NODE}_worker_w0_r1.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed, facts.lines) == (100, 110, 111)
+
+
+def test_a_run_that_begins_anew_counts_each_line_once(logs: Logs) -> None:
+    logs.append(items(*range(1, 31)))
+    logs.facts()
+    logs.append(items(31, 32))
+    logs.restart(1)
+    logs.append(items(1, 2, 3), f"{NODE}_worker_w0_r1.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed) == (3, 35), "the last words of the first run count, too"
+
+
+def test_a_sidecar_that_starts_late_counts_the_same(logs: Logs) -> None:
+    logs.append(items(*range(1, 31)))
+    for restart, text in ((1, "Resuming at 30/100 items\n" + items(*range(31, 41))), (2, items(*range(1, 6)))):
+        logs.restart(restart)
+        logs.append(text, f"{NODE}_worker_w0_r{restart}.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed) == (5, 45)
+
+
+@given(places=PLACES, seed=st.integers(0, 1000))
+def test_the_sum_of_work_done_equals_the_lines_however_they_arrive(
+    tmp_path_factory: pytest.TempPathFactory, places: list[int], seed: int
+) -> None:
+    """Each line is one item; two runs, the second one resumes where the first one ended."""
+    logs, chance = Logs(tmp_path_factory.mktemp("logs")), random.Random(seed)
+    middle = chance.randrange(0, 100)
+    texts = [items(*range(1, middle + 1)), f"Resuming at {middle}/100 items\n" + items(*range(middle + 1, 101))]
+    for restart, text in enumerate(texts):
+        logs.restart(restart)
+        for piece in cut(text.encode(), places):
+            logs.append(piece, f"{NODE}_worker_w0{'_r1' if restart else ''}.out")
+            if chance.random() < 0.5:
+                logs.facts()
+            logs.clock.advance(1)
+    facts = logs.facts()
+    assert (facts.processed, facts.position, facts.lines, facts.lag_bytes) == (100, 100, 101, 0)
+
+
+def test_a_position_that_falls_takes_nothing_back(logs: Logs) -> None:
+    logs.append(items(80))
+    logs.facts()
+    logs.append(items(50, 55))
+    page = logs.page()
+    assert samples_of(page, ITEMS) == {LABELS: 55}
+    assert samples_of(page, ITEMS_PROCESSED) == {LABELS: 85}
+
+
+def test_a_last_line_without_a_newline_counts_once_its_worker_has_ended(logs: Logs) -> None:
+    logs.restart(0)
+    logs.append(items(99) + "Processed 100/100 items")
+    logs.facts()
+    stem = records.record_name(TASK.worker, TASK.rank, 0, 0)
+    records.write_json(logs.run_dir / records.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    assert logs.facts().position == 100
+
+
+def steady(logs: Logs, looks: int, every_s: float = 5.0) -> None:
+    """One item a second, seen every few seconds."""
+    for look in range(1, looks + 1):
+        logs.append(items(int(look * every_s), total=1000))
+        logs.facts()
+        logs.clock.advance(every_s)
+
+
+def test_rate_and_time_left_follow_from_steady_work(logs: Logs) -> None:
+    steady(logs, 61)
+    page, now = logs.page(), logs.clock.now
+    throughput = samples_of(page, THROUGHPUT)
+    assert throughput == {f'{LABELS},window="current"': 1.0, f'{LABELS},window="average"': 1.0}
+    eta = samples_of(page, ETA)
+    assert eta[f'{LABELS},quantile="0.5"'] == pytest.approx(690, rel=0.02)
+    low, middle, high = (eta[f'{LABELS},quantile="{quantile}"'] for quantile in ("0.1", "0.5", "0.9"))
+    assert low <= middle <= high
+    assert samples_of(page, FINISH) == {LABELS: pytest.approx(now + 690, abs=14)}
+    assert samples_of(page, STALLED) == {LABELS: 0}
+
+
+def test_silence_makes_the_rate_unknown_and_the_worker_stalled(logs: Logs) -> None:
+    steady(logs, 61)
+    before = logs.clock.now - 5
+    logs.clock.advance(302)
+    page = logs.page()
+    assert samples_of(page, STALLED) == {LABELS: 1}
+    assert f'{LABELS},window="current"' not in samples_of(page, THROUGHPUT)
+    assert samples_of(page, LAST_PROGRESS) == {LABELS: before}
+
+
+def test_a_worker_that_is_done_does_not_stall(logs: Logs) -> None:
+    logs.append(items(100))
+    logs.facts()
+    logs.clock.advance(1e6)
+    page = logs.page()
+    assert samples_of(page, STALLED) == {LABELS: 0}
+    assert set(samples_of(page, ETA).values()) == {0.0}
+
+
+def test_the_jobs_own_stall_timeout_counts(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, stall_timeout_s=10.0)
+    logs.append(items(5))
+    logs.facts()
+    logs.clock.advance(11)
+    assert logs.facts().stalled
+
+
+def test_a_value_has_its_time_and_goes_absent_when_it_is_old(logs: Logs) -> None:
+    logs.append("Epoch 2 loss: 0.5\n")
+    seen_at = logs.clock.now
+    logs.facts()
+    logs.clock.advance(VALUE_FRESH_S - 1)
+    page = logs.page()
+    assert samples_of(page, LOG_VALUE) == {f'{LABELS},name="epoch"': 2, f'{LABELS},name="loss"': 0.5}
+    assert set(samples_of(page, LOG_VALUE_TIME).values()) == {seen_at}
+    logs.clock.advance(1)
+    assert samples_of(logs.page(), LOG_VALUE) == samples_of(logs.page(), LOG_VALUE_TIME) == {}
+
+
+def test_errors_are_counted_by_pattern_with_its_severity(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, errors=(LogPattern("bad_shard", "shard .* is bad", "critical"), LogPattern("odd", "odd")))
+    logs.append("shard 3 is bad\nodd\nodd\nCUDA out of memory\nfine\n")
+    logs.facts()
+    found = samples_of(logs.page(), LOG_ERRORS)
+    assert {key: value for key, value in found.items() if value} == {
+        f'{LABELS},pattern="bad_shard",severity="critical"': 1,
+        f'{LABELS},pattern="odd",severity="warning"': 2,
+        f'{LABELS},pattern="cuda_oom",severity="critical"': 1,
+    }
+
+
+def test_a_pattern_that_is_none_is_passed_over(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, errors=(LogPattern("broken", "(", "critical"),), progress=(LogPattern("lr", "[", None),))
+    logs.append(items(3))
+    assert logs.facts().position == 3
+
+
+def test_the_name_of_a_pattern_becomes_a_safe_label(tmp_path: Path, hard_name: str) -> None:
+    logs = Logs(tmp_path, errors=(LogPattern(f"x {hard_name}", "bad", "critical"),))
+    logs.append("bad\n")
+    (key,) = [key for key, value in samples_of(logs.page(), LOG_ERRORS).items() if value]
+    name = key.partition('pattern="')[2].partition('",severity')[0]
+    assert not set(name) & set(" \"\\'()[],\n")
+
+
+def test_files_of_the_jobs_own_log_pattern_belong_to_the_worker_in_their_names(tmp_path: Path) -> None:
+    group = PathGroup("log", "mylogs", "*.log")
+    logs = Logs(tmp_path, make_task(0), make_task(1), logs=group)
+    (tmp_path / "mylogs").mkdir()
+    logs.append(items(3), "mylogs/worker_0.log")
+    logs.append(items(8), "mylogs/worker_1.log")
+    logs.append(items(99), "mylogs/summary.log")
+    assert [facts.position for facts in logs.collector.read()] == [3, 8]
+
+
+def test_a_number_behind_the_name_of_a_role_counts_within_the_role(tmp_path: Path) -> None:
+    tasks = (make_task(0, role="prefill", index=0), make_task(1, role="decode", index=0))
+    logs = Logs(tmp_path, *tasks, logs=PathGroup("log", "mylogs", "*.log"))
+    (tmp_path / "mylogs").mkdir()
+    logs.append(items(3), "mylogs/prefill_w0.log")
+    logs.append(items(8), "mylogs/decode_w0.log")
+    assert [facts.position for facts in logs.collector.read()] == [3, 8]
+
+
+def test_a_log_of_an_earlier_job_is_passed_over(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
+    (tmp_path / "mylogs").mkdir()
+    logs.append(items(90), "mylogs/worker_0.log")
+    start = make_identity().start
+    assert start is not None
+    os.utime(tmp_path / "mylogs" / "worker_0.log", (start - 1, start - 1))
+    assert logs.facts().position is None
+    logs.append(items(1, 2), "mylogs/worker_0.log")
+    assert logs.facts().position == 2
+
+
+def test_the_same_lines_in_two_logs_count_once(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
+    (tmp_path / "mylogs").mkdir()
+    for first in (1, 4, 7):
+        for name in (f"{NODE}_worker_w0.out", "mylogs/worker_0.log"):
+            logs.append(items(first, first + 1, first + 2), name)
+        logs.facts()
+    facts = logs.facts()
+    assert (facts.position, facts.processed) == (9, 9)
+
+
+def test_a_node_follows_its_own_workers_alone(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, make_task(0), make_task(1, node_index=1))
+    assert [facts.task.rank for facts in logs.collector.read()] == [0]
+
+
+def test_more_than_one_look_can_take_is_read_in_several(logs: Logs) -> None:
+    line = "x" * 99 + "\n"
+    logs.append(line * (65 * CHUNK_BYTES // 100) + items(7))
+    first = logs.facts()
+    assert first.lag_bytes > 0
+    assert first.position is None
+    second = logs.facts()
+    assert (second.lag_bytes, second.position) == (0, 7)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_a_value_that_is_not_finite_leaves_the_status_json(tmp_path: Path, value: str) -> None:
+    logs, status = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),)), Status()
+    logs.append(f"loss {value}\n")
+    logs.collector.describe(logs.collector.read(), status)
+    json.dumps(status.workers, allow_nan=False)
+
+
+def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
+    logs.append(items(5) + "loss: 2\nConnection refused\n")
+    status = Status()
+    logs.collector.describe(logs.collector.read(), status)
+    shown = status.worker(0)
+    assert (shown["items"], shown["items_expected"], shown["items_processed"]) == (5, 100, 5)
+    assert (shown["values"], shown["log_errors"]) == ({"loss": 2.0}, {"connection": 1})
+    assert (shown["eta"], shown["rate"], shown["stalled"]) == (None, None, False)

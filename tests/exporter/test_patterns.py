@@ -1,0 +1,272 @@
+"""What lines of logs say, with lines as real programs write them."""
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, compile_pattern, merge
+
+HITS = {
+    "items": ["Processed 120/1000 items", "2025-11-22 04:13:41 [INFO] Processed 0/7 items (12.5 items/s)"],
+    "resume": ["Resuming at 60/100 items", "resumed from 60/100", "[INFO] Resumed at 0/5"],
+    "batch": ["Batch 12/640 done in 0.4 s"],
+    "epoch": ["Epoch 3, lr 0.001", "Epoch: 12"],
+    "throughput": ["rate 12.5 items/s", "1 item/s", "1.2e3 items/sec"],
+    "loss": ["loss: 0.123", "step 7 loss=1.5e-05 lr=0.1", "val loss = -0.3", "loss:.5"],
+    "cuda_oom": [
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity)",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+        "RuntimeError: CUDA error: out of memory",
+    ],
+    "cuda_error": [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "terminate called: CUDA error: device-side assert triggered",
+    ],
+    "nccl_timeout": [
+        "[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(Seq=1)",
+        "[E ProcessGroupNCCL.cpp:475] Some NCCL operations have failed or timed out.",
+    ],
+    "disk_full": ["OSError: [Errno 28] No space left on device", "cp: cannot create 'a': Disk quota exceeded"],
+    "host_oom": [
+        "[12.3] Out of memory: Killed process 4242 (python3) total-vm:9kB, anon-rss:8kB",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4459.0.",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4459.0. Some of the step tasks have been OOM Killed.",
+        "[12.3] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0",
+    ],
+    "connection": [
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "curl: (56) Recv failure: Connection reset by peer",
+        "OSError: [Errno 101] Network is unreachable",
+    ],
+    "data_error": ["skipping corrupted record 17", "corrupt file shard-3.tar", "json.decoder: parse error at 7"],
+    "python_traceback": ["Traceback (most recent call last):", "[rank0]: Traceback (most recent call last):"],
+}
+"""Lines that a pattern must match."""
+
+MISSES = {
+    "items": ["Processed 5 items", "processed 1/2 items", "Processed 1/2 shards", "Processed -1/2 items"],
+    "resume": ["Resuming", "auto-resume: true", "will resume from checkpoint 60"],
+    "batch": ["Batch size 64", "Batch 7"],
+    "epoch": ["epochs: 10", "Epochs 10", "num_epoch=3"],
+    "throughput": ["12 tokens/s", "items/s: 12"],
+    "loss": ["train_loss: 0.5", "loss: nan", "lossless 5", "loss_scale=1024"],
+    "cuda_oom": [
+        "Out of memory: Killed process 4242 (python3)",
+        "MemoryError: out of memory",
+        "CUDA memory summary: 3 GiB of 80 GiB",
+        "torch.cuda.memory_stats: OutOfMemory count 0",
+    ],
+    "cuda_error": ["RuntimeError: CUDA error: out of memory", "CUDA version: 12.4", "cuda_error_threshold: 3"],
+    "nccl_timeout": [
+        "timeout: 600",
+        "NCCL_TIMEOUT=1800",
+        "nccl_timeout: 1800",
+        "distributed_timeout_minutes ......... 10",
+        "request timeout after 30 s, retrying",
+        "ProcessGroupNCCL initialization options: size: 8, global rank: 0, TIMEOUT(ms): 600000",
+        "NCCL version 2.21.5+cuda12.4",
+        "backend=NCCL timeout=1800",
+        "ProcessGroupNCCL(timeout=0:30:00)",
+    ],
+    "disk_full": ["disk usage 91 %", "quota: 100 GiB", "no space in the queue"],
+    "host_oom": [
+        "oom_kill_disable 0",
+        "oom_score_adj 1000",
+        "torch.OutOfMemoryError: CUDA out of memory",
+    ],
+    "connection": ["connection pool of 8", "max_connections: 100", "connected to redis"],
+    "data_error": ["skip_corrupt_files: true", "parser ready", "data is intact"],
+    "python_traceback": ["no Traceback (most recent call last):", "traceback: on", "Traceback"],
+}
+"""Lines that it must not match."""
+
+CONFIGURATION = """\
+model:
+  timeout: 30
+  request_timeout_s: 600
+  epochs: 10
+  loss: cross_entropy
+  on_oom: skip
+  max_errors: 5
+  skip_corrupt_files: true
+nccl_timeout: 1800
+TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+connection_pool: 8
+"""
+
+ALL = {pattern.name: pattern for pattern in (*PROGRESS, *ERRORS)}
+
+
+def matches(name: str, line: str) -> bool:
+    """Whether the scanner finds the pattern in the line, alone and between others."""
+    pattern = ALL[name]
+    scanner = Scanner((pattern,), ()) if pattern in PROGRESS else Scanner((), (pattern,))
+    alone, amid = (scanner.scan(text.encode()) != Scan() for text in (line, f"begin\n{line}\nend\n"))
+    assert alone == amid
+    return alone
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in HITS.items() for line in lines])
+def test_a_pattern_matches_its_lines(name: str, line: str) -> None:
+    assert matches(name, line)
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in MISSES.items() for line in lines])
+def test_a_pattern_leaves_other_lines_alone(name: str, line: str) -> None:
+    assert not matches(name, line)
+
+
+def test_every_pattern_has_lines_to_match_and_to_leave_alone() -> None:
+    assert HITS.keys() == MISSES.keys() == ALL.keys()
+    assert len(ALL) == len(PROGRESS) + len(ERRORS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_line_with_a_match_holds_one_of_the_literals(name: str) -> None:
+    assert ALL[name].literals
+    assert all(ALL[name].may_match(line.encode()) for line in HITS[name])
+
+
+def test_every_error_has_a_severity_and_no_progress_has_one() -> None:
+    assert {pattern.severity for pattern in ERRORS} <= {"critical", "warning"}
+    assert {pattern.severity for pattern in PROGRESS} == {None}
+
+
+def test_a_configuration_dump_is_no_error_and_no_progress() -> None:
+    assert Scanner().scan(CONFIGURATION.encode()) == Scan()
+
+
+def test_a_value_stands_on_the_line_of_its_name() -> None:
+    assert Scanner().scan(b"Computing the loss:\n2025-11-22 04:13:41 [INFO] next\n").values == {}
+
+
+def test_positions_come_in_the_order_of_the_log() -> None:
+    text = b"Processed 80/100 items\nResuming at 60/100 items\nProcessed 66/100 items Processed 65/100 items\n"
+    assert Scanner().scan(text).positions == [(False, 80, 100), (True, 60, 100), (False, 66, 100), (False, 65, 100)]
+
+
+def test_the_last_value_counts() -> None:
+    values = Scanner().scan(b"Epoch 1 loss: 3\nEpoch 2 loss: 2.5e-1\n7 items/s\n").values
+    assert values == {"epoch": 2.0, "loss": 0.25, "throughput": 7.0}
+
+
+def test_an_error_counts_once_for_each_line() -> None:
+    text = b"Connection refused, Connection refused\nfine\nConnection reset\nNo space left on device"
+    assert Scanner().scan(text).errors == {"connection": 2, "disk_full": 1}
+
+
+def test_a_log_that_is_not_utf8_is_scanned_all_the_same() -> None:
+    assert Scanner().scan(b"\xff\xfe Processed 3/9 items \x80\nCUDA out of memory\xff").positions == [(False, 3, 9)]
+
+
+def scan_elsewhere(text: str) -> str:
+    """Positions in the value of an expression; in another process, since a regular expression cannot be interrupted."""
+    program = f"from exporter.derive.patterns import Scanner; print(Scanner().scan({text}).positions)"
+    argv = [sys.executable, "-I", "-c", program]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=2, check=True).stdout.strip()
+
+
+def test_a_long_run_of_digits_is_scanned_in_no_time() -> None:
+    assert scan_elsewhere("b'9' * 100_000 + b' items/s loss: ' + b'9' * 100_000") == "[]"
+
+
+def test_a_number_beyond_every_count_is_no_position() -> None:
+    assert scan_elsewhere("b'Processed ' + b'9' * 400 + b'/' + b'9' * 400 + b' items'") == "[]"
+
+
+@pytest.mark.parametrize("line", ["low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0", "--oom-kill-step=0"])
+def test_a_count_of_no_kills_is_no_kill(line: str) -> None:
+    assert not matches("host_oom", line)
+
+
+def test_a_number_beyond_every_count_is_no_position_for_a_jobs_own_pattern() -> None:
+    """Such a number can be no float, and every rate computed from it would fail."""
+    assert Scanner((own("items", r"done (\d+)"),), ()).scan(b"done " + b"9" * 400).positions == []
+
+
+def own(name: str, pattern: str, severity: str | None = None) -> Pattern:
+    return compile_pattern(name, pattern, severity)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "positions"),
+    [
+        (r"step (\d+)/(\d+)", b"step 3/9", [(False, 3, 9)]),
+        (r"step (\d+)", b"step 3/9", [(False, 3, None)]),
+        (r"step (\d+)(?:/(\d+))?", b"step 3\nstep 4/9", [(False, 3, None), (False, 4, 9)]),
+        (r"step \d+", b"step 3", []),
+        (r"step (\S+)", b"step three", []),
+        (r"^(\d+)$", b"x 1\n2\n", [(False, 2, None)]),
+        ("Schritt für (\\d+)", "Schritt für 7".encode(), [(False, 7, None)]),
+    ],
+)
+def test_a_job_may_say_its_position_in_its_own_way(
+    pattern: str, text: bytes, positions: list[tuple[bool, int, int | None]]
+) -> None:
+    assert Scanner((own("items", pattern),), ()).scan(text).positions == positions
+
+
+@pytest.mark.parametrize(
+    ("pattern", "values"), [(r"lr=(\S+)", {"lr": 0.5}), (r"lr=\S+", {}), (r"(lr)=", {}), (r"absent (\d)", {})]
+)
+def test_a_value_needs_a_group_that_is_a_number(pattern: str, values: dict[str, float]) -> None:
+    assert Scanner((own("lr", pattern),), ()).scan(b"lr=0.5\n").values == values
+
+
+def test_what_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(re.error):
+        compile_pattern("oom", "(out of memory")
+
+
+def test_patterns_of_a_job_replace_those_of_the_same_name_and_follow_the_others() -> None:
+    standard = (own("a", "1"), own("b", "2"))
+    merged = merge(standard, [own("c", "3"), own("a", "4", "critical")])
+    assert [(pattern.name, pattern.regex.pattern) for pattern in merged] == [("a", b"4"), ("b", b"2"), ("c", b"3")]
+    assert merge(standard, ()) == standard
+
+
+def joined(scans: list[Scan]) -> Scan:
+    """What several scans say together."""
+    whole = Scan()
+    for scan in scans:
+        whole.positions += scan.positions
+        whole.values |= scan.values
+        for name, count in scan.errors.items():
+            whole.errors[name] = whole.errors.get(name, 0) + count
+    return whole
+
+
+LINES = st.lists(
+    st.sampled_from([line for lines in (*HITS.values(), *MISSES.values()) for line in lines] + ["", "plain"]),
+    max_size=12,
+)
+SCANNER = Scanner()
+
+
+@given(LINES.flatmap(lambda lines: st.tuples(st.just(lines), st.lists(st.integers(0, len(lines)), max_size=4))))
+def test_cuts_at_line_ends_change_nothing(drawn: tuple[list[str], list[int]]) -> None:
+    lines, places = drawn
+    ends = [0, *sorted(places), len(lines)]
+    texts = ["".join(f"{line}\n" for line in lines[start:end]) for start, end in itertools.pairwise(ends)]
+    assert joined([SCANNER.scan(text.encode()) for text in texts]) == SCANNER.scan("".join(texts).encode())
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [(b"Connection refused\r", b"Connection refused\n"), (b"50%|###\r", b"Traceback (most recent call last):\n")],
+    ids=["one line twice", "begin of line"],
+)
+def test_cuts_at_returns_change_nothing(pieces: tuple[bytes, bytes]) -> None:
+    assert joined([SCANNER.scan(piece) for piece in pieces]) == SCANNER.scan(b"".join(pieces))
+
+
+@given(st.binary(max_size=200))
+@example(b"Processed /")
+def test_any_bytes_can_be_scanned(text: bytes) -> None:
+    scan = SCANNER.scan(text)
+    assert all(count > 0 for count in scan.errors.values())

@@ -1,0 +1,259 @@
+"""The small files that the parts of a job leave for each other."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter import records
+from tests.strategies import NAME
+
+V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+V2_EVENTS = "low 0\nhigh 0\nmax 7\noom 5\noom_kill {}\noom_group_kill 1\n"
+
+
+def test_what_was_written_is_read_back(tmp_path: Path, hard_name: str) -> None:
+    value = {"name": hard_name, "bytes": "\udcff", "number": 1.5, "none": None}
+    records.write_json(tmp_path / "a.json", value)
+    assert records.read_json(tmp_path / "a.json") == value
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"a"', "\x80\x81"])
+def test_a_file_without_a_json_object_reads_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text, encoding="latin-1")
+    assert records.read_json(tmp_path / "a.json") is None
+
+
+def test_what_is_absent_or_no_file_reads_as_none(tmp_path: Path) -> None:
+    assert records.read_json(tmp_path / "a.json") is None
+    assert records.read_json(tmp_path) is None
+
+
+def test_a_reader_never_sees_a_part_of_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    values = [{"text": letter * size} for letter, size in (("a", 10), ("b", 200_000))]
+    records.write_json(path, values[0])
+    done = threading.Event()
+
+    def replace() -> None:
+        for turn in range(60):
+            records.write_json(path, values[turn % 2])
+        done.set()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    seen = 0
+    while not done.is_set():
+        assert json.loads(path.read_text(encoding="utf-8")) in values
+        seen += 1
+    writer.join()
+    assert seen
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_keeps_the_old_record_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    records.write_json(tmp_path / "a.json", {"old": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        records.write_json(tmp_path / "a.json", {"new": 1})
+    assert os.listdir(tmp_path) == ["a.json"]
+    assert records.read_json(tmp_path / "a.json") == {"old": 1}
+
+
+def test_a_write_that_the_kernel_cuts_short_leaves_nothing(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\n"
+        "from exporter import records\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"  # after the import, which may write a cache
+        "records.write_json(sys.argv[1], {'text': 'x' * 100000})\n"
+    )
+    argv = [sys.executable, "-I", "-c", program, str(tmp_path / "a.json")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert "File too large" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_written_once_is_never_replaced(tmp_path: Path) -> None:
+    assert records.write_json_once(tmp_path / "a.json", {"first": 1})
+    assert not records.write_json_once(tmp_path / "a.json", {"second": 2})
+    assert records.read_json(tmp_path / "a.json") == {"first": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, run_dir: Path, number: int) -> None:
+    """Writes fail for as long as the reserve is there."""
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        if (run_dir / records.RESERVE_FILE).exists():
+            raise OSError(number, os.strerror(number))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_what_is_urgent_is_written_into_the_reserve_of_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    records.make_reserve(tmp_path)
+    assert (tmp_path / records.RESERVE_FILE).stat().st_size == records.RESERVE_BYTES
+    full_disk(monkeypatch, tmp_path, number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        records.write_json(tmp_path / "a.json", {"urgent": False})
+    records.write_urgent(tmp_path, tmp_path / "a.json", {"urgent": True})
+    assert records.read_json(tmp_path / "a.json") == {"urgent": True}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_the_reserve_is_kept_for_other_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.make_reserve(tmp_path)
+    full_disk(monkeypatch, tmp_path, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        records.write_urgent(tmp_path, tmp_path / "a.json", {})
+    assert os.listdir(tmp_path) == [records.RESERVE_FILE]
+
+
+def test_a_reserve_is_given_up_once(tmp_path: Path) -> None:
+    records.make_reserve(tmp_path)
+    assert records.release_reserve(tmp_path)
+    assert not records.release_reserve(tmp_path)
+
+
+def test_what_is_written_again_soon_need_not_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    records.write_json(tmp_path / "a.json", {"a": 1}, durable=False)
+    assert synced == []
+    records.write_json(tmp_path / "a.json", {"a": 2})
+    assert len(synced) == 1
+
+
+def test_a_write_into_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        records.write_json(tmp_path / "gone" / "a.json", {})
+
+
+def test_a_value_that_is_no_json_leaves_the_old_record(tmp_path: Path) -> None:
+    records.write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError):
+        records.write_json(tmp_path / "a.json", {"new": object()})
+    assert records.read_json(tmp_path / "a.json") == {"old": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@given(
+    st.lists(st.tuples(NAME, st.integers(0, 10**6), st.integers(0, 99), st.integers(0, 99)), max_size=5, unique=True)
+)
+def test_every_run_of_every_task_has_a_record_name_of_its_own(runs: list[tuple[str, int, int, int]]) -> None:
+    assert len({records.record_name(*run) for run in runs}) == len(runs)
+
+
+def test_a_record_name_says_worker_rank_attempt_and_restart() -> None:
+    assert records.record_name("prefill_w0", 3, 1, 2) == "prefill_w0_rank3_a1_r2"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_state_holds_phase_stop_and_time(tmp_path: Path, ended: bool) -> None:
+    stop: dict[str, object] = {"reason": "cancelled", "cause": "SIGTERM to the job", "time": 5.0}
+    records.write_state(str(tmp_path), "completing", stop, workers_ended=ended)
+    state = records.read_json(tmp_path / "state.json") or {}
+    assert state.pop("time")
+    assert state == {"schema": 1, "phase": "completing", "stop": stop, "workers_ended": ended}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (V2_EVENTS.format(3), 3),
+        (V1_CONTROL.format(2), 2),
+        (V2_EVENTS.format(0), 0),
+        ("oom_kill_disable 0\nunder_oom 0\n", None),  # kernels before 4.13
+        ("oom_group_kill 4\n", None),
+        ("oom_kill x\n", None),
+        ("oom_kill\n", None),
+        ("", None),
+    ],
+)
+def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | None) -> None:
+    assert records.parse_oom_kills(text) == count
+
+
+def fixture_root(tmp_path: Path, cgroup: str, files: dict[str, str]) -> str:
+    """A root with ``/proc/self/cgroup`` and some files of ``/sys/fs/cgroup``."""
+    for name, text in {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{key}": files[key] for key in files}}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return str(tmp_path)
+
+
+STEP = "/slurm/uid_1000/job_7/step_0/task_1"
+SCOPE = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_1"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "count"),
+    [
+        pytest.param(f"0::{SCOPE}\n", {f"{SCOPE[1:]}/memory.events": V2_EVENTS.format(1)}, 1, id="v2"),
+        pytest.param("0::/\n", {"memory.events": V2_EVENTS.format(4)}, 4, id="v2 in a cgroup namespace"),
+        pytest.param("0::/\n", {}, None, id="v2 root, which has no events"),
+        pytest.param(
+            f"5:memory:{STEP}\n4:cpu,cpuacct:{STEP}\n1:name=systemd:/a\n",
+            {f"memory{STEP}/memory.oom_control": V1_CONTROL.format(2)},
+            2,
+            id="v1",
+        ),
+        pytest.param(
+            f"3:cpu,memory:{STEP}\n", {f"memory{STEP}/memory.oom_control": V1_CONTROL.format(2)}, 2, id="v1 joined"
+        ),
+        pytest.param(
+            f"4:memory:{STEP}\n0::/init.scope\n",
+            {
+                f"memory{STEP}/memory.oom_control": V1_CONTROL.format(6),
+                "unified/init.scope/cgroup.procs": "1\n",
+            },
+            6,
+            id="hybrid with memory in v1",
+        ),
+        pytest.param(
+            f"4:cpu:/a\n0::{SCOPE}\n",
+            {f"unified{SCOPE}/memory.events": V2_EVENTS.format(8)},
+            8,
+            id="hybrid with memory in v2",
+        ),
+        pytest.param(f"4:memory:{STEP}\n0::/\n", {}, None, id="nothing mounted"),
+        pytest.param("0::/a:b) (\n", {"a:b) (/memory.events": V2_EVENTS.format(1)}, 1, id="colon in the path"),
+        pytest.param("", {}, None, id="empty file"),
+    ],
+)
+def test_oom_kills_are_read_from_the_own_memory_cgroup(
+    tmp_path: Path, cgroup: str, files: dict[str, str], count: int | None
+) -> None:
+    assert records.read_oom_kills(fixture_root(tmp_path, cgroup, files)) == count
+
+
+def test_a_machine_without_proc_tells_no_oom_kills(tmp_path: Path) -> None:
+    assert records.read_oom_kills(str(tmp_path)) is None
+
+
+def test_this_machine_tells_a_count_or_nothing() -> None:
+    count = records.read_oom_kills()
+    assert count is None or count >= 0
