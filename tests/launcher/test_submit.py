@@ -1,0 +1,381 @@
+"""Submitting to Slurm, with fake Slurm commands on PATH."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import slurm as slurm_module
+from launcher.errors import SlurmError
+from launcher.sbatch import sbatch_arguments
+from launcher.slurm import clean_environment as slurm_environment
+from launcher.slurm import read_kill_wait_s, run_command, submit_held
+from tests.launcher.fakes import FakeSlurm
+from tests.launcher.support import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, poll, read_json
+
+JOB = {
+    "name": "embed v2",
+    "resources": {"nodes": 2, "gpus_per_node": 1},
+    "workers": [{"count": 2, "gpus": 1, "command": "true {rank}"}],
+    "slurm": {"partition": "gpu", "account": "nlp2", "time_limit": "00:10:00"},
+    "env": {"HF_TOKEN": "hunter2"},
+}
+FILES = ["config.yaml", "manifest.json", "plan.json", "sbatch_script.sh", "sidecars", "state.json", "status", "workers"]
+"""What a run directory holds before the job has an id."""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "fake")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with a job file."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "job.yaml").write_text(yaml.safe_dump(JOB))
+    return made
+
+
+def submit(
+    slurm: FakeSlurm, folder: Path, *options: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return gpujob("submit", "job.yaml", *options, cwd=folder, env=slurm.environment() | dict(env or {}))
+
+
+def left_in_logs(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder / "logs")) if (folder / "logs").exists() else []
+
+
+def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, folder: Path) -> None:
+    done = submit(slurm, folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    calls = slurm.calls()
+    assert [call["command"] for call in calls] == ["scontrol", "sbatch", "scontrol"]
+    asked, submitted, released = calls
+    assert asked["argv"] == ["show", "config"]
+    assert submitted["argv"][:2] == ["--parsable", "--hold"]
+    assert len(submitted["argv"]) == 3
+    assert submitted["files"] == FILES
+    assert released["argv"] == ["release", "4459"]
+    ((name, files),) = released["run_dirs"].items()
+    assert re.fullmatch(r"4459_embed_v2_\d{8}_\d{6}", name)
+    assert files == sorted([*FILES, "4459.json"])
+    run_dir = folder / "logs" / name
+    assert left_in_logs(folder) == [name]
+    assert (run_dir / "sbatch_script.sh").read_text() == submitted["script"]
+    assert f"--output={run_dir.parent}/%j_{name.partition('_')[2]}/log.out" in submitted["script"]
+    assert done.stdout.splitlines()[:2] == ["Submitted batch job 4459", f"Logs: {run_dir}/"]
+
+
+def test_the_run_directory_says_who_submitted_what_from_where(slurm: FakeSlurm, folder: Path) -> None:
+    printed = json.loads(submit(slurm, folder, "--json").stdout)
+    run_dir = Path(printed["run_dir"])
+    assert printed == {"schema": 1, "job_id": "4459", "run_dir": str(run_dir), "nodes": 2}
+    record = read_json(run_dir / "4459.json")
+    assert (record["job_id"], record["job_name"], record["workdir"]) == ("4459", "embed v2", str(folder))
+    assert record["versions"]["gpujob"]
+    assert "hunter2" not in "".join(
+        path.read_text() for path in run_dir.iterdir() if path.is_file() and path.name != "plan.json"
+    )
+    assert (run_dir / "plan.json").stat().st_mode & 0o777 == 0o600
+    assert read_json(run_dir / "state.json")["phase"] == "launching"
+
+
+def test_what_submit_hands_to_sbatch_is_what_plan_shows(slurm: FakeSlurm, folder: Path) -> None:
+    shown = json.loads(gpujob("plan", "job.yaml", "--json", cwd=folder).stdout)["script"]
+    submit(slurm, folder)
+    (call,) = slurm.calls("sbatch")
+    moment = re.compile(r"\d{8}_\d{6}")
+    assert moment.sub("MOMENT", call["script"]) == moment.sub("MOMENT", shown)
+
+
+def test_a_refusal_is_told_with_what_was_asked_for(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "status", 1)
+    slurm.say("sbatch", "out", "")
+    refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+    slurm.say("sbatch", "err", f"sbatch: error: Batch job submission failed: Invalid account\n{refusal}\n")
+    done = submit(slurm, folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("gpujob: sbatch exited with 1 and no job was submitted: ")
+    assert "Invalid account or account/partition combination specified" in done.stderr
+    assert "sbatch: error" not in done.stderr
+    assert "partition: gpu   account: nlp2   time_limit: 00:10:00" in done.stderr
+    assert left_in_logs(folder) == []
+    assert [call["command"] for call in slurm.calls()] == ["scontrol", "sbatch"]
+
+
+def test_without_slurm_nothing_is_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/true").symlink_to("/bin/true")
+    done = gpujob("submit", "job.yaml", cwd=folder, env=clean_environment(PATH=str(tmp_path / "empty")))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "sbatch: is not on PATH: there is no Slurm here; load its module, or use `gpujob run`" in done.stderr
+    assert os.listdir(folder) == ["job.yaml"]
+
+
+def test_a_job_that_cannot_work_is_not_submitted(slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "workers": [{"command": "python3 missing.py"}]}))
+    done = submit(slurm, folder)
+    assert done.returncode == 2
+    assert 'workers (worker).command: "missing.py" does not exist in' in done.stderr
+    assert slurm.calls() == []
+    assert os.listdir(folder) == ["job.yaml"]
+
+
+@pytest.mark.parametrize("answer", ["4459\n", "4459;hpc2\n", "sbatch: lua: welcome\n4459\n"])
+def test_the_job_id_is_read_from_what_sbatch_prints(answer: str, slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "out", answer)
+    assert json.loads(submit(slurm, folder, "--json").stdout)["job_id"] == "4459"
+
+
+def test_a_job_on_another_cluster_is_released_there(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "out", "4459;hpc2\n")
+    submit(slurm, folder)
+    words = slurm.calls("scontrol")[-1]["argv"]
+    assert "hpc2" in " ".join(words)
+
+
+def test_an_answer_without_a_job_id_is_told(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "out", "what a nice day\n")
+    done = submit(slurm, folder)
+    assert done.returncode == 2
+    assert "what a nice day" in done.stderr
+    assert left_in_logs(folder) == []
+
+
+def test_options_of_sbatch_in_the_environment_do_not_count(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder, env={"SBATCH_PARTITION": "debug", "SBATCH_EXPORT": "NONE", "MY_SBATCH_": "x"})
+    (call,) = slurm.calls("sbatch")
+    assert not [name for name in call["env"] if name.startswith("SBATCH_")]
+    assert call["stdin"] == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [("KillOnBadExit = 0\nKillWait                = 77 sec\n", 77.0), ("nothing of interest", 30.0), ("", 30.0)],
+)
+def test_the_time_to_end_is_that_of_the_cluster(config: str, seconds: float, slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("scontrol", "config", config)
+    printed = json.loads(submit(slurm, folder, "--json").stdout)
+    assert read_json(Path(printed["run_dir"], "plan.json"))["kill_wait_s"] == seconds
+
+
+def test_a_job_that_cannot_be_released_is_cancelled(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("scontrol", "status", 1)
+    slurm.say("scontrol", "err", "slurm_update error: Access denied\n")
+    done = submit(slurm, folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "scontrol exited with 1: slurm_update error: Access denied" in done.stderr
+    assert slurm.calls("scancel")[0]["argv"] == ["4459"]
+
+
+def test_of_a_job_that_cannot_be_released_no_directory_is_left(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("scontrol", "status", 1)
+    submit(slurm, folder)
+    assert left_in_logs(folder) == []
+
+
+def test_when_nothing_works_both_failures_are_told(slurm: FakeSlurm, folder: Path) -> None:
+    for command in ("scontrol", "scancel"):
+        slurm.say(command, "status", 1)
+        slurm.say(command, "err", f"{command} is ill\n")
+    done = submit(slurm, folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "scontrol is ill" in done.stderr
+    assert "scancel is ill" in done.stderr
+    assert "4459" in done.stderr
+
+
+def test_hostile_names_reach_sbatch_as_data(slurm: FakeSlurm, tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*(name for name in HARD_NAMES if "\\" not in name))
+    folder.mkdir(parents=True)
+    job = {**JOB, "name": "".join(HARD_NAMES)}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    done = submit(slurm, folder, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    run_dir = Path(json.loads(done.stdout)["run_dir"])
+    assert run_dir.parent == folder / "logs"
+    (call,) = slurm.calls("sbatch")
+    expected = sbatch_arguments(plan_of(job_spec(**job), workdir=str(folder)))
+    assert [word.partition("=")[0] for word in call["argv"][2:-1]] == [word.partition("=")[0] for word in expected]
+    assert f"--chdir={folder}" in call["argv"]
+    assert (call["argv"][-1], slurm.calls("scontrol")[-1]["argv"]) == (call["argv"][-1], ["release", "4459"])
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_folder_that_slurm_cannot_write_to_is_told(slurm: FakeSlurm, tmp_path: Path) -> None:
+    folder = tmp_path / "back\\slash"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
+    done = submit(slurm, folder)
+    assert done.returncode == 2
+    assert "backslash" in done.stderr
+    assert os.listdir(folder) == ["job.yaml"]
+
+
+# One command
+
+
+@pytest.fixture
+def on_path(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """The fake commands for code that runs in this process."""
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    return slurm
+
+
+def test_a_command_is_asked_in_a_pinned_locale(on_path: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_FORMAT", "SQUEUE_USERS", "SLURM_TIME_FORMAT", "LC_ALL"):
+        monkeypatch.setenv(name, "x")
+    assert run_command(["squeue", "-h", "-j", "1"]) == "RUNNING\n"
+    (call,) = on_path.calls()
+    assert (call["argv"], call["env"]) == (["-h", "-j", "1"], {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"})
+
+
+def test_scancel_is_not_told_to_ask() -> None:
+    assert slurm_environment({"SCANCEL_INTERACTIVE": "1", "SCONTROL_ALL": "1", "A": "a"}).keys() == {
+        *("A", "LC_ALL", "SLURM_TIME_FORMAT")
+    }
+
+
+def test_a_command_that_is_missing_refuses_or_hangs_is_told(on_path: FakeSlurm) -> None:
+    with pytest.raises(SlurmError, match="sacct-of-nobody is not on PATH: there is no Slurm here"):
+        run_command(["sacct-of-nobody"])
+    on_path.say("squeue", "status", 1)
+    on_path.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
+    with pytest.raises(SlurmError, match=r"^squeue exited with 1: slurm_load_jobs error: Invalid job id specified$"):
+        run_command(["squeue"])
+    on_path.say("squeue", "sleep", 30)
+    with pytest.raises(SlurmError, match=r"^squeue did not answer in 0\.3 s$"):
+        run_command(["squeue"], timeout_s=0.3)
+
+
+def test_without_an_answer_the_time_to_end_is_the_default(on_path: FakeSlurm) -> None:
+    assert read_kill_wait_s(12.0) == 12.0
+    on_path.say("scontrol", "config", "KillWait = 5 sec")
+    assert read_kill_wait_s(12.0) == 5.0
+
+
+def test_a_submission_without_an_answer_is_told(
+    on_path: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_path.say("sbatch", "sleep", 30)
+    monkeypatch.setattr(slurm_module, "COMMAND_TIMEOUT_S", 0.3)
+    (tmp_path / "script.sh").write_text("")
+    with pytest.raises(SlurmError, match=r"sbatch did not answer in 0\.3 s"):
+        submit_held(plan_of(), tmp_path / "script.sh")
+
+
+# After the submission
+
+
+def test_a_job_that_waits_is_pending(slurm: FakeSlurm, folder: Path) -> None:
+    run_dir = json.loads(submit(slurm, folder, "--json").stdout)["run_dir"]
+    slurm.say("squeue", "out", "PENDING\n")
+    done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
+    view = json.loads(done.stdout)
+    assert (done.returncode, view["state"], view["run_dir"]) == (10, "PENDING", run_dir)
+    assert [worker["state"] for worker in view["workers"]] == ["not_found", "not_found"]
+    done = gpujob("report", "4459", "--json", cwd=folder, env=slurm.environment())
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
+
+
+def test_a_job_that_slurm_no_longer_knows_is_unknown(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "status", 1)
+    slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
+    done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (9, "UNKNOWN")
+
+
+def test_stopping_a_job_cancels_it(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "out", "PENDING\n")
+    done = gpujob("stop", "4459", cwd=folder, env=slurm.environment())
+    assert (done.returncode, done.stdout) == (0, "job 4459 is being stopped\n")
+    assert slurm.calls("scancel")[0]["argv"] == ["4459"]
+
+
+# The batch step, with srun as a fake that runs tasks on this machine
+
+
+def batch_step(slurm: FakeSlurm, folder: Path, **variables: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """The submitted script as slurmd would start it, with what it leaves in the environment."""
+    run_dir = Path(json.loads(submit(slurm, folder, "--json").stdout)["run_dir"])
+    environment = slurm.environment(
+        SLURM_JOB_ID="4459",
+        SLURM_JOB_NODELIST="cn[01-02]",
+        SLURM_NTASKS_PER_NODE="1",
+        SLURM_CPUS_PER_TASK="2",
+        SLURM_MEM_PER_NODE="1024",
+        **variables,
+    )
+    with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+        step = subprocess.Popen(
+            ["bash", str(run_dir / "sbatch_script.sh")], cwd=folder, env=environment, stdout=out, stderr=err
+        )
+    return step, run_dir
+
+
+def slurm_job(command: str, **over: Any) -> dict[str, Any]:
+    workers = [{"count": 4, "command": command}]
+    monitoring = {"check_interval": 0.5, "linger": 0}
+    return {"name": "steps", "resources": {"nodes": 2}, "workers": workers, "monitoring": monitoring, **over}
+
+
+def test_the_batch_step_runs_each_worker_as_a_named_step(slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        yaml.safe_dump(slurm_job("sh -c 'echo $RANK $GPUJOB_NODE $SLURMD_NODENAME; exit 0'"))
+    )
+    step, run_dir = batch_step(slurm, folder, SLURM_RESTART_COUNT="1")
+    log = (run_dir / "log.out").read_text
+    assert step.wait(30) == 0, log() + (run_dir / "log.err").read_text()
+    report = read_json(run_dir / "report.json")
+    assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
+    calls = slurm.calls("srun")
+    assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
+    assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
+    assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
+    for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
+        assert (run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
+        start = read_json(run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
+        assert (start["node"], start["step"] is not None) == (node, True)
+    assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
+    assert "All 2 sidecars listen" in log()
+    assert not (run_dir / "targets.json").exists()
+
+
+def test_a_signal_to_the_batch_step_ends_the_steps_by_scancel(slurm: FakeSlurm, folder: Path) -> None:
+    trap = "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'"
+    (folder / "job.yaml").write_text(yaml.safe_dump(slurm_job(trap)))
+    step, run_dir = batch_step(slurm, folder)
+    poll(lambda: read_json(run_dir / "state.json").get("phase") == "running", "phase running", 20)
+    step.terminate()
+    assert step.wait(20) == 5
+    report = read_json(run_dir / "report.json")
+    assert (report["state"], report["cause"]) == ("CANCELLED", None)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
+    ended = slurm.calls("scancel")[0]["argv"]
+    assert ended[0] == "--signal=TERM"
+    assert len(ended) == 5
+    assert all(word.startswith("4459.") for word in ended[1:])
+
+
+def test_a_step_that_does_not_start_is_told(slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "job.yaml").write_text(yaml.safe_dump(slurm_job("true")))
+    slurm.say("srun", "status", 1)
+    slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
+    step, run_dir = batch_step(slurm, folder)
+    assert step.wait(30) == 1
+    report = read_json(run_dir / "report.json")
+    assert report["cause"]["reason"] == "launch_failed"
+    assert "Invalid credential" in (run_dir / "log.err").read_text()
+    assert "could not run on cn01, cn02; the job goes on unwatched" in (run_dir / "log.out").read_text()

@@ -1,0 +1,115 @@
+"""The supervisor of a sidecar, with real child processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.support import clean_environment, kill_all_with, poll
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a shell program under the supervisor; what is left of it is killed."""
+    children: list[subprocess.Popen[str]] = []
+
+    def begin(program: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-I", "-m", "launcher.supervise", "--", "sh", "-c", program, f"{tmp_path}/"]
+        child = subprocess.Popen(
+            argv, cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.communicate()
+    kill_all_with(tmp_path)
+
+
+def starts(folder: Path) -> list[int]:
+    """Pids of the starts so far; the programs below write theirs down."""
+    path = folder / "pids"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def test_a_program_that_is_killed_is_back_in_seconds(start: Start, tmp_path: Path) -> None:
+    child = start("echo $$ >> pids; exec sleep 60")
+
+    def running(count: int) -> int:
+        """Pid of the last start, once there are so many."""
+        return poll(lambda: starts(tmp_path)[-1] if len(starts(tmp_path)) == count else None, f"start {count}", 5.0)
+
+    os.kill(running(1), signal.SIGKILL)
+    os.kill(running(2), signal.SIGKILL)
+    assert running(3)
+    child.terminate()
+    told, _ = child.communicate(timeout=10)
+    assert told.count("gpujob: the sidecar ended by signal 9; starting it again in ") == 2
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_an_end_that_is_meant_is_final(code: int, start: Start, tmp_path: Path) -> None:
+    child = start(f"echo $$ >> pids; exit {code}")
+    assert child.wait(10) == code
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_failure_is_answered_by_another_start(start: Start, tmp_path: Path) -> None:
+    child = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 1")
+    told, _ = child.communicate(timeout=10)
+    assert child.returncode == 0
+    assert len(starts(tmp_path)) == 2
+    assert "ended by exit status 1; starting it again in " in told
+
+
+def test_the_first_failure_waits_the_shortest_time(start: Start, tmp_path: Path) -> None:
+    told, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 1").communicate(timeout=10)
+    assert "starting it again in 0.5 s" in told
+
+
+def test_sigterm_is_passed_on_and_ends_it(start: Start, tmp_path: Path) -> None:
+    child = start("trap 'echo term >> told; exit 0' TERM; echo $$ >> pids; while :; do sleep 0.05; done")
+    poll(lambda: starts(tmp_path), "the start")
+    child.terminate()
+    assert child.wait(10) == 0
+    assert (tmp_path / "told").read_text() == "term\n"
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_program_that_dies_of_the_sigterm_is_not_started_again(start: Start, tmp_path: Path) -> None:
+    child = start("echo $$ >> pids; exec sleep 60")
+    poll(lambda: starts(tmp_path), "the start")
+    child.terminate()
+    assert child.wait(10) == 128 + signal.SIGTERM
+    assert len(starts(tmp_path)) == 1
+
+
+def test_sigterm_while_it_waits_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    child = start("echo $$ >> pids; exit 1")
+    assert child.stdout is not None
+    assert "starting it again" in child.stdout.readline()
+    child.terminate()
+    assert child.wait(5) == 0
+    assert len(starts(tmp_path)) <= 2
+
+
+def test_a_program_that_is_not_there_ends_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-m", "launcher.supervise", "--", "./no-such-program"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 127
+    assert done.stderr == "gpujob: cannot start './no-such-program': No such file or directory\n"
+
+
+def test_without_a_program_it_says_how_it_is_used() -> None:
+    argv = [sys.executable, "-I", "-m", "launcher.supervise", "--"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: ")

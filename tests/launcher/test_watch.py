@@ -1,0 +1,333 @@
+"""The terminal view, from views made by hand."""
+
+import copy
+import io
+import re
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher import watch
+from launcher.watch import LineLog, clean, clock_words, eta_words, progress_words, render, size_words, worker_state
+from tests.launcher.conftest import Golden
+
+NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+EVIL = "evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e"
+
+
+def worker(rank: int, **over: Any) -> dict[str, Any]:
+    """A worker that does well."""
+    return {
+        "worker": f"worker_w{rank}",
+        "role": "worker",
+        "rank": rank,
+        "node": f"cn0{rank // 2}",
+        "gpus": [rank % 2],
+        "up": True,
+        "state": "running",
+        "start": NOW - 600,
+        "restarts": 0,
+        "exit": None,
+        "items": 750 + rank,
+        "items_expected": 1500,
+        "items_processed": 750 + rank,
+        "rate": 12.5,
+        "average_rate": 12.0,
+        "eta": {"seconds": 60.0, "low": 55.0, "high": 75.0},
+        "last_progress": NOW - 1.2,
+        "stalled": False,
+        "rss_bytes": 3.2 * 1024**3,
+        "pid": 1000 + rank,
+        **over,
+    }
+
+
+def dead(reason: str, code: int | None, signal: str | None = None) -> dict[str, Any]:
+    words = f"killed by {signal}" if signal else f"exit status {code}"
+    entry = {"reason": reason, "code": code, "signal": signal, "time": NOW - 30, "restart": 0, "evidence": [words]}
+    return {"up": False, "state": "dead", "exit": entry, "rate": None, "eta": None}
+
+
+def a_view(**over: Any) -> dict[str, Any]:
+    """A job of which each worker is in another state."""
+    workers = [
+        worker(0),
+        worker(1, restarts=1, gpus=[1, 2]),
+        worker(2, stalled=True, rate=None, eta=None, last_progress=NOW - 432),
+        worker(3, **dead("killed_unknown", None, "SIGKILL")),
+        worker(4, **dead("completed", 0), items=1500),
+        worker(
+            5, up=False, state="not_found", start=None, items=None, rate=None, eta=None, gpus=[], last_progress=None
+        ),
+    ]
+    return {
+        "schema": 1,
+        "time": NOW,
+        "job_id": "4459",
+        "job_name": "embed-v2",
+        "user": "ana",
+        "state": "RUNNING",
+        "phase": "running",
+        "start": NOW - 3725,
+        "end": None,
+        "time_limit_s": 7200.0,
+        "limit_end": NOW - 3725 + 7200,
+        "items": 4506,
+        "items_expected": 9000,
+        "items_processed": 4600,
+        "rate": 37.5,
+        "eta": {"seconds": 125.0, "low": 100.0, "high": 3700.0},
+        "workers": workers,
+        "outputs": [
+            {"group": "output", "files": 6, "bytes": 5 * 1024**2, "growth_bytes_per_second": 2048.0, "mtime": NOW},
+            {"group": "checkpoint", "files": 0, "bytes": 0, "growth_bytes_per_second": None, "mtime": None},
+        ],
+        "filesystems": [{"group": "output", "available_bytes": 9 * 1024**4, "size_bytes": 10 * 1024**4}],
+        "events": [
+            {"time": NOW - 900 + n, "level": level, "event": event, "worker": f"worker_w{n % 6}", "detail": detail}
+            for n, (level, event, detail) in enumerate(
+                [
+                    *(("info", "started", "pid 1"), ("info", "started", "pid 2"), ("info", "restarted", "run 2")),
+                    *(("warning", "stalled", "no progress for 300 s"), ("info", "ended", "completed (exit status 0)")),
+                    (
+                        "critical",
+                        "ended",
+                        "killed_unknown (killed by SIGKILL; nothing tells who sent it), and more words",
+                    ),
+                    ("critical", "log", "CUDA error: an illegal memory access was encountered at line 12345"),
+                ]
+            )
+        ],
+        "nodes": [
+            {"node": "cn00", "address": "cn00:9410", "source": "http", "age_s": 0.5, "error": None},
+            {"node": "cn01", "address": "cn01:9410", "source": "file", "age_s": 9.0, "error": "no answer"},
+        ],
+        "cause": {
+            "worker": "worker_w3",
+            "rank": 3,
+            "node": "cn01",
+            "reason": "killed_unknown",
+            "code": None,
+            "signal": "SIGKILL",
+            "time": NOW - 30,
+            "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
+        },
+        "report": None,
+        "run_dir": "/logs/4459_embed-v2_20251122_041341",
+        **over,
+    }
+
+
+def ended_view() -> dict[str, Any]:
+    workers = [worker(rank, **dead("completed", 0), items=1500) for rank in range(2)]
+    return a_view(
+        state="COMPLETED", phase="finished", end=NOW - 10, items=3000, items_expected=3000, rate=None, eta=None,
+        workers=workers, nodes=[], cause=None, events=[], report={"state": "COMPLETED", "duration_s": 3715.0},
+    )  # fmt: skip
+
+
+def pending_view() -> dict[str, Any]:
+    idle: dict[str, Any] = {"up": False, "state": "not_found", "start": None, "items": None, "rate": None, "eta": None}
+    return a_view(
+        state="PENDING", phase="launching", start=None, limit_end=None, items=None, items_expected=None, rate=None,
+        eta=None, workers=[worker(rank, **idle) for rank in range(2)], outputs=[], filesystems=[], events=[], nodes=[],
+        cause=None,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
+    """What a terminal of this width shows; without the blanks at the ends of lines."""
+    console = Console(
+        file=io.StringIO(), width=width, height=50, highlight=False, force_terminal=colors,
+        color_system="standard" if colors else None, legacy_windows=False, _environ={},
+    )  # fmt: skip
+    console.print(render(view, **options))
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_picture_is_the_golden_one(width: int, golden: Golden) -> None:
+    golden(f"launcher/watch-{width}.txt", screen(a_view(), width))
+
+
+def test_pictures_of_other_jobs_are_the_golden_ones(golden: Golden) -> None:
+    golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, most_workers=3))
+    golden("launcher/watch-ended.txt", screen(ended_view(), 100))
+    golden("launcher/watch-pending.txt", screen(pending_view(), 100))
+
+
+def test_plain_characters_are_ascii() -> None:
+    assert screen(a_view(), 100, ascii_only=True).isascii()
+    assert not screen(a_view(), 100).isascii()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, screen(a_view(), width).splitlines())) <= width
+
+
+def test_in_an_ordinary_terminal_workers_are_told_apart() -> None:
+    shown = screen(a_view(), 80)
+    assert all(f"worker_w{rank} " in shown for rank in range(6))
+    assert all(f" {state}" in shown for state in ("running (run 2)", "stalled", "killed_unknown", "completed"))
+
+
+def test_when_not_all_workers_fit_those_that_need_a_look_are_shown() -> None:
+    workers = [worker(rank) for rank in range(40)]
+    workers[33] = worker(33, **dead("app_error", 3))
+    shown = screen(a_view(workers=workers), 120, most_workers=4)
+    assert "! app_error" in shown
+    assert "... and 36 more" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == [
+        *("worker_w0", "worker_w1", "worker_w2", "worker_w33")
+    ]
+
+
+def evil_view() -> dict[str, Any]:
+    """A view in which everything that a user or a log may choose is as bad as can be."""
+    view = copy.deepcopy(a_view(job_id=EVIL, job_name=EVIL, user=EVIL))
+    for entry in view["workers"]:
+        entry["node"] = EVIL
+    for event in view["events"]:
+        event["detail"] = EVIL
+    view["cause"]["evidence"] = [EVIL]
+    view["workers"][3]["exit"]["evidence"] = [EVIL]
+    return view
+
+
+@pytest.mark.parametrize("colors", [True, False])
+def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
+    shown = SGR.sub("", screen(evil_view(), 400, colors=colors))
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert "evil?[31m????2J[red]b[/red]?" in shown
+    assert colors is ("\x1b[" in screen(a_view(), colors=colors))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ä 日本", "plain ä 日本"),
+        ("a\nb\tc", "a?b?c"),
+        ("\x1b[2J", "?[2J"),
+        ("\x7f\x9b\u2028\u202e", "????"),
+        (7, "7"),
+    ],
+)
+def test_text_is_cleaned(text: object, shown: str) -> None:
+    assert clean(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (14.2 * 1024**3, "14.2 GiB"),
+        (5000 * 1024**4, "5000.0 TiB"),
+    ],
+)
+def test_sizes_are_told_in_binary_units(count: float | None, words: str) -> None:
+    assert size_words(count) == words
+
+
+def test_a_moment_of_today_needs_no_date() -> None:
+    assert clock_words(None) == "-"
+    assert clock_words(NOW) == "2025-11-22 04:13"
+    now = time.time()
+    assert clock_words(now) == time.strftime("%H:%M:%S", time.localtime(now))
+
+
+def test_progress_is_told_as_far_as_it_is_known() -> None:
+    assert progress_words({"items": None, "items_expected": 10}) == "no progress yet"
+    assert progress_words({"items": 5, "items_expected": None}) == "5 items"
+    assert progress_words({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
+
+
+def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
+    assert eta_words(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
+    late = a_view(limit_end=NOW + 65)
+    assert eta_words(late).endswith("margin to the limit -1m 00s")
+    assert eta_words(a_view(eta=None)) == "ETA unknown yet"
+    assert eta_words(ended_view()) == "took 1h 01m"
+
+
+def test_the_state_of_a_worker_is_a_word() -> None:
+    states = [worker_state(entry) for entry in a_view()["workers"]]
+    assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
+
+
+# Lines for pipes and files
+
+
+class Lines:
+    """A LineLog with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
+        monkeypatch.setattr(watch, "time", clock)
+        self._out = io.StringIO()
+        self._log = LineLog(Console(file=self._out, width=20, force_terminal=False, _environ={}))
+
+    def show(self, view: dict[str, Any], later: float = 0.0) -> list[str]:
+        """The lines that one look adds."""
+        self.now += later
+        self._out.seek(0)
+        self._out.truncate()
+        self._log.show(view)
+        return self._out.getvalue().splitlines()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    return Lines(monkeypatch)
+
+
+def two_workers(**over: Any) -> dict[str, Any]:
+    return a_view(workers=[worker(0), worker(1)], **over)
+
+
+def test_a_line_tells_the_state_of_the_job(lines: Lines) -> None:
+    (line,) = lines.show(two_workers(limit_end=None))
+    assert line == (
+        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
+        " | ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15 | worker_w0 750 worker_w1 751"
+    )
+
+
+def test_a_line_is_written_when_something_has_changed(lines: Lines) -> None:
+    assert len(lines.show(two_workers())) == 1
+    assert lines.show(two_workers()) == []
+    assert lines.show(two_workers(items=4507), later=1) == []
+    assert len(lines.show(two_workers(items=4508), later=5)) == 1
+    assert lines.show(two_workers(items=4508), later=30) == []
+    assert len(lines.show(two_workers(items=4508), later=31)) == 1
+    assert len(lines.show(two_workers(items=4508, phase="completing"))) == 1
+
+
+def test_the_end_of_a_worker_is_a_line(lines: Lines) -> None:
+    lines.show(two_workers())
+    over = two_workers()
+    over["workers"][1] = worker(1, **dead("app_error", 3))
+    assert lines.show(over) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
+    assert lines.show(over) == []
+
+
+def test_a_line_is_one_line_whatever_is_in_it(lines: Lines) -> None:
+    shown = lines.show(evil_view())
+    assert len(shown) == 3  # two ends and the state
+    assert all(character.isprintable() for line in shown for character in line)
+    assert "[red]b[/red]" in shown[0]
