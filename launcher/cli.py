@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from exporter import __version__, records
+from exporter.errors import ExporterError
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -64,8 +65,13 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         commands(prog_name="gpujob")
-    except LauncherError as error:
+    except (LauncherError, ExporterError) as error:
         _fail(str(error))
+    except FileNotFoundError as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.getcwd()
+            raise error
+        _fail("the working directory is gone; change into one that exists")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

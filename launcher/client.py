@@ -109,6 +109,7 @@ class JobClient:
         seen = merge_workers(statuses)
         workers = [_join(worker, seen.get(int(worker["rank"]), {})) for worker in summary["workers"]]
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
+        published = records.read_json(self.run_dir / records.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
         return {
@@ -118,7 +119,7 @@ class JobClient:
             "job_name": self.manifest.job_name,
             "user": self.manifest.user,
             "state": state,
-            "phase": "finished" if report else job.get("phase", "launching"),
+            "phase": "finished" if report else published.get("phase", "launching"),
             "start": start,
             "end": summary["end"],
             "time_limit_s": limit,
@@ -181,7 +182,7 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
     joined = {**worker, **{key: seen.get(key) for key in extra}}
     for key in ("items", "items_expected", "items_processed", "cpu_s"):
         joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
-    if joined["up"] and seen.get("state"):
+    if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]
     return joined
 

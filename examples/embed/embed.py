@@ -118,12 +118,7 @@ def text_files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(here, name)
-            if (
-                not WRITTEN.match(name)
-                and not name.startswith(".")
-                and path.is_file()
-                and os.access(path, os.R_OK)
-            ):
+            if not WRITTEN.match(name) and not name.startswith(".") and path.is_file() and os.access(path, os.R_OK):
                 with open(path, "rb") as source:
                     if b"\0" not in source.read(1024):
                         yield path
@@ -313,9 +308,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shards", type=whole(1), metavar="N", help="how many there are ($WORLD_SIZE, else 1)")
     help_text = "text files and folders of them (the Python library and the licenses of this machine)"
     add("--corpus", type=Path, nargs="+", default=[], metavar="PATH", help=help_text)
-    add(
-        "--passage-bytes", type=whole(16, MIB), default=512, metavar="N", help="size of an item (%(default)s)"
-    )
+    add("--passage-bytes", type=whole(16, MIB), default=512, metavar="N", help="size of an item (%(default)s)")
     add("--dim", type=whole(1, 65536), default=64, metavar="N", help="size of a vector (%(default)s)")
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="seed of the hashing (%(default)s)")
     add("--rate", type=number(0), metavar="R", help="at most R items/s, by sleeping")
@@ -345,9 +338,7 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", dest="fresh", action="store_false", default=False, help=help_text)
     add("--fresh", action="store_true", help="start with the first item, over what is there")
 
-    group = top.add_argument_group(
-        "failures", "several may be given; the one that ends the worker comes last"
-    )
+    group = top.add_argument_group("failures", "several may be given; the one that ends the worker comes last")
     add = group.add_argument
     add("--only-rank", type=whole(0), metavar="K", help="fail in this shard alone")
     add("--at", type=whole(0), metavar="ITEM", help="fail when so many of the shard's items are done (0)")
@@ -402,9 +393,7 @@ def parse_options(arguments: Sequence[str], environ: dict[str, str]) -> Options:
     options = Options(**values)
 
     ends = (options.throw, options.cuda_oom, options.exit_code is not None, options.signal)
-    placed = any(
-        (*ends, options.slow_down, options.stall, options.leak, options.ignore_sigterm, options.no_log)
-    )
+    placed = any((*ends, options.slow_down, options.stall, options.leak, options.ignore_sigterm, options.no_log))
     most = math.ceil(options.items / options.shards)
     problems = []
     if options.shard >= options.shards:

@@ -90,7 +90,7 @@ def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[s
     write(run_dir / "status/here.json", status(items=1))
     sidecar.update(status(items=7, rate=2.0, pid=77))
     view = JobClient(run_dir).look()
-    assert (view["phase"], view["items"], view["rate"]) == ("running", 7, 2.0)
+    assert (view["phase"], view["items"], view["rate"]) == ("launching", 7, 2.0)
     assert (view["nodes"][0]["source"], view["nodes"][0]["error"]) == ("http", None)
     assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
 
@@ -105,7 +105,6 @@ def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidec
     assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
 
 
-@pytest.mark.xfail(strict=True, reason="the older words of the sidecar replace those of the records")
 def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     sidecar.update(status(state="not_found", items=None))
@@ -113,7 +112,6 @@ def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[
     assert (first["up"], first["state"]) == (True, "running")
 
 
-@pytest.mark.xfail(strict=True, reason="the phase is the sidecar's last look at the file, not what the file says")
 def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
     records.write_state(str(run_dir), "completing")
     sidecar.update(status())

@@ -75,7 +75,7 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
         ("resources: {memory_per_node: 64}", 'resources.memory_per_node: 64 is not a text; write it in quotes: "64"'),
         ("env: {A: 5}", 'env.A: 5 is not a text; write it in quotes: "5"'),
         ("env: {A: true}", 'env.A: true is not a text; write it in quotes: "true"'),
-        ("env: {A: null}", 'env.A: null is not a text; leave the key out'),
+        ("env: {A: null}", "env.A: null is not a text; leave the key out"),
         ("env: {A=B: x}", "env: 'A=B' is not a name for an environment variable"),
         ('env: {A: "a\\0b"}', "cannot hold a NUL character"),
         ("slurm: {time_limit: 10:00:00}", "slurm.time_limit: 36000 is a number; write the time limit in quotes"),
