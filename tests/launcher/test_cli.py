@@ -13,7 +13,8 @@ import yaml
 from click.testing import CliRunner
 
 from launcher.cli import TEMPLATE, commands
-from launcher.config import JobSpec, parse
+from launcher.config import JobSpec
+from launcher.yamlfile import parse
 from tests.launcher.support import GPUJOB, HARD_NAMES, clean_environment, gpujob
 
 JOB = {"name": "job", "workers": [{"command": "true"}]}

@@ -17,13 +17,13 @@ from launcher.config import (
     is_secret,
     load_cluster,
     load_job,
-    parse,
     parse_time_limit,
     redacted,
     resolve_directory,
     words_of,
 )
 from launcher.errors import ConfigError
+from launcher.yamlfile import parse
 from tests.launcher.conftest import Golden
 from tests.launcher.support import job_spec
 
