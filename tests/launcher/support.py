@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,7 +262,10 @@ class LocalJob:
 
 def embed_job(options: str = "", *, items: int = 300, rate: float = 100, count: int = 2, **over: Any) -> dict[str, Any]:
     """A job of the example workload that takes ``items / count / rate`` seconds and a little more."""
-    command = f"python3 {EMBED} --corpus {EMBED} --items {items} --rate {rate:g} --log-every 10 --checkpoint-every 20"
+    program = shlex.quote(str(EMBED))
+    command = (
+        f"python3 {program} --corpus {program} --items {items} --rate {rate:g} --log-every 10 --checkpoint-every 20"
+    )
     return {
         "name": "embed",
         "workers": [{"role": "worker", "count": count, "command": f"{command} {options}".strip()}],

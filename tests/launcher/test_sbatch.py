@@ -1,6 +1,7 @@
 """The batch script and the lines that start its steps."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from tests.launcher.conftest import Golden
 from tests.launcher.support import clean_environment, job_spec, plan_of
 
 FAKE_PYTHON = f"""\
-#!{sys.executable}
+#!{os.path.realpath(sys.executable)}
 import json, os, sys
 print(json.dumps({{"argv": sys.argv[1:], "parent": os.getppid()}}))
 """

@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from launcher.sbatch import sbatch_arguments
 from launcher.slurm import clean_environment as slurm_environment
 from launcher.slurm import read_kill_wait_s, run_command, submit_held
 from tests.launcher.fakes import FakeSlurm
-from tests.launcher.support import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, poll, read_json
+from tests.launcher.support import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, read_json
 
 JOB = {
     "name": "embed v2",
@@ -130,17 +129,12 @@ def test_a_job_that_cannot_work_is_not_submitted(slurm: FakeSlurm, folder: Path)
     assert os.listdir(folder) == ["job.yaml"]
 
 
-@pytest.mark.parametrize("answer", ["4459\n", "4459;hpc2\n", "sbatch: lua: welcome\n4459\n"])
-def test_the_job_id_is_read_from_what_sbatch_prints(answer: str, slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("sbatch", "out", answer)
-    assert json.loads(submit(slurm, folder, "--json").stdout)["job_id"] == "4459"
-
-
 def test_a_job_on_another_cluster_is_released_there(slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("sbatch", "out", "4459;hpc2\n")
-    submit(slurm, folder)
+    slurm.say("sbatch", "out", "sbatch: lua: welcome\n4459;hpc2\n")
+    assert json.loads(submit(slurm, folder, "--json").stdout)["job_id"] == "4459"
     words = slurm.calls("scontrol")[-1]["argv"]
     assert "hpc2" in " ".join(words)
+    assert words[-2:] == ["release", "4459"]
 
 
 def test_an_answer_without_a_job_id_is_told(slurm: FakeSlurm, folder: Path) -> None:
@@ -158,28 +152,19 @@ def test_options_of_sbatch_in_the_environment_do_not_count(slurm: FakeSlurm, fol
     assert call["stdin"] == ""
 
 
-@pytest.mark.parametrize(
-    ("config", "seconds"),
-    [("KillOnBadExit = 0\nKillWait                = 77 sec\n", 77.0), ("nothing of interest", 30.0), ("", 30.0)],
-)
-def test_the_time_to_end_is_that_of_the_cluster(config: str, seconds: float, slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("scontrol", "config", config)
+def test_the_time_to_end_is_that_of_the_cluster(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("scontrol", "config", "KillOnBadExit = 0\nKillWait                = 77 sec\n")
     printed = json.loads(submit(slurm, folder, "--json").stdout)
-    assert read_json(Path(printed["run_dir"], "plan.json"))["kill_wait_s"] == seconds
+    assert read_json(Path(printed["run_dir"], "plan.json"))["kill_wait_s"] == 77.0
 
 
-def test_a_job_that_cannot_be_released_is_cancelled(slurm: FakeSlurm, folder: Path) -> None:
+def test_a_job_that_cannot_be_released_is_cancelled_and_nothing_is_left_of_it(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("scontrol", "status", 1)
     slurm.say("scontrol", "err", "slurm_update error: Access denied\n")
     done = submit(slurm, folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "scontrol exited with 1: slurm_update error: Access denied" in done.stderr
     assert slurm.calls("scancel")[0]["argv"] == ["4459"]
-
-
-def test_of_a_job_that_cannot_be_released_no_directory_is_left(slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("scontrol", "status", 1)
-    submit(slurm, folder)
     assert left_in_logs(folder) == []
 
 
@@ -260,6 +245,8 @@ def test_a_command_that_is_missing_refuses_or_hangs_is_told(on_path: FakeSlurm) 
 
 def test_without_an_answer_the_time_to_end_is_the_default(on_path: FakeSlurm) -> None:
     assert read_kill_wait_s(12.0) == 12.0
+    on_path.say("scontrol", "config", "nothing of interest")
+    assert read_kill_wait_s(12.0) == 12.0
     on_path.say("scontrol", "config", "KillWait = 5 sec")
     assert read_kill_wait_s(12.0) == 5.0
 
@@ -302,80 +289,3 @@ def test_stopping_a_job_cancels_it(slurm: FakeSlurm, folder: Path) -> None:
     done = gpujob("stop", "4459", cwd=folder, env=slurm.environment())
     assert (done.returncode, done.stdout) == (0, "job 4459 is being stopped\n")
     assert slurm.calls("scancel")[0]["argv"] == ["4459"]
-
-
-# The batch step, with srun as a fake that runs tasks on this machine
-
-
-def batch_step(slurm: FakeSlurm, folder: Path, **variables: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """The submitted script as slurmd would start it, with what it leaves in the environment."""
-    run_dir = Path(json.loads(submit(slurm, folder, "--json").stdout)["run_dir"])
-    environment = slurm.environment(
-        SLURM_JOB_ID="4459",
-        SLURM_JOB_NODELIST="cn[01-02]",
-        SLURM_NTASKS_PER_NODE="1",
-        SLURM_CPUS_PER_TASK="2",
-        SLURM_MEM_PER_NODE="1024",
-        **variables,
-    )
-    with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-        step = subprocess.Popen(
-            ["bash", str(run_dir / "sbatch_script.sh")], cwd=folder, env=environment, stdout=out, stderr=err
-        )
-    return step, run_dir
-
-
-def slurm_job(command: str, **over: Any) -> dict[str, Any]:
-    workers = [{"count": 4, "command": command}]
-    monitoring = {"check_interval": 0.5, "linger": 0}
-    return {"name": "steps", "resources": {"nodes": 2}, "workers": workers, "monitoring": monitoring, **over}
-
-
-def test_the_batch_step_runs_each_worker_as_a_named_step(slurm: FakeSlurm, folder: Path) -> None:
-    (folder / "job.yaml").write_text(
-        yaml.safe_dump(slurm_job("sh -c 'echo $RANK $GPUJOB_NODE $SLURMD_NODENAME; exit 0'"))
-    )
-    step, run_dir = batch_step(slurm, folder, SLURM_RESTART_COUNT="1")
-    log = (run_dir / "log.out").read_text
-    assert step.wait(30) == 0, log() + (run_dir / "log.err").read_text()
-    report = read_json(run_dir / "report.json")
-    assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
-    calls = slurm.calls("srun")
-    assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
-    assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
-    assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
-    for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
-        assert (run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
-        start = read_json(run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
-        assert (start["node"], start["step"] is not None) == (node, True)
-    assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
-    assert "All 2 sidecars listen" in log()
-    assert not (run_dir / "targets.json").exists()
-
-
-def test_a_signal_to_the_batch_step_ends_the_steps_by_scancel(slurm: FakeSlurm, folder: Path) -> None:
-    trap = "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'"
-    (folder / "job.yaml").write_text(yaml.safe_dump(slurm_job(trap)))
-    step, run_dir = batch_step(slurm, folder)
-    poll(lambda: read_json(run_dir / "state.json").get("phase") == "running", "phase running", 20)
-    step.terminate()
-    assert step.wait(20) == 5
-    report = read_json(run_dir / "report.json")
-    assert (report["state"], report["cause"]) == ("CANCELLED", None)
-    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
-    ended = slurm.calls("scancel")[0]["argv"]
-    assert ended[0] == "--signal=TERM"
-    assert len(ended) == 5
-    assert all(word.startswith("4459.") for word in ended[1:])
-
-
-def test_a_step_that_does_not_start_is_told(slurm: FakeSlurm, folder: Path) -> None:
-    (folder / "job.yaml").write_text(yaml.safe_dump(slurm_job("true")))
-    slurm.say("srun", "status", 1)
-    slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
-    step, run_dir = batch_step(slurm, folder)
-    assert step.wait(30) == 1
-    report = read_json(run_dir / "report.json")
-    assert report["cause"]["reason"] == "launch_failed"
-    assert "Invalid credential" in (run_dir / "log.err").read_text()
-    assert "could not run on cn01, cn02; the job goes on unwatched" in (run_dir / "log.out").read_text()

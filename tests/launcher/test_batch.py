@@ -1,0 +1,143 @@
+"""The batch step of a Slurm job, with a fake srun that runs the tasks on this machine.
+
+The jobs are played at the same time, each in a folder of its own.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.launcher.fakes import FakeSlurm
+from tests.launcher.support import gpujob, kill_all_with, poll, read_json
+
+
+@dataclass
+class Batch:
+    """A batch step that has ended."""
+
+    slurm: FakeSlurm
+    run_dir: Path
+    status: int
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return read_json(self.run_dir / "report.json")
+
+    def log(self, name: str = "log.out") -> str:
+        return (self.run_dir / name).read_text()
+
+
+class Submitted:
+    """A job that sbatch has taken, and the way slurmd would start it."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        folder.mkdir()
+        self.slurm = FakeSlurm(folder / "fake")
+        self._work = folder / "work"
+        self._work.mkdir()
+        job = {
+            "name": "steps",
+            "resources": {"nodes": 2},
+            "workers": [{"count": 4, "command": command}],
+            "monitoring": {"check_interval": 0.5, "linger": 0},
+        }
+        (self._work / "job.yaml").write_text(yaml.safe_dump(job))
+        done = gpujob("submit", "job.yaml", "--json", cwd=self._work, env=self.slurm.environment())
+        self.run_dir = Path(json.loads(done.stdout)["run_dir"])
+
+    def run(self, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None, **variables: str) -> Batch:
+        """The script to its end, with what slurmd leaves in the environment."""
+        environment = self.slurm.environment(
+            SLURM_JOB_ID="4459",
+            SLURM_JOB_NODELIST="cn[01-02]",
+            SLURM_NTASKS_PER_NODE="1",
+            SLURM_CPUS_PER_TASK="2",
+            SLURM_MEM_PER_NODE="1024",
+            **variables,
+        )
+        argv = ["bash", str(self.run_dir / "sbatch_script.sh")]
+        with (self.run_dir / "log.out").open("ab") as out, (self.run_dir / "log.err").open("ab") as err:
+            step = subprocess.Popen(argv, cwd=self._work, env=environment, stdout=out, stderr=err)
+        try:
+            if meanwhile is not None:
+                meanwhile(step)
+            return Batch(self.slurm, self.run_dir, step.wait(40))
+        finally:
+            step.kill()
+            step.wait()
+
+
+def play_to_the_end(folder: Path) -> Batch:
+    job = Submitted(folder, "sh -c 'echo $RANK $GPUJOB_NODE $SLURMD_NODENAME'")
+    return job.run(SLURM_RESTART_COUNT="1")
+
+
+def play_a_signal(folder: Path) -> Batch:
+    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
+
+    def end(step: subprocess.Popen[bytes]) -> None:
+        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
+        step.terminate()
+
+    return job.run(end)
+
+
+def play_a_refusal(folder: Path) -> Batch:
+    job = Submitted(folder, "true")
+    job.slurm.say("srun", "status", 1)
+    job.slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
+    return job.run()
+
+
+PLAYS = (play_to_the_end, play_a_signal, play_a_refusal)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
+    folder = tmp_path_factory.mktemp("batch")
+    with ThreadPoolExecutor(len(PLAYS)) as pool:
+        yield {play.__name__: pool.submit(play, folder / play.__name__) for play in PLAYS}
+    kill_all_with(folder)
+
+
+def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_to_the_end"].result(60)
+    assert batch.status == 0, batch.log() + batch.log("log.err")
+    report, calls = batch.report, batch.slurm.calls("srun")
+    assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
+    assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
+    assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
+    assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
+    for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
+        assert (batch.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
+        start = read_json(batch.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
+        assert (start["node"], start["step"] is not None) == (node, True)
+    assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
+    assert "All 2 sidecars listen" in batch.log()
+    assert not (batch.run_dir / "targets.json").exists()
+
+
+def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_signal"].result(60)
+    assert batch.status == 5, batch.log() + batch.log("log.err")
+    report = batch.report
+    assert (report["state"], report["cause"]) == ("CANCELLED", None)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
+    ended = batch.slurm.calls("scancel")[0]["argv"]
+    assert (ended[0], len(ended)) == ("--signal=TERM", 5)
+    assert all(word.startswith("4459.") for word in ended[1:])
+
+
+def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_refusal"].result(60)
+    assert batch.status == 1
+    assert batch.report["cause"]["reason"] == "launch_failed"
+    assert "Invalid credential" in batch.log("log.err")
+    assert "could not run on cn01, cn02; the job goes on unwatched" in batch.log()
