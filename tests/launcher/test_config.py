@@ -405,8 +405,8 @@ def test_an_ordinary_name_is_no_secret(name: str) -> None:
 
 def test_a_relative_directory_counts_from_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ana")
-    work = Path("/work")
-    assert resolve_directory("out", work) == "/work/out"
+    work = Path("/data")
+    assert resolve_directory("out", work) == "/data/out"
     assert resolve_directory("../out/./x", work) == "/out/x"
     assert resolve_directory("/abs", work) == "/abs"
     assert resolve_directory("~/out", work) == "/home/ana/out"

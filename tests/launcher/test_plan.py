@@ -318,7 +318,7 @@ def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
         paths={"output_dir": hard_name},
         progress={"total_items": 5, "patterns": {"items": r"(\d+)"}},
     )
-    plan = plan_of(spec, {"target_dir": "/srv/targets", "cluster": hard_name}, workdir=f"/work/{hard_name}")
+    plan = plan_of(spec, {"target_dir": "/srv/targets", "cluster": hard_name}, workdir=f"/data/{hard_name}")
     manifest = parse_manifest(json.dumps(render_manifest(plan.manifest)), Path("/run"))
     read = parse_plan(json.loads(json.dumps(dump_plan(plan))), manifest)
     assert read == dataclasses.replace(

@@ -140,7 +140,7 @@ def options_of(script: str) -> Iterator[str]:
 
 def test_sbatch_reads_each_value_as_it_was_meant(hard_name: str) -> None:
     spec = job_spec(name=hard_name, slurm={"account": hard_name, "directives": {"comment": hard_name, "requeue": True}})
-    plan = plan_of(spec, workdir=f"/work/{hard_name}")
+    plan = plan_of(spec, workdir=f"/data/{hard_name}")
     expected = [f"--{name}" + ("" if value is None else f"={value}") for name, value in directives(plan)]
     on_command_line = sbatch_arguments(plan)
     found = list(options_of(render_sbatch(plan)))
@@ -159,11 +159,11 @@ def test_a_folder_may_be_called_like_the_placeholder_of_the_job_id(tmp_path: Pat
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
-    plan = plan_of(workdir="/work/{job_id}")
+    plan = plan_of(workdir="/data/{job_id}")
     plan = Plan(**{**plan.__dict__, "python": str(python)})
-    assert run_script(plan, tmp_path)[-1] == "/work/{job_id}/logs/4459_job_20251122_041341"
-    assert dict(directives(plan))["output"] == "/work/{job_id}/logs/%j_job_20251122_041341/log.out"
-    assert plan.run_dir("4459") == Path("/work/{job_id}/logs/4459_job_20251122_041341")
+    assert run_script(plan, tmp_path)[-1] == "/data/{job_id}/logs/4459_job_20251122_041341"
+    assert dict(directives(plan))["output"] == "/data/{job_id}/logs/%j_job_20251122_041341/log.out"
+    assert plan.run_dir("4459") == Path("/data/{job_id}/logs/4459_job_20251122_041341")
 
 
 def test_a_job_name_is_reduced_to_what_is_safe(hard_name: str) -> None:
