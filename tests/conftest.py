@@ -1,10 +1,22 @@
 """Options and fixtures that several folders of tests use."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Started by nohup or in the background of a script, pytest has signals ignored, and so would every
+# process that the tests start and end by just these.
+for _number, _action in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _action)
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 UPDATE_GOLDEN = "--update-golden"
