@@ -24,7 +24,7 @@ def _become(package: str) -> None:
     # in a C locale this interpreter has put LC_CTYPE into its environment, which is not the user's
     try:
         with open("/proc/self/environ", "rb") as source:
-            given = b"LC_CTYPE=" in b"\0" + source.read()
+            given = b"\0LC_CTYPE=" in b"\0" + source.read()
     except OSError:
         given = True
     if not given:

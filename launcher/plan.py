@@ -7,7 +7,6 @@ attempt) stands as a placeholder until the orchestrator fills it in.
 import dataclasses
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,25 @@ DEFAULT_KILL_WAIT_S = 30.0
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 MOST_NAME_BYTES = 100
 """Of a job's name in the name of its run directory, which has 255 in all."""
+
+VARIABLES = {
+    "rank": "GPUJOB_RANK",
+    "world_size": "GPUJOB_WORLD_SIZE",
+    "local_rank": "GPUJOB_LOCAL_RANK",
+    "index": "GPUJOB_WORKER_INDEX",
+    "role": "GPUJOB_ROLE",
+    "worker": "GPUJOB_WORKER",
+    "node_index": "GPUJOB_NODE_INDEX",
+    "nodes": "GPUJOB_NODE_COUNT",
+    "gpus": "GPUJOB_GPUS",
+    "job_id": "GPUJOB_JOB_ID",
+    "job_dir": "GPUJOB_JOB_DIR",
+    "run_dir": "GPUJOB_RUN_DIR",
+    "output_dir": "GPUJOB_OUTPUT_DIR",
+    "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
+    "log_dir": "GPUJOB_LOG_DIR",
+}
+"""Variable of a task that holds the value of each placeholder."""
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[a-z_]+)\}\}|\{(?P<name>[a-z_]+)\}")
 
@@ -247,12 +265,13 @@ class RunFacts:
 def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     """The words that start one task. A placeholder's value is data: it is never split or evaluated.
 
-    In the text of ``bash -c`` it becomes a quoted word. Braces that are no placeholder stay.
+    In the text of ``bash -c`` it becomes the variable that holds the value: a shell never takes for
+    code what comes out of a variable, whatever quotes, comments or here documents are around it.
+    Braces that are no placeholder stay.
     """
     values = placeholders(plan, planned, facts)
-    words = list(planned.argv)
-    text = shell_text_index(words)
-    return [fill(word, values, quoted=index == text) for index, word in enumerate(words)]
+    text = shell_text_index(planned.argv)
+    return [fill_shell_text(word) if index == text else fill(word, values) for index, word in enumerate(planned.argv)]
 
 
 def shell_text_index(words: Sequence[str]) -> int | None:
@@ -267,67 +286,34 @@ def shell_text_index(words: Sequence[str]) -> int | None:
     return None
 
 
-def fill(word: str, values: Mapping[str, str], *, quoted: bool = False) -> str:
-    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``.
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
 
-    With ``quoted`` the word is a text for a shell, and a value becomes data in it: within quotes of
-    either kind, within ``$( )`` and outside.
-    """
-    parts: list[str] = []
-    place, quotes = 0, _Quotes()
-    for match in _PLACEHOLDER.finditer(word):
-        between = word[place : match.start()]
-        quotes.read(between)
-        parts.append(between)
-        name = match["name"] or match["literal"]
+    def part(match: re.Match[str]) -> str:
         if match["literal"]:
-            parts.append(f"{{{name}}}")
-        elif name not in values:
-            parts.append(match[0])
-        else:
-            parts.append(quotes.quote(values[name]) if quoted else values[name])
-        place = match.end()
-    return "".join([*parts, word[place:]])
+            return f"{{{match['literal']}}}"
+        return values.get(match["name"], match[0])
+
+    return _PLACEHOLDER.sub(part, word)
 
 
-class _Quotes:
-    """Where in the quotes of a shell's text one is, after each piece of it."""
+def fill_shell_text(text: str) -> str:
+    """``text`` with each placeholder replaced by its variable in double quotes, so that it stays one word."""
+    quote = ""
 
-    def __init__(self) -> None:
-        self._open: list[str] = []
+    def part(match: re.Match[str]) -> str:
+        nonlocal quote
+        token = match[0]
+        if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash means nothing in single quotes
+            quote = token[-1] if not quote else "" if quote == token[-1] else quote
+        if match["literal"]:
+            return f"{{{match['literal']}}}"
+        if match["name"] not in VARIABLES:
+            return token
+        variable = f"${{{VARIABLES[match['name']]}}}"
+        return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
 
-    def read(self, text: str) -> None:
-        """Go on by this piece."""
-        index = 0
-        while index < len(text):
-            character, inside = text[index], self._open[-1] if self._open else ""
-            if inside == "'":
-                if character == "'":
-                    self._open.pop()
-            elif character == "\\":
-                index += 1
-            elif text.startswith("$(", index):
-                self._open.append("(")
-                index += 1
-            elif character == '"':
-                if inside == '"':
-                    self._open.pop()
-                else:
-                    self._open.append('"')
-            elif inside != '"' and character == "'":
-                self._open.append("'")
-            elif inside == "(" and character == ")":
-                self._open.pop()
-            index += 1
-
-    def quote(self, value: str) -> str:
-        """The value as data at this place."""
-        inside = self._open[-1] if self._open else ""
-        if inside == "'":
-            return value.replace("'", "'\"'\"'")
-        if inside == '"':
-            return re.sub(r'([\\"$`])', r"\\\1", value)
-        return shlex.quote(value)
+    return re.sub(rf"\\.|['\"]|{_PLACEHOLDER.pattern}", part, text, flags=re.DOTALL)
 
 
 def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> dict[str, str]:
@@ -361,21 +347,13 @@ def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: in
         "RANK": values["rank"],
         "LOCAL_RANK": values["local_rank"],
         "WORLD_SIZE": values["world_size"],
-        "GPUJOB_JOB_ID": facts.job_id,
         "GPUJOB_JOB_NAME": plan.job_name,
-        "GPUJOB_WORKER": values["worker"],
-        "GPUJOB_ROLE": values["role"],
-        "GPUJOB_WORKER_INDEX": values["index"],
         "GPUJOB_NODE": hosts[planned.task.node_index],
-        "GPUJOB_NODE_INDEX": values["node_index"],
         "GPUJOB_NODES": ",".join(hosts),
         "GPUJOB_ATTEMPT": str(facts.attempt),
         "GPUJOB_RESTART": str(restart),
-        "GPUJOB_RUN_DIR": values["run_dir"],
-        "GPUJOB_OUTPUT_DIR": values["output_dir"],
-        "GPUJOB_CHECKPOINT_DIR": values["checkpoint_dir"],
-        "GPUJOB_LOG_DIR": values["log_dir"],
         **{name: fill(value, values) for name, value in planned.env.items()},
+        **{variable: values[name] for name, variable in VARIABLES.items()},
     }
 
 

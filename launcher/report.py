@@ -158,8 +158,14 @@ def build_report(
     checks = []
     if state == "COMPLETED":
         reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
+        since = orchestrator.get("start")
         checks = verify(
-            manifest, items_processed=processed, positions=positions, reasons=reasons, out_of_time=out_of_time
+            manifest,
+            items_processed=processed,
+            positions=positions,
+            reasons=reasons,
+            since=float(since) if isinstance(since, int | float) else 0.0,
+            out_of_time=out_of_time,
         )
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"

@@ -9,6 +9,8 @@ from exporter.readers.files import count_lines, read_files
 
 COMPLETE_SHARE = 0.99
 """Share of the expected items that counts as complete."""
+CLOCK_SLACK_S = 60.0
+"""How far the clock of a file server may be behind."""
 MOST_COUNTED_BYTES = 1 << 30
 """Larger files are not read for their number of records."""
 
@@ -30,13 +32,17 @@ def verify(
     items_processed: int | None,
     positions: Sequence[int | None],
     reasons: Sequence[str | None],
+    since: float = 0.0,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> list[Check]:
-    """Checks of a finished job. ``positions`` are those of its tasks, ``reasons`` those of the critical ones."""
+    """Checks of a finished job that started at ``since``.
+
+    ``positions`` are those of its tasks, ``reasons`` those of the critical ones.
+    """
     return [
         _workers(reasons),
         _items(manifest, items_processed, positions),
-        *_outputs(manifest, positions, out_of_time),
+        *_outputs(manifest, positions, since, out_of_time),
     ]
 
 
@@ -58,7 +64,9 @@ def _items(manifest: Manifest, processed: int | None, positions: Sequence[int | 
     return Check("items", done >= COMPLETE_SHARE * total, f"{done} of {total} items done{again}{enough}")
 
 
-def _outputs(manifest: Manifest, positions: Sequence[int | None], out_of_time: Callable[[], bool]) -> list[Check]:
+def _outputs(
+    manifest: Manifest, positions: Sequence[int | None], since: float, out_of_time: Callable[[], bool]
+) -> list[Check]:
     group = next((group for group in manifest.groups if group.name == "output"), None)
     if group is None or group.pattern is None:
         return []
@@ -69,6 +77,9 @@ def _outputs(manifest: Manifest, positions: Sequence[int | None], out_of_time: C
         return [Check("outputs", False, f"{directory} cannot be read: {error.strerror}")]
     if not files:
         return [Check("outputs", None, f"no file matches {group.pattern} in {directory}")]
+    if all(file.mtime < since - CLOCK_SLACK_S for file in files):
+        # some may be: a job that goes on where an earlier one has ended need not write to all of them
+        return [Check("outputs", None, f"{len(files)} files in {directory}, none written since the job started")]
     empty = [file.name for file in files if file.size_bytes == 0]
     size = sum(file.size_bytes for file in files)
     checks = [

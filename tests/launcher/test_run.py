@@ -40,6 +40,8 @@ from tests.launcher.support import (
 
 AT_ONCE = 4
 NOWHERE = "http://127.0.0.1:9"
+UNWATCHED = {"enabled": False}
+"""Monitoring of a job of which the sidecars are not the matter: it starts sooner."""
 ESCAPE = "\x1b"
 
 
@@ -127,12 +129,7 @@ def wrong_packages(folder: Path) -> dict[str, str]:
 
 def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
     """A job whose workers do next to nothing."""
-    return {
-        "name": "quick",
-        "workers": [{"command": command}],
-        "monitoring": {"check_interval": 0.5, "linger": 0},
-        **over,
-    }
+    return {"name": "quick", "workers": [{"command": command}], "monitoring": UNWATCHED, **over}
 
 
 # A job that completes
@@ -141,7 +138,7 @@ def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
 @scenario
 def completed(folder: Path) -> Ended:
     env = clean_environment(**wrong_packages(folder))
-    spec = embed_job(items=600, env={"HF_TOKEN": "hunter2"})
+    spec = embed_job(items=800, env={"HF_TOKEN": "hunter2"})
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
@@ -151,9 +148,10 @@ def completed(folder: Path) -> Ended:
             return found if json.loads(found.stdout)["phase"] == "running" else None
 
         running = poll(running_view, "a view of the running job")
-        picture = look(job, "watch", str(job.run_dir), "--once")
-        report = look(job, "report", job_id, "--json")
         targets = (job.run_dir / "targets.json").read_text()
+        with ThreadPoolExecutor(2) as pool:
+            words = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
+            picture, report = pool.map(lambda entry: look(job, *entry), words)
         done = ended(job)
         after = look(job, "watch", job_id, "--once", "--json")
         done.seen = {"running": running, "picture": picture, "report": report, "after": after, "targets": targets}
@@ -175,8 +173,8 @@ def test_a_job_that_does_its_work_completes(completed: Ended) -> None:
 
 
 def test_every_item_is_a_line_of_output(completed: Ended) -> None:
-    assert completed.report["items"] == completed.report["items_expected"] == completed.job.lines() == 600
-    assert [worker["items"] for worker in completed.report["workers"]] == [300, 300]
+    assert completed.report["items"] == completed.report["items_expected"] == completed.job.lines() == 800
+    assert [worker["items"] for worker in completed.report["workers"]] == [400, 400]
 
 
 def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> None:
@@ -235,7 +233,7 @@ def test_a_running_job_is_watched_by_its_id(completed: Ended) -> None:
     assert (view["schema"], view["state"], view["phase"], view["report"]) == (1, "RUNNING", "running", None)
     assert all(set(worker) >= WORKER_KEYS for worker in view["workers"])
     assert [(worker["up"], worker["exit"]) for worker in view["workers"]] == [(True, None)] * 2
-    assert view["items_expected"] == 600
+    assert view["items_expected"] == 800
     assert view["run_dir"] == str(completed.job.run_dir)
 
 
@@ -268,7 +266,7 @@ def test_a_job_that_has_ended_is_watched_as_it_ended(completed: Ended) -> None:
     view = json.loads(done.stdout)
     assert done.returncode == 0
     assert set(view) >= KEYS
-    assert (view["state"], view["phase"], view["items"]) == ("COMPLETED", "finished", 600)
+    assert (view["state"], view["phase"], view["items"]) == ("COMPLETED", "finished", 800)
     assert [worker["exit"]["reason"] for worker in view["workers"]] == ["completed"] * 2
     assert {"reason", "code", "signal"} <= set(view["workers"][0]["exit"])
     assert view["report"] == completed.report
@@ -307,7 +305,7 @@ def test_one_worker_that_fails_ends_the_job(app_error: Ended) -> None:
 
 @scenario
 def killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=9000), "--quiet") as job:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         pid = job.worker(1)["pid"]
         job.phase("running")
         os.kill(pid, signal.SIGKILL)
@@ -327,7 +325,9 @@ def test_a_worker_that_somebody_kills_was_killed_by_nobody_knows_whom(killed: En
 
 @scenario
 def crashed_at_once(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job("--only-rank 0 --crash-after-ms 50", items=9000), "--quiet") as job:
+    with LocalJob(
+        folder, embed_job("--only-rank 0 --crash-after-ms 50", items=9000, monitoring=UNWATCHED), "--quiet"
+    ) as job:
         return ended(job)
 
 
@@ -339,7 +339,9 @@ def test_a_worker_that_crashes_at_once_is_not_missed(crashed_at_once: Ended) -> 
 
 @scenario
 def out_of_cuda_memory(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job("--only-rank 0 --at 20 --cuda-oom", items=9000), "--quiet") as job:
+    with LocalJob(
+        folder, embed_job("--only-rank 0 --at 20 --cuda-oom", items=9000, monitoring=UNWATCHED), "--quiet"
+    ) as job:
         return ended(job)
 
 
@@ -546,7 +548,7 @@ def test_stopping_says_so(stopped: Ended) -> None:
 
 @scenario
 def under_nohup(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(), "--quiet", prefix=["nohup"]) as job:
+    with LocalJob(folder, embed_job(monitoring=UNWATCHED), "--quiet", prefix=["nohup"]) as job:
         job.phase("running")
         job.process.send_signal(signal.SIGHUP)
         return ended(job)
@@ -581,7 +583,7 @@ def orchestrator(run_dir: Path, stdout: Any) -> Iterator[subprocess.Popen[bytes]
 
 
 def test_a_worker_that_does_not_listen_is_killed_in_time(tmp_path: Path) -> None:
-    spec = quick_job("sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'", monitoring={"enabled": False})
+    spec = quick_job("sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'")
     run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=2.5)
     with (run_dir / "log.out").open("wb") as log, orchestrator(run_dir, log) as process:
         poll(lambda: any(path.read_text() == "up\n" for path in run_dir.glob("*_worker_w0.out")), "the worker")
@@ -594,7 +596,7 @@ def test_a_worker_that_does_not_listen_is_killed_in_time(tmp_path: Path) -> None
 
 
 def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
-    spec = quick_job("sh -c 'echo done > result'", monitoring={"enabled": False})
+    spec = quick_job("sh -c 'echo done > result'")
     run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=5)
     with open("/dev/full", "wb") as full, orchestrator(run_dir, full) as process:
         assert process.wait(15) == 0
@@ -630,7 +632,7 @@ def test_nothing_outlives_the_orchestrator(orchestrator_killed: Ended) -> None:
 
 @scenario
 def command_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=9000), "--quiet") as job:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
         job.process.kill()
         status = job.wait()
@@ -685,7 +687,7 @@ def test_a_job_completes_without_a_sidecar_and_says_so(without_a_sidecar: Ended)
 
 @scenario
 def not_monitored(folder: Path) -> Ended:
-    spec = quick_job("sh -c 'echo Processed 5/5 items'", monitoring={"enabled": False})
+    spec = quick_job("sh -c 'echo Processed 5/5 items'")
     with LocalJob(folder, spec, "--quiet", env=clean_environment(HOME="/proc")) as job:
         return ended(job)
 
@@ -698,7 +700,7 @@ def test_a_job_may_do_without_sidecars_and_without_a_home_to_write_to(not_monito
 
 @scenario
 def wrapper_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=9000), "--quiet") as job:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
         start = job.worker(1)
         job.phase("running")
         os.kill(start["wrapper_pid"], signal.SIGKILL)
@@ -761,7 +763,11 @@ def test_a_worker_gets_the_environment_of_the_user_and_ours_alone(bare_environme
 @scenario
 def two_nodes(folder: Path) -> Ended:
     command = "sh -c 'echo $GPUJOB_NODE $CUDA_VISIBLE_DEVICES'"
-    spec = quick_job(resources={"nodes": 2, "gpus_per_node": 2}, workers=[{"count": 4, "gpus": 1, "command": command}])
+    spec = quick_job(
+        monitoring={"check_interval": 0.5, "linger": 0},
+        resources={"nodes": 2, "gpus_per_node": 2},
+        workers=[{"count": 4, "gpus": 1, "command": command}],
+    )
     with LocalJob(folder, spec, "--quiet") as job:
         return ended(job)
 
