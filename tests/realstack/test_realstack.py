@@ -141,12 +141,13 @@ class TestFourNodes:
         seen = sorted(out.read_text().splitlines())
         out.unlink()
         assert seen == [f"{PREFIX}{i} {cluster.user} 0,1" for i in (1, 2, 3, 4)]
-        rows = cluster.wait_for(
-            lambda: [r for r in cluster.sacct(job, "JobID", "State", "NNodes") if r["State"] == "COMPLETED"],
+        # the rows of a job and of its steps reach the accounting one by one
+        wanted = {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"}
+        cluster.wait_for(
+            lambda: wanted in cluster.sacct(job, "JobID", "State", "NNodes"),
             30,
-            f"job {job} to be COMPLETED in the accounting",
+            f"job {job} to be COMPLETED on 4 nodes in the accounting",
         )
-        assert {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"} in rows
 
     def test_a_step_over_its_memory_limit_is_out_of_memory(self, cluster: Cluster) -> None:
         if not cluster.enforces_memory:
