@@ -407,7 +407,7 @@ def _open(job: str) -> "JobClient":
     return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
 
 
-ENDED = ("PENDING", "RUNNING")
+UNFINISHED = ("PENDING", "RUNNING")
 
 
 @commands.command(epilog="example: gpujob watch 4459 --until done")
@@ -427,7 +427,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     from launcher.report import EXIT_STATUS
 
     def over(view: Mapping[str, Any]) -> bool:
-        return view["state"] not in ENDED or (until == "running" and view["phase"] != "launching")
+        return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
 
     try:
         client = _open(job)
@@ -479,7 +479,7 @@ def stop(job: str) -> None:
 
     client = _open(job)
     view = client.look()
-    if view["state"] not in ENDED:
+    if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")
         return
     orchestrator = records.read_json(client.run_dir / records.ORCHESTRATOR_FILE) or {}

@@ -1,7 +1,7 @@
 """Which worker a file belongs to, by its name."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 _WORDS = ("worker", "rank", "shard", "proc", "gpu", "task", "part")
@@ -13,18 +13,10 @@ def _number_after(words: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:^|[^A-Za-z])({alternatives})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
 
 
-def worker_number(name: str, roles: Iterable[str] = ()) -> int | None:
-    """The worker number in a file name such as ``output_worker_3.jsonl``, or None.
+def worker_rank(name: str, ranks: Mapping[tuple[str, int], int]) -> int | None:
+    """The rank of the worker that a file name such as ``output_worker_3.jsonl`` tells, or None.
 
     Only a number behind a word for a worker counts: ``checkpoint_500.pt`` is nobody's.
-    """
-    match = _number_after(frozenset((*_WORDS, *roles))).search(name)
-    return int(match[2]) if match else None
-
-
-def worker_rank(name: str, ranks: Mapping[tuple[str, int], int]) -> int | None:
-    """The rank of the worker that a file name tells, or None.
-
     ``ranks`` is by role and index: a number behind the name of a role counts within the role, one
     behind another word for a worker is a rank.
     """

@@ -71,14 +71,6 @@ def parse_io(text: bytes) -> tuple[int, int]:
     return int(fields[9]), int(fields[11])
 
 
-def parse_start_time(text: str) -> int:
-    """Boot time in epoch seconds from ``/proc/stat``, line ``btime``."""
-    for line in text.splitlines():
-        if line.startswith("btime "):
-            return int(line.split()[1])
-    raise ValueError("/proc/stat has no btime")
-
-
 class _Watched:
     """Open descriptors of one process, and the last sums it gave."""
 

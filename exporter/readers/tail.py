@@ -29,18 +29,11 @@ class LogTail:
         self._inode: tuple[int, int] | None = None
         self._offset = 0
         self._rest = b""
-        self.overlong = 0
-        """Records longer than a chunk, which were passed on in pieces."""
 
     @property
     def lag_bytes(self) -> int:
         """Bytes of the file that have not been read yet."""
         return max(0, self.size - self._offset)
-
-    @property
-    def exists(self) -> bool:
-        """Whether the file was there at the last look."""
-        return self._inode is not None
 
     def close(self) -> None:
         """Close the file; the next look opens it again."""
@@ -92,7 +85,7 @@ class LogTail:
                 whole, self._rest = self._rest + chunk[:end], chunk[end:]
                 yield whole
             elif len(self._rest) + len(chunk) > CHUNK_BYTES:
-                self.overlong += 1
+                # a record longer than a chunk is passed on in pieces
                 whole, self._rest = self._rest + chunk, b""
                 yield whole
             else:

@@ -80,10 +80,8 @@ def test_the_rest_without_a_newline_is_given_once(path: Path) -> None:
 def test_a_file_that_does_not_exist_yet_is_read_from_its_top_once_it_does(path: Path) -> None:
     tail = LogTail(str(path))
     assert look(tail) == []
-    assert not tail.exists
     append(path, b"first\n")
     assert look(tail) == [b"first\n"]
-    assert tail.exists
 
 
 def test_a_rotated_log_goes_on_in_the_new_file(path: Path) -> None:

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.derive.workers import worker_number
+from exporter.derive.workers import worker_rank
 
 ROLES = ("prefill", "decode", "agg_server")
+RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
+"""Rank of the first worker of each role; other numbers stand for themselves."""
 
 
 @pytest.mark.parametrize(
@@ -24,12 +26,13 @@ ROLES = ("prefill", "decode", "agg_server")
         ("node01_worker_w4.out", 4),
         ("2025_worker_9.log", 9),
         ("prefill_w0.out", 0),
+        ("decode_w0.out", 100),
         ("node01_agg_server_w2_r1.err", 2),
         ("decode3", 3),
     ],
 )
 def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: int) -> None:
-    assert worker_number(name, ROLES) == number
+    assert worker_rank(name, RANKS) == number
 
 
 @pytest.mark.parametrize(
@@ -49,22 +52,22 @@ def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: in
     ],
 )
 def test_a_number_elsewhere_is_nobodys(name: str) -> None:
-    assert worker_number(name, ROLES) is None
+    assert worker_rank(name, RANKS) is None
 
 
 def test_a_word_is_one_only_where_it_is_a_role() -> None:
-    assert worker_number("trainer_4.log") is None
-    assert worker_number("trainer_4.log", ("trainer",)) == 4
-    assert worker_number("a.b_4.log", ("a.b",)) == 4
-    assert worker_number("aXb_4.log", ("a.b",)) is None
+    assert worker_rank("trainer_4.log", {}) is None
+    assert worker_rank("trainer_4.log", {("trainer", 4): 9}) == 9
+    assert worker_rank("a.b_4.log", {("a.b", 4): 9}) == 9
+    assert worker_rank("aXb_4.log", {("a.b", 4): 9}) is None
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["worker", "rank", "shard", "part", "prefill"]), st.sampled_from("_-"))
 def test_every_number_is_found_whole(number: int, word: str, sign: str) -> None:
-    assert worker_number(f"out_{word}{sign}{number}.jsonl", ROLES) == number
+    assert worker_rank(f"out_{word}{sign}{number}.jsonl", RANKS) == number
 
 
 @given(st.text(max_size=40))
 def test_any_name_can_be_asked_about(name: str) -> None:
-    number = worker_number(name, ROLES)
+    number = worker_rank(name, RANKS)
     assert number is None or number >= 0
