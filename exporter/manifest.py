@@ -87,6 +87,8 @@ class Manifest:
     announced: bool = False
     """Whether the targets of the job are announced where a Prometheus looks for them."""
     listen_address: str = ":0"
+    attached: bool = False
+    """Whether the job was started by others: nobody writes exit records, and the phase is the sidecar's own finding."""
     run_dir: Path = field(default=Path(), metadata={"derived": True})
     """Where the manifest was read from; not part of the file."""
 

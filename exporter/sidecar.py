@@ -153,6 +153,8 @@ class Sidecar:
             "workers": [status.workers[rank] for rank in sorted(status.workers)],
             "outputs": status.outputs,
             "filesystems": status.filesystems,
+            "memory": status.memory,
+            "launch": status.launch,
             "events": sorted(status.events, key=lambda event: float(event["time"])),
             "collectors": {slot.collector.name: slot.describe() for slot in (*self.slots, self.publisher)},
         }

@@ -39,6 +39,10 @@ class Status:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     filesystems: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Of the job on this node, from its control group."""
+    launch: dict[str, Any] = field(default_factory=dict)
+    """Checks of the launch: what has been seen of every worker, and what has not."""
 
     def worker(self, rank: int) -> dict[str, Any]:
         """The entry of one worker, made when it is not there."""
