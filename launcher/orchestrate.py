@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -22,7 +21,6 @@ from typing import Any
 from exporter import records
 from exporter.derive.exits import exit_evidence, parse_stop
 from exporter.manifest import read_manifest
-from launcher.discovery import Targets, read_sidecars, target_groups
 from launcher.environment import forget_coerced_locale
 from launcher.events import EventLog
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
@@ -34,12 +32,12 @@ from launcher.report import (
     render_report,
     write_report,
 )
+from launcher.say import say, show
+from launcher.sidecars import Sidecars
 from launcher.steps import ENDING_SIGNALS, Running, Steps
 from launcher.wrap import read_start_ticks
 
 TICK_S = 0.2
-SIDECARS_TIMEOUT_S = 10.0
-"""How long the workers wait for the sidecars to listen; then the job goes on without them."""
 RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
 NOTICE_GRACE_S = 3.0
@@ -47,27 +45,10 @@ NOTICE_GRACE_S = 3.0
 FINAL_VALUES_S = 15.0
 VERIFY_S = 60.0
 """How long output files may be read for their records while the nodes wait."""
-TARGETS_EVERY_S = 5.0
-"""Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
 KILL_MARGIN_S = 1.5
 """Kept free of KillWait for the report."""
-SIDECAR_END_S = 5.0
-MOST_SIDECAR_STARTS = 3
 OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
-
-
-def say(message: str) -> None:
-    """A line for ``log.out``."""
-    show(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
-
-
-def show(line: str) -> None:
-    """A line as it is. A full disk under the log costs the line, not the job."""
-    try:
-        os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
-    except (OSError, UnicodeError):
-        pass
 
 
 class Orchestrator:
@@ -78,7 +59,6 @@ class Orchestrator:
         self._facts = facts
         self._steps = steps
         self._time_limit_end = time_limit_end
-        self._targets = Targets(facts.run_dir, plan.target_dir)
         self._events = EventLog(facts.run_dir / records.EVENTS_FILE, facts)
         self._running: dict[int, Running] = {}
         """By rank."""
@@ -86,7 +66,7 @@ class Orchestrator:
         """Tasks whose step has ended and whose exit record may still be on its way: (what, status, since)."""
         self._waiting: dict[int, tuple[float, TaskPlan, int]] = {}
         """Restarts to come by rank: (when, what, which run)."""
-        self._sidecars: list[subprocess.Popen[bytes]] = []
+        self._sidecars = Sidecars(plan, facts, steps, self._sleep, lambda: self._signal is not None)
         self._signal: int | None = None
         self._signal_at = 0.0
         self._stop: dict[str, Any] | None = None
@@ -94,8 +74,6 @@ class Orchestrator:
         self._killed = False
         self._wake_read, self._wake_write = os.pipe()
         self._workers_ended = False
-        self._sidecar_starts = 0
-        self._targets_due = 0.0
         self._ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
 
@@ -139,7 +117,7 @@ class Orchestrator:
         for index, host in enumerate(self._facts.hosts):
             say(f"Node {index}: {host}")
         try:
-            self._start_sidecars()
+            self._sidecars.start()
             self._start_workers()
             self._until_workers_ended()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not leave a job without its end
@@ -160,40 +138,6 @@ class Orchestrator:
             action()
         except OSError as error:
             say(f"cannot {what}: {error.strerror}")
-
-    def _start_sidecars(self) -> None:
-        if not self._plan.monitoring:
-            say("No sidecars: monitoring.enabled is false")
-            return
-        try:
-            self._sidecars = self._steps.start_sidecars()
-        except OSError as error:
-            say(f"The sidecars cannot be started: {error}; the job goes on unwatched")
-            return
-        end = time.monotonic() + SIDECARS_TIMEOUT_S
-        while not self._signal:
-            listening = self._publish_targets()
-            if len(listening) >= len(self._facts.hosts):
-                say(f"All {len(listening)} sidecars listen")
-                return
-            missing = sorted(set(self._facts.hosts) - set(listening))
-            if all(process.poll() is not None for process in self._sidecars):
-                say(f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched (see sidecar logs)")
-                return
-            if time.monotonic() > end:
-                say(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
-                return
-            self._sleep(0.05)
-
-    def _publish_targets(self) -> dict[str, dict[str, Any]]:
-        """Announce the sidecars that listen; they by node."""
-        found = read_sidecars(self._facts.run_dir, self._facts.attempt)
-        if self._targets.publish(target_groups(found.values())):
-            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}")
-        while self._targets.problems:
-            say(self._targets.problems.pop())
-        self._targets_due = time.monotonic() + TARGETS_EVERY_S
-        return found
 
     def _start_workers(self) -> None:
         for planned in self._plan.tasks:
@@ -234,12 +178,10 @@ class Orchestrator:
                 phase = "running"
                 self._state(phase)
                 say("All workers are up")
-            if self._sidecars and time.monotonic() >= self._targets_due:
-                self._publish_targets()
+            self._sidecars.care(revive=self._stop is None)
             self._reap()
             self._restart_due()
             self._release_helpers()
-            self._revive_sidecars()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 if not self._killed and self._running:
                     self._killed = True
@@ -258,17 +200,6 @@ class Orchestrator:
         some_critical = any(planned.critical for planned in self._plan.tasks)
         if self._stop is None and active and some_critical and not any(planned.critical for planned in active):
             self._begin_stop("terminated_peer", "all critical workers have completed")
-
-    def _revive_sidecars(self) -> None:
-        """Start the sidecars again when not even their supervisors are left."""
-        gone = self._sidecars and all(process.poll() is not None for process in self._sidecars)
-        if gone and self._stop is None and self._sidecar_starts < MOST_SIDECAR_STARTS:
-            self._sidecar_starts += 1
-            say("The sidecars are gone; starting them again")
-            try:
-                self._sidecars = self._steps.start_sidecars()
-            except OSError as error:
-                say(f"The sidecars cannot be started: {error}")
 
     def _all_started(self) -> bool:
         folder = self._facts.run_dir / records.WORKERS_DIR
@@ -402,17 +333,15 @@ class Orchestrator:
             self._stop_for_signal()
         self._workers_ended = True
         self._state("completing")
-        if self._sidecars:
-            self._await_final_values(1.0 if hurry else FINAL_VALUES_S)
+        self._sidecars.await_final_values(1.0 if hurry else FINAL_VALUES_S)
         records.release_reserve(self._facts.run_dir)
         status = EXIT_STATUS["UNKNOWN"]
         try:
             status = self._report()
-        except Exception:  # noqa: BLE001 - see above: targets and sidecars still have to go
+        except Exception:  # noqa: BLE001 - see above: sidecars and targets still have to go
             say(f"the report cannot be made: {traceback.format_exc()}")
         self._state("finished")
-        self._end_sidecars(hurry)
-        self._targets.remove()
+        self._sidecars.end(hurry=hurry)
         return status
 
     def _report(self) -> int:
@@ -433,39 +362,6 @@ class Orchestrator:
         for line in render_report(report).splitlines():
             show(f"    {line}".rstrip())
         return int(report["exit_status"])
-
-    def _await_final_values(self, timeout_s: float) -> None:
-        """Wait until every sidecar that runs has written its last status."""
-        end = time.monotonic() + timeout_s
-        waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
-        while time.monotonic() < end:
-            for node in sorted(waiting):
-                status = records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {}
-                if status.get("final") and status.get("attempt") == self._facts.attempt:
-                    waiting.discard(node)
-            if not waiting:
-                return
-            if all(process.poll() is not None for process in self._sidecars):
-                return
-            self._sleep(0.1)
-            if self._signal and timeout_s > 1.0:
-                end = min(end, time.monotonic() + 1.0)
-        say("Some sidecars did not give their final values in time")
-
-    def _end_sidecars(self, hurry: bool) -> None:
-        """Let the sidecars linger for a last scrape, then end them."""
-        end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + SIDECAR_END_S)
-        asked = False
-        while any(process.poll() is None for process in self._sidecars):
-            if (time.monotonic() > end or self._signal) and not asked:
-                asked = True
-                self._steps.end_sidecars(self._sidecars)
-                end = time.monotonic() + SIDECAR_END_S
-            elif time.monotonic() > end:
-                for process in self._sidecars:
-                    process.kill()
-                return
-            self._sleep(TICK_S)
 
 
 def load_plan(run_dir: Path) -> Plan:

@@ -1,0 +1,138 @@
+"""The sidecars of a job, from the orchestrator's side: start, announce, start again, last values, end.
+
+None of it may hold or fail the job: whatever goes wrong here is said, and the job goes on.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from exporter import records
+from launcher.discovery import Targets, read_sidecars, target_groups
+from launcher.plan import Plan, RunFacts
+from launcher.say import say
+from launcher.steps import Steps
+
+START_TIMEOUT_S = 10.0
+"""How long the workers wait for the sidecars to listen; then the job goes on without them."""
+TARGETS_EVERY_S = 5.0
+"""Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
+END_S = 5.0
+MOST_STARTS = 3
+
+
+class Sidecars:
+    """One sidecar on each node. ``sleep`` is woken by signals and children; ``hurried`` tells that a signal came."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        facts: RunFacts,
+        steps: Steps,
+        sleep: Callable[[float], None],
+        hurried: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._steps = steps
+        self._sleep = sleep
+        self._hurried = hurried
+        self._targets = Targets(facts.run_dir, plan.target_dir)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._starts = 0
+        self._targets_due = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether any were started."""
+        return bool(self._processes)
+
+    @property
+    def _gone(self) -> bool:
+        return all(process.poll() is not None for process in self._processes)
+
+    def start(self) -> None:
+        """Start them and wait until they listen, for a while."""
+        if not self._plan.monitoring:
+            say("No sidecars: monitoring.enabled is false")
+            return
+        if not self._start():
+            return
+        end = time.monotonic() + START_TIMEOUT_S
+        while not self._hurried():
+            listening = self._publish()
+            if len(listening) >= len(self._facts.hosts):
+                say(f"All {len(listening)} sidecars listen")
+                return
+            missing = sorted(set(self._facts.hosts) - set(listening))
+            if self._gone:
+                say(f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched (see sidecar logs)")
+                return
+            if time.monotonic() > end:
+                say(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
+                return
+            self._sleep(0.05)
+
+    def _start(self) -> bool:
+        try:
+            self._processes = self._steps.start_sidecars()
+        except OSError as error:
+            say(f"The sidecars cannot be started: {error}; the job goes on unwatched")
+            return False
+        return True
+
+    def _publish(self) -> dict[str, dict[str, Any]]:
+        """Announce the sidecars that listen; they by node."""
+        found = read_sidecars(self._facts.run_dir, self._facts.attempt)
+        if self._targets.publish(target_groups(found.values())):
+            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}")
+        while self._targets.problems:
+            say(self._targets.problems.pop())
+        self._targets_due = time.monotonic() + TARGETS_EVERY_S
+        return found
+
+    def care(self, *, revive: bool) -> None:
+        """What is due while the workers run; ``revive`` starts them again when not even their supervisors are left."""
+        if not self._processes:
+            return
+        if time.monotonic() >= self._targets_due:
+            self._publish()
+        if revive and self._gone and self._starts < MOST_STARTS:
+            self._starts += 1
+            say("The sidecars are gone; starting them again")
+            self._start()
+
+    def await_final_values(self, timeout_s: float) -> None:
+        """Wait until every sidecar that runs has written its last status."""
+        if not self._processes:
+            return
+        end = time.monotonic() + timeout_s
+        waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
+        while time.monotonic() < end:
+            for node in sorted(waiting):
+                status = records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {}
+                if status.get("final") and status.get("attempt") == self._facts.attempt:
+                    waiting.discard(node)
+            if not waiting or self._gone:
+                return
+            self._sleep(0.1)
+            if self._hurried() and timeout_s > 1.0:
+                end = min(end, time.monotonic() + 1.0)
+        say(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
+
+    def end(self, *, hurry: bool) -> None:
+        """Let them linger for a last scrape, then end them; the targets go with them."""
+        end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + END_S)
+        asked = False
+        while not self._gone:
+            if (time.monotonic() > end or self._hurried()) and not asked:
+                asked = True
+                self._steps.end_sidecars(self._processes)
+                end = time.monotonic() + END_S
+            elif time.monotonic() > end:
+                for process in self._processes:
+                    process.kill()
+                break
+            self._sleep(0.2)
+        self._targets.remove()
