@@ -96,6 +96,10 @@ class Manifest:
         """Tasks that run on the node with this index."""
         return tuple(task for task in self.tasks if task.node_index == node_index)
 
+    def ranks_of_roles(self) -> dict[tuple[str, int], int]:
+        """Rank of the first task of each worker, by role and index within it."""
+        return {(task.role, task.index): task.rank for task in sorted(self.tasks, key=lambda task: -task.local_rank)}
+
     def directory(self, group: PathGroup) -> Path:
         """Absolute directory of a path group."""
         return self.run_dir / group.directory

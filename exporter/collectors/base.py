@@ -76,11 +76,6 @@ class Collector(Protocol[Snapshot]):
         ...
 
 
-def ranks_of_roles(manifest: Manifest) -> dict[tuple[str, int], int]:
-    """Rank of the first task of each worker, by role and index within it."""
-    return {(task.role, task.index): task.rank for task in sorted(manifest.tasks, key=lambda task: -task.local_rank)}
-
-
 def worker_labels(task: Task) -> Mapping[str, object]:
     """Labels of the series of one task."""
     return {"worker": task.worker, "role": task.role, "rank": task.rank}

@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from exporter import records
-from exporter.collectors.base import WORKER_LABELS, Context, Status, ranks_of_roles, worker_labels
+from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
 from exporter.derive.eta import Estimate, RecentRateEstimator
 from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, compile_pattern, merge
 from exporter.derive.progress import Progress, expected_items
@@ -14,9 +16,8 @@ from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import LogPattern, Task
-from exporter.readers.files import read_files
 from exporter.readers.tail import LogTail
-from exporter.readers.worker_logs import log_paths
+from exporter.readers.worker_logs import extra_logs, log_paths
 
 ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
 ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
@@ -130,11 +131,12 @@ class LogsCollector:
         errors = merge(ERRORS, _compile(manifest.errors))
         self._scanner = Scanner(progress, errors)
         self._severity = {pattern.name: pattern.severity or "warning" for pattern in errors}
+        self._rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
         self._followed = [_Followed(task, dict.fromkeys(self._severity, 0)) for task in context.tasks]
 
     def read(self) -> tuple[LogFacts, ...]:
         restarts = self._restarts()
-        extra = self._extra_logs()
+        extra = extra_logs(self._context.manifest, self._rank_of)
         return tuple(self._look(followed, restarts, extra) for followed in self._followed)
 
     def _restarts(self) -> dict[tuple[str, int], int]:
@@ -149,21 +151,9 @@ class LogsCollector:
             latest[(task.worker, task.rank)] = restart
         return latest
 
-    def _extra_logs(self) -> dict[int, list[str]]:
-        """Files of the job's own log pattern by worker number."""
-        group = self._context.manifest.logs
-        found: dict[int, list[str]] = {}
-        if group is None or group.pattern is None:
-            return found
-        directory = self._context.manifest.directory(group)
-        ranks = ranks_of_roles(self._context.manifest)
-        for file in read_files(directory, group.pattern):
-            rank = worker_rank(file.name, ranks)
-            if rank is not None:
-                found.setdefault(rank, []).append(str(directory / file.name))
-        return found
-
-    def _look(self, followed: _Followed, restarts: dict[tuple[str, int], int], extra: dict[int, list[str]]) -> LogFacts:
+    def _look(
+        self, followed: _Followed, restarts: dict[tuple[str, int], int], extra: dict[int, list[Path]]
+    ) -> LogFacts:
         task, context = followed.task, self._context
         restart = restarts[(task.worker, task.rank)]
         while followed.restart < restart:
@@ -178,7 +168,7 @@ class LogsCollector:
                 task, context.manifest.run_dir, context.identity.node, context.identity.attempt, followed.restart
             ):
                 followed.tails.setdefault(str(path), LogTail(str(path)))
-        for name in extra.get(task.rank, ()):
+        for name in map(str, extra.get(task.rank, ())):
             if name not in followed.tails:
                 followed.tails[name] = LogTail(name)
                 followed.tails[name].skip_older(context.identity.start)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from exporter.collectors.base import Context, Status, ranks_of_roles
+from exporter.collectors.base import Context, Status
 from exporter.derive.rates import Growth
 from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
@@ -42,7 +42,7 @@ class OutputsCollector:
         self.interval_s = context.manifest.check_interval_s
         self._groups = [group for group in context.manifest.groups if group.pattern is not None]
         self._growth = {group.name: Growth() for group in self._groups}
-        self._ranks_of_roles = ranks_of_roles(context.manifest)
+        self._ranks_of_roles = context.manifest.ranks_of_roles()
         self._ranks = {task.rank for task in context.tasks}
         self._others = {task.rank for task in context.manifest.tasks} - self._ranks
         self._first_node = context.identity.node_index == 0

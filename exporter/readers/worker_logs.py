@@ -1,9 +1,11 @@
 """Where the logs of a task are, and how they end."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from exporter.manifest import Task
+from exporter.manifest import Manifest, Task
+from exporter.readers.files import read_files
 
 
 def run_suffix(attempt: int, restart: int) -> str:
@@ -16,6 +18,20 @@ def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) 
     return tuple(
         run_dir / name.replace("{node}", node).replace("{run}", run_suffix(attempt, restart)) for name in task.logs
     )
+
+
+def extra_logs(manifest: Manifest, rank_of: Callable[[str], int | None]) -> dict[int, list[Path]]:
+    """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names."""
+    group = manifest.logs
+    found: dict[int, list[Path]] = {}
+    if group is None or group.pattern is None:
+        return found
+    directory = manifest.directory(group)
+    for file in read_files(directory, group.pattern):
+        rank = rank_of(file.name)
+        if rank is not None:
+            found.setdefault(rank, []).append(directory / file.name)
+    return found
 
 
 def read_end(path: Path, most_bytes: int) -> bytes:
