@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import records
+from tests.exporter.cgroup_trees import V2_MOUNT, Machine
 from tests.strategies import NAME
 
 V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -196,58 +197,55 @@ def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | No
     assert records.parse_oom_kills(text) == count
 
 
-def fixture_root(tmp_path: Path, cgroup: str, files: dict[str, str]) -> str:
-    """A root with ``/proc/self/cgroup`` and some files of ``/sys/fs/cgroup``."""
-    for name, text in {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{key}": files[key] for key in files}}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return str(tmp_path)
-
-
-STEP = "/slurm/uid_1000/job_7/step_0/task_1"
-SCOPE = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_1"
+@pytest.mark.parametrize(
+    ("text", "mounts"),
+    [
+        ("", []),
+        ("31 23 0:28 / /a rw - cgroup2 cgroup2 rw\n", [(2, "/", "/a")]),
+        ("31 23 0:28 / /a rw shared:1 master:2 - cgroup2 cgroup2 rw\n", [(2, "/", "/a")]),
+        ("31 23 0:28 / /a rw - cgroup cgroup rw,cpu,memory\n", [(1, "/", "/a")]),
+        ("31 23 0:28 / /a rw - cgroup cgroup rw,cpu\n", []),
+        ("31 23 0:28 / /a rw - cgroup cgroup rw,name=memory\n", []),
+        ("31 23 0:28 / /memory rw - tmpfs cgroup2 rw,memory\n", []),
+        ("31 23 0:28 /b\\040c /a\\134040\\011 rw - cgroup2 cgroup2 rw\n", [(2, "/b c", "/a\\040\t")]),
+        (
+            "1 0 0:1 /deep/er /x rw - cgroup2 a rw\n2 0 0:2 / /y rw - cgroup2 a rw\n3 0 0:3 /d /z rw - cgroup2 a rw\n",
+            [(2, "/", "/y"), (2, "/d", "/z"), (2, "/deep/er", "/x")],
+        ),
+        ("31 23\n - cgroup2\n31 23 0:28 / /a rw - \n", []),
+    ],
+)
+def test_mounts_of_memory_cgroups_are_those_of_v2_and_of_the_controller(
+    text: str, mounts: list[tuple[int, str, str]]
+) -> None:
+    assert records.parse_memory_mounts(text) == mounts
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "files", "count"),
+    ("text", "named"),
     [
-        pytest.param(f"0::{SCOPE}\n", {f"{SCOPE[1:]}/memory.events": V2_EVENTS.format(1)}, 1, id="v2"),
-        pytest.param("0::/\n", {"memory.events": V2_EVENTS.format(4)}, 4, id="v2 in a cgroup namespace"),
-        pytest.param("0::/\n", {}, None, id="v2 root, which has no events"),
-        pytest.param(
-            f"5:memory:{STEP}\n4:cpu,cpuacct:{STEP}\n1:name=systemd:/a\n",
-            {f"memory{STEP}/memory.oom_control": V1_CONTROL.format(2)},
-            2,
-            id="v1",
-        ),
-        pytest.param(
-            f"3:cpu,memory:{STEP}\n", {f"memory{STEP}/memory.oom_control": V1_CONTROL.format(2)}, 2, id="v1 joined"
-        ),
-        pytest.param(
-            f"4:memory:{STEP}\n0::/init.scope\n",
-            {
-                f"memory{STEP}/memory.oom_control": V1_CONTROL.format(6),
-                "unified/init.scope/cgroup.procs": "1\n",
-            },
-            6,
-            id="hybrid with memory in v1",
-        ),
-        pytest.param(
-            f"4:cpu:/a\n0::{SCOPE}\n",
-            {f"unified{SCOPE}/memory.events": V2_EVENTS.format(8)},
-            8,
-            id="hybrid with memory in v2",
-        ),
-        pytest.param(f"4:memory:{STEP}\n0::/\n", {}, None, id="nothing mounted"),
-        pytest.param("0::/a:b) (\n", {"a:b) (/memory.events": V2_EVENTS.format(1)}, 1, id="colon in the path"),
-        pytest.param("", {}, None, id="empty file"),
+        ("0::/a\n", (2, "/a")),
+        ("5:memory:/a\n0::/b\n", (1, "/a")),
+        ("0::/b\n5:cpu,memory:/a:b\n", (1, "/a:b")),
+        ("5:name=memory:/a\n4:cpu:/a\n", None),
+        ("4:cpu:/a\n0::/b\n", (2, "/b")),
+        ("", None),
     ],
 )
-def test_oom_kills_are_read_from_the_own_memory_cgroup(
-    tmp_path: Path, cgroup: str, files: dict[str, str], count: int | None
-) -> None:
-    assert records.read_oom_kills(fixture_root(tmp_path, cgroup, files)) == count
+def test_memory_is_in_v1_where_that_has_the_controller(text: str, named: tuple[int, str] | None) -> None:
+    assert records.parse_memory_cgroup(text) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(V2_EVENTS.format(4), 4), (V2_EVENTS.replace("oom_kill {}\n", ""), None), ("", None)],
+)
+def test_oom_kills_are_read_from_the_own_memory_cgroup(tmp_path: Path, text: str, count: int | None) -> None:
+    machine = Machine(tmp_path, V2_MOUNT)
+    machine.process("self", "0::/job_7/step_0\n")
+    machine.write("sys/fs/cgroup/job_7/memory.events", V2_EVENTS.format(9))
+    machine.write("sys/fs/cgroup/job_7/step_0/memory.events", text)
+    assert records.read_oom_kills(str(tmp_path)) == count
 
 
 def test_a_machine_without_proc_tells_no_oom_kills(tmp_path: Path) -> None:
