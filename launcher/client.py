@@ -11,7 +11,7 @@ from exporter import records
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
-from launcher.report import build_report, merge_workers, read_statuses
+from launcher.report import EXIT_STATUS, REASON_OF_STATE, build_report, merge_workers, read_statuses
 from launcher.wrap import read_start_ticks
 
 VIEW_SCHEMA = 1
@@ -45,6 +45,22 @@ class JobClient:
             live, nodes = self._fetch(attempt, statuses, now)
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
+
+    def report(self) -> dict[str, Any]:
+        """The report that the job has left, or one made now; its state says when it has not ended."""
+        found = records.read_json(self.run_dir / records.REPORT_FILE)
+        if found is not None:
+            return found
+        state = self.look()["state"]
+        slurm_state = None
+        if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
+            from launcher.slurm import read_final_state
+
+            slurm_state = read_final_state(self.run_dir.name.partition("_")[0])
+        report = build_report(self.run_dir, now=time.time(), ended=state == "UNKNOWN", slurm_state=slurm_state)
+        if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
+            report |= {"state": state, "exit_status": EXIT_STATUS[state]}
+        return report
 
     def _fetch(
         self, attempt: int, written: Mapping[str, Mapping[str, Any]], now: float

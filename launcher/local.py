@@ -9,7 +9,7 @@ from typing import IO
 
 from exporter.readers.procfs import read_children
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
-from launcher.steps import ENDING_SIGNALS, Running, log_files, supervised_sidecar, wrapped
+from launcher.steps import ENDING_SIGNALS, Ending, Running, log_files, supervised_sidecar, wrapped
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -26,6 +26,8 @@ class LocalSteps:
 
     When the orchestrator dies, however, the kernel sends them SIGTERM: nothing of a job outlives it.
     """
+
+    exact_status = True
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
@@ -112,8 +114,8 @@ class LocalSteps:
         for process in sidecars:
             process.terminate()
 
-    def ends_by_itself(self) -> bool:
-        return False
+    def ending(self) -> Ending:
+        return Ending()
 
 
 def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:

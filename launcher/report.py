@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import CONSEQUENCES, Stop, exit_evidence, first_cause, parse_stop, signal_name, verdict
+from exporter.derive.exits import CONSEQUENCES, Stop, first_cause, parse_stop
 from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
 from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.worker_logs import log_paths, read_end
+from launcher.judge import Judge, failures
 from launcher.verify import verify
 
 REPORT_SCHEMA = 1
@@ -42,7 +43,7 @@ _STATE_OF_REASON = {
 
 
 def read_runs(
-    manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None, job_end: float | None
+    judge: Judge, manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None
 ) -> list[dict[str, Any]]:
     """Every run of one task, oldest first: its records and, once it has ended, why."""
     folder = manifest.run_dir / records.WORKERS_DIR
@@ -53,40 +54,11 @@ def read_runs(
         ended = records.read_json(folder / f"{stem}.exit.json")
         if start is None and ended is None:
             return runs
-        run: dict[str, Any] = {"restart": len(runs), **(start or {}), "exit": None}
+        run: dict[str, Any] = {"restart": len(runs), **(start or {}), "record": ended, "exit": None}
         if ended is not None:
             run["start"] = ended.get("start", run.get("start"))
-            run["exit"] = judge(manifest, task, attempt, len(runs), node, ended, stop, job_end)
+            run["exit"] = judge.judge(task, len(runs), node, ended, stop)
         runs.append(run)
-
-
-def judge(
-    manifest: Manifest,
-    task: Task,
-    attempt: int,
-    restart: int,
-    node: str,
-    record: Mapping[str, Any],
-    stop: Stop | None,
-    job_end: float | None = None,
-) -> dict[str, Any]:
-    """One end as a JSON object: status, reason and the evidence for it."""
-    scanner, classes = Scanner(), set[str]()
-    for path in log_paths(task, manifest.run_dir, node, attempt, restart):
-        classes |= set(scanner.scan(read_end(path, LOG_TAIL_BYTES)).errors)
-    if stop is not None and stop.follows_from(task.rank, restart):
-        stop = None
-    evidence = exit_evidence(record, stop, sorted(classes), job_end)
-    judged = verdict(evidence)
-    return {
-        "reason": judged.reason,
-        "code": evidence.code,
-        "signal": signal_name(evidence.signal) if evidence.signal is not None else None,
-        "time": evidence.end,
-        "restart": restart,
-        "evidence": list(judged.evidence),
-        "asked_to_end": stop is not None and bool(evidence.forwarded),
-    }
 
 
 def last_position(
@@ -131,9 +103,14 @@ def build_report(
     ended: bool,
     ends: Mapping[int, Mapping[str, Any]] | None = None,
     job_end: float | None = None,
+    slurm_state: str | None = None,
+    launch: Mapping[str, Any] | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
+
+    ``launch`` is how the launch went, and ``slurm_state`` Slurm's word on a job whose orchestrator
+    was lost and could not say why it ended.
 
     ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
     ``out_of_time`` is asked while output files are read.
@@ -145,13 +122,25 @@ def build_report(
     statuses = read_statuses(run_dir, attempt)
     stop = parse_stop(records.read_json(run_dir / records.STATE_FILE) or {})
     seen = merge_workers(statuses)
+    nodes = {
+        task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
+        for task in manifest.tasks
+    }
+    judge = Judge(manifest, attempt, job_end)
+    runs = {task.rank: read_runs(judge, manifest, task, attempt, nodes[task.rank], stop) for task in manifest.tasks}
+    if stop is None and slurm_state is not None:
+        stop = _stop_by_slurm(slurm_state, hosts, nodes, runs)
+        runs = {task.rank: read_runs(judge, manifest, task, attempt, nodes[task.rank], stop) for task in manifest.tasks}
+    _tell_of_peers(judge, manifest, runs, nodes, stop)
     workers = []
     for task in manifest.tasks:
-        node = hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
-        runs = read_runs(manifest, task, attempt, node, stop, job_end)
-        exit_ = _last_end(manifest, task, attempt, node, runs, stop, (ends or {}).get(task.rank), ended)
-        workers.append(_worker(manifest, task, attempt, node, runs, exit_, seen.get(task.rank, {}), ended))
+        node, known = nodes[task.rank], (ends or {}).get(task.rank)
+        exit_ = _last_end(judge, task, node, runs[task.rank], stop, known, ended)
+        workers.append(_worker(manifest, task, attempt, node, runs[task.rank], exit_, seen.get(task.rank, {}), ended))
     cause = _cause(workers)
+    if cause is not None:
+        diagnosis = Path(records.DIAGNOSTICS_DIR, f"{cause['worker']}.txt")
+        cause["diagnosis"] = str(diagnosis) if (run_dir / diagnosis).exists() else None
     state = _state(workers, cause, stop.reason if stop else None, ended)
     positions = [worker["items"] for worker in workers]
     processed = _sum([worker["items_processed"] for worker in workers])
@@ -193,6 +182,7 @@ def build_report(
             "verified": state == "COMPLETED" and any(check.passed and check.name != "workers" for check in checks),
             "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks],
         },
+        "launch": launch,
         "monitoring": _monitoring(manifest, hosts, statuses),
         "nodes": hosts,
         "workers": workers,
@@ -205,10 +195,51 @@ def _sum(values: list[Any]) -> Any:
     return sum(known) if known else None
 
 
-def _last_end(
+REASON_OF_STATE = {
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "TIMEOUT": "time_limit",
+    "DEADLINE": "time_limit",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "cancelled",
+}
+"""Exit reason that the workers of a job inherit when Slurm alone tells how it ended."""
+
+
+def _stop_by_slurm(
+    state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
+) -> Stop | None:
+    """A stop as the orchestrator would have published it; a node that has left no exit record at all has failed."""
+    reason = REASON_OF_STATE.get(state)
+    if reason is None:
+        return None
+    told = {nodes[rank] for rank, found in runs.items() if found and found[-1]["record"] is not None}
+    silent = [host for host in hosts if host in nodes.values() and host not in told]
+    if reason == "node_failure" and silent:
+        cause = f"Slurm: {state}; nothing was left by {', '.join(silent)}"
+        return Stop("terminated_peer", cause, 0.0, nodes=tuple(silent))
+    return Stop(reason, f"Slurm: {state}", 0.0)
+
+
+def _tell_of_peers(
+    judge: Judge,
     manifest: Manifest,
+    runs: Mapping[int, list[dict[str, Any]]],
+    nodes: Mapping[int, str],
+    stop: Stop | None,
+) -> None:
+    """Judge once more, now that it is known which others had failed before."""
+    failed = failures((task, run["exit"]) for task in manifest.tasks for run in runs[task.rank] if run["exit"])
+    for task in manifest.tasks:
+        peers = [peer for rank, peer in failed if rank != task.rank]
+        for run in runs[task.rank] if peers else ():
+            if run["exit"] is not None:
+                run["exit"] = judge.judge(task, run["restart"], nodes[task.rank], run["record"], stop, peers)
+
+
+def _last_end(
+    judge: Judge,
     task: Task,
-    attempt: int,
     node: str,
     runs: list[dict[str, Any]],
     stop: Stop | None,
@@ -222,7 +253,7 @@ def _last_end(
     if found is None and known is not None:
         return dict(known)
     if found is None and ended and runs:
-        return judge(manifest, task, attempt, len(runs) - 1, node, {}, stop)
+        return judge.judge(task, len(runs) - 1, node, {}, stop)
     return found
 
 
@@ -356,6 +387,8 @@ def render_report(report: Mapping[str, Any]) -> str:
             f"- cause: {cause['worker']} (rank {cause['rank']}) on {cause['node']} ended by {cause['reason']} "
             f"at {_clock(cause['time'])}: {'; '.join(cause['evidence'])}"
         )
+        if cause["diagnosis"]:
+            lines.append(f"- diagnosis: {report['run_dir']}/{cause['diagnosis']}")
     if report["monitoring"]["nodes_without"]:
         lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
     if verification["checks"]:

@@ -9,16 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter import records
+from exporter.derive.slurm_words import parse_preempt_time, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
 from launcher.sbatch import sbatch_arguments, scrub, srun_argv
-from launcher.steps import Running, log_files, supervised_sidecar, wrapped
+from launcher.steps import Ending, Running, log_files, supervised_sidecar, wrapped
 
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0
 """For the request that workers save their work and end: many steps, and no KillWait that is running."""
 ENDING_TIMEOUT_S = 2.0
 """For commands asked while Slurm is ending the job: KillWait is running."""
+
+MOST_ERROR_BYTES = 256 * 1024
+"""Of the end of the job's error log: Slurm's last words are there."""
 
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
 _TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
@@ -120,6 +124,22 @@ def _on(cluster: str | None) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
+def read_final_state(job_id: str) -> str | None:
+    """State of a job that has left the queue, by accounting, or by the controller while it remembers; one word."""
+    asked = (
+        (["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
+        (["scontrol", "show", "job", job_id], r"JobState=([A-Z_]+)"),
+    )
+    for argv, pattern in asked:
+        try:
+            match = re.search(pattern, run_command(argv, timeout_s=10.0))
+        except SlurmError:
+            continue
+        if match:
+            return match[1]
+    return None
+
+
 def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
     """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL.
 
@@ -137,10 +157,16 @@ def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
 class SlurmSteps:
     """The batch step's view: each task and the sidecars are named steps of this job."""
 
+    exact_status = False
+
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
         self._environment = scrub(dict(os.environ))
+        try:
+            self._errors_before = (facts.run_dir / "log.err").stat().st_size
+        except OSError:
+            self._errors_before = 0
         self._srun = shutil.which("srun") or "srun"  # found by our PATH, not by one that a job file gives its workers
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
@@ -228,12 +254,28 @@ class SlurmSteps:
             for process in sidecars:
                 process.terminate()
 
-    def ends_by_itself(self) -> bool:
-        """Whether Slurm has begun to end the job: then its steps have been signalled already."""
+    def ending(self) -> Ending:
+        """By the words in the job's error log, which come before the signals; else by asking, once.
+
+        A job that is preempted with a grace time still runs: its steps alone have been signalled.
+        """
+        words = parse_slurm_words(self._new_errors())
+        if words.reason is not None:
+            return Ending(True, words.reason, words.cause, words.failed_nodes)
         try:
-            state = run_command(
-                ["squeue", "-h", "-j", self._facts.job_id, "-o", "%T"], timeout_s=ENDING_TIMEOUT_S
-            ).strip()
+            text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
-            return True
-        return state != "RUNNING"
+            return Ending(by_itself=True, failed_nodes=words.failed_nodes)
+        if parse_preempt_time(text) is not None:
+            cause = "Slurm: preempted by another job, with a grace time"
+            return Ending(True, "preempted", cause, words.failed_nodes, will_signal=True)
+        return Ending(by_itself="JobState=RUNNING" not in text, failed_nodes=words.failed_nodes)
+
+    def _new_errors(self) -> str:
+        """What has been written to the error log since this attempt began."""
+        try:
+            with (self._facts.run_dir / "log.err").open("rb") as source:
+                source.seek(max(self._errors_before, source.seek(0, os.SEEK_END) - MOST_ERROR_BYTES))
+                return source.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""

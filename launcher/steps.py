@@ -34,8 +34,24 @@ class Running:
         return self.process.poll()
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Whether the place is ending every process of the job on its own, and why, as far as it says."""
+
+    by_itself: bool = False
+    reason: str | None = None
+    """An exit reason."""
+    cause: str | None = None
+    failed_nodes: tuple[str, ...] = ()
+    will_signal: bool = False
+    """Whether the batch step is still to be told: an end of its own before that would count as a failure."""
+
+
 class Steps(Protocol):
     """What the orchestrator needs from the place where a job runs."""
+
+    exact_status: bool
+    """Whether the status of a task here is its own: srun says 0 for one whose node has failed."""
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         """Start one sidecar on each node, under a supervisor."""
@@ -61,8 +77,8 @@ class Steps(Protocol):
         """SIGTERM to the sidecars."""
         ...
 
-    def ends_by_itself(self) -> bool:
-        """Whether the place is already ending every process of the job on its own."""
+    def ending(self) -> Ending:
+        """What the place says about the end of the job."""
         ...
 
 

@@ -163,6 +163,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         "step": os.environ.get("SLURM_STEP_ID"),
         "pid_namespace": read_pid_namespace(),
         "wrapper_pid": os.getpid(),
+        "wrapper_start_ticks": read_start_ticks(os.getpid()),
     }
     environment = original_environment()
     if "gpus" in options:

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from exporter.clock import Clock
+from exporter.clock import Clock, SystemClock
 from exporter.families import Family, Samples
 from exporter.identity import Identity
 from exporter.manifest import Manifest, Task
+from exporter.readers.kmsg import KernelLog
+from exporter.readers.pidfd import ExitWatch
 
 Snapshot = TypeVar("Snapshot")
 
@@ -22,6 +24,10 @@ class Context:
     identity: Identity
     clock: Clock
     proc: str = "/proc"
+    exits: ExitWatch = field(default_factory=lambda: ExitWatch(SystemClock()))
+    """Told by the kernel when a process ends."""
+    kernel: KernelLog | None = None
+    """The kernel's log, where there is one to read."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:

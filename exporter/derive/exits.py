@@ -43,6 +43,15 @@ _ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
 DISK_FULL_BYTES = 1 << 20
 """Less than this left is a full disk: a log cannot say so, since it could not be written."""
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
+"""Log classes that are reasons, those that lead to others first."""
+PEER_LOST = "peer_lost"
+"""Log class of a worker that has lost another one: a consequence when there was an earlier failure."""
+FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
+"""How long before an end a GPU fault may be its cause, and how much later the kernel may say so."""
+PEER_WINDOW_S = 60.0
+"""How long after the failure of a peer a SIGTERM from nowhere counts as its consequence."""
+TIME_LIMIT_MARGIN_S = 60.0
+"""Slurm warns, signals and kills around the limit, OverTimeLimit and KillWait included."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Stop:
     rank: int | None = None
     """Rank and run of the worker whose end has led to the stop, if one has: its end is no consequence of it."""
     restart: int | None = None
+    nodes: tuple[str, ...] = ()
+    """Nodes that have failed, if that is why: what ran there failed with them, all else is a consequence."""
 
     def follows_from(self, rank: int, restart: int) -> bool:
         """Whether this run of a worker is what the job is being stopped for."""
@@ -62,24 +73,77 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class GpuFault:
+    """An error that the driver or the kernel reported about a GPU that the worker uses (an NVIDIA Xid)."""
+
+    time: float
+    xid: int
+    words: str
+
+    @property
+    def is_hardware(self) -> bool:
+        """Whether the device is at fault; other codes follow from what a program did to it."""
+        return self.xid in HARDWARE_XIDS
+
+
+HARDWARE_XIDS = frozenset({46, 48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 142, 143, 154})
+"""NVIDIA's Xid catalogue: memory, bus, NVLink, GSP and the device itself. 13, 31, 43 and 45 are the program's."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """What the end of a worker's log says. ``classes`` are names of error patterns that nothing has followed."""
+
+    classes: tuple[str, ...] = ()
+    line: str | None = None
+    """The decisive line: ``RuntimeError: shape mismatch``."""
+    place: str | None = None
+    """Where it stands, for people."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another worker that failed, and when."""
+
+    name: str
+    end: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What is known about one end. ``code`` and ``signal`` are both None when no exit record was left."""
+    """What is known about one end. ``code`` and ``signal`` are both None when nobody knows the status."""
 
     code: int | None = None
     signal: int | None = None
+    core: bool = False
     end: float | None = None
+    source: str = "wrapper"
+    """Who tells the status: its parent, or the kernel when there is no (more) wrapper."""
+    attached: bool = False
+    """Whether the job was started by others, so that there never was a wrapper."""
     launch_error: str | None = None
     oom_kills: int | None = None
     """Kills by the kernel's OOM killer in the worker's own cgroup during its life."""
+    oom_victim: str | None = None
+    """The kernel log's words when it names a process of the worker as a victim."""
     forwarded: tuple[int, ...] = ()
     """Signals that reached the wrapper from outside before the worker ended."""
-    log_classes: tuple[str, ...] = ()
-    """Names of the error patterns found in the last part of the log."""
+    wrapper: str | None = None
+    """How the wrapper ended that left no record."""
+    log: LastWords = LastWords()
+    gpu_faults: tuple[GpuFault, ...] = ()
     disk_available_bytes: int | None = None
     """Space that was left in the run directory when it ended."""
     stop: Stop | None = None
+    node: str | None = None
+    """Where it ran."""
+    peer: Peer | None = None
+    """The first other worker that failed."""
     job_end: float | None = None
     """Time limit of the job as a moment."""
+    survivors: int = 0
+    """Processes of the worker that were still there after its end."""
 
 
 @dataclass(frozen=True)
@@ -94,54 +158,125 @@ def verdict(evidence: Evidence) -> Verdict:
     """The reason of one end.
 
     The order matters: a clean exit is a clean exit whatever else happened; an end that somebody
-    above asked for is not the worker's fault; a kernel OOM kill outranks what the log says.
+    above asked for is not the worker's fault; what the kernel says outranks what the log says,
+    and the log what the bare status says.
     """
     code, number = evidence.code, evidence.signal
-    facts = [_status_words(code, number)]
+    facts = [_status_words(evidence)]
     if evidence.launch_error:
         return Verdict("launch_failed", (evidence.launch_error,))
     if code == 0:
+        if evidence.survivors:
+            facts.append(f"{evidence.survivors} of its processes were still running")
         return Verdict("completed", tuple(facts))
     if number is None and code is not None and code - 128 in _ORDINARY_SIGNALS:
         number = code - 128  # a shell between us and the program says it this way
     # a signal that asks for the end counts, whatever status it led to; another one only if the worker died of it
     forwarded = tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
-    stop, no_record = evidence.stop, code is None and number is None
-    if stop is not None and evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S:
-        stop = None  # it had ended long before
-    if stop is not None and (forwarded or no_record):
-        # a teardown goes through the wrapper: it has passed a signal on, or was itself killed at the deadline
-        facts.append(f"the job was being stopped: {stop.cause}")
-        return Verdict(stop.reason, tuple(facts))
-    if evidence.oom_kills:
-        facts.append(f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup")
-        return Verdict("host_oom", tuple(facts))
-    for reason in _LOG_REASONS:
-        if reason in evidence.log_classes:
-            facts.append(f"its log ends with {reason}")
-            return Verdict(reason, tuple(facts))
-    available = evidence.disk_available_bytes
-    if code and available is not None and available < DISK_FULL_BYTES:
-        facts.append(f"{available} bytes were left on the disk of the run directory")
-        return Verdict("disk_full", tuple(facts))
+    asked = _asked_to_end(evidence, bool(forwarded))
+    if asked is not None:
+        reason, words = asked
+        return Verdict(reason, (*facts, words))
+    for found in (_kernel_evidence(evidence), _log_evidence(evidence), _disk_evidence(evidence)):
+        if found is not None:
+            reason, words = found
+            return Verdict(reason, (*facts, words))
     if forwarded:
-        names = ", ".join(signal_name(entry) for entry in forwarded)
-        facts.append(f"{names} came from outside")
-        if evidence.job_end is not None and evidence.end is not None and evidence.end >= evidence.job_end - 60:
+        facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
+        if _at_the_limit(evidence):
             return Verdict("time_limit", (*facts, "the time limit was reached"))
         return Verdict("cancelled", tuple(facts))
     if number in _CRASHES:
-        return Verdict("crashed_signal", tuple(facts))
-    if number is not None or code is None:
-        facts.append("nothing tells who sent it" if number is not None else "no exit record was left")
-        return Verdict("killed_unknown", tuple(facts))
-    return Verdict("app_error", tuple(facts))
+        return Verdict("crashed_signal", (*facts, *_log_words(evidence)))
+    if number is None and code is not None:
+        return Verdict("app_error", (*facts, *_log_words(evidence)))
+    return _unexplained(evidence, number, facts)
 
 
-def _status_words(code: int | None, number: int | None) -> str:
+def _asked_to_end(evidence: Evidence, forwarded: bool) -> tuple[str, str] | None:
+    """The reason of a teardown that reached this worker.
+
+    It goes through the wrapper: that has passed a signal on, or was itself killed at the deadline
+    and could not tell the status.
+    """
+    stop = evidence.stop
+    if stop is None or (evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S):
+        return None  # it had ended long before
+    no_record = evidence.source != "wrapper" or (evidence.code is None and evidence.signal is None)
+    if forwarded or no_record:
+        if evidence.node in stop.nodes:
+            return "node_failure", stop.cause
+        return stop.reason, f"the job was being stopped: {stop.cause}"
+    return None
+
+
+def _kernel_evidence(evidence: Evidence) -> tuple[str, str] | None:
+    if evidence.oom_kills:
+        return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup"
+    if evidence.oom_victim:
+        return "host_oom", f"the kernel log says: {evidence.oom_victim}"
+    for fault in evidence.gpu_faults:
+        near = evidence.end is None or -FAULT_AFTER_S <= evidence.end - fault.time <= FAULT_BEFORE_S
+        if fault.is_hardware and near:
+            return "gpu_fault", fault.words
+    return None
+
+
+def _log_evidence(evidence: Evidence) -> tuple[str, str] | None:
+    log, peer = evidence.log, evidence.peer
+    after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
+    if PEER_LOST in log.classes and peer is not None and after_a_peer:
+        return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
+    for reason in _LOG_REASONS:
+        if reason in log.classes:
+            words = "; ".join(_log_words(evidence))
+            return reason, words or f"its log ends with {reason}"
+    return None
+
+
+def _disk_evidence(evidence: Evidence) -> tuple[str, str] | None:
+    available = evidence.disk_available_bytes
+    if evidence.code and available is not None and available < DISK_FULL_BYTES:
+        return "disk_full", f"{available} bytes were left on the disk of the run directory"
+    return None
+
+
+def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Verdict:
+    """A kill that no evidence of its own explains."""
+    peer = evidence.peer
+    if peer is not None and evidence.end is not None and 0.0 <= evidence.end - peer.end <= PEER_WINDOW_S:
+        facts.append(f"{peer.name} had ended by {peer.reason} {evidence.end - peer.end:.1f} s before")
+        if number == signal.SIGTERM:
+            return Verdict("terminated_peer", tuple(facts))
+    if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _at_the_limit(evidence):
+        return Verdict("time_limit", (*facts, "the time limit was reached"))
+    if evidence.wrapper:
+        facts.append(f"its wrapper {evidence.wrapper} and left no record")
     if number is not None:
-        return f"killed by {signal_name(number)}"
-    return "exit status unknown" if code is None else f"exit status {code}"
+        facts.append("nothing tells who sent it")
+    elif evidence.attached:
+        facts.append("it was not started by gpujob, and the kernel does not tell its status")
+    elif not evidence.wrapper:
+        facts.append("no exit record was left")
+    return Verdict("killed_unknown", (*facts, *_log_words(evidence)))
+
+
+def _at_the_limit(evidence: Evidence) -> bool:
+    end, limit = evidence.end, evidence.job_end
+    return end is not None and limit is not None and end >= limit - TIME_LIMIT_MARGIN_S
+
+
+def _log_words(evidence: Evidence) -> tuple[str, ...]:
+    log = evidence.log
+    if log.line is None:
+        return ()
+    return (f"its log ends with {log.line}" + (f" ({log.place})" if log.place else ""),)
+
+
+def _status_words(evidence: Evidence) -> str:
+    if evidence.signal is not None:
+        return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
+    return "exit status unknown" if evidence.code is None else f"exit status {evidence.code}"
 
 
 def signal_name(number: int) -> str:
@@ -165,26 +300,33 @@ def parse_stop(state: Mapping[str, Any]) -> Stop | None:
         return None
     try:
         found = Stop(
-            str(stop["reason"]), str(stop["cause"]), float(stop["time"]), stop.get("rank"), stop.get("restart", 0)
+            str(stop["reason"]),
+            str(stop["cause"]),
+            float(stop["time"]),
+            stop.get("rank"),
+            stop.get("restart", 0),
+            tuple(stop.get("nodes") or ()),
         )
     except (KeyError, TypeError, ValueError):
         return None
     return found if found.reason in REASONS else None
 
 
-def exit_evidence(
-    record: Mapping[str, Any], stop: Stop | None, log_classes: Sequence[str], job_end: float | None
-) -> Evidence:
-    """The evidence in a wrapper's exit record, together with what is known beside it."""
+def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
+    """The evidence in an exit record, together with what is known ``beside`` it (fields of Evidence)."""
     return Evidence(
         code=record.get("code"),
         signal=record.get("signal"),
+        core=bool(record.get("core")),
         end=record.get("end"),
+        source=str(record.get("source", "wrapper")),
         launch_error=record.get("error"),
         oom_kills=record.get("oom_kills"),
         forwarded=tuple(int(entry[1]) for entry in record.get("signals") or ()),
-        log_classes=tuple(log_classes),
+        wrapper=record.get("wrapper"),
         disk_available_bytes=record.get("disk_available_bytes"),
-        stop=stop,
-        job_end=job_end,
+        survivors=int(record.get("survivors") or 0),
+        oom_victim=record.get("oom_victim"),
+        gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
+        **beside,
     )

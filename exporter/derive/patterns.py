@@ -84,6 +84,13 @@ ERRORS: tuple[Pattern, ...] = (
         ("onnection ", "is unreachable"),
     ),
     compile_pattern(
+        "peer_lost",
+        r"Connection (?:closed|reset) by (?:remote )?peer|remote process exited or there was a network error"
+        r"|ncclRemoteError|Broken pipe",
+        "warning",
+        ("by peer", "by remote peer", "remote process exited", "ncclRemoteError", "Broken pipe"),
+    ),
+    compile_pattern(
         "data_error",
         r"corrupt(?:ed)? (?:data|file|record)|parse error",
         "warning",
@@ -141,6 +148,15 @@ class Scanner:
             if pattern.may_match(text) and (count := _matching_lines(pattern.regex, text)):
                 found.errors[pattern.name] = count
         return found
+
+    def after_progress(self, text: bytes) -> bytes:
+        """What follows the last position in ``text``: an error before it has been got over."""
+        last = 0
+        for pattern in self._positions:
+            if pattern.may_match(text):
+                for match in pattern.regex.finditer(text):
+                    last = max(last, match.end())
+        return text[last:]
 
 
 def _matching_lines(regex: re.Pattern[bytes], text: bytes) -> int:

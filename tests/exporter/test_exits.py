@@ -12,6 +12,9 @@ from exporter.derive.exits import (
     DISK_FULL_BYTES,
     REASONS,
     Evidence,
+    GpuFault,
+    LastWords,
+    Peer,
     Stop,
     exit_evidence,
     first_cause,
@@ -24,16 +27,21 @@ TERM, KILL, SEGV, ABRT, HUP, USR1 = (
     int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1")
 )
 PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
+FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
+NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
 LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
 
 CASES = {
     "exit 0": (Evidence(code=0), "completed"),
     "exit 0 whatever else happened": (
-        Evidence(code=0, oom_kills=3, log_classes=("cuda_oom",), forwarded=(TERM,), stop=PEER, end=101.0),
+        Evidence(code=0, oom_kills=3, log=LastWords(("cuda_oom",)), forwarded=(TERM,), stop=PEER, end=101.0),
         "completed",
     ),
     "exit 3": (Evidence(code=3), "app_error"),
-    "exit 1 with a warning in the log": (Evidence(code=1, log_classes=("python_traceback", "connection")), "app_error"),
+    "exit 1 with a warning in the log": (
+        Evidence(code=1, log=LastWords(("python_traceback", "connection"))),
+        "app_error",
+    ),
     "exit 128": (Evidence(code=128), "app_error"),
     "exit 255": (Evidence(code=255), "app_error"),
     "SIGKILL without evidence": (Evidence(signal=KILL), "killed_unknown"),
@@ -42,19 +50,19 @@ CASES = {
     "SIGKILL and a kill by the kernel": (Evidence(signal=KILL, oom_kills=1), "host_oom"),
     "137 and a kill by the kernel": (Evidence(code=137, oom_kills=2), "host_oom"),
     "a child killed by the kernel": (Evidence(code=1, oom_kills=1), "host_oom"),
-    "host and device out of memory": (Evidence(code=1, oom_kills=1, log_classes=("cuda_oom",)), "host_oom"),
+    "host and device out of memory": (Evidence(code=1, oom_kills=1, log=LastWords(("cuda_oom",))), "host_oom"),
     "no record at all": (Evidence(), "killed_unknown"),
     "SIGTERM from nowhere": (Evidence(signal=TERM), "killed_unknown"),
     "SIGSEGV": (Evidence(signal=SEGV), "crashed_signal"),
     "SIGSEGV that a shell tells as 139": (Evidence(code=139), "crashed_signal"),
     "SIGABRT": (Evidence(signal=ABRT), "crashed_signal"),
-    "SIGABRT after a collective timed out": (Evidence(signal=ABRT, log_classes=("nccl_timeout",)), "nccl_timeout"),
-    "device out of memory": (Evidence(code=1, log_classes=("cuda_oom", "python_traceback")), "cuda_oom"),
+    "SIGABRT after a collective timed out": (Evidence(signal=ABRT, log=LastWords(("nccl_timeout",))), "nccl_timeout"),
+    "device out of memory": (Evidence(code=1, log=LastWords(("cuda_oom", "python_traceback"))), "cuda_oom"),
     "device out of memory before the timeout it led to": (
-        Evidence(code=1, log_classes=("nccl_timeout", "cuda_oom")),
+        Evidence(code=1, log=LastWords(("nccl_timeout", "cuda_oom"))),
         "cuda_oom",
     ),
-    "disk full in the log": (Evidence(code=1, log_classes=("disk_full",)), "disk_full"),
+    "disk full in the log": (Evidence(code=1, log=LastWords(("disk_full",))), "disk_full"),
     "disk full and no log could say so": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
     "disk with room": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
     "SIGKILL on a full disk": (Evidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
@@ -75,6 +83,65 @@ CASES = {
     ),
     "SIGTERM at the end of the time": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT), "time_limit"),
     "no record after the notice": (Evidence(end=101.0, stop=PEER), "terminated_peer"),
+    "no record from a node that has failed": (Evidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
+    "SIGTERM on a node that Slurm has given up": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
+        "node_failure",
+    ),
+    "SIGTERM on another node than the one that failed": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n2"),
+        "terminated_peer",
+    ),
+    "SIGTERM at a preemption": (
+        Evidence(signal=TERM, forwarded=(18, TERM), end=101.0, stop=Stop("preempted", "Slurm: preempted", 100.0)),
+        "preempted",
+    ),
+    "SIGKILL and the kernel log names it": (
+        Evidence(signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"),
+        "host_oom",
+    ),
+    "a device that fell off the bus": (Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)), "gpu_fault"),
+    "a device that fell off the bus an hour before": (
+        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
+        "app_error",
+    ),
+    "an error of the program on a device": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 31, "Xid 31"),)),
+        "app_error",
+    ),
+    "a lost connection after a peer had failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 99.0, "crashed_signal")),
+        "terminated_peer",
+    ),
+    "a lost connection and no peer had failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",))),
+        "app_error",
+    ),
+    "a lost connection before the peer failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 101.0, "app_error")),
+        "app_error",
+    ),
+    "SIGTERM from nowhere after a peer had failed": (
+        Evidence(signal=TERM, source="kernel", attached=True, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        "terminated_peer",
+    ),
+    "SIGKILL from nowhere after a peer had failed": (
+        Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        "killed_unknown",
+    ),
+    "a wrapper that was killed": (
+        Evidence(signal=KILL, source="kernel", end=100.0, wrapper="was killed by SIGKILL"),
+        "killed_unknown",
+    ),
+    "a wrapper that was killed during the teardown": (
+        Evidence(signal=KILL, source="kernel", end=101.0, wrapper="was killed by SIGKILL", stop=PEER),
+        "terminated_peer",
+    ),
+    "a job of others at its time limit": (
+        Evidence(signal=KILL, source="kernel", attached=True, end=995.0, job_end=1000.0),
+        "time_limit",
+    ),
+    "exit 0 that the kernel tells": (Evidence(code=0, source="kernel", attached=True), "completed"),
     "exit 3 on its own during the teardown": (Evidence(code=3, end=101.0, stop=PEER), "app_error"),
     "exit 3 before the notice": (Evidence(code=3, end=99.9, stop=PEER), "app_error"),
     "SIGKILL just before the notice": (Evidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
@@ -116,9 +183,8 @@ def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> 
     assert verdict(Evidence(code=code)).reason == "app_error"
 
 
-def test_every_reason_but_three_is_reached_by_a_case() -> None:
-    elsewhere = {"gpu_fault", "preempted", "node_failure"}  # by a log, and by the notice of a stop
-    assert {reason for _, reason in CASES.values()} == set(REASONS) - elsewhere
+def test_every_reason_is_reached_by_a_case() -> None:
+    assert {reason for _, reason in CASES.values()} == set(REASONS)
 
 
 @pytest.mark.parametrize("reason", ["preempted", "node_failure", "cancelled"])
@@ -137,9 +203,25 @@ EVIDENCE = st.builds(
     launch_error=st.none() | st.just("cannot start"),
     oom_kills=st.none() | st.integers(0, 5),
     forwarded=st.lists(st.integers(1, 64), max_size=3).map(tuple),
-    log_classes=st.lists(st.sampled_from(["cuda_oom", "nccl_timeout", "x"]), max_size=2).map(tuple),
+    log=st.builds(
+        LastWords,
+        st.lists(st.sampled_from(["cuda_oom", "nccl_timeout", "peer_lost", "x"]), max_size=2).map(tuple),
+        st.none() | st.just("RuntimeError: x"),
+        st.none() | st.just("node_worker.err"),
+    ),
+    core=st.booleans(),
+    source=st.sampled_from(["wrapper", "kernel"]),
+    attached=st.booleans(),
+    oom_victim=st.none() | st.just("its process 7 was killed"),
+    wrapper=st.none() | st.just("was killed by SIGKILL"),
+    gpu_faults=st.lists(st.builds(GpuFault, st.floats(0, 1e9), st.integers(1, 200), st.just("Xid")), max_size=2).map(
+        tuple
+    ),
+    node=st.sampled_from(["n1", "n2"]),
+    peer=st.none() | st.builds(Peer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
+    survivors=st.integers(0, 3),
     disk_available_bytes=st.none() | st.integers(0, 2**40),
-    stop=st.none() | st.sampled_from([PEER, LIMIT]),
+    stop=st.none() | st.sampled_from([PEER, LIMIT, NODE]),
     job_end=st.none() | st.floats(0, 1e9),
 )
 
@@ -161,7 +243,29 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
         (Evidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
         (Evidence(), ("exit status unknown", "no exit record was left")),
         (Evidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
-        (Evidence(code=1, log_classes=("cuda_oom",)), ("exit status 1", "its log ends with cuda_oom")),
+        (Evidence(code=1, log=LastWords(("cuda_oom",))), ("exit status 1", "its log ends with cuda_oom")),
+        (
+            Evidence(code=1, log=LastWords((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
+            ("exit status 1", "its log ends with ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
+        ),
+        (Evidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
+        (Evidence(code=0, survivors=2), ("exit status 0", "2 of its processes were still running")),
+        (
+            Evidence(attached=True, source="kernel"),
+            ("exit status unknown", "it was not started by gpujob, and the kernel does not tell its status"),
+        ),
+        (
+            Evidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
+            (
+                "killed by SIGKILL",
+                "its wrapper was killed by SIGKILL and left no record",
+                "nothing tells who sent it",
+            ),
+        ),
+        (
+            Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 98.5, "cuda_oom")),
+            ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "nothing tells who sent it"),
+        ),
         (Evidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
         (
             Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
@@ -227,13 +331,13 @@ def test_an_exit_record_gives_its_evidence() -> None:
         "signals": [[49.0, 15, 1], [49.5, 28, 0]],
         "disk_available_bytes": 9,
     }
-    assert exit_evidence(record, PEER, ["x"], 1000.0) == Evidence(
+    assert exit_evidence(record, stop=PEER, log=LastWords(("x",)), job_end=1000.0) == Evidence(
         code=None,
         signal=15,
         end=50.0,
         oom_kills=0,
         forwarded=(15, 28),
-        log_classes=("x",),
+        log=LastWords(("x",)),
         disk_available_bytes=9,
         stop=PEER,
         job_end=1000.0,
@@ -241,4 +345,4 @@ def test_an_exit_record_gives_its_evidence() -> None:
 
 
 def test_a_record_of_nothing_gives_no_evidence() -> None:
-    assert exit_evidence({}, None, (), None) == Evidence()
+    assert exit_evidence({}) == Evidence()

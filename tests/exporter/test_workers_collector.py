@@ -1,8 +1,11 @@
 """The workers of a node, with real wrappers over real processes."""
 
 import ctypes
+import dataclasses
+import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,25 +16,26 @@ import pytest
 
 from exporter import records
 from exporter.collectors.base import Status
+from exporter.collectors.runs import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerFacts
 from exporter.collectors.workers import (
     CPU,
     EXITS,
     LAST_CODE,
     LAST_SIGNAL,
     LAST_TIME,
-    LAUNCH_VERIFIED,
-    NO_RECORD_GRACE_S,
-    NOTICE_GRACE_S,
+    OPEN_FILES,
+    PSS,
     RESTARTS,
     RSS,
     START,
     STATE,
     UP,
-    WorkerFacts,
     WorkersCollector,
 )
 from exporter.derive.exits import REASONS
 from exporter.manifest import Task
+from exporter.readers.kmsg import KernelEvent, KernelLog, OomVictim, Xid
+from exporter.readers.procfs import read_start_ticks
 from tests.exporter.support import (
     FakeClock,
     Wrappers,
@@ -87,7 +91,6 @@ def test_a_worker_without_a_record_is_not_found(watched: Watched) -> None:
     page = watched.page()
     assert samples_of(page, UP) == {LABELS: 0}
     assert samples_of(page, STATE)[f'{LABELS},state="not_found"'] == 1
-    assert samples_of(page, LAUNCH_VERIFIED) == {"": 0}
     assert samples_of(page, EXITS) == {f'{LABELS},reason="{reason}"': 0 for reason in REASONS}
     assert samples_of(page, START) == samples_of(page, CPU) == samples_of(page, LAST_TIME) == {}
 
@@ -111,7 +114,6 @@ def test_a_running_worker_is_up(wrappers: Wrappers, watched: Watched) -> None:
     assert sum(samples_of(page, STATE).values()) == 1
     assert samples_of(page, START) == {LABELS: record["start"]}
     assert samples_of(page, RSS)[LABELS] > 100_000
-    assert samples_of(page, LAUNCH_VERIFIED) == {"": 1}
     assert watched.events() == [("worker started", f"pid {record['pid']}")]
 
 
@@ -163,11 +165,6 @@ def test_a_command_that_does_not_exist_is_a_failed_launch(wrappers: Wrappers, wa
     assert outcome(watched.facts()) == (False, "dead", "launch_failed", 127, None)
     (evidence,) = watched.facts().exits[-1].evidence
     assert evidence == "cannot start '/no/such/program': No such file or directory"
-
-
-def test_a_failed_launch_is_not_verified(wrappers: Wrappers, watched: Watched) -> None:
-    wrappers.start(TASK, "/no/such/program").wait()
-    assert samples_of(watched.page(), LAUNCH_VERIFIED) == {"": 0}
 
 
 def test_a_crash_within_50_ms_is_not_missed(wrappers: Wrappers, watched: Watched) -> None:
@@ -278,20 +275,36 @@ def lose_wrapper(wrappers: Wrappers, watched: Watched) -> int:
 
 
 @pytest.mark.usefixtures("reaper")
-def test_a_worker_without_its_wrapper_is_watched_and_its_end_is_unknown(wrappers: Wrappers, watched: Watched) -> None:
+def test_a_worker_without_its_wrapper_is_watched_and_the_kernel_tells_its_end(
+    wrappers: Wrappers, watched: Watched
+) -> None:
     pid = lose_wrapper(wrappers, watched)
     assert watched.facts().up, "the worker lives on"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     facts = watched.facts()
-    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "its record may still come"
-    gone_at = watched.clock.now
-    watched.clock.advance(NO_RECORD_GRACE_S)
-    assert watched.facts().exits == ()
-    watched.clock.advance(0.1)
+    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "a notice may still come"
+    watched.clock.advance(NOTICE_GRACE_S + 1)
     (ended,) = watched.facts().exits
-    assert (ended.reason, ended.code, ended.signal, ended.end) == ("killed_unknown", None, None, gone_at)
-    assert ended.evidence[-1] == "no exit record was left"
+    assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, signal.SIGKILL)
+    assert ended.evidence[:2] == ("killed by SIGKILL", "its wrapper was killed by SIGKILL and left no record")
+    record = wrappers.record(TASK, "exit")
+    assert (record["source"], record["signal"], record["pid"]) == ("kernel", signal.SIGKILL, pid), "for the report"
+
+
+@pytest.mark.usefixtures("reaper")
+def test_on_an_old_kernel_such_an_end_is_unknown(
+    wrappers: Wrappers, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "not there")))
+    pid = lose_wrapper(wrappers, watched)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not watched.facts().up
+    watched.clock.advance(NO_RECORD_GRACE_S + NOTICE_GRACE_S)
+    (ended,) = watched.facts().exits
+    assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
+    assert ended.evidence == ("exit status unknown", "its wrapper has ended and left no record")
 
 
 @pytest.mark.usefixtures("reaper")
@@ -390,16 +403,6 @@ def test_a_reason_that_is_none_does_not_break_the_page(wrappers: Wrappers, watch
     assert samples_of(watched.page(), UP) == {LABELS: 0}
 
 
-def test_a_launch_is_verified_once_every_worker_of_the_node_has_started(wrappers: Wrappers) -> None:
-    tasks = (make_task(0), make_task(1))
-    watched = Watched(wrappers.run_dir, *tasks)
-    wrappers.start(tasks[0], "sleep", "60")
-    wrappers.record(tasks[0], "start")
-    assert samples_of(watched.page(), LAUNCH_VERIFIED) == {"": 0}
-    wrappers.start(tasks[1], "true").wait()
-    assert samples_of(watched.page(), LAUNCH_VERIFIED) == {"": 1}
-
-
 def test_the_status_says_who_the_worker_is_and_how_it_is(wrappers: Wrappers, watched: Watched) -> None:
     wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
@@ -417,3 +420,134 @@ def test_the_status_says_who_the_worker_is_and_how_it_is(wrappers: Wrappers, wat
         "restarts": 0,
         "exit": None,
     }
+
+
+DAEMON = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+with open(sys.argv[1] + ".new", "w") as out:
+    out.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+
+
+@pytest.mark.usefixtures("reaper")
+def test_a_worker_that_leaves_itself_in_the_background_has_completed_and_the_rest_is_told(
+    wrappers: Wrappers, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "daemon.pid"
+    for name, value in (("GPUJOB_JOB_ID", make_identity().job_id), ("GPUJOB_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    wrappers.start(TASK, sys.executable, "-c", DAEMON, str(place)).wait()
+    daemon = int(until(lambda: place.exists() and place.read_text(), "the daemon"))
+    try:
+        (ended,) = watched.facts().exits
+        assert (ended.reason, ended.evidence) == (
+            "completed",
+            ("exit status 0", "1 of its processes were still running"),
+        )
+        assert wrappers.record(TASK, "found")["survivors"] == 1, "for the report"
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def attach(run_dir: Path, pid: int) -> Watched:
+    """A collector over a job of others, whose worker somebody has found."""
+    watched = Watched(run_dir, TASK)
+    manifest = make_manifest(run_dir, TASK, attached=True)
+    watched.collector = WorkersCollector(make_context(manifest, watched.clock, end=None))
+    record = {"pid": pid, "start_ticks": read_start_ticks(pid), "start": time.time(), "found_by": "pid_file"}
+    records.write_json(run_dir / records.WORKERS_DIR / "worker_w0_rank0_a0_r0.start.json", record)
+    return watched
+
+
+@pytest.mark.parametrize(
+    ("command", "reason", "code", "number"),
+    [
+        ("read x; exit 0", "completed", 0, None),
+        ("read x; exit 3", "app_error", 3, None),
+        ("ulimit -c 0; read x; kill -SEGV $$", "crashed_signal", None, signal.SIGSEGV),
+    ],
+)
+def test_the_kernel_tells_how_a_worker_of_others_has_ended(
+    wrappers: Wrappers, command: str, reason: str, code: int | None, number: int | None
+) -> None:
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE) as process:
+        watched = attach(wrappers.run_dir, process.pid)
+        assert watched.facts().up
+        process.communicate(b"\n")
+    assert outcome(watched.facts()) == (False, "dead", reason, code, number)
+    assert wrappers.record(TASK, "exit")["source"] == "kernel"
+
+
+def test_a_worker_of_others_that_nobody_tells_of_is_unknown_and_says_so(
+    wrappers: Wrappers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "not there")))
+    with subprocess.Popen(["sh", "-c", "read x"], stdin=subprocess.PIPE) as process:
+        watched = attach(wrappers.run_dir, process.pid)
+        assert watched.facts().up
+        process.communicate(b"\n")
+    watched.facts()
+    watched.clock.advance(STATUS_GRACE_S + 1)
+    (ended,) = watched.facts().exits
+    assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
+    assert ended.evidence[-1] == "it was not started by gpujob, and the kernel does not tell its status"
+
+
+@pytest.mark.usefixtures("reaper")
+def test_a_worker_of_others_that_daemonises_is_followed(wrappers: Wrappers, tmp_path: Path) -> None:
+    place = tmp_path / "daemon.pid"
+    forks_once = DAEMON.replace("os._exit(0)", "time.sleep(1) or os._exit(0)", 1)
+    forks_once = forks_once.replace("if os.fork():\n    os._exit(0)\n", "")
+    program = f"import sys\nsys.stdin.readline()\nsys.argv[1] = {str(place)!r}\n{forks_once}"
+    with subprocess.Popen([sys.executable, "-c", program, ""], stdin=subprocess.PIPE) as process:
+        watched = attach(wrappers.run_dir, process.pid)
+        assert watched.facts().up
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        daemon = int(until(lambda: watched.facts() and place.exists() and place.read_text(), "the daemon"))
+        process.wait()
+    facts = until(lambda: (found := watched.facts()).pid == daemon and found, "the daemon to be followed")
+    assert (facts.up, facts.exits) == (True, ())
+    assert watched.events()[-1] == ("worker daemonised", f"pid {process.pid} has ended, pid {daemon} goes on")
+    os.kill(daemon, signal.SIGKILL)
+    os.waitpid(daemon, 0)
+    (ended,) = watched.facts().exits
+    assert (ended.reason, ended.signal) == ("killed_unknown", signal.SIGKILL)
+
+
+def test_the_kernels_log_is_evidence_and_kept_for_the_report(wrappers: Wrappers) -> None:
+    kernel = KernelLog(FakeClock(), None, path="/nowhere")
+    watched = Watched(wrappers.run_dir, TASK)
+    context = make_context(make_manifest(wrappers.run_dir, TASK), watched.clock, end=None)
+    watched.collector = WorkersCollector(dataclasses.replace(context, kernel=kernel))
+    wrapper = wrappers.start(TASK, "sleep", "60")
+    record = wrappers.record(TASK, "start")
+    until(lambda: watched.facts().up, "the worker")
+    of_another, of_this = OomVictim(1), Xid("0000:3b:00", 79, record["pid"])
+    kernel.events = tuple(KernelEvent(record["start"] + 1, what) for what in (of_another, of_this))
+    os.kill(record["pid"], signal.SIGKILL)
+    wrapper.wait()
+    (ended,) = watched.facts().exits
+    assert ended.reason == "gpu_fault"
+    assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}"
+    assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
+
+
+def test_a_closer_look_comes_later_and_is_shown(wrappers: Wrappers, watched: Watched) -> None:
+    wrappers.start(TASK, "sleep", "60")
+    until(lambda: watched.facts().up, "the worker")
+    assert watched.facts().details is None
+    watched.clock.advance(5)
+    details = watched.facts().details
+    assert details is not None
+    assert details.open_files is not None
+    assert samples_of(watched.page(), OPEN_FILES) == {LABELS: details.open_files}
+    assert samples_of(watched.page(), PSS) == {LABELS: details.pss_bytes}

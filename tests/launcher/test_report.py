@@ -109,6 +109,82 @@ def test_a_worker_without_an_exit_record_was_killed_by_nobody_knows_whom(tmp_pat
     assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
 
 
+def lost(run_dir: RunDir, rank: int) -> RunDir:
+    """Take the exit record of a worker away, as when its node is gone."""
+    (run_dir.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json").unlink()
+    return run_dir
+
+
+def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_consequences(tmp_path: Path) -> None:
+    """As the orchestrator publishes it when srun names the node."""
+    run_dir = RunDir(tmp_path, resources={"nodes": 2, "cpus_per_node": 2})
+    facts = json.loads((run_dir.path / "orchestrator.json").read_text())
+    (run_dir.path / "orchestrator.json").write_text(json.dumps({**facts, "hosts": ["cn01", "cn02"]}))
+    manifest = json.loads((run_dir.path / "manifest.json").read_text())
+    for task in manifest["tasks"]:
+        task["node_index"] = task["rank"]
+    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    run_dir.ended(0, **TERM_SENT).ended(1)
+    lost(run_dir, 1)
+    orphaned = build_report(run_dir.path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
+    notice = {
+        "reason": "terminated_peer",
+        "cause": "Slurm: node cn02 has failed",
+        "time": START + 90,
+        "nodes": ["cn02"],
+    }
+    records.write_state(str(run_dir.path), "completing", notice)
+
+    report = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "node_failure"]
+    assert (report["state"], report["exit_status"]) == ("NODE_FAIL", 6)
+    assert report["cause"]["node"] == "cn02"
+    assert report["cause"]["evidence"] == ["exit status unknown", "Slurm: node cn02 has failed"]
+
+    assert [worker["exit"]["reason"] for worker in orphaned["workers"]] == ["terminated_peer", "node_failure"]
+    assert orphaned["state"] == "NODE_FAIL"
+    assert orphaned["cause"]["evidence"][-1] == "Slurm: NODE_FAIL; nothing was left by cn02"
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "reason"),
+    [
+        ("TIMEOUT", "TIMEOUT", "time_limit"),
+        ("PREEMPTED", "PREEMPTED", "preempted"),
+        ("CANCELLED", "CANCELLED", "cancelled"),
+        ("FAILED", "CANCELLED", "cancelled"),
+    ],
+)
+def test_slurms_word_counts_where_the_orchestrator_has_left_none(
+    word: str, state: str, reason: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path).ended(0, **TERM_SENT).ended(1, **TERM_SENT)
+    report = build_report(run_dir.path, now=START + 200, ended=True, slurm_state=word)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
+    assert report["state"] == state
+
+
+def test_what_the_sidecar_has_found_beside_the_record_counts(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
+    found = {"schema": 1, "oom_victim": "its process 7 was killed for lack of memory"}
+    (run_dir.path / "workers/worker_w1_rank1_a0_r0.found.json").write_text(json.dumps(found))
+    report = run_dir.report()
+    assert (report["state"], report["cause"]["reason"]) == ("OUT_OF_MEMORY", "host_oom")
+    assert report["cause"]["evidence"][-1] == "the kernel log says: its process 7 was killed for lack of memory"
+
+
+def test_a_worker_that_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
+    broken = "RuntimeError: [../third_party/gloo] Connection closed by peer [10.0.0.2]:4711\n"
+    run_dir = RunDir(tmp_path).ended(0, end=60.0, code=1, log=broken).ended(1, end=59.0, code=None, signal=11)
+    report = run_dir.report()
+    assert report["cause"]["worker"] == "worker_w1"
+    first = report["workers"][0]["exit"]
+    assert (first["reason"], first["evidence"][-1]) == (
+        "terminated_peer",
+        "it lost worker_w1, which had ended by crashed_signal",
+    )
+
+
 def test_each_run_of_a_worker_is_listed_and_the_last_one_counts(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0, code=3).ended(0, 1, end=150).ended(1).report()
     first = report["workers"][0]

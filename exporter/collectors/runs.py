@@ -1,0 +1,385 @@
+"""The runs of one worker, each followed from its start record to the verdict on its end."""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+from exporter.collectors.base import Context
+from exporter.derive.exits import Evidence, Peer, Stop, exit_evidence, signal_name, verdict
+from exporter.derive.last_words import last_words
+from exporter.derive.workers import worker_rank
+from exporter.manifest import Task
+from exporter.readers.kmsg import KernelLog, OomVictim
+from exporter.readers.leftovers import find_leftovers
+from exporter.readers.procfs import ProcessTree, TreeDetails, TreeSample, read_start_ticks
+from exporter.readers.worker_logs import extra_logs, log_paths, read_end
+
+NO_RECORD_GRACE_S = 3.0
+"""A process that is gone gets this long for its exit record to appear."""
+NOTICE_GRACE_S = 3.0
+"""An end by a signal from outside gets this long for the launcher's notice to appear."""
+STATUS_GRACE_S = 1.0
+"""How long the kernel may take to tell the status of a process that is not our child."""
+LOG_TAIL_BYTES = 64 * 1024
+DETAILS_EVERY_S = 30.0
+"""Between two looks at what is dear: proportional memory, open files, context switches."""
+QUICK_END_S = 10.0
+"""A worker that ends as soon as this may have left itself running in the background."""
+
+Tell = Callable[[float | None, str, str, Task, str], None]
+"""Where events go: when, level, what, whose, detail."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """One end of a worker, with its reason."""
+
+    restart: int
+    code: int | None
+    signal: int | None
+    end: float
+    reason: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """One worker at one look."""
+
+    task: Task
+    up: bool
+    state: str
+    pid: int | None = None
+    start: float | None = None
+    restart: int = 0
+    sample: TreeSample | None = None
+    details: TreeDetails | None = None
+    found_by: str | None = None
+    cpu_s: float | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    exits: tuple[Exit, ...] = ()
+
+
+@dataclass
+class _Run:
+    """One run of one worker."""
+
+    restart: int
+    pid: int | None = None
+    start: float | None = None
+    found_by: str | None = None
+    visible: bool = True
+    """Whether its pid means anything here: not so in another pid namespace."""
+    session: int | None = None
+    tree: ProcessTree | None = None
+    pids: frozenset[int] = frozenset()
+    """The worker and its descendants at the last look that found it."""
+    wrapper: tuple[int, int | None] | None = None
+    """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
+    sample: TreeSample | None = None
+    details: TreeDetails | None = None
+    details_due: float = 0.0
+    gone_since: float | None = None
+    exit_seen: bool = False
+    """Whether its exit record is there, also while its verdict waits for a notice."""
+    ended: Exit | None = None
+
+
+class WorkerRuns:
+    """All runs of one worker of this node."""
+
+    def __init__(self, context: Context, task: Task, tell: Tell) -> None:
+        self.task = task
+        self._context = context
+        self._tell = tell
+        self._folder = context.manifest.run_dir / records.WORKERS_DIR
+        self._runs: list[_Run] = []
+        self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
+        try:
+            self._pid_namespace: int | None = Path(context.proc, "self/ns/pid").stat().st_ino
+        except OSError:
+            self._pid_namespace = None
+
+    def failures(self) -> list[Peer]:
+        """What its peers must know of its ends."""
+        return [Peer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None]
+
+    def look(self, stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+        """Go on with every run that has not ended; ``peers`` are the failures of others so far."""
+        # By name, not by listing: the folder holds the records of all nodes, and the ones looked for
+        # are written on this node, so that even a network file system knows at once.
+        while any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
+            self._runs.append(_Run(len(self._runs)))
+        for run in self._runs:
+            if run.ended is None:
+                self._follow(run, stop, peers, now)
+
+    def facts(self) -> WorkerFacts:
+        """The worker as the last look has found it."""
+        if not self._runs:
+            return WorkerFacts(self.task, up=False, state="not_found")
+        last = self._runs[-1]
+        samples = [run.sample for run in self._runs if run.sample is not None]
+        reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
+        writes = [sample.io_write_bytes for sample in samples if sample.io_write_bytes is not None]
+        alive = last.ended is None and last.gone_since is None and not last.exit_seen
+        if not alive:
+            zombie = last.ended is None and last.sample is not None and last.sample.state == "zombie"
+            state = "zombie" if zombie else "dead"
+        else:
+            state = last.sample.state if last.sample is not None else "running"
+        return WorkerFacts(
+            self.task,
+            up=alive and state not in ("zombie", "dead"),
+            state=state,
+            pid=last.pid,
+            start=last.start,
+            restart=last.restart,
+            sample=last.sample if alive else None,
+            details=last.details,
+            found_by=last.found_by,
+            cpu_s=sum(sample.cpu_s for sample in samples) if samples else None,
+            io_read_bytes=sum(reads) if reads else None,
+            io_write_bytes=sum(writes) if writes else None,
+            exits=tuple(run.ended for run in self._runs if run.ended is not None),
+        )
+
+    def _path(self, restart: int, kind: str) -> Path:
+        stem = records.record_name(self.task.worker, self.task.rank, self._context.identity.attempt, restart)
+        return self._folder / f"{stem}.{kind}.json"
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    def _begin(self, run: _Run, record: Mapping[str, Any], now: float) -> None:
+        pid = record.get("pid")
+        if not isinstance(pid, int):
+            return
+        run.pid, run.start, run.found_by = pid, record.get("start"), record.get("found_by")
+        namespace = record.get("pid_namespace")
+        run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
+        if run.visible:
+            run.tree = self._open(pid, record.get("start_ticks"))
+            run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # not all workers at once
+            try:
+                run.session = os.getsid(pid)
+            except OSError:
+                run.session = None
+            wrapper = record.get("wrapper_pid")
+            if isinstance(wrapper, int) and self._watch(wrapper, record.get("wrapper_start_ticks")):
+                run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
+        what = "worker restarted" if run.restart else "worker started"
+        self._tell(run.start, "info", what, self.task, f"pid {pid}")
+
+    def _open(self, pid: int, start_ticks: int | None) -> ProcessTree | None:
+        """The process, also watched for its end; None when it is gone, or is another one now."""
+        try:
+            tree = ProcessTree(pid, start_ticks, self._context.proc)
+        except ProcessLookupError:
+            return None
+        self._watch(pid, tree.start_ticks)
+        return tree
+
+    def _watch(self, pid: int, start_ticks: int | None) -> bool:
+        """Ask to be told of the end of a process; whether it is there."""
+        try:
+            self._context.exits.watch(pid, start_ticks)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _follow(self, run: _Run, stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+        if run.pid is None:
+            self._begin(run, records.read_json(self._path(run.restart, "start")) or {}, now)
+        stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
+        silent = run.wrapper is not None and not self._wrapper_is_there(run)  # asked before its record is looked for
+        record = records.read_json(self._path(run.restart, "exit"))
+        if record is None and self._is_running(run, now):
+            return
+        if record is None and run.visible and run.pid is not None:
+            if run.gone_since is None:
+                ending = self._context.exits.ended(run.pid, run.tree.start_ticks if run.tree else None)
+                run.gone_since = ending.moment if ending is not None else now
+            if not self._is_replaced_by_a_descendant(run, now):
+                record = self._without_a_record(run, run.pid, now - run.gone_since, silent=silent)
+        if record is not None:
+            run.exit_seen = True
+            self._end(run, record, stop, peers, now)
+
+    def _is_running(self, run: _Run, now: float) -> bool:
+        """Look at its processes. A zombie that nobody reaps has ended."""
+        if run.tree is None:
+            return False
+        sample = run.tree.read()
+        if sample is None:
+            return False
+        run.sample = sample
+        if sample.state == "zombie":
+            return False
+        run.pids = run.tree.pids
+        if now >= run.details_due:
+            run.details = run.tree.details()
+            run.details_due = now + DETAILS_EVERY_S
+        return True
+
+    def _is_replaced_by_a_descendant(self, run: _Run, now: float) -> bool:
+        """Whether a worker that nobody of ours has started goes on in the background: it has daemonised."""
+        if not self._context.manifest.attached or run.tree is None or run.pid is None:
+            return False
+        for pid in run.tree.survivors():
+            tree = self._open(pid, None)
+            if tree is not None:
+                self._tell(now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on")
+                self._forget(run)
+                run.pid, run.tree, run.gone_since = pid, tree, None
+                return True
+        return False
+
+    # -- its end -------------------------------------------------------------------------------------
+
+    def _without_a_record(self, run: _Run, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
+        """What the kernel tells of a run that leaves no record of its own; None while one may still come.
+
+        ``silent`` tells that the wrapper is known to have ended.
+        """
+        attached = self._context.manifest.attached
+        if not attached and not silent and (run.wrapper is not None or waited <= NO_RECORD_GRACE_S):
+            return None
+        status = self._status(pid, run.tree.start_ticks if run.tree else None)
+        if status is None and attached and run.tree is not None and waited <= STATUS_GRACE_S:
+            return None
+        record: dict[str, Any] = {
+            "schema": records.RECORD_SCHEMA,
+            "worker": self.task.worker,
+            "rank": self.task.rank,
+            "pid": pid,
+            "start": run.start,
+            "end": run.gone_since,
+            "source": "kernel",
+            **status_facts(status),
+        }
+        if run.wrapper is not None:
+            wrapper = status_facts(self._status(*run.wrapper))
+            number = wrapper["signal"]
+            record["wrapper"] = f"was killed by {signal_name(number)}" if number is not None else "has ended"
+        try:
+            records.write_json_once(self._path(run.restart, "exit"), record)
+        except OSError:
+            pass  # a full disk: the verdict stands all the same
+        return record
+
+    def _status(self, pid: int, start_ticks: int | None) -> int | None:
+        return self._context.exits.status(pid, start_ticks)
+
+    def _wrapper_is_there(self, run: _Run) -> bool:
+        if run.wrapper is None:
+            return False
+        pid, start_ticks = run.wrapper
+        if self._context.exits.ended(pid, start_ticks) is not None:
+            return False
+        found = read_start_ticks(pid, self._context.proc)
+        return found is not None and start_ticks in (None, found)
+
+    def _end(self, run: _Run, record: Mapping[str, Any], stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+        """Judge one end, unless a notice that may explain it is still on its way."""
+        told = exit_evidence(record)
+        from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
+        if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
+            return
+        if run.tree is not None:
+            run.sample = run.tree.read() or run.sample
+        run.start = run.start if run.start is not None else record.get("start")
+        record = {**record, **self._found(run, told, now)}
+        self._forget(run)
+        end = told.end if told.end is not None else now
+        earlier = [peer for peer in peers if peer.end <= end]
+        evidence = exit_evidence(
+            record,
+            stop=stop,
+            log=last_words(self._log_ends(run.restart)),
+            peer=min(earlier, key=lambda peer: peer.end, default=None),
+            node=self._context.identity.node,
+            job_end=self._context.identity.end,
+            attached=self._context.manifest.attached,
+        )
+        judged = verdict(evidence)
+        run.ended = Exit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
+        level = "info" if judged.reason == "completed" else "critical"
+        self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
+
+    def _found(self, run: _Run, told: Evidence, now: float) -> dict[str, Any]:
+        """Facts beside the exit record that only this node can see; they are kept for the report."""
+        found: dict[str, Any] = {}
+        pids = run.pids | ({run.pid} if run.pid is not None else set())
+        if told.code != 0:
+            found = kernel_facts(self._context.kernel, pids, run.start or 0.0)
+        elif run.visible and (left := self._left_running(run, told)):
+            found = {"survivors": left}
+        if found:
+            try:
+                records.write_json(self._path(run.restart, "found"), {"schema": records.RECORD_SCHEMA, **found})
+            except OSError:
+                pass  # a full disk
+        return found
+
+    def _left_running(self, run: _Run, told: Evidence) -> int:
+        """Processes that it has put into the background: those of its session end with it or right after it."""
+        left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _session(pid) != run.session}
+        if run.start is not None and told.end is not None and told.end - run.start < QUICK_END_S:
+            left |= find_leftovers(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
+        return len(left)
+
+    def _forget(self, run: _Run) -> None:
+        """Stop watching its processes."""
+        if run.pid is not None:
+            self._context.exits.forget(run.pid, run.tree.start_ticks if run.tree else None)
+        if run.wrapper is not None:
+            self._context.exits.forget(*run.wrapper)
+            run.wrapper = None
+        if run.tree is not None:
+            run.tree.close()
+            run.tree = None
+
+    def _log_ends(self, restart: int) -> list[tuple[str, bytes]]:
+        identity, manifest = self._context.identity, self._context.manifest
+        paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
+        others = extra_logs(manifest, self._rank_of).get(self.task.rank, [])
+        return [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+
+
+def kernel_facts(kernel: KernelLog | None, pids: Collection[int], since: float) -> dict[str, Any]:
+    """What the kernel's log says about these processes, as fields of a record."""
+    if kernel is None:
+        return {}
+    kernel.read()
+    facts: dict[str, Any] = {}
+    for event in tuple(kernel.events):
+        what = event.what
+        if event.time < since or what.pid not in pids:
+            continue
+        if isinstance(what, OomVictim):
+            facts["oom_victim"] = f"its process {what.pid} was killed for lack of memory"
+        else:
+            words = f"Xid {what.code} on the GPU at {what.pci}, process {what.pid}"
+            facts.setdefault("gpu_faults", []).append({"time": event.time, "xid": what.code, "words": words})
+    return facts
+
+
+def status_facts(status: int | None) -> dict[str, Any]:
+    """Code, signal and core flag of a wait status; all unknown for None."""
+    if status is None:
+        return {"code": None, "signal": None, "core": False}
+    if os.WIFSIGNALED(status):
+        return {"code": None, "signal": os.WTERMSIG(status), "core": os.WCOREDUMP(status)}
+    return {"code": os.WEXITSTATUS(status), "signal": None, "core": False}
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None

@@ -1,0 +1,80 @@
+"""Why the tasks of a job ended, out of the records and logs in its run directory."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from exporter import records
+from exporter.derive.exits import CONSEQUENCES, LastWords, Peer, Stop, exit_evidence, signal_name, verdict
+from exporter.derive.last_words import last_words
+from exporter.derive.workers import worker_rank
+from exporter.manifest import Manifest, Task
+from exporter.readers.worker_logs import extra_logs, log_paths, read_end
+
+LOG_TAIL_BYTES = 64 * 1024
+
+
+class Judge:
+    """Judges ends of one attempt. The ends of logs are read once for each run."""
+
+    def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
+        self._manifest = manifest
+        self._attempt = attempt
+        self._job_end = job_end
+        self._words: dict[tuple[int, int], LastWords] = {}
+
+    def judge(
+        self,
+        task: Task,
+        restart: int,
+        node: str,
+        record: Mapping[str, Any],
+        stop: Stop | None,
+        peers: Iterable[Peer] = (),
+    ) -> dict[str, Any]:
+        """One end as a JSON object: status, reason and the evidence for it; ``peers`` are the failures of others."""
+        stem = records.record_name(task.worker, task.rank, self._attempt, restart)
+        found = records.read_json(self._manifest.run_dir / records.WORKERS_DIR / f"{stem}.found.json") or {}
+        if stop is not None and stop.follows_from(task.rank, restart):
+            stop = None
+        end = record.get("end")
+        earlier = [peer for peer in peers if end is not None and peer.end <= end]
+        evidence = exit_evidence(
+            {**found, **record},
+            stop=stop,
+            log=self._last_words(task, restart, node),
+            peer=min(earlier, key=lambda peer: peer.end, default=None),
+            node=node,
+            job_end=self._job_end,
+            attached=self._manifest.attached,
+        )
+        judged = verdict(evidence)
+        return {
+            "reason": judged.reason,
+            "code": evidence.code,
+            "signal": signal_name(evidence.signal) if evidence.signal is not None else None,
+            "core": evidence.core,
+            "time": evidence.end,
+            "restart": restart,
+            "evidence": list(judged.evidence),
+            "asked_to_end": stop is not None and bool(evidence.forwarded),
+        }
+
+    def _last_words(self, task: Task, restart: int, node: str) -> LastWords:
+        known = self._words.get((task.rank, restart))
+        if known is None:
+            manifest = self._manifest
+            paths = log_paths(task, manifest.run_dir, node, self._attempt, restart)
+            others = extra_logs(manifest, partial(worker_rank, ranks=manifest.ranks_of_roles())).get(task.rank, [])
+            known = last_words([(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)])
+            self._words[task.rank, restart] = known
+        return known
+
+
+def failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, Peer]]:
+    """Rank and facts of each end that is a failure of its own."""
+    return [
+        (task.rank, Peer(task.worker, end["time"], end["reason"]))
+        for task, end in ends
+        if end["reason"] not in CONSEQUENCES and end["time"] is not None
+    ]

@@ -1,0 +1,52 @@
+"""What Slurm says about the end of a job, in the lines of its daemons and of srun."""
+
+import pytest
+
+from exporter.derive.slurm_words import SlurmWords, parse_preempt_time, parse_slurm_words
+
+AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{AT} ***", SlurmWords("cancelled", "Slurm: cancelled")),
+        (f"{AT} DUE TO TIME LIMIT ***", SlurmWords("time_limit", "Slurm: the time limit was reached")),
+        (f"{AT} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
+        (f"{AT} DUE TO JOB REQUEUE ***", SlurmWords("cancelled", "Slurm: requeued; the job will run again")),
+        (
+            f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            SlurmWords("node_failure", "Slurm: a node has failed"),
+        ),
+        (f"{AT} DUE TO LUNCH ***", SlurmWords("cancelled", "Slurm: cancelled due to lunch")),
+        ("slurmstepd: error: *** STEP 2.1 ON rs1 CANCELLED AT 2026-11-21T12:02:53 ***", SlurmWords()),
+        ("srun: error: rs1: task 0: Terminated", SlurmWords()),
+        ("", SlurmWords()),
+    ],
+)
+def test_the_line_of_the_batch_step_says_why(line: str, words: SlurmWords) -> None:
+    assert parse_slurm_words(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == words
+
+
+def test_srun_names_the_nodes_that_have_failed() -> None:
+    text = (
+        "srun: error: Node failure on rs8\nsrun: error: Node failure on rs8\nsrun: error: Node failure on rs9\n"
+        f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+    )
+    assert parse_slurm_words(text) == SlurmWords("node_failure", "Slurm: node rs8, rs9 has failed", ("rs8", "rs9"))
+
+
+def test_the_last_of_several_counts() -> None:
+    assert parse_slurm_words(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("   PreemptEligibleTime=2026-11-21T12:02:57 PreemptTime=None", None),
+        ("   PreemptEligibleTime=2026-11-21T12:02:57 PreemptTime=2026-11-21T12:02:59\n", "2026-11-21T12:02:59"),
+        ("JobState=RUNNING Reason=None", None),
+    ],
+)
+def test_a_preemption_with_a_grace_time_has_its_moment(text: str, moment: str | None) -> None:
+    assert parse_preempt_time(text) == moment
