@@ -235,6 +235,32 @@ def workers() -> list[Panel]:
             steps=(("green", None), ("orange", 1)),
             height=8,
         ),
+        lines(
+            "Memory of the job",
+            "Memory of all processes of the job on the node that uses most. Page cache fills what is left below the"
+            " limit and is taken back before anything is killed. Watched by GpuJobHostMemoryNearLimit.",
+            [q.MEMORY_USED, q.MEMORY_WORKING_SET, q.MEMORY_PEAK, q.MEMORY_LIMIT],
+            width=12,
+            unit="bytes",
+            colors={q.MEMORY_LIMIT.legend: "red"},
+        ),
+        lines(
+            "Waiting for memory",
+            "Share of the time in which some or all (full) processes of the job waited for memory, on the node"
+            " where they waited longest. Only cgroups v2 tell.",
+            [q.MEMORY_PRESSURE],
+            width=6,
+            unit="percentunit",
+        ),
+        lines(
+            "OOM kills",
+            "Processes that the kernel killed because the job's memory ran out; each point counts the five"
+            " minutes before it.",
+            [q.OOM_KILLS],
+            width=6,
+            decimals=0,
+            stepped=True,
+        ),
     ]
 
 

@@ -171,6 +171,19 @@ WORKER_CPU = Query(
     "worker_cpu", f"sum by (worker) (rate({_node('gpujob_worker_cpu_seconds_total')}[{RATE}]))", "{{worker}}"
 )
 WORKER_RSS = Query("worker_rss", f"sum by (worker) ({_node('gpujob_worker_memory_rss_bytes')})", "{{worker}}")
+# Of the node that is worst off: its limit is that of all of them as a rule.
+MEMORY_USED = Query("memory_used", f"max({_node('gpujob_cgroup_memory_used_bytes')})", "used with page cache")
+MEMORY_WORKING_SET = Query(
+    "memory_working_set", f"max({_node('gpujob_cgroup_memory_working_set_bytes')})", "used without page cache"
+)
+MEMORY_PEAK = Query("memory_peak", f"max({_node('gpujob_cgroup_memory_peak_bytes')})", "peak with page cache")
+MEMORY_LIMIT = Query("memory_limit", f"min({_node('gpujob_cgroup_memory_limit_bytes')})", "limit")
+OOM_KILLS = Query("oom_kills", f"round(sum(increase({_node('gpujob_cgroup_oom_kills_total')}[5m])))", "OOM kills")
+MEMORY_PRESSURE = Query(
+    "memory_pressure",
+    f"max by (kind) (rate({_node('gpujob_cgroup_memory_pressure_seconds_total')}[{RATE}]))",
+    "{{kind}}",
+)
 WORKER_READ = Query("worker_read", f"sum(rate({_node('gpujob_worker_io_read_bytes_total')}[{RATE}]))", "read")
 WORKER_WRITE = Query("worker_write", f"sum(rate({_node('gpujob_worker_io_write_bytes_total')}[{RATE}]))", "written")
 RESTARTS = Query(
