@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from launcher.client import JobClient
     from launcher.plan import Plan
+    from launcher.subject import Subject
 
 USAGE = 2
 INTERRUPTED = 130
@@ -38,7 +39,7 @@ workers:
     count: 4
     gpus: 0                   # GPUs of one worker
     # {rank} {world_size} {output_dir} {checkpoint_dir} {job_dir} are filled in; no shell is involved
-    command: "python3 train.py --shard {rank} --shards {world_size}"
+    command: "python3 -u train.py --shard {rank} --shards {world_size}"
     critical: true            # the failure of one ends the job
     # restart: {max: 2, backoff: 10}
 slurm:
@@ -94,57 +95,33 @@ def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
 
-def _make_plan(job: str, *, local: bool, kill_wait_s: float | None = None) -> tuple["Plan", str]:
-    """The plan of a job file and its batch script; all problems in one error, nothing written."""
-    import re
+def _make_plan(
+    job: str, *, local: bool, kill_wait_s: float | None = None, check: bool = False, quiet: bool = False
+) -> tuple["Plan", str]:
+    """The plan of a job file and its batch script; all problems in one error, nothing written.
 
-    from launcher.config import load_cluster, load_job
-    from launcher.errors import ConfigError, TopologyError
-    from launcher.plan import DEFAULT_KILL_WAIT_S, make_plan
-    from launcher.rundir import user_name
+    With ``check`` everything that this machine tells cheaply is looked at first; warnings are shown unless ``quiet``.
+    """
     from launcher.sbatch import render_sbatch
+    from launcher.subject import make_subject
 
-    path, workdir = Path(job), Path.cwd()
-    problems: list[str] = []
-    spec = cluster = None
-    try:
-        cluster = load_cluster(os.environ, workdir)
-    except ConfigError as error:
-        problems.append(str(error))
-    try:
-        spec = load_job(path)
-    except ConfigError as error:
-        problems.append(str(error))
-    if spec is None or cluster is None:
-        raise LauncherError("\n".join(problems))
-    try:
-        plan = make_plan(
-            spec,
-            cluster,
-            job_dir=path.resolve().parent,
-            workdir=workdir,
-            user=re.sub(r"\s", "_", user_name()),
-            timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            python=sys.executable,
-            local=local,
-            kill_wait_s=DEFAULT_KILL_WAIT_S if kill_wait_s is None else kill_wait_s,
-        )
-    except TopologyError as error:
-        raise ConfigError(job, error.problems) from error
-    return plan, render_sbatch(plan)
+    subject = make_subject(job, local=local, kill_wait_s=kill_wait_s)
+    if check:
+        _preflight(subject, job, quiet=quiet)
+    return subject.plan, render_sbatch(subject.plan)
 
 
-def _preflight(plan: "Plan", job: str, *, local: bool, quiet: bool = False) -> None:
+def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
     """Raise with every error found before the start; warnings are only shown."""
     from launcher.errors import ConfigError
     from launcher.preflight import check_plan
 
-    findings = check_plan(plan, local=local)
+    items = check_plan(subject)
     if not quiet:
-        for finding in findings:
-            if finding.level == "warning":
-                click.echo(f"gpujob: warning: {finding}", err=True)
-    errors = [str(finding) for finding in findings if finding.level == "error"]
+        for item in items:
+            if item.status == "warning":
+                click.echo(f"gpujob: warning: {item}", err=True)
+    errors = [str(item) for item in items if item.status == "error"]
     if errors:
         raise ConfigError(job, errors)
 
@@ -174,32 +151,33 @@ def init(path: str, force: bool) -> None:
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
 @JSON
 def check(job: str, local: bool, as_json: bool) -> None:
-    """Check a job file, its plan and this machine. Exit status 2 when the job cannot work."""
-    from launcher.errors import ConfigError
-    from launcher.preflight import Finding, check_plan
+    """Go through all that a launch needs: environment, resources, input, output, the job, monitoring.
 
-    plan = None
+    Exit status 2 when something is found with which the job cannot work.
+    """
+    from launcher.checklist import broken_checklist, make_checklist, render, to_json
+    from launcher.errors import ConfigErrors
+    from launcher.subject import make_subject
+
+    subject = None
     try:
-        plan, _ = _make_plan(job, local=local)
-        findings = check_plan(plan, local=local)
-    except ConfigError as error:
-        findings = [Finding("job-file", "error", error.source, problem) for problem in error.problems]
-    except LauncherError as error:
-        findings = [Finding("job-file", "error", job, line.strip()) for line in str(error).splitlines()]
-    errors = [finding for finding in findings if finding.level == "error"]
+        subject = make_subject(job, local=local)
+        sections = make_checklist(subject)
+    except ConfigErrors as broken:
+        sections = broken_checklist(broken.errors)
+    body = to_json(sections)
     if as_json:
-        entries = [{key: getattr(f, key) for key in ("code", "level", "place", "message")} for f in findings]
-        _print_json({"schema": 1, "ok": not errors, "findings": entries})
+        _print_json(body)
     else:
-        for finding in findings:
-            click.echo(f"{finding.level}: {finding}")
-        if plan is not None:
+        click.echo("\n".join(render(sections)))
+        if subject is not None:
+            plan = subject.plan
             click.echo(
                 f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
                 f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
-                + ("not ready" if errors else "ok")
+                + ("ok" if body["ok"] else "not ready")
             )
-    sys.exit(USAGE if errors else 0)
+    sys.exit(0 if body["ok"] else USAGE)
 
 
 @commands.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
@@ -245,8 +223,7 @@ def submit(job: str, as_json: bool) -> None:
     from launcher import rundir, slurm
     from launcher.plan import DEFAULT_KILL_WAIT_S
 
-    plan, script = _make_plan(job, local=False)
-    _preflight(plan, job, local=False)
+    _make_plan(job, local=False, check=True)
     kill_wait_s = slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S)
     plan, script = _make_plan(job, local=False, kill_wait_s=kill_wait_s)
     staging = rundir.stage(plan, script)
@@ -297,8 +274,7 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
     from launcher.local import start_orchestrator
     from launcher.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
-    plan, script = _make_plan(job, local=True)
-    _preflight(plan, job, local=True, quiet=as_json)
+    plan, script = _make_plan(job, local=True, check=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
     staging = rundir.stage(plan, script)
     run_dir = rundir.settle(staging, plan, job_id)
@@ -458,15 +434,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
 @JSON
 def report(job: str, as_json: bool) -> None:
     """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs."""
-    from launcher.report import build_report
-
-    client = _open(job)
-    found = records.read_json(client.run_dir / records.REPORT_FILE)
-    if found is None:
-        view = client.look()
-        found = build_report(client.run_dir, now=time.time(), ended=view["state"] == "UNKNOWN")
-        if view["state"] in ("PENDING", "UNKNOWN"):
-            found = {**found, "state": view["state"], "exit_status": 10 if view["state"] == "PENDING" else 9}
+    found = _open(job).report()
     _print_report(found, as_json)
     sys.exit(int(str(found["exit_status"])))
 

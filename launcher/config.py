@@ -112,7 +112,14 @@ def _directory(value: object) -> object:
     return value
 
 
+def _url(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
+        raise ValueError(f'{value!r} is not the address of a server; write for example "http://prometheus:9090"')
+    return value
+
+
 Address = Annotated[str, BeforeValidator(_address)]
+Url = Annotated[str, BeforeValidator(_url)]
 Directory = Annotated[str, BeforeValidator(_directory)]
 Regex = Annotated[str, BeforeValidator(_regex)]
 
@@ -257,6 +264,9 @@ class ProgressOptions(_Model):
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
     pack: Literal["auto", "generic"] = "auto"
     patterns: dict[str, Regex] = Field({}, description="Regular expressions by name, over those of the pack.")
+    sample: str | list[str] | None = Field(
+        None, description="A line of the log, some lines, or a file of them, in which a position must be found."
+    )
 
 
 class ErrorOptions(_Model):
@@ -280,6 +290,27 @@ class Monitoring(_Model):
     listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
 
 
+class Environment(_Model):
+    """What the workers need around them, for `gpujob check`."""
+
+    packages: list[str] = Field([], description="Python modules that the interpreter of the workers must find.")
+    required: list[str] = Field([], description="Environment variables that must be set.")
+
+    @field_validator("packages")
+    @classmethod
+    def _modules(cls, packages: list[str]) -> list[str]:
+        for name in packages:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is not the name of a module; write it as `import` does, without a version")
+        return packages
+
+    @field_validator("required")
+    @classmethod
+    def _variables(cls, required: list[str]) -> list[str]:
+        _check_environment(dict.fromkeys(required, ""))
+        return required
+
+
 class JobSpec(_Model):
     """A job file."""
 
@@ -290,6 +321,11 @@ class JobSpec(_Model):
     resources: Resources = Resources()
     workers: list[Workers] = Field(min_length=1)
     env: dict[str, str] = Field({}, description="Environment of every worker.")
+    environment: Environment = Environment()
+    inputs: list[str] = Field(
+        [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
+    )
+    resume: bool = Field(False, description="Whether the job goes on where files in its output directory end.")
     slurm: Slurm = Slurm()
     paths: Paths = Paths()
     patterns: Patterns = Patterns()
@@ -332,6 +368,8 @@ class ClusterSpec(_Model):
     logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
     target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
     listen_address: Address | None = None
+    prometheus_url: Url | None = Field(None, description="Prometheus of the site, for `gpujob check`.")
+    alertmanager_url: Url | None = Field(None, description="Alertmanager of the site, for `gpujob check`.")
 
     @field_validator("directives")
     @classmethod

@@ -17,6 +17,14 @@ class ConfigError(LauncherError):
         super().__init__("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in self.problems)]))
 
 
+class ConfigErrors(LauncherError):
+    """Files with problems, told together."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(map(str, self.errors)))
+
+
 class TopologyError(LauncherError):
     """Workers that do not fit the nodes; each problem names role, need, have and cure."""
 

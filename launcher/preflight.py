@@ -1,86 +1,193 @@
-"""Before anything is written or submitted: findings about a plan on this machine."""
+"""Before anything is written or submitted: what a plan meets on this machine. Nothing is changed."""
 
+import difflib
 import os
+import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
-from launcher.plan import Plan, RunFacts, task_argv
+from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
+from exporter.readers.files import read_files
+from launcher.inputs import check_inputs
+from launcher.items import Item
+from launcher.plan import VARIABLES, Plan, RunFacts, TaskPlan, shell_text_index, task_argv
+from launcher.subject import Subject
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
+MOST_SAMPLE_BYTES = 256 * 1024
+
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]+)\}(?!\})")
+_VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
+)
+_SLURM_SETS = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
+_SHELL_SETS = {"HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY"}
+_ALWAYS_SET = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong or doubtful: where, what, and the cure."""
+def check_plan(subject: Subject) -> list[Item]:
+    """What costs next to nothing to look at, before every start."""
+    plan = subject.plan
+    return [
+        *check_commands(subject),
+        *check_variables(subject),
+        *check_gpus_here(subject),
+        *check_inputs(plan, subject.spec.inputs, look_inside=False),
+        *check_directories(subject),
+        *check_output_files(subject),
+        *check_placeholders(subject),
+        *check_sample(subject),
+        *check_target_directory(subject),
+    ]
 
-    code: str
-    level: Literal["error", "warning"]
-    place: str
-    message: str
 
-    def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
+def of_roles(plan: Plan) -> Iterator[tuple[str, TaskPlan, list[str]]]:
+    """The first task of each role: the place of its command, the task, and the words that it would run."""
+    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
+    seen = set()
+    for planned in plan.tasks:
+        if planned.task.role not in seen:
+            seen.add(planned.task.role)
+            yield f"workers ({planned.task.role}).command", planned, task_argv(plan, planned, facts)
 
 
-def check_plan(plan: Plan, *, local: bool) -> list[Finding]:
-    """Findings about directories, programs and tools. Nothing is changed."""
-    findings = [*_directories(plan, local=local), *_commands(plan, local=local)]
+# -- environment ---------------------------------------------------------------------------------
+
+
+def check_commands(subject: Subject) -> list[Item]:
+    """A program or a script that is not there, once for each role; and Slurm itself."""
+    items, plan, local = [], subject.plan, subject.local
     if not local and shutil.which("sbatch") is None:
-        findings.append(
-            Finding(
-                "no-slurm",
-                "error",
-                "sbatch",
-                "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine",
-            )
-        )
-    if local and plan.gpus_per_node:
-        here = sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
-        needed = plan.gpus_per_node * plan.nodes
-        if here < needed:
-            findings.append(
-                Finding(
-                    "few-gpus",
-                    "warning",
-                    "resources.gpus_per_node",
-                    f"the plan gives away {needed} GPUs and this machine has {here}; workers will not find theirs",
-                )
-            )
-    return findings
+        message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
+        items.append(Item("no-slurm", "error", "sbatch", message))
+    for place, planned, argv in of_roles(plan):
+        program, script = argv[0], _script(argv)
+        missing = find_program(subject, planned, program) is None
+        if missing:
+            message = f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+            items.append(Item("no-program", "error" if local or "/" in program else "warning", place, message))
+        if script is not None and not Path(plan.workdir, script).exists():
+            message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
+            items.append(Item("no-script", "error", place, message))
+        elif not missing:
+            message = f'"{program}"' + (f' and "{script}" are' if script is not None else " is") + " there"
+            items.append(Item("program", "ok", place, message))
+    return items
 
 
-def _directories(plan: Plan, *, local: bool) -> list[Finding]:
-    findings = []
+def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | None:
+    """Path of the program that a worker would start, or None."""
+    if "/" in program:
+        here = Path(subject.plan.workdir, program)
+        return str(here) if here.is_file() and os.access(here, os.X_OK) else None
+    return shutil.which(program, path=planned.env.get("PATH", subject.environ.get("PATH", os.defpath)))
+
+
+def _script(argv: list[str]) -> str | None:
+    """The script that an interpreter is given, or None."""
+    name = os.path.basename(argv[0]).rstrip("0123456789.")
+    if name not in INTERPRETERS:
+        return None
+    for word in argv[1:]:
+        if word in ("-c", "-m"):
+            return None
+        if not word.startswith("-"):
+            return word if word.endswith((".py", ".sh")) else None
+    return None
+
+
+def is_python(program: str) -> bool:
+    """Whether a program is a Python interpreter by its name."""
+    return os.path.basename(program).rstrip("0123456789.") == "python"
+
+
+def environment_of(subject: Subject, planned: TaskPlan) -> Mapping[str, str]:
+    """What a worker of this role finds in its environment, as far as it is known here."""
+    return {**subject.environ, **planned.env}
+
+
+def check_variables(subject: Subject) -> list[Item]:
+    """Variables that must be set, and those that commands name."""
+    items = []
+    for name in subject.spec.environment.required:
+        roles = [
+            planned.task.role
+            for _, planned, _ in of_roles(subject.plan)
+            if not environment_of(subject, planned).get(name)
+        ]
+        if roles:
+            message = f"{name} is not set for {', '.join(roles)}; export it here, or give it in `env`"
+            items.append(Item("no-variable", "error", "environment.required", message))
+        else:
+            items.append(Item("variable", "ok", "environment.required", f"{name} is set"))
+    for place, planned, _ in of_roles(subject.plan):
+        items += _named_variables(subject, place, planned)
+    return items
+
+
+def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[Item]:
+    text_index = shell_text_index(planned.argv)
+    items, known = [], environment_of(subject, planned)
+    for index, word in enumerate(planned.argv):
+        names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
+        if index != text_index:
+            for name in names if text_index is None else ():
+                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or `shell: true`"
+                items.append(Item("not-expanded", "warning", place, message))
+            continue
+        own = set(_ASSIGNED.findall(word)) | _SHELL_SETS | _ALWAYS_SET
+        for name in names:
+            if name not in own and name not in known and not name.startswith(_SLURM_SETS):
+                message = f"${name} is not set here and would be empty; export it, or give it in `env`"
+                items.append(Item("no-variable", "warning", place, message))
+    return items
+
+
+# -- resources -----------------------------------------------------------------------------------
+
+
+def check_gpus_here(subject: Subject, known: int | None = None) -> list[Item]:
+    """Whether this machine has the GPUs of a local plan; ``known`` is how many it has, where that was asked."""
+    plan, place = subject.plan, "resources.gpus_per_node"
+    needed = plan.gpus_per_node * plan.nodes
+    if not needed:
+        return [Item("gpus", "ok", place, "the job asks for no GPUs")]
+    if not subject.local:
+        return [Item("gpus", "not checked", place, "the job's nodes are not this machine")]
+    here = known if known is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    if here < needed:
+        message = f"the plan gives away {needed} GPUs and this machine has {here}; workers will not find theirs"
+        return [Item("few-gpus", "warning", place, message)]
+    return [Item("gpus", "ok", place, f"{needed} of the {here} GPUs of this machine")]
+
+
+# -- output --------------------------------------------------------------------------------------
+
+
+def check_directories(subject: Subject) -> list[Item]:
+    """Where the job runs and writes."""
+    items, plan = [], subject.plan
     if not Path(plan.workdir).is_dir():
-        findings.append(
-            Finding(
-                "no-workdir", "error", "workdir", f'"{plan.workdir}" is not a directory; create it or leave workdir out'
-            )
-        )
-    for place, directory in _written(plan):
+        message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
+        items.append(Item("no-workdir", "error", "workdir", message))
+    for place, directory in written_directories(plan):
         problem = _why_not_writable(Path(directory))
         if problem:
-            findings.append(Finding("not-writable", "error", place, problem))
-    if not local and "\\" in plan.logs_dir:
+            items.append(Item("not-writable", "error", place, problem))
+        else:
+            there = "can be written to" if Path(directory).is_dir() else "can be made"
+            items.append(Item("writable", "ok", place, f'"{directory}" {there}'))
+    if not subject.local and "\\" in plan.logs_dir:
         problem = (
             f'"{plan.logs_dir}" holds a backslash, which Slurm\'s file name patterns cannot express; use another one'
         )
-        findings.append(Finding("backslash", "error", "logs_dir", problem))
-    if plan.target_dir and not os.access(plan.target_dir, os.W_OK | os.X_OK):
-        findings.append(
-            Finding(
-                "target-dir",
-                "warning",
-                "target_dir",
-                f'"{plan.target_dir}" is not a directory you can write to; Prometheus will not find this job there',
-            )
-        )
-    return findings
+        items.append(Item("backslash", "error", "logs_dir", problem))
+    return items
 
 
-def _written(plan: Plan) -> list[tuple[str, str]]:
+def written_directories(plan: Plan) -> list[tuple[str, str]]:
     """Absolute directories that the job writes to, with the key that names each."""
     places = [("logs_dir", plan.logs_dir)]
     keys = {"output": "paths.output_dir", "checkpoint": "paths.checkpoint_dir"}
@@ -106,53 +213,103 @@ def _why_not_writable(directory: Path) -> str | None:
     return f'"{directory}" has no parent directory'
 
 
-def _commands(plan: Plan, *, local: bool) -> list[Finding]:
-    """A program or a script that is not there, once for each role."""
-    findings, seen = [], set()
-    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    for planned in plan.tasks:
-        if planned.task.role in seen:
-            continue
-        seen.add(planned.task.role)
-        place = f"workers ({planned.task.role}).command"
-        argv = task_argv(plan, planned, facts)
-        path = planned.env.get("PATH", os.environ.get("PATH", os.defpath))
-        program = argv[0]
-        if "/" in program:
-            here = Path(plan.workdir, program)
-            missing = not (here.is_file() and os.access(here, os.X_OK))
-        else:
-            missing = shutil.which(program, path=path) is None
-        if missing:
-            findings.append(
-                Finding(
-                    "no-program",
-                    "error" if local or "/" in program else "warning",
-                    place,
-                    f'"{program}" is not a program on this machine; check its spelling, or give its full path',
-                )
-            )
-        script = _script(argv)
-        if script is not None and not Path(plan.workdir, script).exists():
-            findings.append(
-                Finding(
-                    "no-script",
-                    "error",
-                    place,
-                    f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}',
-                )
-            )
-    return findings
+def check_output_files(subject: Subject) -> list[Item]:
+    """Files of an earlier job where the output goes: they would be taken for this one's, or be overwritten."""
+    group = next(group for group in subject.plan.manifest.groups if group.name == "output")
+    if group.pattern is None or not os.path.isabs(group.directory):
+        return [Item("output-files", "ok", "paths.output_dir", "a fresh run directory")]
+    try:
+        files = read_files(Path(group.directory), group.pattern)
+    except OSError as error:
+        return [Item("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')]
+    if not files:
+        return [
+            Item("output-files", "ok", "paths.output_dir", f'no file matches {group.pattern} in "{group.directory}"')
+        ]
+    count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    if subject.spec.resume:
+        message = f'{count} in "{group.directory}" to go on with (resume: true)'
+        return [Item("output-files", "ok", "paths.output_dir", message)]
+    message = (
+        f'"{group.directory}" already holds {count} like {files[0].name}; '
+        "move them away, choose another directory, or say `resume: true`"
+    )
+    return [Item("output-exists", "warning", "paths.output_dir", message)]
 
 
-def _script(argv: list[str]) -> str | None:
-    """The script that an interpreter is given, or None."""
-    name = os.path.basename(argv[0]).rstrip("0123456789.")
-    if name not in INTERPRETERS:
-        return None
-    for word in argv[1:]:
-        if word in ("-c", "-m"):
-            return None
-        if not word.startswith("-"):
-            return word if word.endswith((".py", ".sh")) else None
-    return None
+# -- the job itself ------------------------------------------------------------------------------
+
+
+def check_placeholders(subject: Subject) -> list[Item]:
+    """Words in braces that are nearly a placeholder: as they are, they stay as they stand."""
+    items = []
+    texts = [(place, word) for place, planned, _ in of_roles(subject.plan) for word in planned.argv]
+    texts += [
+        (f"workers ({planned.task.role}).env.{name}", value)
+        for _, planned, _ in of_roles(subject.plan)
+        for name, value in planned.env.items()
+    ]
+    texts += [(f"inputs[{number}]", pattern) for number, pattern in enumerate(subject.spec.inputs)]
+    for place, text in texts:
+        for name in dict.fromkeys(_PLACEHOLDER.findall(text)):
+            near = difflib.get_close_matches(name.lower(), VARIABLES, 1, 0.7)
+            if name not in VARIABLES and near:
+                message = f'{{{name}}} is no placeholder; did you mean "{{{near[0]}}}"?'
+                items.append(Item("placeholder", "warning", place, message))
+    return items
+
+
+# -- monitoring ----------------------------------------------------------------------------------
+
+
+def check_sample(subject: Subject) -> list[Item]:
+    """Whether the progress patterns find in a sample of the log what they are there for."""
+    progress, place = subject.spec.progress, "progress.sample"
+    own = subject.plan.manifest.progress
+    if progress.sample is None:
+        told = f"{len(own)} own patterns" if own else "the standard patterns (`Processed 120/250 items`)"
+        message = f"{told} without a sample to try on; give a line of the log, or a file of it"
+        return [Item("sample", "not checked", place, message)]
+    text = _sample_text(progress.sample, Path(subject.plan.workdir))
+    compiled = [compile_pattern(pattern.name, pattern.pattern) for pattern in own]
+    found = Scanner(merge(PROGRESS, compiled), ()).scan(text)
+    items = []
+    if found.positions:
+        done, total = found.positions[-1][1:]
+        at = f"{done} of {total}" if total is not None else str(done)
+        items.append(Item("sample", "ok", place, f"position {at} found"))
+    else:
+        shown = text.strip().split(b"\n")[0][:80].decode("utf-8", "replace")
+        message = (
+            f'no position in "{shown}"; give `progress.patterns.items` an expression whose first group is '
+            r"the items done and the second, if any, all of them, like `(\d+)/(\d+) done`"
+        )
+        items.append(Item("no-position", "error", place, message))
+    for pattern in compiled:
+        if pattern.name not in ("items", "resume") and pattern.name not in found.values:
+            message = f"{pattern.name} finds no number in the sample; does its expression match, and have a group?"
+            items.append(Item("no-match", "warning", f"progress.patterns.{pattern.name}", message))
+    return items
+
+
+def check_target_directory(subject: Subject) -> list[Item]:
+    """Whether the job can say there where its metrics are."""
+    directory = subject.plan.target_dir
+    if directory is None:
+        message = "the cluster file names none; Prometheus finds the job by targets.json in its run directory alone"
+        return [Item("targets", "not checked", "target_dir", message)]
+    if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
+        return [Item("targets", "ok", "target_dir", f'"{directory}" can be written to')]
+    message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
+    return [Item("target-dir", "warning", "target_dir", message)]
+
+
+def _sample_text(sample: str | list[str], workdir: Path) -> bytes:
+    """The lines themselves, or those of the file that the text names."""
+    if isinstance(sample, list):
+        return "\n".join(sample).encode()
+    try:
+        with (workdir / Path(sample).expanduser()).open("rb") as source:
+            return source.read(MOST_SAMPLE_BYTES)
+    except (OSError, ValueError, RuntimeError):
+        return sample.encode()  # a line, and no name of a file

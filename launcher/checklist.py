@@ -1,0 +1,194 @@
+"""The list to go through before a launch, in six sections, as text and as an object."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exporter.readers.inventory import Inventory, read_inventory
+from launcher import machine, preflight
+from launcher.errors import ConfigError
+from launcher.inputs import check_inputs
+from launcher.items import Item
+from launcher.plan import shell_text_index
+from launcher.subject import Subject
+
+CHECKLIST_SCHEMA = 1
+
+NAMES = ("Environment", "Resources", "Input data", "Output", "Job", "Monitoring")
+MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the list."""
+
+    name: str
+    items: tuple[Item, ...]
+
+
+def make_checklist(subject: Subject) -> tuple[Section, ...]:
+    """All that can be looked at before the launch, however long it takes."""
+    inventory = read_inventory()
+    parts = (
+        _environment(subject, inventory),
+        _resources(subject, inventory),
+        check_inputs(subject.plan, subject.spec.inputs, look_inside=True),
+        _output(subject),
+        _job(subject),
+        _monitoring(subject),
+    )
+    return tuple(Section(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
+
+
+def broken_checklist(errors: Sequence[ConfigError]) -> tuple[Section, ...]:
+    """The list of a job whose files cannot be used, with all that is wrong with them."""
+    told = tuple(Item("job-file", "error", error.source, problem) for error in errors for problem in error.problems)
+    skipped = (Item("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes"),)
+    return tuple(Section(name, told if name == "Job" else skipped) for name in NAMES)
+
+
+def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
+    none = (
+        []
+        if job.spec.environment.required
+        else [Item("variables", "not checked", "environment.required", "the job file names none")]
+    )
+    return [
+        *preflight.check_commands(job),
+        *machine.check_interpreter(job),
+        *machine.check_packages(job),
+        *none,
+        *preflight.check_variables(job),
+        *machine.check_driver(inventory),
+    ]
+
+
+def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
+    known = None if isinstance(inventory, str) else len(inventory.gpus)
+    return [
+        *preflight.check_gpus_here(job, known),
+        *machine.check_gpu_memory(job, inventory),
+        *machine.check_memory(job),
+        *machine.check_disk(job.plan),
+        *machine.check_partition(job),
+    ]
+
+
+def _output(job: Subject) -> list[Item]:
+    return [*preflight.check_directories(job), *preflight.check_output_files(job)]
+
+
+def _monitoring(job: Subject) -> list[Item]:
+    items = []
+    if not job.spec.monitoring.enabled:
+        message = "nobody watches the job; leave it out to have progress, alerts and reasons"
+        items.append(Item("unwatched", "warning", "monitoring.enabled", message))
+    if job.spec.patterns.output is None:
+        message = "no output file is watched; name what the job writes"
+        items.append(Item("no-output-pattern", "warning", "patterns.output", message))
+    own = len(job.spec.errors)
+    items.append(Item("errors", "ok", "errors", f"{own} own patterns beside the standard ones"))
+    return [
+        *items,
+        *preflight.check_sample(job),
+        *preflight.check_target_directory(job),
+        *machine.check_endpoints(job),
+    ]
+
+
+def _job(job: Subject) -> list[Item]:
+    return [
+        *_gpus_used(job),
+        *_time_limit(job),
+        *_checkpoints(job),
+        *_buffering(job),
+        *preflight.check_placeholders(job),
+    ]
+
+
+def _gpus_used(job: Subject) -> list[Item]:
+    """Whether workers and GPUs come out even."""
+    plan, items = job.plan, []
+    asked = plan.gpus_per_node * plan.nodes
+    used = sum(len(planned.task.gpus) for planned in plan.tasks)
+    if used < asked:
+        message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
+        items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
+    for _, planned, _ in preflight.of_roles(plan):
+        if asked and not planned.task.gpus:
+            message = "its workers see no GPU while the job has some; set it if they need one"
+            items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
+    if not items:
+        words = (
+            f"{used} GPUs for {len(plan.tasks)} worker tasks" if asked else f"{len(plan.tasks)} workers without GPUs"
+        )
+        items.append(Item("workers", "ok", "workers", words))
+    return items
+
+
+def _time_limit(job: Subject) -> list[Item]:
+    limit = job.plan.slurm["time_limit"]
+    if limit:
+        return [Item("time-limit", "ok", "slurm.time_limit", str(limit))]
+    if job.local:
+        return [Item("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
+    message = "is not set, so the partition's default counts; set what the job needs, and a little more"
+    return [Item("no-time-limit", "warning", "slurm.time_limit", message)]
+
+
+def _checkpoints(job: Subject) -> list[Item]:
+    group = next(group for group in job.plan.manifest.groups if group.name == "checkpoint")
+    if group.pattern is None:
+        message = "no checkpoint is watched: after a failure all work would be done again; name its files"
+        return [Item("no-checkpoints", "warning", "patterns.checkpoints", message)]
+    where = "the run directory" if group.directory == "." else f'"{group.directory}"'
+    return [Item("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}")]
+
+
+def _buffering(job: Subject) -> list[Item]:
+    """Python holds back what it prints to a file: progress would come late, and last words not at all."""
+    items = []
+    for place, planned, argv in preflight.of_roles(job.plan):
+        at = shell_text_index(planned.argv)
+        if at is not None:
+            found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
+            held = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
+        else:
+            flags = argv[1 : next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))]
+            held = preflight.is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
+        if held and not preflight.environment_of(job, planned).get("PYTHONUNBUFFERED"):
+            message = (
+                "Python holds back what it prints, so progress is seen late; `python -u`, or PYTHONUNBUFFERED=1 in env"
+            )
+            items.append(Item("buffered", "warning", place, message))
+    return items or [Item("buffering", "ok", "workers", "no Python command holds back what it prints")]
+
+
+def findings(sections: Sequence[Section]) -> list[Item]:
+    """What is wrong or doubtful."""
+    return [item for section in sections for item in section.items if item.status in ("warning", "error")]
+
+
+def to_json(sections: Sequence[Section]) -> dict[str, Any]:
+    """The list as a JSON object; ``findings`` are what is wrong or doubtful in it."""
+    found = findings(sections)
+    return {
+        "schema": CHECKLIST_SCHEMA,
+        "ok": not any(item.status == "error" for item in found),
+        "findings": [
+            {"code": item.code, "level": item.status, "place": item.place, "message": item.message} for item in found
+        ],
+        "sections": [{"name": section.name, "items": [asdict(item) for item in section.items]} for section in sections],
+    }
+
+
+def render(sections: Sequence[Section]) -> list[str]:
+    """The list for people, an item in each line."""
+    lines = []
+    for number, section in enumerate(sections, 1):
+        lines.append(f"{number} {section.name}")
+        for item in section.items:
+            words = f"not checked: {item.message}" if item.status == "not checked" else item.message
+            lines.append(f"  {MARKS[item.status]:<7} " + (words if item.place == "-" else f"{item.place}: {words}"))
+    return lines

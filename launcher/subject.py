@@ -1,0 +1,57 @@
+"""A job as it would be started from here: its file, the cluster's, and the plan of both."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config import ClusterSpec, JobSpec, load_cluster, load_job
+from launcher.errors import ConfigError, ConfigErrors, TopologyError
+from launcher.plan import DEFAULT_KILL_WAIT_S, Plan, make_plan
+from launcher.rundir import user_name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked before a launch."""
+
+    spec: JobSpec
+    cluster: ClusterSpec
+    plan: Plan
+    local: bool
+    environ: Mapping[str, str]
+
+
+def make_subject(job: str, *, local: bool, kill_wait_s: float | None = None) -> Subject:
+    """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong."""
+    workdir = Path.cwd()
+    problems: list[ConfigError] = []
+    spec = cluster = None
+    try:
+        cluster = load_cluster(os.environ, workdir)
+    except ConfigError as error:
+        problems.append(error)
+    try:
+        spec = load_job(Path(job))
+    except ConfigError as error:
+        problems.append(error)
+    if spec is None or cluster is None:
+        raise ConfigErrors(problems)
+    try:
+        plan = make_plan(
+            spec,
+            cluster,
+            job_dir=Path(job).resolve().parent,
+            workdir=workdir,
+            user=re.sub(r"\s", "_", user_name()),
+            timestamp=time.strftime("%Y%m%d_%H%M%S"),
+            python=sys.executable,
+            local=local,
+            kill_wait_s=DEFAULT_KILL_WAIT_S if kill_wait_s is None else kill_wait_s,
+        )
+    except TopologyError as error:
+        raise ConfigErrors([ConfigError(job, error.problems)]) from error
+    return Subject(spec, cluster, plan, local, dict(os.environ))

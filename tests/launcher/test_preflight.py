@@ -1,0 +1,241 @@
+"""What a plan meets on this machine before every start."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.preflight import (
+    check_commands,
+    check_directories,
+    check_gpus_here,
+    check_output_files,
+    check_placeholders,
+    check_plan,
+    check_sample,
+    check_target_directory,
+    check_variables,
+)
+from tests.launcher.subjects import subject_of, told
+
+
+def worker(command: str | list[str], **more: Any) -> dict[str, Any]:
+    return {"workers": [{"command": command, **more}]}
+
+
+def test_a_job_that_is_in_order_has_nothing_to_be_told(tmp_path: Path) -> None:
+    items = check_plan(subject_of(tmp_path))
+    assert not told(items, "error")
+    assert not told(items, "warning")
+    assert not list(tmp_path.iterdir())
+
+
+def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here.py").write_text("")
+    roles = {
+        "a": "no-such-program",
+        "b": "python3 -u missing.py",
+        "c": "./file",
+        "d": "python3 here.py",
+        "e": "sh -c 'x'",
+        "f": "python3 -m mod",
+    }
+    workers = [{"role": role, "count": 3, "command": command} for role, command in roles.items()]
+    assert told(check_commands(subject_of(tmp_path, workers=workers))) == [
+        ("no-program", "error", "workers (a).command"),
+        ("no-script", "error", "workers (b).command"),
+        ("no-program", "error", "workers (c).command"),
+        ("program", "ok", "workers (d).command"),
+        ("program", "ok", "workers (e).command"),
+        ("program", "ok", "workers (f).command"),
+    ]
+
+
+def test_a_program_is_looked_for_where_the_worker_would(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    assert told(check_commands(subject_of(tmp_path, **worker("mine"))), "error")
+    assert not told(check_commands(subject_of(tmp_path, **worker("mine", env={"PATH": str(tmp_path)}))), "error")
+    assert not told(check_commands(subject_of(tmp_path, environ={"PATH": str(tmp_path)}, **worker("mine"))), "error")
+
+
+def test_what_only_the_nodes_have_is_no_error_at_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    items = check_commands(subject_of(tmp_path, local=False, **worker("no-such-program")))
+    assert told(items) == [("no-slurm", "error", "sbatch"), ("no-program", "warning", "workers (worker).command")]
+
+
+@pytest.mark.parametrize(
+    ("environ", "env", "status"),
+    [
+        ({}, {}, "error"),
+        ({"DATA": ""}, {}, "error"),
+        ({"DATA": "/d"}, {}, "ok"),
+        ({}, {"DATA": "/d"}, "ok"),
+    ],
+)
+def test_a_variable_that_is_required_must_be_set(
+    environ: dict[str, str], env: dict[str, str], status: str, tmp_path: Path
+) -> None:
+    subject = subject_of(tmp_path, environ=environ, env=env, environment={"required": ["DATA"]})
+    assert [item.status for item in check_variables(subject)] == [status]
+
+
+@pytest.mark.parametrize(
+    ("command", "warned"),
+    [
+        ("python3 train.py $DATA", "$DATA is not expanded, since no shell is involved"),
+        ("echo '${DATA}/x'", "$DATA is not expanded"),
+        ("echo 5$ a$", None),
+    ],
+)
+def test_a_variable_in_words_is_not_expanded(command: str, warned: str | None, tmp_path: Path) -> None:
+    items = check_variables(subject_of(tmp_path, environ={"DATA": "/d"}, **worker(command)))
+    assert [item.status for item in items] == (["warning"] if warned else [])
+    assert all(warned is not None and item.message.startswith(warned) for item in items)
+
+
+@pytest.mark.parametrize(
+    ("text", "unset"),
+    [
+        ("cat $DATA ${OTHER}/x", ["$DATA", "$OTHER"]),
+        ("DATA=/d; cat $DATA", []),
+        ("export DATA=/d && cat $DATA", []),
+        ("for DATA in a b; do cat $DATA; done", []),
+        ("cat $HOME $RANK ${GPUJOB_RUN_DIR} $SLURM_JOB_ID $$ $? $1 \\$DATA", []),
+    ],
+)
+def test_a_variable_of_a_shell_text_must_come_from_somewhere(text: str, unset: list[str], tmp_path: Path) -> None:
+    items = check_variables(subject_of(tmp_path, workers=[{"command": text, "shell": True}]))
+    assert [item.message.partition(" ")[0] for item in items] == unset
+    assert all(item.status == "warning" for item in items)
+
+
+def test_gpus_are_counted_against_those_of_this_machine(tmp_path: Path) -> None:
+    gpus = {"resources": {"gpus_per_node": 4}, **worker("true", gpus=4)}
+    assert told(check_gpus_here(subject_of(tmp_path))) == [("gpus", "ok", "resources.gpus_per_node")]
+    for known, code in ((0, "few-gpus"), (3, "few-gpus"), (4, "gpus")):
+        assert [item.code for item in check_gpus_here(subject_of(tmp_path, **gpus), known)] == [code]
+    assert [item.status for item in check_gpus_here(subject_of(tmp_path, local=False, **gpus))] == ["not checked"]
+
+
+def test_directories_are_there_or_can_be_made(tmp_path: Path, locked: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "out").mkdir()
+    paths = {"output_dir": "file/out", "checkpoint_dir": str(locked / "ckpt"), "log_dir": "out"}
+    items = check_directories(subject_of(tmp_path, paths=paths))
+    assert told(items) == [
+        ("writable", "ok", "logs_dir"),
+        ("not-writable", "error", "paths.output_dir"),
+        ("not-writable", "error", "paths.checkpoint_dir"),
+        ("writable", "ok", "paths.log_dir"),
+    ]
+    assert items[1].message == f'"{tmp_path}/file" is not a directory; choose another one'
+    assert items[2].message.startswith(f'no permission to write to "{locked}", so "{locked}/ckpt" cannot be made; ')
+    assert told(check_directories(subject_of(tmp_path, workdir="none")), "error") == [
+        ("no-workdir", "error", "workdir")
+    ]
+
+
+def test_a_backslash_is_nothing_that_slurm_can_write_to(tmp_path: Path) -> None:
+    for local, errors in ((True, []), (False, [("backslash", "error", "logs_dir")])):
+        subject = subject_of(tmp_path, local=local, cluster={"logs_dir": str(tmp_path / "a\\b")})
+        assert told(check_directories(subject), "error") == errors
+
+
+def test_output_of_an_earlier_job_is_doubtful_unless_it_is_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    out: dict[str, Any] = {"paths": {"output_dir": "out"}}
+    assert check_output_files(subject_of(tmp_path))[0].message == "a fresh run directory"
+    assert not told(check_output_files(subject_of(tmp_path, **out)), "warning")
+    (tmp_path / "out/output_worker_0.json").write_text("{}")
+    (item,) = check_output_files(subject_of(tmp_path, **out))
+    assert (item.code, item.status) == ("output-exists", "warning")
+    assert "already holds 1 file like output_worker_0.json" in item.message
+    (item,) = check_output_files(subject_of(tmp_path, resume=True, **out))
+    assert (item.status, item.message) == ("ok", f'1 file in "{tmp_path}/out" to go on with (resume: true)')
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("{rnk}", "{rank}"),
+        ("a/{Rank}", "{rank}"),
+        ("{worldsize}", "{world_size}"),
+        ("{outputdir}", "{output_dir}"),
+        ("{rank}", None),
+        ("{{rnk}}", None),
+        ("${rnk}", None),
+        ("{print}", None),
+        ("{}", None),
+        ('{"a": 1}', None),
+    ],
+)
+def test_a_word_that_is_nearly_a_placeholder_is_doubtful(word: str, meant: str | None, tmp_path: Path) -> None:
+    for spec, place in (
+        (worker(["echo", word]), "workers (worker).command"),
+        (worker("true", env={"A": word}), "workers (worker).env.A"),
+        ({"inputs": [word]}, "inputs[0]"),
+    ):
+        items = check_placeholders(subject_of(tmp_path, **spec))
+        assert told(items) == ([("placeholder", "warning", place)] if meant else [])
+        assert all(f'did you mean "{meant}"?' in item.message for item in items)
+
+
+@pytest.mark.parametrize(
+    ("progress", "told_of"),
+    [
+        ({}, ("sample", "not checked")),
+        ({"patterns": {"items": r"(\d+) done"}}, ("sample", "not checked")),
+        ({"sample": "Processed 12/50 items"}, ("sample", "ok")),
+        ({"sample": ["epoch 1", "Processed 12/50 items"]}, ("sample", "ok")),
+        ({"sample": "12 done"}, ("no-position", "error")),
+        ({"sample": "12 done", "patterns": {"items": r"(\d+) done"}}, ("sample", "ok")),
+        ({"sample": "Processed 1/2 items", "patterns": {"items": r"(\d+) done"}}, ("no-position", "error")),
+        ({"sample": "log.txt"}, ("sample", "ok")),
+        ({"sample": "no.txt"}, ("no-position", "error")),
+        ({"sample": "x" * 5000}, ("no-position", "error")),
+    ],
+)
+def test_a_sample_of_the_log_must_hold_a_position(
+    progress: dict[str, Any], told_of: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "log.txt").write_text("starting\nProcessed 3/9 items\n")
+    (item,) = check_sample(subject_of(tmp_path, progress=progress))
+    assert (item.code, item.status) == told_of
+
+
+def test_own_patterns_that_find_nothing_in_the_sample_are_doubtful(tmp_path: Path) -> None:
+    progress = {"sample": "Processed 1/2 items, lr=0.5", "patterns": {"lr": r"lr=([\d.]+)", "gnorm": r"gnorm=(\d+)"}}
+    items = check_sample(subject_of(tmp_path, progress=progress))
+    assert told(items) == [
+        ("sample", "ok", "progress.sample"),
+        ("no-match", "warning", "progress.patterns.gnorm"),
+    ]
+    assert items[0].message == "position 1 of 2 found"
+
+
+def test_the_directory_of_targets_must_be_one_to_write_to(tmp_path: Path) -> None:
+    for directory, status in ((None, "not checked"), (str(tmp_path), "ok"), ("/no/such", "warning")):
+        (item,) = check_target_directory(subject_of(tmp_path, cluster={"target_dir": directory}))
+        assert item.status == status
+
+
+def test_the_checks_of_every_start_ask_nobody_and_start_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `submit` and `run` look at must not wait for a network or a program."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("this takes time")
+
+    monkeypatch.setattr("subprocess.Popen", forbidden)
+    monkeypatch.setattr("socket.socket", forbidden)
+    urls = {"prometheus_url": "http://127.0.0.1:9", "alertmanager_url": "http://127.0.0.1:9"}
+    subject = subject_of(tmp_path, local=False, cluster=urls, environment={"packages": ["os"]})
+    assert check_plan(subject)
+    assert os.listdir(tmp_path) == []
