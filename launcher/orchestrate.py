@@ -19,22 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import exit_evidence, parse_stop
-from exporter.manifest import read_manifest
+from exporter.derive.exits import exit_evidence, parse_stop, signal_name
+from exporter.manifest import Task, read_manifest
+from launcher.diagnose import write_missing
 from launcher.environment import forget_coerced_locale
 from launcher.events import EventLog
+from launcher.judge import Judge, failures
+from launcher.launch_check import Checklist, LaunchCheck, render_checklist
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
 from launcher.report import (
     EXIT_STATUS,
     REPORT_TEXT_FILE,
     build_report,
-    judge,
     render_report,
     write_report,
 )
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
-from launcher.steps import ENDING_SIGNALS, Running, Steps
+from launcher.steps import ENDING_SIGNALS, Ending, Running, Steps
 from launcher.wrap import read_start_ticks
 
 TICK_S = 0.2
@@ -42,7 +44,13 @@ RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
 NOTICE_GRACE_S = 3.0
 """An end by a signal from outside gets this long for the signal to reach this process too."""
+ASK_AFTER_S = 0.5
+"""How long that signal may take before the place is asked for the reason."""
 FINAL_VALUES_S = 15.0
+LAST_VALUES_S = 0.7
+"""The same while KillWait is running."""
+AWAITED_SIGNAL_S = 3600.0
+"""No grace time is longer."""
 VERIFY_S = 60.0
 """How long output files may be read for their records while the nodes wait."""
 KILL_MARGIN_S = 1.5
@@ -74,6 +82,14 @@ class Orchestrator:
         self._killed = False
         self._wake_read, self._wake_write = os.pipe()
         self._workers_ended = False
+        self._phase = ""
+        self._asked_at = 0.0
+        self._ends_by_itself = False
+        self._awaits_signal = False
+        """Whether the end of this process has to wait for a signal that is announced."""
+        self._judge_of_ends = Judge(plan.manifest, facts.attempt, time_limit_end)
+        self._launch = LaunchCheck(plan, facts)
+        self._checklist: Checklist | None = None
         self._ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
 
@@ -109,11 +125,9 @@ class Orchestrator:
     def run(self) -> int:
         """Exit status of the job."""
         self._attempt_to("set space aside", lambda: records.make_reserve(self._facts.run_dir))
-        for name in (records.REPORT_FILE, REPORT_TEXT_FILE):
-            old = self._facts.run_dir / name  # of an attempt before this one
-            self._attempt_to(f"remove {name}", functools.partial(old.unlink, missing_ok=True))
-        self._state("launching")
+        self._keep_earlier_report()
         self._events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
+        self._state("launching")
         for index, host in enumerate(self._facts.hosts):
             say(f"Node {index}: {host}")
         try:
@@ -126,7 +140,22 @@ class Orchestrator:
             self._until_workers_ended()
         return self._finish()
 
+    def _keep_earlier_report(self) -> None:
+        """The report of an attempt before this one gets its number: ``report_a0.json``."""
+        earlier = self._facts.attempt - 1
+        if earlier >= 0 and not (self._facts.run_dir / records.REPORT_FILE).exists():
+            say(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
+            self._events.write("attempt without report", earlier=earlier)
+        for name in (records.REPORT_FILE, REPORT_TEXT_FILE):
+            old = self._facts.run_dir / name
+            if old.exists():
+                kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
+                self._attempt_to(f"keep {name}", functools.partial(old.replace, kept))
+
     def _state(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._events.write("phase", phase=phase)
         self._attempt_to(
             f"write {records.STATE_FILE}",
             lambda: records.write_state(str(self._facts.run_dir), phase, self._stop, workers_ended=self._workers_ended),
@@ -158,7 +187,8 @@ class Orchestrator:
             say(f"{task.worker} rank {task.rank} cannot be started: {error}")
             self._judge(planned, restart, self._record_launch_failure(planned, restart, str(error)))
             return
-        self._events.write("worker started", worker=task.worker, rank=task.rank, node=host, restart=restart)
+        what = "worker restarted" if restart else "worker started"
+        self._events.write(what, worker=task.worker, rank=task.rank, node=host, restart=restart)
 
     def _record_launch_failure(self, planned: TaskPlan, restart: int, message: str) -> dict[str, Any]:
         task, now = planned.task, time.time()
@@ -174,23 +204,43 @@ class Orchestrator:
         while self._running or self._ended or self._waiting:
             if self._signal and self._stop is None:
                 self._stop_for_signal()
-            if phase == "launching" and self._all_started():
+            if phase == "launching" and self._stop is None and self._all_started():
                 phase = "running"
                 self._state(phase)
                 say("All workers are up")
             self._sidecars.care(revive=self._stop is None)
+            if self._checklist is None and self._stop is None:
+                self._say_launch(self._launch.look(time.time()))
             self._reap()
             self._restart_due()
             self._release_helpers()
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                if not self._killed and self._running:
-                    self._killed = True
-                    say(f"Killing {len(self._running)} workers that did not end in time")
-                    self._steps.kill(list(self._running.values()))
-                elif time.monotonic() > self._deadline + 1.0:
-                    say(f"Leaving {len(self._running)} workers to be ended from outside")
-                    return
+            if self._deadline is not None and time.monotonic() > self._deadline and not self._kill_the_rest():
+                say(f"Leaving {len(self._running)} workers to be ended from outside")
+                return
             self._sleep(TICK_S)
+
+    def _kill_the_rest(self) -> bool:
+        """Kill the workers that did not end in time; whether there is still something to wait for.
+
+        Slurm kills by itself when it ends the job, refuses to do it for us, and leaves no time for waiting.
+        """
+        if self._ends_by_itself:
+            return False
+        if not self._killed and self._running:
+            self._killed = True
+            say(f"Killing {len(self._running)} workers that did not end in time")
+            self._steps.kill(list(self._running.values()))
+        return self._deadline is None or time.monotonic() <= self._deadline + 1.0
+
+    def _say_launch(self, checklist: Checklist | None) -> None:
+        """Say once how the launch went."""
+        if checklist is None:
+            return
+        self._checklist = checklist
+        say("Launch verification")
+        for line in render_checklist(checklist):
+            show(f"    {line}".rstrip())
+        self._events.write("launch verified" if checklist.verified else "launch not verified", **checklist.to_json())
 
     def _release_helpers(self) -> None:
         """Once all that is critical has completed, nothing is left to help with."""
@@ -225,22 +275,44 @@ class Orchestrator:
             self._attempt_to("list the records", lambda: os.listdir(self._facts.run_dir / records.WORKERS_DIR))
         for rank, (running, code, since) in list(self._ended.items()):
             record = self._exit_record(running.planned, running.restart)
-            if record is None and now - since < RECORD_GRACE_S and not self._killed:
+            waited = now - since
+            if (
+                record is None
+                and waited < RECORD_GRACE_S
+                and not self._killed
+                and not self._is_on_a_failed_node(running)
+            ):
                 continue
-            if record is not None and self._may_be_told_why(record) and now - since < NOTICE_GRACE_S:
+            if record is not None and self._may_be_told_why(record) and waited < NOTICE_GRACE_S:
+                if waited > ASK_AFTER_S and self._asked_at < since:
+                    self._ask_why()
                 continue
+            if record is None and self._stop is None:
+                self._ask_why()
             del self._ended[rank]
             if record is None:
                 record = self._record_from_status(running.planned, running.restart, code)
                 self._keep(running.planned, running.restart, record)
             self._judge(running.planned, running.restart, record)
 
+    def _is_on_a_failed_node(self, running: Running) -> bool:
+        """Whether its node is known to be gone: no record will come from there."""
+        nodes = (self._stop or {}).get("nodes") or ()
+        return self._facts.hosts[running.planned.task.node_index] in nodes
+
+    def _ask_why(self) -> None:
+        """A worker has ended and nothing here says why: what does the place say?"""
+        self._asked_at = time.monotonic()
+        ending = self._steps.ending()
+        if ending.reason is not None or ending.failed_nodes:
+            self._begin_stop_of(ending, "")
+
     def _may_be_told_why(self, record: dict[str, Any]) -> bool:
         """Whether a worker was asked to end from outside and this process has not been yet.
 
         scancel and the time limit reach the steps before the batch step; its signal says which it was.
         """
-        return self._stop is None and self._signal is None and bool(exit_evidence(record, None, (), None).forwarded)
+        return self._stop is None and self._signal is None and bool(exit_evidence(record).forwarded)
 
     def _keep(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Write what is known of a run without a record: later runs are found by those before."""
@@ -256,9 +328,13 @@ class Orchestrator:
         task = planned.task
         state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
-        attempt, end = self._facts.attempt, self._time_limit_end
-        ended = judge(self._plan.manifest, task, attempt, restart, host, record, parse_stop(state), end)
+        peers = [peer for rank, peer in failures(self._ends_of_tasks()) if rank != task.rank]
+        ended = self._judge_of_ends.judge(task, restart, host, record, parse_stop(state), peers)
         self._ends[task.rank] = ended
+        for moment, number, sender in record.get("signals") or ():
+            name = signal_name(int(number))
+            facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
+            self._events.write("worker signalled", time=moment, **facts)
         say(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
         self._events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
         if ended["reason"] == "completed" or self._stop is not None:
@@ -277,6 +353,10 @@ class Orchestrator:
         else:
             say(f"{task.worker} is not critical: the job goes on without it")
 
+    def _ends_of_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
+        by_rank = {planned.task.rank: planned.task for planned in self._plan.tasks}
+        return [(by_rank[rank], end) for rank, end in self._ends.items()]
+
     def _exit_record(self, planned: TaskPlan, restart: int) -> dict[str, Any] | None:
         """The wrapper's record of an end, as soon as it can be seen here."""
         task = planned.task
@@ -290,7 +370,7 @@ class Orchestrator:
         started = (self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json").exists()
         if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
-        if code < 0 or code > 128:
+        if code < 0 or code > 128 or (code == 0 and not self._steps.exact_status):
             return {"end": time.time()}  # who ended it with which signal is not known from srun's status
         return {"code": code, "end": time.time()}
 
@@ -306,20 +386,35 @@ class Orchestrator:
 
     def _stop_for_signal(self) -> None:
         name = signal.Signals(self._signal or signal.SIGTERM).name
+        self._events.write("signal", signal=name)
         late = self._time_limit_end is not None and time.time() >= self._time_limit_end - 2.0
-        if late:
+        ending = self._steps.ending()
+        self._ends_by_itself = ending.by_itself
+        if ending.reason is not None:
+            self._begin_stop_of(ending, f" ({name} to the job)")
+        elif late:
             self._begin_stop("time_limit", f"{name} at the time limit")
         else:
-            self._begin_stop("cancelled", f"{name} to the job", ask=not self._steps.ends_by_itself())
+            self._begin_stop("cancelled", f"{name} to the job", ask=not ending.by_itself)
 
-    def _begin_stop(self, reason: str, cause: str, worker: dict[str, Any] | None = None, *, ask: bool = True) -> None:
+    def _begin_stop_of(self, ending: Ending, how: str) -> None:
+        """Stop the job for a reason that the place has given. What runs beside a failed node ends with it."""
+        self._awaits_signal = ending.will_signal and self._signal is None
+        nodes = list(ending.failed_nodes)
+        cause = (ending.cause or f"node {', '.join(nodes)} has failed") + how
+        reason = ending.reason or "node_failure"
+        if reason == "node_failure" and nodes:
+            reason = "terminated_peer"
+        self._begin_stop(reason, cause, {"nodes": nodes} if nodes else None, ask=not ending.by_itself)
+
+    def _begin_stop(self, reason: str, cause: str, origin: dict[str, Any] | None = None, *, ask: bool = True) -> None:
         """Publish why, then tell all workers at once; one deadline for all of them.
 
-        ``worker`` is the rank and the run whose end has led to this, if one has.
+        ``origin`` is the rank and the run whose end has led to this, or the nodes that have failed.
         """
         allowed = OWN_TEARDOWN_S if self._signal is None else max(1.0, self._plan.kill_wait_s - KILL_MARGIN_S)
         self._deadline = (self._signal_at if self._signal is not None else time.monotonic()) + allowed
-        self._stop = {"reason": reason, "cause": cause, "time": time.time(), **(worker or {})}
+        self._stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}
         say(f"Stopping the job: {cause}")
         self._events.write("job stopping", reason=reason, cause=cause)
         self._state("completing")
@@ -333,8 +428,14 @@ class Orchestrator:
             self._stop_for_signal()
         self._workers_ended = True
         self._state("completing")
-        self._sidecars.await_final_values(1.0 if hurry else FINAL_VALUES_S)
+        self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
+        if self._checklist is None and not hurry and self._ends:
+            self._say_launch(self._launch.conclude(time.time()))
         records.release_reserve(self._facts.run_dir)
+        for task, ended in self._ends_of_tasks():
+            host = self._facts.hosts[task.node_index]
+            write = functools.partial(write_missing, self._plan.manifest, self._facts.attempt, task, host, ended)
+            self._attempt_to(f"write the diagnosis of {task.worker}", write)
         status = EXIT_STATUS["UNKNOWN"]
         try:
             status = self._report()
@@ -342,6 +443,11 @@ class Orchestrator:
             say(f"the report cannot be made: {traceback.format_exc()}")
         self._state("finished")
         self._sidecars.end(hurry=hurry)
+        if self._awaits_signal:
+            say("Waiting for Slurm to end the job")
+            end = time.monotonic() + AWAITED_SIGNAL_S
+            while self._signal is None and time.monotonic() < end:
+                self._sleep(1.0)
         return status
 
     def _report(self) -> int:
@@ -354,6 +460,7 @@ class Orchestrator:
             ended=True,
             ends=self._ends,
             job_end=self._time_limit_end,
+            launch=self._checklist.to_json() if self._checklist is not None else None,
             out_of_time=lambda: self._signal is not None or (deadline is not None and time.monotonic() > deadline),
         )
         self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))

@@ -50,7 +50,8 @@ def test_init_writes_a_job_file_to_begin_with(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = gpujob("check", "job.yaml", "--local", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "job.yaml: 4 worker tasks on 1 nodes, 0 GPUs and 5 CPUs per node: ok\n"
+    assert done.stdout.splitlines()[0] == "1 Environment"
+    assert done.stdout.endswith("\njob.yaml: 4 worker tasks on 1 nodes, 0 GPUs and 5 CPUs per node: ok\n")
     assert everything_in(tmp_path) == ["job.yaml", "train.py"]
 
 
@@ -131,24 +132,29 @@ def findings_of(folder: Path, job: Any, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_check_finds_programs_scripts_and_directories_that_are_missing(folder: Path) -> None:
+def test_check_tells_all_errors_and_refuses(folder: Path) -> None:
     (folder / "file").write_text("")
-    workers = [
-        {"role": "a", "count": 3, "command": "no-such-program"},
-        {"role": "b", "command": "python3 -u missing.py"},
-        {"role": "c", "command": "./file"},
-    ]
-    job = {"name": "job", "workers": workers, "paths": {"output_dir": "file/out"}}
+    job = {**JOB, "workers": [{"command": "no-such-program"}], "paths": {"output_dir": "file/out"}, "inputs": ["none"]}
     found = findings_of(folder, job, "--local")
     assert (found["schema"], found["ok"]) == (1, False)
     assert [(finding["code"], finding["level"], finding["place"]) for finding in found["findings"]] == [
+        ("no-program", "error", "workers (worker).command"),
+        ("no-input", "error", "inputs[0]"),
         ("not-writable", "error", "paths.output_dir"),
-        ("no-program", "error", "workers (a).command"),
-        ("no-script", "error", "workers (b).command"),
-        ("no-program", "error", "workers (c).command"),
     ]
-    assert findings_of(folder, JOB, "--local") == {"schema": 1, "ok": True, "findings": []}
+    done = gpujob("check", "job.yaml", "--local", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.count("\n  ERROR   ") == 3
+    assert done.stdout.endswith(": not ready\n")
     assert everything_in(folder) == ["file", "job.yaml"]
+
+
+def test_check_goes_through_six_sections_and_writes_nothing(folder: Path) -> None:
+    found = findings_of(folder, JOB, "--local")
+    names = ["Environment", "Resources", "Input data", "Output", "Job", "Monitoring"]
+    assert (found["ok"], [section["name"] for section in found["sections"]]) == (True, names)
+    assert all(section["items"] for section in found["sections"])
+    assert everything_in(folder) == ["job.yaml"]
 
 
 def test_check_says_what_is_doubtful_and_goes_on(folder: Path) -> None:
@@ -156,10 +162,23 @@ def test_check_says_what_is_doubtful_and_goes_on(folder: Path) -> None:
     job = {**JOB, "resources": {"gpus_per_node": 64}, "workers": [{"command": "true", "gpus": 64}]}
     found = findings_of(folder, job, "--local")
     assert found["ok"] is True
-    assert {finding["code"]: finding["level"] for finding in found["findings"]} == {
-        "target-dir": "warning",
-        "few-gpus": "warning",
-    }
+    levels = {finding["code"]: finding["level"] for finding in found["findings"]}
+    assert levels.items() >= {"target-dir": "warning", "few-gpus": "warning"}.items()
+
+
+def test_run_refuses_errors_and_only_says_what_is_doubtful(folder: Path) -> None:
+    job = {**JOB, "monitoring": {"enabled": False}, "paths": {"output_dir": "out"}}
+    (folder / "out").mkdir()
+    (folder / "out/output_worker_0.json").write_text("{}")
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    done = gpujob("run", "job.yaml", "--quiet", cwd=folder)
+    assert done.returncode in (0, 8)
+    assert done.stderr.startswith(f'gpujob: warning: paths.output_dir: "{folder}/out" already holds 1 file')
+    before = everything_in(folder)
+    (folder / "job.yaml").write_text(yaml.safe_dump({**job, "environment": {"required": ["NO_SUCH_VARIABLE"]}}))
+    done = gpujob("run", "job.yaml", "--quiet", cwd=folder)
+    assert (done.returncode, everything_in(folder)) == (2, before)
+    assert "environment.required: NO_SUCH_VARIABLE is not set for worker" in done.stderr
 
 
 @pytest.mark.parametrize("job", ["name: 5\n", "a: [", {**JOB, "name": ""}])

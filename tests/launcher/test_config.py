@@ -62,7 +62,7 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
     ("added", "problem"),
     [
         ("wokdir: a", 'wokdir: unknown key "wokdir"; did you mean "workdir"?'),
-        ("zzz: a", 'zzz: unknown key "zzz" (known: env, errors, monitoring, name, '),
+        ("zzz: a", 'zzz: unknown key "zzz" (known: env, environment, errors, inputs, '),
         ("monitoring: {check_intervall: 3}", 'monitoring.check_intervall: unknown key "check_intervall"; did you mean'),
         (
             "slurm: {parition: gpu}",
@@ -91,6 +91,14 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
         ("monitoring: {check_interval: 0}", "monitoring.check_interval: 0 must be greater than 0"),
         ("monitoring: {check_interval: .inf}", "monitoring.check_interval: inf must be "),
         ("monitoring: {check_interval: .nan}", "monitoring.check_interval: nan must be "),
+        (
+            "environment: {packages: ['torch>=2']}",
+            "environment.packages: 'torch>=2' is not the name of a module; write",
+        ),
+        ("environment: {required: [A-B]}", "environment.required: 'A-B' is not a name for an environment variable"),
+        ("inputs: in/*.json", 'inputs: "in/*.json" is not a list'),
+        ("resume: yes please", 'resume: "yes please" is not true or false'),
+        ("progress: {sample: {a: b}}", "progress.sample: {'a': 'b'} is not a text or a list"),
         ("monitoring: {linger: -1}", "monitoring.linger: -1 must be greater than or equal to 0"),
     ],
 )
@@ -472,6 +480,14 @@ def test_an_unknown_key_of_the_cluster_file_is_a_mistake(tmp_path: Path) -> None
     assert str(tmp_path / "gpujob.yaml") in str(caught.value)
     assert any('unknown key "partitions"; did you mean "partition"?' in problem for problem in caught.value.problems)
     assert any("time_limit: 60 is a number" in problem for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("address", ["localhost:9090", "ftp://host", "http://", "http://a b"])
+def test_a_server_of_the_site_is_named_by_a_url(address: str) -> None:
+    for key in ("prometheus_url", "alertmanager_url"):
+        (problem,) = problems_of(f"{key}: {address!r}", ClusterSpec)
+        assert problem.startswith(f"{key}: {address!r} is not the address of a server; write for example ")
+    assert parse("prometheus_url: https://ana:x@mon.example/prom/", "gpujob.yaml", ClusterSpec).prometheus_url
 
 
 @pytest.mark.parametrize("name", ["output", "nodes", "a b", '"x\\ntouch pwned"'])

@@ -200,8 +200,11 @@ def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> N
 def test_events_tell_the_course_of_the_job(completed: Ended) -> None:
     events = [json.loads(line) for line in (completed.job.run_dir / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == [
-        *("job started", "worker started", "worker started", "worker ended", "worker ended", "job ended")
+        *("job started", "phase", "worker started", "worker started", "phase"),
+        *("worker ended", "worker ended", "phase", "launch verified", "job ended", "phase"),
     ]
+    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    assert phases == ["launching", "running", "completing", "finished"]
     assert all(event["job_id"] == completed.report["job_id"] for event in events)
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
 
