@@ -5,19 +5,24 @@ import asyncio
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from exporter import __version__
 from exporter.clock import SystemClock
 from exporter.collectors.base import Context
 from exporter.errors import ExporterError
-from exporter.identity import identify
-from exporter.manifest import read_manifest
+from exporter.identity import Identity, identify
+from exporter.manifest import Manifest, read_manifest
+from exporter.readers.kmsg import KernelLog
+from exporter.refresh import Slot
 from exporter.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -52,49 +57,172 @@ def _parser() -> argparse.ArgumentParser:
         "sidecar",
         help="watch the workers of one node",
         description="Watch the workers of one node and serve /metrics and /status until the job is over.",
-        epilog="example: gpujob-exporter sidecar --run-dir logs/4459_embed_20251122_041341",
+        epilog="examples: gpujob-exporter sidecar --run-dir logs/4459_embed_20251122_041341; gpujob-exporter sidecar "
+        "--job-name embed --num-workers 4 --gpu-ids 0 1 2 3 --output-dir out --log-dir logs --total-items 100000",
     )
-    sidecar.add_argument("--run-dir", required=True, metavar="DIR", help="run directory with manifest.json")
+    sidecar.add_argument("--run-dir", metavar="DIR", help="run directory with manifest.json")
     sidecar.add_argument(
         "--web.listen-address",
         dest="listen",
         metavar="ADDRESS",
-        help="host:port; port 0 picks a free one (default: what the manifest says)",
+        help="host:port; port 0 picks a free one (default: what the manifest says, or :9410)",
     )
     sidecar.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    sidecar.set_defaults(run=_sidecar)
+    _add_flags_of_a_running_job(sidecar)
+    sidecar.set_defaults(run=_sidecar, usage=sidecar.error)
 
     check = commands.add_parser(
         "check-config",
-        help="check a manifest",
-        description="Read a manifest and say what it holds; exit status 2 when it cannot be used.",
+        help="check a manifest or a monitor_config.yaml",
+        description="Read a file and say what it holds; exit status 2 when it cannot be used.",
     )
-    check.add_argument("manifest", metavar="MANIFEST", help="manifest.json, or its run directory")
+    check.add_argument("file", metavar="FILE", help="manifest.json, its run directory, or a monitor_config.yaml")
     check.add_argument("--log-level", default="info", help=argparse.SUPPRESS)
     check.set_defaults(run=_check_config)
     return parser
 
 
+def _add_flags_of_a_running_job(parser: argparse.ArgumentParser) -> None:
+    """Flags without defaults here: those that are given override the file, and the rest is the settings' matter."""
+    group = parser.add_argument_group("a job that is already running and that gpujob has not launched")
+    add = group.add_argument
+    add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
+    add("--job-name", metavar="NAME", help="name of the job, and a word of its workers' command lines")
+    add("--num-workers", type=_count, metavar="N", help="expected number of worker processes")
+    add("--gpu-ids", type=_index, nargs="+", metavar="N", help="GPUs used by the workers")
+    add("--output-dir", metavar="DIR", help="directory of output files")
+    add("--log-dir", metavar="DIR", help="directory of log files")
+    add("--checkpoint-dir", metavar="DIR", help="directory of checkpoint files (default: that of the output files)")
+    add("--total-items", type=_index, metavar="N", help="items of the whole job, for the time left")
+    add("--check-interval", type=_seconds, metavar="S", help="seconds between checks (default: 10)")
+    add("--launch-timeout", type=_seconds, metavar="S", help="seconds in which every worker must be up (default: 60)")
+    add("--stall-timeout", type=_seconds, metavar="S", help="seconds of silence that are a stall (default: 300)")
+    add("--alert-email", metavar="ADDRESS", help="says where Alertmanager wants the address")
+    add("--alert-slack", metavar="URL", help="says where Alertmanager wants the webhook")
+    add("--output-pattern", type=_glob, metavar="GLOB", help="output files (default: output_worker_*.json)")
+    add("--log-pattern", type=_glob, metavar="GLOB", help="log files (default: worker_*.log)")
+    add("--checkpoint-pattern", type=_glob, metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
+    add("--pid-file", metavar="FILE", help="pids in the order of the workers (default: worker_pids.txt of the log dir)")
+    add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one around this command)")
+    add("--state-dir", metavar="DIR", help="run directory to make or to go on with (default: a new one below logs/)")
+
+
+def _index(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if (number := _index(text)) == 0:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def _glob(text: str) -> str:
+    if not text or "/" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a pattern of file names; the directory has a flag of its own"
+        )
+    return text
+
+
 def _sidecar(arguments: argparse.Namespace) -> None:
+    from exporter.attach import FLAGS, flag_of
+
+    flags = {name: getattr(arguments, name, None) for name in (*FLAGS, "config")}
+    given = [flag_of(name) for name, value in flags.items() if value is not None]
+    if arguments.run_dir is not None and given:
+        _fail(
+            f"--run-dir watches a job that gpujob has launched, {', '.join(given)} one that others have: "
+            "give one or the other"
+        )
+    if arguments.run_dir is not None:
+        _watch_launched(arguments)
+    if not given:
+        arguments.usage("--run-dir DIR, --config FILE or the flags of a job that is already running must be given")
+    _watch_attached(arguments, flags)
+
+
+def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
+    """Watch a job that gpujob has launched."""
     from exporter import service  # aiohttp is needed by this command alone
 
     manifest = read_manifest(arguments.run_dir)
     identity = identify(manifest, os.environ, socket.gethostname())
-    sidecar = Sidecar(Context(manifest, identity, SystemClock()))
-    host, port = parse_listen_address(arguments.listen or manifest.listen_address)
-    sidecar.host = host
+    sidecar = _make(manifest, identity)
+    sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
     _be_modest()
-    listening = None
+    asyncio.run(service.Service(sidecar).run(_listen(sidecar, port)))
+    _leave(0)
+
+
+def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
+    """Watch a job that others have started, and say how it ended."""
+    from exporter import attach, outcome, service
+    from exporter.finder import Finder
+
+    file, config = flags["config"], dict[str, Any]()
+    if file is not None:
+        from exporter.monitor_config import read_monitor_config  # yaml is needed for this file alone
+
+        config = read_monitor_config(file, [name for name, value in flags.items() if value is not None])
+    settings = attach.merge_settings({name: flags[name] for name in attach.FLAGS}, config)
+    address = arguments.listen or attach.LISTEN_ADDRESS
+    host, port = parse_listen_address(address)
+    listening = service.open_socket(host, port) if port else None  # before anything is written
+    for notice in attach.notices(settings):
+        print(f"gpujob-exporter: {notice}", file=sys.stderr)
+    attached = attach.attach(settings, os.environ, address)
+    run_dir = attached.manifest.run_dir
+    print(f"gpujob-exporter: the run directory is {run_dir}; gpujob watch {run_dir} shows the job", file=sys.stderr)
+    sidecar = _make(attached.manifest, attached.identity)
+    sidecar.host = host
+    finder = Finder(sidecar, attached.search)
+    sidecar.slots.append(Slot(finder, sidecar.context.clock))
+    _be_modest()
+    server = service.Service(sidecar)
+    asyncio.run(server.run(listening or _listen(sidecar, port)))
+    if finder.outcome is None:
+        print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
+        _leave(INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
+    try:
+        print(outcome.summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
+    except (OSError, UnicodeError):
+        pass  # nobody reads it any more, or cannot in this locale; the report has it all
+    _leave(finder.outcome.exit_status)
+
+
+def _make(manifest: Manifest, identity: Identity) -> Sidecar:
+    clock = SystemClock()
+    return Sidecar(Context(manifest, identity, clock, kernel=KernelLog(clock, identity.start)))
+
+
+def _listen(sidecar: Sidecar, port: int) -> socket.socket:
+    """A listening socket; for port 0 on the port that this sidecar had before, if it has been restarted."""
+    from exporter import service
+
     if port == 0 and (known := service.known_port(sidecar)) is not None:
         try:
-            listening = service.open_socket(host, known)
+            return service.open_socket(sidecar.host, known)
         except ExporterError:
-            listening = None  # somebody else has it now
-    if listening is None:
-        listening = service.open_socket(host, port)
-    asyncio.run(service.Service(sidecar).run(listening))
+            pass  # somebody else has it now
+    return service.open_socket(sidecar.host, port)
+
+
+def _leave(status: int) -> NoReturn:
     sys.stderr.flush()
-    os._exit(0)  # a collector's thread that hangs in the kernel must not hold the end of the step
+    os._exit(status)  # a collector's thread that hangs in the kernel must not hold the end of the step
 
 
 def _be_modest() -> None:
@@ -114,8 +242,24 @@ def _be_modest() -> None:
 
 
 def _check_config(arguments: argparse.Namespace) -> None:
-    manifest = read_manifest(arguments.manifest)
+    if arguments.file.endswith((".yaml", ".yml")):
+        _check_monitor_config(arguments.file)
+        return
+    manifest = read_manifest(arguments.file)
     print(
         f"{manifest.run_dir}: job {manifest.job_name!r}, {len(manifest.tasks)} worker tasks on "
         f"{manifest.nodes} nodes, {len(manifest.groups)} path groups"
+    )
+
+
+def _check_monitor_config(file: str) -> None:
+    from exporter import attach
+    from exporter.monitor_config import read_monitor_config
+
+    settings = attach.merge_settings({}, read_monitor_config(file))
+    for notice in attach.notices(settings):
+        print(f"gpujob-exporter: {notice}", file=sys.stderr)
+    print(
+        f"{file}: job {settings.job_name!r}, {settings.num_workers} workers, {len(settings.gpu_ids)} GPUs, "
+        f"{len(settings.progress_patterns)} progress patterns, {len(settings.error_patterns)} error patterns"
     )

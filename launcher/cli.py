@@ -446,6 +446,8 @@ def stop(job: str) -> None:
     from launcher import slurm
 
     client = _open(job)
+    if client.manifest.attached:
+        _fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
     view = client.look()
     if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")

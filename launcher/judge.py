@@ -42,7 +42,7 @@ class Judge:
         evidence = exit_evidence(
             {**found, **record},
             stop=stop,
-            log=self._last_words(task, restart, node),
+            log=self._last_words(task, restart, node, record.get("start")),
             peer=min(earlier, key=lambda peer: peer.end, default=None),
             node=node,
             job_end=self._job_end,
@@ -60,12 +60,13 @@ class Judge:
             "asked_to_end": stop is not None and bool(evidence.forwarded),
         }
 
-    def _last_words(self, task: Task, restart: int, node: str) -> LastWords:
+    def _last_words(self, task: Task, restart: int, node: str, since: float | None) -> LastWords:
         known = self._words.get((task.rank, restart))
         if known is None:
             manifest = self._manifest
             paths = log_paths(task, manifest.run_dir, node, self._attempt, restart)
-            others = extra_logs(manifest, partial(worker_rank, ranks=manifest.ranks_of_roles())).get(task.rank, [])
+            rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+            others = extra_logs(manifest, rank_of, since).get(task.rank, [])
             known = last_words([(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)])
             self._words[task.rank, restart] = known
         return known

@@ -200,7 +200,8 @@ def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
         lines.append(
-            f"{clock_words(event['time'])} {mark} {event['event']} {event['worker']}: {clean(event['detail'])}"
+            f"{clock_words(event['time'])} {mark} {' '.join(filter(None, (event['event'], event.get('worker'))))}: "
+            f"{clean(event['detail'])}"
         )
     return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 

@@ -72,6 +72,7 @@ class _Run:
     restart: int
     pid: int | None = None
     start: float | None = None
+    start_ticks: int | None = None
     found_by: str | None = None
     visible: bool = True
     """Whether its pid means anything here: not so in another pid namespace."""
@@ -163,7 +164,8 @@ class WorkerRuns:
         namespace = record.get("pid_namespace")
         run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.visible:
-            run.tree = self._open(pid, record.get("start_ticks"))
+            run.start_ticks = record.get("start_ticks")
+            run.tree = self._open(pid, run.start_ticks)
             run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # not all workers at once
             try:
                 run.session = os.getsid(pid)
@@ -227,10 +229,16 @@ class WorkerRuns:
         return True
 
     def _is_replaced_by_a_descendant(self, run: _Run, now: float) -> bool:
-        """Whether a worker that nobody of ours has started goes on in the background: it has daemonised."""
+        """Whether a worker that nobody of ours has started goes on in the background: it has daemonised.
+
+        What a worker that was killed leaves behind for a moment is no worker.
+        """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
             return False
+        status = self._status(run.pid, run.tree.start_ticks)
         for pid in run.tree.survivors():
+            if status != 0 and (status is not None or _session(pid) == run.session):
+                continue
             tree = self._open(pid, None)
             if tree is not None:
                 self._tell(now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on")
@@ -249,7 +257,7 @@ class WorkerRuns:
         attached = self._context.manifest.attached
         if not attached and not silent and (run.wrapper is not None or waited <= NO_RECORD_GRACE_S):
             return None
-        status = self._status(pid, run.tree.start_ticks if run.tree else None)
+        status = self._status(pid, run.tree.start_ticks if run.tree else run.start_ticks)
         if status is None and attached and run.tree is not None and waited <= STATUS_GRACE_S:
             return None
         record: dict[str, Any] = {
@@ -300,7 +308,7 @@ class WorkerRuns:
         evidence = exit_evidence(
             record,
             stop=stop,
-            log=last_words(self._log_ends(run.restart)),
+            log=last_words(self._log_ends(run.restart, run.start)),
             peer=min(earlier, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
@@ -344,10 +352,10 @@ class WorkerRuns:
             run.tree.close()
             run.tree = None
 
-    def _log_ends(self, restart: int) -> list[tuple[str, bytes]]:
+    def _log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
-        others = extra_logs(manifest, self._rank_of).get(self.task.rank, [])
+        others = extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
         return [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
 
 

@@ -20,8 +20,13 @@ def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) 
     )
 
 
-def extra_logs(manifest: Manifest, rank_of: Callable[[str], int | None]) -> dict[int, list[Path]]:
-    """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names."""
+def extra_logs(
+    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
+) -> dict[int, list[Path]]:
+    """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names.
+
+    With ``since`` those alone that were written to after it: others are of an earlier job.
+    """
     group = manifest.logs
     found: dict[int, list[Path]] = {}
     if group is None or group.pattern is None:
@@ -29,7 +34,7 @@ def extra_logs(manifest: Manifest, rank_of: Callable[[str], int | None]) -> dict
     directory = manifest.directory(group)
     for file in read_files(directory, group.pattern):
         rank = rank_of(file.name)
-        if rank is not None:
+        if rank is not None and (since is None or file.mtime >= since):
             found.setdefault(rank, []).append(directory / file.name)
     return found
 

@@ -1,0 +1,271 @@
+"""Finds the workers of a job that others have started, writes their records, and says which phase the job is in.
+
+It stands in a slot like a collector, on a thread of its own. For each worker that it finds it writes
+the start record that a wrapper would have written, so that all who read records need not know.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter import outcome, records
+from exporter.collectors.base import Status
+from exporter.collectors.workers import WorkersCollector
+from exporter.derive.patterns import ERRORS
+from exporter.families import Family, Samples
+from exporter.identity import safe_label
+from exporter.manifest import Task
+from exporter.readers.find_workers import Sighting, WorkerSearch
+from exporter.sidecar import Sidecar
+
+SETTLE_S = 2.0
+"""A process that carries no number counts once it is this old: then those before it have been seen too."""
+COME_BACK_S = 3.0
+"""How long all workers must have ended for the job to be over: scripts start them again."""
+TICK_SLACK_S = 1.0
+"""How much a start may seem earlier than an end that came before it."""
+
+log = logging.getLogger("gpujob.finder")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a worker, as in its start record."""
+
+    pid: int
+    start_ticks: int
+    start: float
+
+
+class Finder:
+    """Looks every second until all workers are found, then every check interval for those that come back."""
+
+    name = "finder"
+    interval_s = 1.0
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, sidecar: Sidecar, search: WorkerSearch) -> None:
+        context = sidecar.context
+        self.outcome: outcome.Outcome | None = None
+        """How the job has ended, once it has and the last values are in."""
+        self._sidecar = sidecar
+        self._search = search
+        self._context = context
+        self._manifest = context.manifest
+        self._folder = context.manifest.run_dir / records.WORKERS_DIR
+        self._tasks = {task.rank: task for task in context.tasks}
+        self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
+        self._phase = ""
+        self._began = context.clock.monotonic()
+        self._looked = float("-inf")
+        self._all_ended_since: float | None = None
+        self._gone: Mapping[int, str] = {}
+        self._problems: tuple[str, ...] = ()
+        self._surplus_told = False
+        self._missing: str | None = None
+        """Which workers were not found in time, as a sentence."""
+        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+
+    def read(self) -> tuple[dict[str, Any], ...]:
+        if self._phase == "finished":
+            return tuple(self._events)
+        now = self._context.clock.time()
+        entries = {int(entry["rank"]): entry for entry in self._sidecar.status()["workers"]}
+        ends = {rank: self._end(rank, entries.get(rank, {})) for rank in self._tasks}
+        if self._is_due(ends):
+            self._looked = self._context.clock.monotonic()
+            self._look(entries, ends, now)
+        self._move_on(ends, now)
+        return tuple(self._events)
+
+    def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
+        """Nothing beyond whether looking works: workers have series of their own."""
+
+    def describe(self, snapshot: tuple[dict[str, Any], ...], status: Status) -> None:
+        status.events.extend(snapshot)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _path(self, task: Task, restart: int) -> Path:
+        stem = records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return self._folder / f"{stem}.start.json"
+
+    def _read_runs(self, task: Task) -> list[_Run]:
+        """Runs that an earlier sidecar of this directory has found."""
+        runs: list[_Run] = []
+        while (record := records.read_json(self._path(task, len(runs)))) is not None:
+            try:
+                runs.append(_Run(int(str(record["pid"])), int(str(record["start_ticks"])), float(str(record["start"]))))
+            except (KeyError, ValueError):
+                break
+        return runs
+
+    def _write_run(self, task: Task, sighting: Sighting) -> None:
+        runs, identity = self._runs[task.rank], self._context.identity
+        records.write_json(
+            self._path(task, len(runs)),
+            {
+                "schema": records.RECORD_SCHEMA,
+                "worker": task.worker,
+                "rank": task.rank,
+                "attempt": identity.attempt,
+                "restart": len(runs),
+                "host": os.uname().nodename,
+                "node": identity.node,
+                "pid_namespace": self._pid_namespace(),
+                "pid": sighting.pid,
+                "start_ticks": sighting.start_ticks,
+                "start": sighting.start,
+                "found_by": sighting.found_by,
+            },
+        )
+        runs.append(_Run(sighting.pid, sighting.start_ticks, sighting.start))
+        log.info("%s is process %d (found by %s)", task.worker, sighting.pid, sighting.found_by)
+        for slot in self._sidecar.slots:
+            if slot.collector.name == WorkersCollector.name:
+                slot.request()  # watched from now on, an end within the next second is seen too
+
+    def _pid_namespace(self) -> int | None:
+        try:
+            return os.stat(f"{self._context.proc}/self/ns/pid").st_ino
+        except OSError:
+            return None
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _end(self, rank: int, entry: Mapping[str, Any]) -> float | None:
+        """When the latest run of a worker ended; None while it runs, and before there is one."""
+        latest = len(self._runs[rank]) - 1
+        return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
+
+    def _is_due(self, ends: Mapping[int, float | None]) -> bool:
+        if self._phase in ("", "launching", "completing"):
+            return True
+        wanted = any(not runs or ends[rank] is not None for rank, runs in self._runs.items())
+        return wanted and self._context.clock.monotonic() - self._looked >= self._manifest.check_interval_s
+
+    def _look(self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float) -> None:
+        running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
+        # a worker that has gone into the background runs under another pid than its record says
+        running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
+        found = self._search.look(running)
+        self._gone = found.gone
+        for problem in found.problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+                self._tell(now, "warning", "pid file", problem)
+        self._problems = found.problems
+        before = {(run.pid, run.start_ticks) for runs in self._runs.values() for run in runs}
+        surplus = []
+        for sighting in found.sightings:
+            if (sighting.pid, sighting.start_ticks) in before:
+                continue
+            rank = self._place(sighting, ends, now)
+            if rank is not None:
+                self._write_run(self._tasks[rank], sighting)
+                ends[rank] = None
+            elif sighting.number is not None or now - sighting.start >= SETTLE_S:
+                surplus.append(sighting.pid)
+        if surplus and not self._surplus_told and self._all_found():
+            self._surplus_told = True
+            pids = ", ".join(map(str, surplus[:16]))
+            detail = f"{len(surplus)} more than the {len(self._tasks)} workers expected: pid {pids}"
+            log.warning("processes that look like workers are not watched: %s", detail)
+            self._tell(now, "warning", "surplus", detail)
+
+    def _place(self, sighting: Sighting, ends: Mapping[int, float | None], now: float) -> int | None:
+        """The worker that this process is, if that one is missing or has ended."""
+        if sighting.number is not None:
+            ranks = [sighting.number] if sighting.number in self._tasks else []
+        elif now - sighting.start < SETTLE_S:
+            return None
+        else:
+            ranks = sorted(self._tasks, key=lambda rank: (bool(self._runs[rank]), rank))
+        for rank in ranks:
+            if not self._runs[rank]:
+                return rank
+            end, before = ends[rank], self._runs[rank][-1].start
+            if end is None:
+                continue
+            # what a worker has left behind is older than its end; a file says outright who is who
+            if sighting.start >= end - TICK_SLACK_S or (sighting.found_by == "pid_file" and sighting.start > before):
+                return rank
+        return None
+
+    def _all_found(self) -> bool:
+        return all(self._runs.values())
+
+    # -- phases ------------------------------------------------------------------------------------
+
+    def _move_on(self, ends: Mapping[int, float | None], now: float) -> None:
+        running = any(runs and ends[rank] is None for rank, runs in self._runs.items())
+        if running:
+            self._all_ended_since = None
+        elif self._all_ended_since is None and any(self._runs.values()):
+            self._all_ended_since = now
+        over = self._all_ended_since is not None and now - self._all_ended_since >= COME_BACK_S
+        if self._phase in ("", "launching"):
+            missing = [rank for rank, runs in self._runs.items() if not runs]
+            late = self._waited() >= self._manifest.launch_timeout_s
+            if missing and not late and not (over and all(rank in self._gone for rank in missing)):
+                self._enter("launching")
+                return
+            if missing:
+                self._give_up_waiting(missing, now)
+        if running:
+            self._enter("running")
+        elif not over and any(self._runs.values()):
+            self._enter("completing")
+        elif self._sidecar.final and self._phase == "ended":
+            self._conclude(now)
+        else:
+            self._enter("ended")
+
+    def _waited(self) -> float:
+        return self._context.clock.monotonic() - self._began
+
+    def _enter(self, phase: str) -> None:
+        """Publish a phase; ``ended`` is completing with no worker left."""
+        if phase != self._phase:
+            shown = "completing" if phase == "ended" else phase
+            records.write_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
+            self._phase = phase
+
+    def _give_up_waiting(self, missing: Sequence[int], now: float) -> None:
+        names = ", ".join(
+            self._tasks[rank].worker + (f" ({self._gone[rank]})" if rank in self._gone else "") for rank in missing
+        )
+        count, waited = len(self._tasks), min(self._waited(), self._manifest.launch_timeout_s)
+        problems = "".join(f"; {problem}" for problem in self._problems)
+        self._missing = (
+            f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
+        )
+        log.error("%s", self._missing)
+        self._tell(now, "critical", "launch incomplete", self._missing)
+
+    def _conclude(self, now: float) -> None:
+        status = self._sidecar.status()  # the last values are in it by now
+        severity = {pattern.name: pattern.severity for pattern in ERRORS}
+        severity |= {safe_label(pattern.name): pattern.severity for pattern in self._manifest.errors}
+        critical = {name for name, level in severity.items() if level == "critical"}
+        missing = None if self._all_found() else self._missing
+        judged = outcome.judge(status, critical, missing)
+        run_dir = self._manifest.run_dir
+        try:
+            records.write_json(
+                run_dir / records.REPORT_FILE,
+                outcome.report(status, judged, str(run_dir), self._all_ended_since or now),
+            )
+        except OSError as error:
+            log.warning("cannot write the report: %s", error.strerror)
+        self.outcome = judged
+        self._enter("finished")
+
+    def _tell(self, now: float, level: str, kind: str, detail: str) -> None:
+        self._events.append(
+            {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
+        )

@@ -1,0 +1,159 @@
+"""How a job has ended that others have started, out of the last status: state, summary and report."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.derive.exits import first_cause
+
+COMPLETE_SHARE = 0.99
+"""Share of the items that counts as all of them."""
+REPORT_SCHEMA = 1
+EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "UNKNOWN": 9}
+"""As those of ``gpujob report``, which shows the report."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state of the job, and sentences that say why."""
+
+    state: str
+    why: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_STATUS[self.state]
+
+
+def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> Outcome:
+    """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
+
+    Where nobody knows a worker's exit status, the items that its log counts decide: all of them is a
+    completed worker, fewer a failed one. ``missing`` tells which workers were never found.
+    """
+    workers: Sequence[Mapping[str, Any]] = status["workers"]
+    not_found = [missing] if missing else []
+    failed = [
+        f"{worker['worker']} ended by {worker['exit']['reason']}"
+        for worker in workers
+        if worker["exit"] is not None and not is_unknown(worker) and worker["exit"]["reason"] != "completed"
+    ]
+    doubtful = [worker for worker in workers if is_unknown(worker) or worker["exit"] is None]
+    if failed or not doubtful:
+        return Outcome("FAILED" if failed else "COMPLETED", (*failed, *not_found))
+    for worker in doubtful:
+        found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
+        if found:
+            failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
+    done, total = item_count(status)
+    counted = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
+    enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
+    if counted and not enough:
+        failed.append(f"{done} of {total} items were done")
+    if not enough:
+        failed += not_found
+    if failed:
+        return Outcome("FAILED", tuple(failed))
+    if enough:
+        return Outcome("COMPLETED", (f"{done} of {total} items were done",))
+    return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many",))
+
+
+def is_unknown(worker: Mapping[str, Any]) -> bool:
+    """Whether a worker has ended without anybody knowing its status, or a reason in its stead."""
+    ended = worker["exit"]
+    return (
+        ended is not None
+        and ended["code"] is None
+        and ended["signal"] is None
+        and ended["reason"] in ("completed", "killed_unknown")
+    )
+
+
+def item_count(status: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Items done, as far as the logs of any worker say, and items of the whole job."""
+    known = [worker["items"] for worker in status["workers"] if worker.get("items") is not None]
+    return sum(known) if known else None, status["job"].get("total_items")
+
+
+def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
+    """The end of the job for people: a line for each worker."""
+    job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
+    lines = [f"job {job['job_id']} {_plain(job['job_name'])}: {outcome.state}"]
+    lines += [
+        f"  {worker['worker']:<{width}}  {', '.join([*_end_words(worker), *_item_words(worker)])}"
+        for worker in status["workers"]
+    ]
+    return "\n".join([*lines, *map(_plain, outcome.why), f"run directory: {run_dir}"])
+
+
+def _end_words(worker: Mapping[str, Any]) -> list[str]:
+    ended = worker["exit"]
+    if ended is None:
+        return ["not found" if worker["pid"] is None else "running"]
+    if is_unknown(worker):
+        return ["exit status unknown"]
+    if ended["signal"] is not None:
+        return [ended["reason"], str(ended["signal"])]
+    return [ended["reason"], "exit status unknown" if ended["code"] is None else f"exit status {ended['code']}"]
+
+
+def _item_words(worker: Mapping[str, Any]) -> list[str]:
+    items, expected = worker.get("items"), worker.get("items_expected")
+    return [] if items is None else [f"{items}/{expected} items" if expected else f"{items} items"]
+
+
+def _plain(text: str) -> str:
+    """One line without what moves the cursor of a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def report(status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float) -> dict[str, Any]:
+    """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended."""
+    job, node = status["job"], status["node"]["name"]
+    workers = [_report_worker(worker) for worker in status["workers"]]
+    done, total = item_count(status)
+    processed = [worker["items_processed"] for worker in workers if worker["items_processed"] is not None]
+    duration = end - job["start"] if job["start"] is not None else None
+    return {
+        "schema": REPORT_SCHEMA,
+        "job_id": job["job_id"],
+        "job_name": job["job_name"],
+        "attempt": status["attempt"],
+        "state": outcome.state,
+        "exit_status": outcome.exit_status,
+        "why": list(outcome.why),
+        "cause": _cause(workers),
+        "stopped": None,
+        "start": job["start"],
+        "end": end,
+        "duration_s": duration,
+        "items": done,
+        "items_expected": total,
+        "items_processed": sum(processed) if processed else None,
+        "throughput_items_per_second": sum(processed) / duration if processed and duration else None,
+        "verification": {"verified": False, "checks": []},
+        "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
+        "nodes": [node],
+        "workers": workers,
+        "run_dir": run_dir,
+    }
+
+
+def _report_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
+    same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
+    progress = ("items", "items_expected", "items_processed", "cpu_s")
+    entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
+    return {**entry, "critical": True, "log_errors": worker.get("log_errors") or {}}
+
+
+def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The first failure in time."""
+    ended = [worker for worker in workers if worker["exit"] is not None and not is_unknown(worker)]
+    index = first_cause([(worker["exit"]["time"], worker["exit"]["reason"]) for worker in ended])
+    if index is None:
+        return None
+    worker = ended[index]
+    return {key: worker[key] for key in ("worker", "rank", "node")} | {
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "evidence")
+    }
