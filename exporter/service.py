@@ -13,6 +13,7 @@ from aiohttp import web
 
 from exporter import __version__, records
 from exporter.collectors.job import JobCollector
+from exporter.collectors.workers import WorkersCollector
 from exporter.errors import ExporterError
 from exporter.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.refresh import Slot
@@ -69,6 +70,8 @@ class Service:
         self._sidecar = sidecar
         self._clock = sidecar.context.clock
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
+        self.stopped_by: int | None = None
+        """The signal that has said stop, if one has."""
 
     def application(self) -> web.Application:
         """The routes."""
@@ -127,8 +130,15 @@ class Service:
         """Serve until the job is over and its last values were scraped, or a signal says stop."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def end(number: int) -> None:
+            self.stopped_by = number
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, end, number)
+        exits = self._sidecar.context.exits
+        loop.add_reader(exits.fileno(), self._on_exits)
         runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
         await runner.setup()
         try:
@@ -144,9 +154,17 @@ class Service:
                 stop.clear()
                 await self._wind_down(stop)
         finally:
+            loop.remove_reader(exits.fileno())
             # no waiting for slow clients: the end of a job step is near
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), 1.0)
+
+    def _on_exits(self) -> None:
+        """The kernel tells of the end of a worker or a wrapper: look at once, not at the next look."""
+        self._sidecar.context.exits.dispatch()
+        for slot in self._sidecar.slots:
+            if slot.collector.name == WorkersCollector.name:
+                slot.request()
 
     async def _until_over(self) -> None:
         """Return once the job is finished and the final values were scraped, or linger is over."""
@@ -181,6 +199,7 @@ class Service:
     async def _finish(self, timeout_s: float) -> None:
         """Read everything a last time and publish it as final."""
         await self._read_all(self._sidecar.slots, timeout_s)
+        await self._read_all([self._sidecar.diagnostics], timeout_s)
         self._sidecar.final = True
         await self._read_all([self._sidecar.publisher], timeout_s)
 

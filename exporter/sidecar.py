@@ -6,7 +6,9 @@ from typing import Any
 
 from exporter import collectors, records, refresh
 from exporter.collectors.base import Collector, Context, Status
+from exporter.collectors.diagnostics import DiagnosticsCollector
 from exporter.collectors.job import JobCollector, JobSnapshot
+from exporter.collectors.launch import LaunchCollector
 from exporter.errors import ExporterError
 from exporter.families import Family, Samples
 from exporter.refresh import Slot
@@ -20,6 +22,7 @@ def declared_families() -> tuple[Family, ...]:
     found: list[Family] = []
     for factory in collectors.COLLECTORS:
         found.extend(factory.families)  # type: ignore[attr-defined]
+    found.extend(LaunchCollector.families)
     found.extend(refresh.FAMILIES)
     return tuple(found)
 
@@ -89,12 +92,17 @@ class Sidecar:
 
     def __init__(self, context: Context, made: Sequence[Collector[Any]] | None = None) -> None:
         self.context = context
-        own = [factory(context) for factory in collectors.COLLECTORS] if made is None else list(made)
-        self.slots = [Slot(collector, context.clock) for collector in own]
+        if made is None:
+            made = [
+                *(factory(context) for factory in collectors.COLLECTORS),
+                LaunchCollector(context, self.status),  # last: its facts are those of the others
+            ]
+        self.slots = [Slot(collector, context.clock) for collector in made]
         self.host = ""
         """Address it listens on; empty for all of this node."""
         self.port: int | None = None
         """Port it listens on, once it does."""
+        self.diagnostics = Slot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = Slot(Publisher(self), context.clock)
         self.final = False
         """Whether the last values have been read: nothing changes any more."""
@@ -102,7 +110,7 @@ class Sidecar:
 
     def start(self) -> None:
         """Begin to read in the background."""
-        for slot in (*self.slots, self.publisher):
+        for slot in (*self.slots, self.diagnostics, self.publisher):
             slot.start()
 
     @property
@@ -156,7 +164,9 @@ class Sidecar:
             "memory": status.memory,
             "launch": status.launch,
             "events": sorted(status.events, key=lambda event: float(event["time"])),
-            "collectors": {slot.collector.name: slot.describe() for slot in (*self.slots, self.publisher)},
+            "collectors": {
+                slot.collector.name: slot.describe() for slot in (*self.slots, self.diagnostics, self.publisher)
+            },
         }
 
 

@@ -1,7 +1,9 @@
 """Options and fixtures that several folders of tests use."""
 
+import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Path]:
         return path
 
     return compare
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A directory that not even root can write to."""
+    path = tmp_path / "locked"
+    path.mkdir()
+    if os.geteuid():
+        path.chmod(0o555)
+    elif subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no immutable directories")
+    yield path
+    if os.geteuid():
+        path.chmod(0o755)
+    else:
+        subprocess.run(["chattr", "-i", str(path)], check=True)

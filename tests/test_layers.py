@@ -51,7 +51,10 @@ def within(module: str, *packages: str) -> bool:
 MACHINE = ("os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob")
 """Modules by which a calculation would reach the machine or ask what time it is."""
 FOUNDATION = ("exporter.manifest", "exporter.identity", "exporter.records", "exporter.clock", "exporter.errors")
-BELOW_COLLECTORS = (*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive", "exporter.collectors.base")
+BELOW_COLLECTORS = (
+    *(*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive"),
+    *("exporter.collectors.base", "exporter.collectors.runs"),
+)
 BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "exporter.sidecar")
 LIST = "exporter.collectors.__init__"
 
@@ -72,8 +75,14 @@ RULES = {
         ("exporter",),
         ("exporter", "prometheus_client", "psutil", "pynvml"),
         never=("aiohttp", "launcher"),
-        besides=("exporter.service",),
+        besides=("exporter.service", "exporter.monitor_config"),
     ),
+    "monitor config": Rule(
+        ("exporter.monitor_config",), ("exporter.errors", "exporter.manifest", "exporter.derive", "yaml")
+    ),
+    "attach": Rule(("exporter.attach",), (*FOUNDATION, "exporter.readers")),
+    "finder": Rule(("exporter.finder",), (*BELOW_SERVICE, "exporter.outcome")),
+    "outcome": Rule(("exporter.outcome",), ("exporter.derive",), never=MACHINE),
     "launcher": Rule(
         ("launcher",),
         (
@@ -183,7 +192,13 @@ def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
         ("foundation", "exporter.families"),
         ("all but service", "aiohttp.web"),
         ("all but service", "launcher.plan"),
+        ("all but service", "yaml"),
         ("service", "launcher.plan"),
+        ("monitor config", "pydantic"),
+        ("monitor config", "exporter.readers.files"),
+        ("attach", "exporter.sidecar"),
+        ("finder", "exporter.service"),
+        ("outcome", "time"),
         ("launcher", "exporter.collectors.workers"),
         ("launcher", "exporter.service"),
         ("wrapper", "exporter.manifest"),
@@ -218,9 +233,14 @@ HEAVY = {"aiohttp", "asyncio", "psutil", "pydantic", "prometheus_client", "pynvm
             | {"dataclasses", "argparse", "typing", "inspect", "logging", "pathlib", "subprocess", "threading"}
             | {"exporter.manifest", "launcher.plan", "launcher.config"},
         ),
-        (("exporter.cli",), {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.service"}),
+        (
+            ("exporter.cli",),
+            {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.service", "exporter.attach"},
+        ),
+        (("exporter.attach", "exporter.finder"), {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"}),
+        (("exporter.monitor_config",), HEAVY - {"yaml"}),
     ],
-    ids=["foundation", "wrapper", "command line"],
+    ids=["foundation", "wrapper", "command line", "running job", "monitor config"],
 )
 def test_importing_loads_nothing_heavy(modules: tuple[str, ...], unwanted: set[str]) -> None:
     loaded = loaded_by(*modules)

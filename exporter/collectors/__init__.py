@@ -7,6 +7,7 @@ from exporter.collectors.base import Collector, Context
 from exporter.collectors.disk import DiskCollector
 from exporter.collectors.job import JobCollector
 from exporter.collectors.logs import LogsCollector
+from exporter.collectors.memory import MemoryCollector
 from exporter.collectors.outputs import OutputsCollector
 from exporter.collectors.self import SelfCollector
 from exporter.collectors.workers import WorkersCollector
@@ -14,6 +15,7 @@ from exporter.collectors.workers import WorkersCollector
 COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
     JobCollector,
     WorkersCollector,
+    MemoryCollector,
     LogsCollector,
     OutputsCollector,
     DiskCollector,

@@ -349,7 +349,7 @@ class ProcessTree:
         if not self._processes:
             return None
         whole = self._looks % self.WHOLE_TREE_EVERY == 0
-        self._find_descendants(whole=whole)
+        self._find_descendants(time.monotonic() - self.SHARED_S if whole else None)
         self._looks += 1
         worker = self._processes[self.pid]
         ended: list[_Watched] = []
@@ -367,8 +367,8 @@ class ProcessTree:
             except OSError:
                 continue  # no descriptor is free: what it said last still counts
             if text == watched.stat_text:
-                if not whole and watched.pid not in self._claims:
-                    continue  # it has hardly run, and what it may have read or written can wait
+                if not whole:
+                    continue  # it has hardly run nor waited for a child, and its bytes can wait
                 reaped_ticks = 0
             else:
                 stat = parse_stat(text)
@@ -444,13 +444,15 @@ class ProcessTree:
             self._read_bytes += read_bytes
             self._write_bytes += write_bytes
 
-    def _find_descendants(self, *, whole: bool) -> None:
-        """Follow the children down from the worker; a reparented orphan stays watched until its end."""
+    def _find_descendants(self, newest: float | None) -> None:
+        """Follow the children down from the worker; a reparented orphan stays watched until its end.
+
+        All its descendants' children too, as they were at this moment or since, if one is given.
+        """
         pending = self._new_children()
         children: Mapping[int, list[int]] = {}
-        if whole:
-            now = time.monotonic()
-            children = _machine(self._proc).children(now - self.SHARED_S if self._looks else now)
+        if newest is not None:
+            children = _machine(self._proc).children(newest)
             for pid in self._processes:
                 pending.extend(children.get(pid, ()))
         while pending:
@@ -485,9 +487,8 @@ class ProcessTree:
 
     def survivors(self) -> tuple[int, ...]:
         """Descendants that live, also and above all when the worker itself has ended."""
-        self._looks = 0  # so that the search is a fresh one
         if self._processes:
-            self._find_descendants(whole=True)
+            self._find_descendants(time.monotonic())
         living = []
         for watched in islice(self._processes.values(), 1, None):
             try:

@@ -16,16 +16,20 @@ from exporter.clock import SystemClock
 from exporter.collectors.base import Context
 from exporter.collectors.disk import DiskCollector
 from exporter.collectors.job import JobCollector, JobSnapshot
+from exporter.collectors.launch import LaunchCollector, LaunchSnapshot
 from exporter.collectors.logs import LogFacts, LogsCollector
+from exporter.collectors.memory import MemoryCollector, MemorySnapshot
 from exporter.collectors.outputs import GroupFacts, OutputsCollector
+from exporter.collectors.runs import Exit, WorkerFacts
 from exporter.collectors.self import SelfCollector, SelfSnapshot
-from exporter.collectors.workers import Exit, WorkerFacts, WorkersCollector, WorkersSnapshot
+from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
 from exporter.derive.eta import Estimate
 from exporter.families import PREFIX, Samples
+from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
 from exporter.readers.files import SpaceFacts
-from exporter.readers.procfs import TreeSample
+from exporter.readers.procfs import TreeDetails, TreeSample
 from exporter.refresh import FAMILIES, Slot
-from exporter.sidecar import declared_families
+from exporter.sidecar import Sidecar, declared_families
 from tests.conftest import GOLDEN
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task
 from tests.grafana.substitute import substitute, variables
@@ -55,6 +59,7 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         start=START + 0.25,
         restart=1,
         sample=TreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
+        details=TreeDetails(900 << 20, 42, 1000, 20, ("/data/shard-0",), ("nvidia0",)),
         cpu_s=99.75,
         io_read_bytes=4096,
         io_write_bytes=16384,
@@ -74,6 +79,19 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         ),
     )
     return WorkersCollector(CONTEXT), WorkersSnapshot((alive, dead), ())
+
+
+def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    facts = MemoryFacts(
+        used_bytes=300 << 30,
+        limit_bytes=400 << 30,
+        peak_bytes=390 << 30,
+        working_set_bytes=123_456_789_012,
+        oom_kills=1,
+        pressure_some_s=2.5,
+        pressure_full_s=0.787540,
+    )
+    return MemoryCollector(CONTEXT), MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
 
 
 def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -124,6 +142,11 @@ def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return DiskCollector(CONTEXT), (("output", SpaceFacts(3 << 40, 9 << 40)), ("run", SpaceFacts(0, 1 << 30)))
 
 
+def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    checks = {name: {"passed": passed} for name, passed in (("processes", True), ("gpus", False), ("output", None))}
+    return LaunchCollector(CONTEXT, dict), LaunchSnapshot(verified=False, final=False, checks=checks)
+
+
 def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     monkeypatch.setattr(collectors.self, "__version__", "1.2.3")
     return SelfCollector(CONTEXT), SelfSnapshot(1.25, 42 << 20)
@@ -132,10 +155,12 @@ def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "job": job,
     "workers": workers,
+    "memory": memory,
     "logs": logs,
     "outputs": outputs,
     "disk": disk,
     "self": own,
+    "launch": launch,
 }
 
 
@@ -208,7 +233,7 @@ def golden_names() -> set[str]:
 
 
 def test_every_collector_has_a_golden_page() -> None:
-    built = {factory(CONTEXT).name for factory in collectors.COLLECTORS}
+    built = {slot.collector.name for slot in Sidecar(CONTEXT).slots}
     assert built == MADE.keys()
     assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
 

@@ -127,6 +127,23 @@ def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(
 
 
 @needs_exit_info
+def test_a_process_that_is_waited_for_while_we_ask_tells_all_the_same(
+    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(start, "exit 3")
+    watch.watch(process.pid, None)
+
+    def too_late(pid: int, start_ticks: int | None, proc: str) -> int | None:
+        process.wait()
+        return None
+
+    monkeypatch.setattr(pidfd, "read_zombie_status", too_late)
+    go_on(process)
+    (ending,) = wait_for_ends(watch, 1)
+    assert (ending.status, ending.source) == (3 << 8, "pidfd")
+
+
+@needs_exit_info
 def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)

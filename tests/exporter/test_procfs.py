@@ -772,6 +772,35 @@ def test_an_endless_environment_is_cut_between_two_variables(tmp_path: Path) -> 
     assert read_environment(7, ("A", "RANK", "B"), str(tmp_path)) == {"A": "1"}
 
 
+def test_a_pid_that_is_used_again_may_become_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other inodes then; a thread that is not the first has started it, so no list of ours shows it."""
+    for pid, parent in ((7, 1), (8, 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    monkeypatch.setattr(ProcessTree, "SHARED_S", 0)
+    tree = ProcessTree(7, proc=str(tmp_path))
+    assert read(tree).children == 0
+    (tmp_path / "8").rename(tmp_path / "old")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
+    assert max(read(tree).children for _ in range(ProcessTree.WHOLE_TREE_EVERY)) == 1
+    tree.close()
+
+
+def test_an_orphan_of_a_former_owner_of_the_pid_is_no_child(tmp_path: Path) -> None:
+    """It was seen as a child of 7 when that was another process, and has been init's since."""
+    for pid, parent in ((7, 1), (8, 7)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    first = ProcessTree(7, proc=str(tmp_path))
+    assert read(first).children == 1
+    first.close()
+    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=1))
+    second = ProcessTree(7, proc=str(tmp_path))
+    assert read(second).children == 0
+    second.close()
+
+
 @dataclass
 class Fake:
     """One process of a made-up machine."""

@@ -103,7 +103,8 @@ def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> Non
     up = {sample.labels["rank"]: sample.value for sample in samples if sample.name == "gpujob_worker_up"}
     assert up == {"0": 1, "1": 0}
     success = {sample.labels["collector"]: sample.value for sample in samples if sample.name.endswith("_success")}
-    assert success == dict.fromkeys(("job", "workers", "logs", "outputs", "disk", "self", "publish"), 1)
+    collectors = ("job", "workers", "memory", "logs", "outputs", "disk", "self", "launch", "publish")
+    assert success == dict.fromkeys(collectors, 1)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
