@@ -34,6 +34,7 @@ from launcher.report import (
     render_report,
     write_report,
 )
+from launcher.run_records import RunRecords
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
 from launcher.steps import ENDING_SIGNALS, Ending, Running, Steps
@@ -87,6 +88,7 @@ class Orchestrator:
         self._ends_by_itself = False
         self._awaits_signal = False
         """Whether the end of this process has to wait for a signal that is announced."""
+        self._records = RunRecords(facts)
         self._judge_of_ends = Judge(plan.manifest, facts.attempt, time_limit_end)
         self._launch = LaunchCheck(plan, facts)
         self._checklist: Checklist | None = None
@@ -185,26 +187,20 @@ class Orchestrator:
             self._running[task.rank] = self._steps.start_task(planned, restart)
         except OSError as error:
             say(f"{task.worker} rank {task.rank} cannot be started: {error}")
-            self._judge(planned, restart, self._record_launch_failure(planned, restart, str(error)))
+            now = time.time()
+            record = {"code": 127, "signal": None, "error": str(error), "start": now, "end": now}
+            self._attempt_to("write its record", lambda: self._records.keep(planned, restart, record))
+            self._judge(planned, restart, record)
             return
         what = "worker restarted" if restart else "worker started"
         self._events.write(what, worker=task.worker, rank=task.rank, node=host, restart=restart)
-
-    def _record_launch_failure(self, planned: TaskPlan, restart: int, message: str) -> dict[str, Any]:
-        task, now = planned.task, time.time()
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        record = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank, "error": message}
-        record |= {"code": 127, "signal": None, "start": now, "end": now}
-        path = self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json"
-        self._attempt_to(f"write {path.name}", lambda: records.write_json(path, record))
-        return record
 
     def _until_workers_ended(self) -> None:
         phase = "launching"
         while self._running or self._ended or self._waiting:
             if self._signal and self._stop is None:
                 self._stop_for_signal()
-            if phase == "launching" and self._stop is None and self._all_started():
+            if phase == "launching" and self._stop is None and self._records.have_started(self._plan.tasks):
                 phase = "running"
                 self._state(phase)
                 say("All workers are up")
@@ -251,18 +247,6 @@ class Orchestrator:
         if self._stop is None and active and some_critical and not any(planned.critical for planned in active):
             self._begin_stop("terminated_peer", "all critical workers have completed")
 
-    def _all_started(self) -> bool:
-        folder = self._facts.run_dir / records.WORKERS_DIR
-        try:
-            names = set(os.listdir(folder))
-        except OSError:
-            return False
-        stems = (
-            records.record_name(planned.task.worker, planned.task.rank, self._facts.attempt, 0)
-            for planned in self._plan.tasks
-        )
-        return all(f"{stem}.start.json" in names or f"{stem}.exit.json" in names for stem in stems)
-
     def _reap(self) -> None:
         now = time.monotonic()
         for rank, running in list(self._running.items()):
@@ -272,27 +256,23 @@ class Orchestrator:
                 self._steps.sweep(running)
                 self._ended[rank] = (running, code, now)
         if self._ended:
-            self._attempt_to("list the records", lambda: os.listdir(self._facts.run_dir / records.WORKERS_DIR))
+            self._attempt_to("list the records", self._records.refresh)
         for rank, (running, code, since) in list(self._ended.items()):
-            record = self._exit_record(running.planned, running.restart)
-            waited = now - since
-            if (
-                record is None
-                and waited < RECORD_GRACE_S
-                and not self._killed
-                and not self._is_on_a_failed_node(running)
-            ):
+            record, waited = self._records.read_exit(running), now - since
+            hopeless = self._killed or self._is_on_a_failed_node(running)
+            if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
             if record is not None and self._may_be_told_why(record) and waited < NOTICE_GRACE_S:
                 if waited > ASK_AFTER_S and self._asked_at < since:
                     self._ask_why()
                 continue
-            if record is None and self._stop is None:
+            if record is None and self._stop is None and self._asked_at < since:
                 self._ask_why()
             del self._ended[rank]
             if record is None:
-                record = self._record_from_status(running.planned, running.restart, code)
-                self._keep(running.planned, running.restart, record)
+                record = self._records.from_status(running, code, exact=self._steps.exact_status)
+                keep = functools.partial(self._records.keep, running.planned, running.restart, record)
+                self._attempt_to("write its record", keep)
             self._judge(running.planned, running.restart, record)
 
     def _is_on_a_failed_node(self, running: Running) -> bool:
@@ -313,15 +293,6 @@ class Orchestrator:
         scancel and the time limit reach the steps before the batch step; its signal says which it was.
         """
         return self._stop is None and self._signal is None and bool(exit_evidence(record).forwarded)
-
-    def _keep(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
-        """Write what is known of a run without a record: later runs are found by those before."""
-        task = planned.task
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        path = self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json"
-        body: dict[str, Any] = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
-        body |= {"code": None, "signal": None, **record}
-        self._attempt_to(f"write {path.name}", lambda: records.write_json_once(path, body))
 
     def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Say why a task ended, and do what its policy asks for."""
@@ -356,23 +327,6 @@ class Orchestrator:
     def _ends_of_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
         by_rank = {planned.task.rank: planned.task for planned in self._plan.tasks}
         return [(by_rank[rank], end) for rank, end in self._ends.items()]
-
-    def _exit_record(self, planned: TaskPlan, restart: int) -> dict[str, Any] | None:
-        """The wrapper's record of an end, as soon as it can be seen here."""
-        task = planned.task
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        return records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.exit.json")
-
-    def _record_from_status(self, planned: TaskPlan, restart: int, code: int) -> dict[str, Any]:
-        """What the step's own status tells when the wrapper left no record."""
-        task = planned.task
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        started = (self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json").exists()
-        if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
-            return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
-        if code < 0 or code > 128 or (code == 0 and not self._steps.exact_status):
-            return {"end": time.time()}  # who ended it with which signal is not known from srun's status
-        return {"code": code, "end": time.time()}
 
     def _restart_due(self) -> None:
         for rank, (due, planned, restart) in list(self._waiting.items()):

@@ -26,7 +26,8 @@ from exporter.derive.launch import (
 )
 from exporter.manifest import LogPattern, PathGroup
 from exporter.readers.launch import read_open_gpus, why_not_writable
-from tests.exporter.support import NODE, FakeClock, make_context, make_manifest, make_task, page_of
+from exporter.readers.procfs import read_environment
+from tests.exporter.support import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
 
 TIMEOUT_S = 60.0
 NODE_IN_ORDER = NodeLaunch(output_dir="/out", output_files=2, gives_progress=True, has_gpus=True)
@@ -414,7 +415,9 @@ def process_with(devices: str | None) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if name != DEVICES}
     if devices is not None:
         environment[DEVICES] = devices
-    return subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
+    until(lambda: read_environment(process.pid, ()) is not None, "its environment: execve is not at its end yet")
+    return process
 
 
 def test_a_job_that_others_have_started_is_looked_at_from_now_on(tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ HITS = {
         "curl: (56) Recv failure: Connection reset by peer",
         "OSError: [Errno 101] Network is unreachable",
     ],
+    "peer_lost": [
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was"
+        " a network error, NCCL version 2.20.5",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    ],
     "data_error": ["skipping corrupted record 17", "corrupt file shard-3.tar", "json.decoder: parse error at 7"],
     "python_traceback": ["Traceback (most recent call last):", "[rank0]: Traceback (most recent call last):"],
 }
@@ -80,6 +88,7 @@ MISSES = {
         "torch.OutOfMemoryError: CUDA out of memory",
     ],
     "connection": ["connection pool of 8", "max_connections: 100", "connected to redis"],
+    "peer_lost": ["peer 3 joined", "reset the connection pool", "peer-to-peer access enabled"],
     "data_error": ["skip_corrupt_files: true", "parser ready", "data is intact"],
     "python_traceback": ["no Traceback (most recent call last):", "traceback: on", "Traceback"],
 }

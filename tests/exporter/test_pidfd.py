@@ -119,6 +119,7 @@ def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(
         (ending,) = wait_for_ends(watch, 1)
         assert (ending.status, ending.source) == (None, None)
         assert watch.status(process.pid, ticks) is None
+        assert watch.dispatch() == (), "it has been told of"
     process.wait()
     with another_user():
         assert watch.status(process.pid, ticks) == 3 << 8
