@@ -16,6 +16,7 @@ from exporter import outcome, records
 from exporter.collectors.base import Status
 from exporter.collectors.workers import WorkersCollector
 from exporter.derive.patterns import ERRORS
+from exporter.events import EventLog
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Task
@@ -60,6 +61,7 @@ class Finder:
         self._tasks = {task.rank: task for task in context.tasks}
         self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
         self._phase = ""
+        self._shown = ""
         self._began = context.clock.monotonic()
         self._looked = float("-inf")
         self._all_ended_since: float | None = None
@@ -69,18 +71,31 @@ class Finder:
         self._missing: str | None = None
         """Which workers were not found in time, as a sentence."""
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
+        self._log = EventLog(context.manifest.run_dir / records.EVENTS_FILE, context.identity.job_id)
+        self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
 
     def read(self) -> tuple[dict[str, Any], ...]:
         if self._phase == "finished":
             return tuple(self._events)
         now = self._context.clock.time()
-        entries = {int(entry["rank"]): entry for entry in self._sidecar.status()["workers"]}
+        status = self._sidecar.status()
+        self._keep(status["events"])
+        entries = {int(entry["rank"]): entry for entry in status["workers"]}
         ends = {rank: self._end(rank, entries.get(rank, {})) for rank in self._tasks}
         if self._is_due(ends):
             self._looked = self._context.clock.monotonic()
             self._look(entries, ends, now)
         self._move_on(ends, now)
         return tuple(self._events)
+
+    def _keep(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write down the events of the status that are new."""
+        for event in events:
+            key = (event["time"], event["event"], event.get("worker"), event["detail"])
+            if key not in self._logged:
+                self._logged.append(key)
+                facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
+                self._log.write(event["event"], **facts)
 
     def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
         """Nothing beyond whether looking works: workers have series of their own."""
@@ -233,6 +248,9 @@ class Finder:
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
             records.write_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
+            if shown != self._shown:
+                self._shown = shown
+                self._log.write("phase", phase=shown)
             self._phase = phase
 
     def _give_up_waiting(self, missing: Sequence[int], now: float) -> None:
@@ -249,6 +267,7 @@ class Finder:
 
     def _conclude(self, now: float) -> None:
         status = self._sidecar.status()  # the last values are in it by now
+        self._keep(status["events"])
         severity = {pattern.name: pattern.severity for pattern in ERRORS}
         severity |= {safe_label(pattern.name): pattern.severity for pattern in self._manifest.errors}
         critical = {name for name, level in severity.items() if level == "critical"}

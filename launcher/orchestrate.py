@@ -20,10 +20,10 @@ from typing import Any
 
 from exporter import records
 from exporter.derive.exits import exit_evidence, parse_stop, signal_name
+from exporter.events import EventLog
 from exporter.manifest import Task, read_manifest
 from launcher.diagnose import write_missing
 from launcher.environment import forget_coerced_locale
-from launcher.events import EventLog
 from launcher.judge import Judge, failures
 from launcher.launch_check import Checklist, LaunchCheck, render_checklist
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
@@ -68,7 +68,7 @@ class Orchestrator:
         self._facts = facts
         self._steps = steps
         self._time_limit_end = time_limit_end
-        self._events = EventLog(facts.run_dir / records.EVENTS_FILE, facts)
+        self._events = EventLog(facts.run_dir / records.EVENTS_FILE, facts.job_id)
         self._running: dict[int, Running] = {}
         """By rank."""
         self._ended: dict[int, tuple[Running, int, float]] = {}

@@ -50,7 +50,14 @@ def within(module: str, *packages: str) -> bool:
 
 MACHINE = ("os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob")
 """Modules by which a calculation would reach the machine or ask what time it is."""
-FOUNDATION = ("exporter.manifest", "exporter.identity", "exporter.records", "exporter.clock", "exporter.errors")
+FOUNDATION = (
+    "exporter.manifest",
+    "exporter.identity",
+    "exporter.records",
+    "exporter.clock",
+    "exporter.errors",
+    "exporter.events",
+)
 BELOW_COLLECTORS = (
     *(*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive"),
     *("exporter.collectors.base", "exporter.collectors.runs"),

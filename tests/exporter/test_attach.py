@@ -208,6 +208,7 @@ class Job:
         self.asked = 0
         self.slots: list[Any] = [SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.ask)]
         self.there: list[Sighting] = []
+        self.happened: list[dict[str, Any]] = []
         self.gone: dict[int, str] = {}
         self.problems: tuple[str, ...] = ()
         self.ends: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(workers)}
@@ -249,7 +250,7 @@ class Job:
             for rank, ends in self.ends.items()
         ]
         job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
-        return {"workers": workers, "job": job, "node": {"name": "n"}, "attempt": 0}
+        return {"workers": workers, "job": job, "node": {"name": "n"}, "attempt": 0, "events": self.happened}
 
     def come(self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0) -> None:
         self.there.append(Sighting(pid, pid, self.clock.now - age, found_by, number))
@@ -307,6 +308,21 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
     assert job.finder.outcome == Outcome("COMPLETED", ())
     report = records.read_json(tmp_path / records.REPORT_FILE) or {}
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
+
+
+def test_what_happens_is_written_down_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    ended = {"time": 5.0, "level": "critical", "event": "worker ended", "worker": "worker_w1", "rank": 1, "detail": "x"}
+    job.happened = [ended]
+    job.finder.read()
+    job.finder.read()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(line["event"], line.get("phase"), line.get("happened")) for line in lines] == [
+        ("worker ended", None, 5.0),
+        ("phase", "running", None),
+    ]
 
 
 def test_a_worker_that_comes_back_is_its_next_run(tmp_path: Path) -> None:

@@ -45,8 +45,7 @@ HITS = {
     ],
     "peer_lost": [
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711",
-        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was"
-        " a network error, NCCL version 2.20.5",
+        "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was a network error",
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "ConnectionResetError: [Errno 104] Connection reset by peer",

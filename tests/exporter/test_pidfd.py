@@ -93,7 +93,7 @@ def test_a_child_that_nobody_has_waited_for_tells_by_proc(
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$"])
 def test_a_process_that_was_waited_for_tells_by_its_pidfd(watch: ExitWatch, start: Start, end: str) -> None:
     """Its parent is another program, which has waited for it before we look."""
-    parent = start("sh", "-c", f"sh -c 'read line; {end}' <&0 & echo $!; wait $!; echo $?; read line")
+    parent = start("sh", "-c", f"exec 3<&0; sh -c 'read line; {end}' <&3 & echo $!; wait $!; echo $?; read line")
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     ticks = read_start_ticks(pid)

@@ -4,15 +4,17 @@ import json
 import time
 from pathlib import Path
 
-from launcher.plan import RunFacts
-
 
 class EventLog:
-    """Appends events. The orchestrator alone writes it: appends of several nodes may mix on a network file system."""
+    """Appends events.
 
-    def __init__(self, path: Path, facts: RunFacts) -> None:
+    One process alone writes it, since appends of several nodes may mix on a network file system: the
+    orchestrator, or the sidecar of a job that others have started.
+    """
+
+    def __init__(self, path: Path, job_id: str) -> None:
         self._path = path
-        self._job_id = facts.job_id
+        self._job_id = job_id
 
     def write(self, event: str, **facts: object) -> None:
         """One event, now. A full disk costs the line, not the job."""
