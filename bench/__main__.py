@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bench import exposition, sidecar, wrapper
+from bench import exits, exposition, kills, processes, sidecar, wrapper
 
 BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "exposition": exposition.measure,
     "wrapper": wrapper.measure,
+    "processes": processes.measure,
+    "exits": exits.measure,
+    "kills": kills.measure,
     "sidecar": sidecar.measure,
 }
 

@@ -4,14 +4,18 @@
 every collector at one second, one scrape a second.
 """
 
+import gzip
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from launcher.wrap import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60
+DURATION = re.compile(r'^gpujob_collector_duration_seconds\{.*collector="([^"]*)".*\} (\S+)$', re.MULTILINE)
+"""A line of the page: what a collector's last read took, waiting included."""
 
 _TREE = """
 import ctypes, json, os, signal, sys
@@ -57,7 +63,7 @@ while True:
 
 
 def measure() -> dict[str, Any]:
-    """Per cent of one core, MiB, and what a scrape takes."""
+    """Per cent of one core, MiB, what a scrape and each collector's read take, and the descriptors that are held."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         _prepare(run_dir)
@@ -70,18 +76,27 @@ def measure() -> dict[str, Any]:
             for rank, pid in enumerate(json.loads(tree.stdout.readline())):
                 _record_start(run_dir, rank, pid)
             processes.append(subprocess.Popen([sys.executable, "-c", _WRITER, folder, str(WORKERS), str(LINES_PER_S)]))
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", folder],
-                    env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1"},
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            return _watch(run_dir, processes[-1].pid)
+            sidecar, address = start_sidecar(run_dir)
+            processes.append(sidecar)
+            return _watch(f"http://{address}/metrics", sidecar.pid)
         finally:
             for process in reversed(processes):
                 process.send_signal(signal.SIGKILL if process is tree else signal.SIGTERM)
                 process.wait()
+
+
+def start_sidecar(run_dir: Path) -> "tuple[subprocess.Popen[bytes], str]":
+    """A sidecar of this run directory as node ``node``, and the address at which it listens by now."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", str(run_dir)],
+        env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    while (published := records.read_json(run_dir / records.SIDECARS_DIR / "node.json")) is None:
+        if process.poll() is not None:
+            raise RuntimeError(f"the sidecar has ended at once, with status {process.returncode}")
+        time.sleep(0.02)
+    return process, str(published["address"])
 
 
 def _prepare(run_dir: Path) -> None:
@@ -114,21 +129,22 @@ def _record_start(run_dir: Path, rank: int, pid: int) -> None:
     records.write_json(run_dir / records.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
 
 
-def _watch(run_dir: Path, pid: int) -> dict[str, Any]:
-    while (published := records.read_json(run_dir / records.SIDECARS_DIR / "node.json")) is None:
-        time.sleep(0.02)
-    url = f"http://{published['address']}/metrics"
+def _watch(url: str, pid: int) -> dict[str, Any]:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     time.sleep(3)
     series = sum(not line.startswith(b"#") for line in urllib.request.urlopen(url).read().splitlines())
-    start, start_cpu, latency = time.monotonic(), cpu_s(pid), []
+    start, start_cpu, start_threads, latency = time.monotonic(), cpu_s(pid), _threads_cpu_s(pid), []
+    reads: defaultdict[str, list[float]] = defaultdict(list)
     for tick in range(1, SECONDS + 1):
         before = time.perf_counter()
         with urllib.request.urlopen(request) as answer:
-            answer.read()
+            page = answer.read()
         latency.append((time.perf_counter() - before) * 1000)
+        for name, duration in DURATION.findall(gzip.decompress(page).decode()):
+            reads[name].append(float(duration) * 1000)
         time.sleep(max(0.0, start + tick - time.monotonic()))
     share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
+    threads = [now - before for now, before in zip(_threads_cpu_s(pid), start_threads, strict=True)]
     memory = rss_mib(pid)
     latency.sort()
     return {
@@ -136,6 +152,19 @@ def _watch(run_dir: Path, pid: int) -> dict[str, Any]:
         "rss_mib": round(memory, 1),
         "series": series,
         "scrape_ms": {"median": round(latency[len(latency) // 2], 1), "p99": round(latency[-1], 1)},
+        "percent_by_thread": {
+            name: round(100 * cost / SECONDS, 2)
+            for name, cost in zip(("serving", *reads), threads, strict=True)  # in the order in which they were started
+        },
+        "read_ms": {name: round(statistics.mean(values), 2) for name, values in reads.items()},
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "seconds": SECONDS,
         "goals": {"at most 2 % of a core": share <= 0.02, "at most 55 MiB": memory <= 55},
     }
+
+
+def _threads_cpu_s(pid: int) -> list[float]:
+    """CPU time of each thread so far, the oldest first."""
+    folder = Path(f"/proc/{pid}/task")
+    threads = sorted(int(thread.name) for thread in folder.iterdir())
+    return [int((folder / str(thread) / "schedstat").read_text().split()[0]) / 1e9 for thread in threads]

@@ -1,0 +1,164 @@
+"""No death goes unnoticed: a thousand workers under real wrappers end in random ways beside a real sidecar.
+
+Fifty tasks of twenty runs each, all runs of one number at a time. How each has ended is what the wrapper's parent was
+told, and for those whose wrapper was killed too, what was done to them; the sidecar's status has to say the same.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.clock import cpu_s
+from bench.sidecar import start_sidecar
+from exporter import records
+from exporter.manifest import Manifest, Task, render_manifest
+
+TASKS, RUNS = 50, 20
+PATIENCE_S = 60.0
+
+BY_ITSELF = {
+    "exit at once": "exit {code}",
+    "exit": "sleep {delay}; exit {code}",
+    "exec": "exec sh -c 'sleep {delay}; exit {code}'",
+    "double fork": "sh -c 'setsid sleep 3 & exit 0'; sleep {delay}; exit {code}",
+    "fault": "sleep {delay}; ulimit -c 0; kill -SEGV $$",
+}
+FROM_OUTSIDE = {
+    "killed": "exec sleep 600",
+    "terminated": "exec sleep 600",
+    "stubborn": "trap '' TERM; exec sleep 600",
+    "killed with its wrapper": "exec sleep 600",
+}
+
+
+@dataclass
+class _Run:
+    rank: int
+    restart: int
+    way: str
+    wrapper: "subprocess.Popen[bytes]"
+
+
+def measure() -> dict[str, Any]:
+    """How many deaths the sidecar has missed, and how many it has told wrongly."""
+    chosen = random.Random(time.time_ns())
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        _prepare(run_dir)
+        sidecar, address = start_sidecar(run_dir)
+        try:
+            start, start_cpu = time.monotonic(), cpu_s(sidecar.pid)
+            ways: Counter[str] = Counter()
+            truth: dict[tuple[int, int], int] = {}
+            for restart in range(RUNS):
+                runs = [_start(run_dir, rank, restart, chosen) for rank in range(TASKS)]
+                ways.update(run.way for run in runs)
+                truth.update(_end(run_dir, runs, chosen))
+            last = time.monotonic()
+            told = _told(f"http://{address}/status", len(truth))
+            took, noticed = time.monotonic() - start, time.monotonic() - last
+            share = (cpu_s(sidecar.pid) - start_cpu) / took
+        finally:
+            sidecar.terminate()
+            sidecar.wait()
+    undetected = truth.keys() - told.keys()
+    wrong = {run for run in truth.keys() & told.keys() if truth[run] != told[run]}
+    return {
+        "deaths": len(truth),
+        "ways": dict(sorted(ways.items())),
+        "undetected": len(undetected),
+        "wrong": len(wrong),
+        "examples": [[*run, truth[run], told.get(run)] for run in sorted(undetected | wrong)[:5]],
+        "seconds": round(took, 1),
+        "last_told_after_s": round(noticed, 2),
+        "sidecar_percent_of_a_core": round(100 * share, 1),
+        "goals": {"none undetected": not undetected, "none wrong": not wrong, "within 3 minutes": took <= 180},
+    }
+
+
+def _prepare(run_dir: Path) -> None:
+    for name in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+        (run_dir / name).mkdir()
+    manifest = Manifest(
+        job_name="bench",
+        user="bench",
+        cluster="local",
+        partition="local",
+        nodes=1,
+        tasks=tuple(Task(f"worker_w{rank}", "worker", rank, rank, 0, 0) for rank in range(TASKS)),
+        check_interval_s=1.0,
+        listen_address="127.0.0.1:0",
+    )
+    (run_dir / records.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
+    records.write_state(str(run_dir), "running")
+
+
+def _start(run_dir: Path, rank: int, restart: int, chosen: random.Random) -> _Run:
+    way = chosen.choice([*BY_ITSELF, *FROM_OUTSIDE])
+    script = {**BY_ITSELF, **FROM_OUTSIDE}[way].format(code=chosen.randrange(256), delay=round(chosen.random(), 3))
+    argv = [sys.executable, "-I", "-m", "launcher.wrap", "--run-dir", str(run_dir), "--worker", f"worker_w{rank}"]
+    argv += ["--rank", str(rank), "--restart", str(restart), "--", "sh", "-c", script]
+    return _Run(rank, restart, way, subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+
+def _end(run_dir: Path, runs: list[_Run], chosen: random.Random) -> dict[tuple[int, int], int]:
+    """End those that do not end by themselves; how all have ended, by rank and run: exit code or negative signal."""
+    truth = {}
+    pending = [run for run in runs if run.way in FROM_OUTSIDE]
+    while pending:
+        chosen.shuffle(pending)
+        for run in pending[:]:
+            name = records.record_name(f"worker_w{run.rank}", run.rank, 0, run.restart)
+            record = records.read_json(run_dir / records.WORKERS_DIR / f"{name}.start.json")
+            if record is not None and chosen.random() < 0.3:
+                _kill(run, int(str(record["pid"])))
+                pending.remove(run)
+        time.sleep(0.05)
+    for run in runs:
+        truth[run.rank, run.restart] = run.wrapper.wait()
+    return truth
+
+
+def _kill(run: _Run, pid: int) -> None:
+    if run.way == "killed with its wrapper":
+        run.wrapper.kill()
+    if run.way in ("terminated", "stubborn"):
+        os.kill(pid, signal.SIGTERM)
+    if run.way == "stubborn":
+        time.sleep(0.02)
+    if run.way != "terminated":
+        os.kill(pid, signal.SIGKILL)
+
+
+def _told(url: str, count: int) -> dict[tuple[int, int], int | None]:
+    """What the sidecar says of each run, asked until it knows all or for as long as a minute."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        with urllib.request.urlopen(url) as answer:
+            status = json.load(answer)
+        found = {
+            (worker["rank"], ended["restart"]): _code(ended)
+            for worker in status["workers"]
+            for ended in worker["exits"]
+        }
+        if len(found) >= count or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
+
+
+def _code(ended: dict[str, Any]) -> int | None:
+    """Exit code, or the signal as a negative number; None where neither is known."""
+    if ended["signal"] is not None:
+        return -int(signal.Signals[ended["signal"]])
+    code: int | None = ended["code"]
+    return code
