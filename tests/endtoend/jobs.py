@@ -15,6 +15,28 @@ GPUJOB = ROOT_DIR / ".venv" / "bin" / "gpujob"
 EMBED = ROOT_DIR / "examples" / "embed" / "embed.py"
 
 
+def user_for(cluster: Cluster) -> str:
+    """The unprivileged test user where it can reach this checkout and its interpreter, else root."""
+    reachable = cluster.run(["test", "-x", GPUJOB, "-a", "-r", ROOT_DIR / "exporter" / "manifest.py"], cwd=Path("/"))
+    runs = cluster.run([GPUJOB, "--version"], cwd=Path("/"))
+    return cluster.user if reachable.returncode == 0 and runs.returncode == 0 else ROOT
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    """The course of a job, oldest event first."""
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def diagnosis(run_dir: Path, worker: str) -> dict[str, Any]:
+    """What the job has put together about a worker that failed, for programs; the same is there for people."""
+    folder = run_dir / "diagnostics"
+    assert (folder / f"{worker}.json").is_file(), f"no diagnosis of {worker} in {sorted(folder.glob('*'))}"
+    assert worker in (folder / f"{worker}.txt").read_text()
+    found: dict[str, Any] = json.loads((folder / f"{worker}.json").read_text())
+    assert (found["worker"], found["kind"]) == (worker, "failure")
+    return found
+
+
 def embed_job(
     name: str,
     *,

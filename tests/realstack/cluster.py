@@ -233,9 +233,9 @@ class Cluster:
         """Kill a command started by `popen` with its whole process group, and collect it."""
         _kill_group(process)
 
-    def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str) -> T:
+    def wait_for(self, predicate: Callable[[], T | None], timeout: float, what: str, *, interval: float = 0.1) -> T:
         """The first true value of `predicate`; TimeoutError says what for and where the logs are."""
-        return wait_for(predicate, timeout, what, logs=self.log_dir)
+        return wait_for(predicate, timeout, what, logs=self.log_dir, interval=interval)
 
     # What is there
 
@@ -277,7 +277,14 @@ class Cluster:
         shown = self.run(["squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T"], check=True)
         return shown.stdout.strip()
 
-    def wait_for_job(self, job_id: int, timeout: float, states: frozenset[str] | set[str] = FINAL_STATES) -> str:
+    def wait_for_job(
+        self,
+        job_id: int,
+        timeout: float,
+        states: frozenset[str] | set[str] = FINAL_STATES,
+        *,
+        interval: float = 0.1,
+    ) -> str:
         """Wait until the job is in one of `states` (by default: has ended); gives that state."""
 
         seen = ""
@@ -288,7 +295,9 @@ class Cluster:
             return seen if seen in states else ""
 
         try:
-            return self.wait_for(reached, timeout, f"job {job_id} to be {' or '.join(sorted(states))}")
+            return self.wait_for(
+                reached, timeout, f"job {job_id} to be {' or '.join(sorted(states))}", interval=interval
+            )
         except TimeoutError as error:
             raise TimeoutError(f"{error}; the job is {seen}") from None
 

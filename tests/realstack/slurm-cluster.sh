@@ -313,7 +313,7 @@ down() {
 
 status() {
     alive head || { echo "down: $D"; return 1; }
-    in_host head sinfo -N -o '%N %t %c %m %G'
+    in_host head sinfo -N -p gpu -o '%N %t %c %m %G'
 }
 
 running() { # HOST

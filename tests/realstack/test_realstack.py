@@ -162,6 +162,19 @@ class TestFourNodes:
         )
         assert states == ["OUT_OF_MEMORY"]
 
+    @pytest.mark.parametrize(("partition", "state"), [("scavenge", "PREEMPTED"), ("scavenge-requeue", "PENDING")])
+    def test_a_job_that_comes_first_takes_the_nodes_of_another(
+        self, cluster: Cluster, partition: str, state: str
+    ) -> None:
+        whole = ("--nodes=4", "--exclusive")
+        job = submit(cluster, "sleep 1234", f"--partition={partition}", *whole)
+        cluster.wait_for_job(job, 60, {"RUNNING"})
+        first = submit(cluster, "true", *whole)
+        assert cluster.wait_for_job(job, 30, {state}) == state
+        assert cluster.wait_for_job(first, 30) == "COMPLETED"
+        cluster.run(["scancel", str(job)], check=True)
+        cluster.wait_for_job(job, 30)
+
     def test_processes_of_a_job_are_seen_on_its_nodes_until_it_is_cancelled(self, cluster: Cluster) -> None:
         assert [cluster.node_processes(node) for node in cluster.node_names] == [[], [], [], []]
         job = submit(cluster, "srun sleep 1234", "--nodes=2", "--ntasks-per-node=1")
