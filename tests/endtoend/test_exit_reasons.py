@@ -238,7 +238,7 @@ def started(space: JobSpace, spec: dict[str, Any]) -> Job:
     return job
 
 
-def over(job: Job, timeout: float = 60, **seen: Any) -> Ended:
+def over(job: Job, timeout: float = 120, **seen: Any) -> Ended:
     """Wait for the end, looking seldom: many do at once."""
     state = job.space.cluster.wait_for_job(int(job.job_id), timeout, interval=1.0)
     return Ended(job.run_dir, state, seen)
@@ -284,7 +284,7 @@ def power_cut(space: JobSpace) -> Ended:
 def power_cut_of_the_batch_node(space: JobSpace) -> Ended:
     job = started(space, cluster_job(directives={"no-requeue": True}))
     space.cluster.kill_node(hosts(job)[0])
-    done = over(job, 90, nodes=hosts(job))
+    done = over(job, nodes=hosts(job))
     done.seen["report"] = space.gpujob("report", str(job.run_dir), "--json")
     return done
 
@@ -294,7 +294,7 @@ def requeued(space: JobSpace) -> Ended:
     job = started(space, cluster_job(items=800))
     space.cluster.run(["scontrol", "requeue", job.job_id], user=ROOT, check=True)
     runs_again(job)
-    return over(job, 90)
+    return over(job)
 
 
 @slurm_scenario
@@ -302,7 +302,7 @@ def preempted_with_a_warning(space: JobSpace) -> Ended:
     job = started(space, cluster_job(items=800, partition="scavenge-requeue-grace"))
     take_nodes(job)
     runs_again(job)
-    return over(job, 90)
+    return over(job)
 
 
 @slurm_scenario
