@@ -144,7 +144,9 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
             reads[name].append(float(duration) * 1000)
         time.sleep(max(0.0, start + tick - time.monotonic()))
     share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
-    threads = [now - before for now, before in zip(_threads_cpu_s(pid), start_threads, strict=True)]
+    threads = [cost - start_threads.get(thread, 0.0) for thread, cost in _threads_cpu_s(pid).items()]
+    costs = dict(zip(("serving", *reads), threads, strict=False))  # in the order in which they were started
+    costs["others"] = sum(threads[len(costs) :])
     memory = rss_mib(pid)
     latency.sort()
     return {
@@ -152,10 +154,7 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
         "rss_mib": round(memory, 1),
         "series": series,
         "scrape_ms": {"median": round(latency[len(latency) // 2], 1), "p99": round(latency[-1], 1)},
-        "percent_by_thread": {
-            name: round(100 * cost / SECONDS, 2)
-            for name, cost in zip(("serving", *reads), threads, strict=True)  # in the order in which they were started
-        },
+        "percent_by_thread": {name: round(100 * cost / SECONDS, 2) for name, cost in costs.items()},
         "read_ms": {name: round(statistics.mean(values), 2) for name, values in reads.items()},
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "seconds": SECONDS,
@@ -163,8 +162,8 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
     }
 
 
-def _threads_cpu_s(pid: int) -> list[float]:
+def _threads_cpu_s(pid: int) -> dict[int, float]:
     """CPU time of each thread so far, the oldest first."""
     folder = Path(f"/proc/{pid}/task")
     threads = sorted(int(thread.name) for thread in folder.iterdir())
-    return [int((folder / str(thread) / "schedstat").read_text().split()[0]) / 1e9 for thread in threads]
+    return {thread: int((folder / str(thread) / "schedstat").read_text().split()[0]) / 1e9 for thread in threads}

@@ -160,12 +160,18 @@ class WorkerRuns:
         pid = record.get("pid")
         if not isinstance(pid, int):
             return
-        run.pid, run.start, run.found_by = pid, record.get("start"), record.get("found_by")
+        run.start, run.found_by, run.start_ticks = (
+            record.get("start"),
+            record.get("found_by"),
+            record.get("start_ticks"),
+        )
         namespace = record.get("pid_namespace")
         run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.visible:
-            run.start_ticks = record.get("start_ticks")
-            run.tree = self._open(pid, run.start_ticks)
+            try:
+                run.tree = self._open(pid, run.start_ticks)
+            except OSError:
+                return  # no descriptor is free: it is looked at as soon as one is
             run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # not all workers at once
             try:
                 run.session = os.getsid(pid)
@@ -174,6 +180,7 @@ class WorkerRuns:
             wrapper = record.get("wrapper_pid")
             if isinstance(wrapper, int) and self._watch(wrapper, record.get("wrapper_start_ticks")):
                 run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
+        run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
         self._tell(run.start, "info", what, self.task, f"pid {pid}")
 

@@ -35,7 +35,7 @@ from exporter.collectors.workers import (
 from exporter.derive.exits import REASONS
 from exporter.manifest import Task
 from exporter.readers.kmsg import KernelEvent, KernelLog, OomVictim, Xid
-from exporter.readers.procfs import read_start_ticks
+from exporter.readers.procfs import ProcessTree, read_start_ticks
 from tests.exporter.support import (
     FakeClock,
     Wrappers,
@@ -539,6 +539,22 @@ def test_the_kernels_log_is_evidence_and_kept_for_the_report(wrappers: Wrappers)
     assert ended.reason == "gpu_fault"
     assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
+
+
+def test_a_worker_that_cannot_be_looked_at_for_want_of_a_descriptor_is_looked_at_later(
+    wrappers: Wrappers, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> ProcessTree:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    wrappers.start(TASK, "sleep", "60")
+    record = wrappers.record(TASK, "start")
+    with monkeypatch.context() as patched:
+        patched.setattr("exporter.collectors.runs.ProcessTree", refuse)
+        facts = watched.facts()
+        assert (facts.up, facts.pid, facts.exits) == (True, None, ())
+    facts = watched.facts()
+    assert (facts.up, facts.pid) == (True, record["pid"])
 
 
 def test_a_closer_look_comes_later_and_is_shown(wrappers: Wrappers, watched: Watched) -> None:
