@@ -1,6 +1,7 @@
 """Which processes are the workers of a job: on trees of fixture files, and on real processes."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -378,9 +379,8 @@ def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) ->
     """Through ``/proc`` of this machine, a shell around the workers included."""
     name = f"job{os.getpid()}x{time.monotonic_ns()}"
     program = "import os, time; os.write(1, bytes((49, 10))); time.sleep(600)"
-    script = (
-        f"{sys.executable} -c '{program}' --name {name} --worker-id 1 & {sys.executable} -c '{program}' {name} & wait"
-    )
+    python = f"{shlex.quote(sys.executable)} -c '{program}'"
+    script = f"{python} --name {name} --worker-id 1 & {python} {name} & wait"
     shell = start("bash", "-c", script, name)
     assert shell.stdout is not None
     assert [shell.stdout.readline() for _ in range(2)] == ["1\n", "1\n"]

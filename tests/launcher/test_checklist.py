@@ -23,7 +23,7 @@ PYTHON = sys.executable
 GOOD: dict[str, Any] = {
     "name": "embed",
     "resources": {"nodes": 2, "gpus_per_node": 2},
-    "workers": [{"count": 4, "gpus": 1, "command": f"{PYTHON} -u train.py --shard {{rank}}"}],
+    "workers": [{"count": 4, "gpus": 1, "command": [PYTHON, "-u", "train.py", "--shard", "{rank}"]}],
     "environment": {"packages": ["json"], "required": ["DATA"]},
     "inputs": ["in/part_{rank}.jsonl"],
     "slurm": {"time_limit": "04:00:00"},
