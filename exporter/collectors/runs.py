@@ -82,6 +82,8 @@ class _Run:
     """The worker and its descendants at the last look that found it."""
     wrapper: tuple[int, int | None] | None = None
     """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
+    wrapper_told: bool = False
+    """Whether the kernel tells of the wrapper's end."""
     sample: TreeSample | None = None
     details: TreeDetails | None = None
     details_due: float = 0.0
@@ -110,15 +112,18 @@ class WorkerRuns:
         """What its peers must know of its ends."""
         return [Peer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None]
 
-    def look(self, stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
-        """Go on with every run that has not ended; ``peers`` are the failures of others so far."""
+    def look(self, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool = True) -> None:
+        """Go on with every run that has not ended; ``peers`` are the failures of others so far.
+
+        ``fresh`` tells whether records may have come since the last look.
+        """
         # By name, not by listing: the folder holds the records of all nodes, and the ones looked for
         # are written on this node, so that even a network file system knows at once.
-        while any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
+        while fresh and any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
             self._runs.append(_Run(len(self._runs)))
         for run in self._runs:
             if run.ended is None:
-                self._follow(run, stop, peers, now)
+                self._follow(run, stop, peers, now, fresh=fresh)
 
     def facts(self) -> WorkerFacts:
         """The worker as the last look has found it."""
@@ -178,8 +183,12 @@ class WorkerRuns:
             except OSError:
                 run.session = None
             wrapper = record.get("wrapper_pid")
-            if isinstance(wrapper, int) and self._watch(wrapper, record.get("wrapper_start_ticks")):
-                run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
+            if isinstance(wrapper, int):
+                try:
+                    run.wrapper_told = self._context.exits.watch(wrapper, record.get("wrapper_start_ticks"))
+                    run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
+                except ProcessLookupError:
+                    run.wrapper = None
         run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
         self._tell(run.start, "info", what, self.task, f"pid {pid}")
@@ -190,25 +199,22 @@ class WorkerRuns:
             tree = ProcessTree(pid, start_ticks, self._context.proc)
         except ProcessLookupError:
             return None
-        self._watch(pid, tree.start_ticks)
+        try:
+            self._context.exits.watch(pid, tree.start_ticks)
+        except ProcessLookupError:
+            pass  # it has ended since: the next look shows it
         return tree
 
-    def _watch(self, pid: int, start_ticks: int | None) -> bool:
-        """Ask to be told of the end of a process; whether it is there."""
-        try:
-            self._context.exits.watch(pid, start_ticks)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def _follow(self, run: _Run, stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+    def _follow(self, run: _Run, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool) -> None:
         if run.pid is None:
             self._begin(run, records.read_json(self._path(run.restart, "start")) or {}, now)
         stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
         silent = run.wrapper is not None and not self._wrapper_is_there(run)  # asked before its record is looked for
-        record = records.read_json(self._path(run.restart, "exit"))
+        record = records.read_json(self._path(run.restart, "exit")) if fresh or silent or run.exit_seen else None
         if record is None and self._is_running(run, now):
             return
+        if record is None and not fresh:
+            record = records.read_json(self._path(run.restart, "exit"))
         if record is None and run.visible and run.pid is not None:
             if run.gone_since is None:
                 ending = self._context.exits.ended(run.pid, run.tree.start_ticks if run.tree else None)
@@ -296,6 +302,8 @@ class WorkerRuns:
         pid, start_ticks = run.wrapper
         if self._context.exits.ended(pid, start_ticks) is not None:
             return False
+        if run.wrapper_told:
+            return True
         found = read_start_ticks(pid, self._context.proc)
         return found is not None and start_ticks in (None, found)
 

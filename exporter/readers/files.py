@@ -75,3 +75,11 @@ def count_lines(path: Path, most_bytes: int) -> int | None:
 def newest(files: Iterable[FileFacts]) -> float | None:
     """Latest modification, or None without files."""
     return max((file.mtime for file in files), default=None)
+
+
+def read_mtime(path: Path) -> float | None:
+    """When a file or folder was last changed, or None when it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
