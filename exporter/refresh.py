@@ -5,6 +5,7 @@ collector and nothing else: its thread is a daemon, so it does not keep the
 process from ending, and no second read is started beside it.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -117,8 +118,10 @@ class Slot:
         self._duration_s = self._clock.monotonic() - started
         self._started = None
         self._served = serving
-        if self.on_read is not None:
-            self.on_read()
+        told = self.on_read  # the other thread may take it away at any moment
+        if told is not None:
+            with contextlib.suppress(RuntimeError):  # an event loop that is closed
+                told()
 
     def render(self, out: Samples) -> None:
         """Samples of the last snapshot; one that cannot be shown costs the series of this collector alone."""

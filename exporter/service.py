@@ -23,6 +23,12 @@ FINAL_READ_S = 10.0
 """How long the last read of all collectors may take."""
 KILL_MARGIN_S = 4.0
 """Kept free of KillWait for the last read and the end."""
+LAST_READ_S = 0.6
+"""The same after a signal."""
+NOTICE_S = 0.75
+"""How long after a signal the orchestrator's notice that the job is being stopped may take."""
+BURST_S = 0.5
+"""Signals so close together are one: Slurm sends several at a time limit."""
 WATCH_S = 0.25
 """Between two looks at the phase of the job."""
 
@@ -131,9 +137,13 @@ class Service:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
+        first: list[float] = []
+
         def end(number: int) -> None:
             self.stopped_by = number
-            stop.set()
+            first.append(self._clock.monotonic())
+            if len(first) == 1 or first[-1] - first[0] > BURST_S:
+                stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end, number)
@@ -188,13 +198,19 @@ class Service:
         Slurm signals all steps of a job at once: while the job is being stopped and its workers are
         still saving their work, this stays beside them, within KillWait. A second signal ends that.
         """
-        await self._read_all([slot for slot in self._sidecar.slots if slot.collector.name == JobCollector.name], 0.5)
-        end = self._clock.monotonic() + self._sidecar.context.manifest.kill_wait_s - KILL_MARGIN_S
-        while self._sidecar.phase == "completing" and not self._sidecar.workers_ended:
-            if stop.is_set() or self._clock.monotonic() >= end:
+        jobs = [slot for slot in self._sidecar.slots if slot.collector.name == JobCollector.name]
+        answers = await self._read_all(jobs, 0.5)
+        manifest, begun = self._sidecar.context.manifest, self._clock.monotonic()
+        end = begun + manifest.kill_wait_s - KILL_MARGIN_S
+        # by Slurm, and where a notice can be read at all
+        notice = begun + (NOTICE_S if answers and self.stopped_by == signal.SIGTERM and not manifest.attached else 0.0)
+        while not self._sidecar.workers_ended:
+            now = self._clock.monotonic()
+            told = self._sidecar.phase == "completing" or now < notice  # the notice comes after the signal
+            if not told or stop.is_set() or now >= end:
                 break
             await asyncio.sleep(WATCH_S)
-        await self._finish(1.0)
+        await self._finish(LAST_READ_S)
 
     async def _finish(self, timeout_s: float) -> None:
         """Read everything a last time and publish it as final."""
@@ -203,8 +219,8 @@ class Service:
         self._sidecar.final = True
         await self._read_all([self._sidecar.publisher], timeout_s)
 
-    async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> None:
-        """Wait for a fresh read of these collectors, a hanging one left behind."""
+    async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> bool:
+        """Wait for a fresh read of these collectors, a hanging one left behind; whether all have answered."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
@@ -224,6 +240,7 @@ class Service:
         finally:
             for slot in slots:
                 slot.on_read = None
+        return all(slot.has_served(ticket) for slot, ticket in tickets)
 
 
 def known_port(sidecar: Sidecar) -> int | None:

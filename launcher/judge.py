@@ -5,7 +5,16 @@ from functools import partial
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import CONSEQUENCES, LastWords, Peer, Stop, exit_evidence, signal_name, verdict
+from exporter.derive.exits import (
+    CONSEQUENCES,
+    PEER_WINDOW_S,
+    LastWords,
+    Peer,
+    Stop,
+    exit_evidence,
+    signal_name,
+    verdict,
+)
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, Task
@@ -38,12 +47,12 @@ class Judge:
         if stop is not None and stop.follows_from(task.rank, restart):
             stop = None
         end = record.get("end")
-        earlier = [peer for peer in peers if end is not None and peer.end <= end]
+        lately = [peer for peer in peers if end is not None and end - PEER_WINDOW_S <= peer.end <= end]
         evidence = exit_evidence(
             {**found, **record},
             stop=stop,
             log=self._last_words(task, restart, node, record.get("start")),
-            peer=min(earlier, key=lambda peer: peer.end, default=None),
+            peer=min(lately, key=lambda peer: peer.end, default=None),
             node=node,
             job_end=self._job_end,
             attached=self._manifest.attached,

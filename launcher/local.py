@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from exporter.readers.procfs import read_children
+from exporter.readers.procfs import is_zombie, read_children, read_environment
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
 from launcher.steps import ENDING_SIGNALS, Ending, Running, log_files, supervised_sidecar, wrapped
 
@@ -35,6 +35,8 @@ class LocalSteps:
         self._die_with_parent = _die_with_parent()
         self._ours: set[int] = set()
         """Processes started here; any other child is somebody's orphan."""
+        self._tasks: set[int] = set()
+        """Those of them that stand for tasks that run."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
@@ -61,6 +63,7 @@ class LocalSteps:
             first_gpu = planned.task.node_index * self._plan.gpus_per_node
             argv = wrapped(self._plan, planned, self._facts, restart, first_gpu)
             process = self._start(argv, environment, output, error, self._plan.workdir)
+        self._tasks.add(process.pid)
         return Running(planned, restart, process)
 
     def _start(
@@ -99,16 +102,23 @@ class LocalSteps:
         """What a task has left behind ends with it, as it does in a Slurm step.
 
         That is its process group, the worker of a wrapper that was killed included, and the processes
-        in groups of their own that have become children of this one, their nearest subreaper.
+        in groups of their own that have become children of this one, their nearest subreaper; not
+        those of a worker that lives. Nobody waits for one that cannot be killed now: the next sweep does.
         """
         self.kill([running])
+        self._tasks.discard(running.process.pid)
+        own = {"GPUJOB_JOB_ID": self._facts.job_id, "GPUJOB_RANK": str(running.planned.task.rank)}
         for pid in read_children(os.getpid()):
-            if pid not in self._ours:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                except (ProcessLookupError, ChildProcessError):
-                    pass
+            if pid in self._ours:
+                continue
+            told = read_environment(pid, tuple(own))
+            if self._tasks and told != own and not is_zombie(pid):
+                continue
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError):
+                pass
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:

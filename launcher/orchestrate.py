@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import exit_evidence, parse_stop, signal_name
+from exporter.derive.exits import LIMIT_OVERRUN_S, exit_evidence, parse_stop, signal_name
 from exporter.events import EventLog
 from exporter.manifest import Task, read_manifest
 from launcher.diagnose import write_missing
@@ -50,8 +50,6 @@ ASK_AFTER_S = 0.5
 FINAL_VALUES_S = 15.0
 LAST_VALUES_S = 0.7
 """The same while KillWait is running."""
-AWAITED_SIGNAL_S = 3600.0
-"""No grace time is longer."""
 VERIFY_S = 60.0
 """How long output files may be read for their records while the nodes wait."""
 KILL_MARGIN_S = 1.5
@@ -86,8 +84,8 @@ class Orchestrator:
         self._phase = ""
         self._asked_at = 0.0
         self._ends_by_itself = False
-        self._awaits_signal = False
-        """Whether the end of this process has to wait for a signal that is announced."""
+        self._signal_by: float | None = None
+        """Until when the end of this process has to wait for a signal that is announced."""
         self._records = RunRecords(facts)
         self._judge_of_ends = Judge(plan.manifest, facts.attempt, time_limit_end)
         self._launch = LaunchCheck(plan, facts)
@@ -341,7 +339,8 @@ class Orchestrator:
     def _stop_for_signal(self) -> None:
         name = signal.Signals(self._signal or signal.SIGTERM).name
         self._events.write("signal", signal=name)
-        late = self._time_limit_end is not None and time.time() >= self._time_limit_end - 2.0
+        limit, now = self._time_limit_end, time.time()
+        late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
         ending = self._steps.ending()
         self._ends_by_itself = ending.by_itself
         if ending.reason is not None:
@@ -353,7 +352,7 @@ class Orchestrator:
 
     def _begin_stop_of(self, ending: Ending, how: str) -> None:
         """Stop the job for a reason that the place has given. What runs beside a failed node ends with it."""
-        self._awaits_signal = ending.will_signal and self._signal is None
+        self._signal_by = ending.signal_by if self._signal is None else None
         nodes = list(ending.failed_nodes)
         cause = (ending.cause or f"node {', '.join(nodes)} has failed") + how
         reason = ending.reason or "node_failure"
@@ -397,10 +396,9 @@ class Orchestrator:
             say(f"the report cannot be made: {traceback.format_exc()}")
         self._state("finished")
         self._sidecars.end(hurry=hurry)
-        if self._awaits_signal:
+        if self._signal_by is not None:
             say("Waiting for Slurm to end the job")
-            end = time.monotonic() + AWAITED_SIGNAL_S
-            while self._signal is None and time.monotonic() < end:
+            while self._signal is None and time.time() < self._signal_by:
                 self._sleep(1.0)
         return status
 

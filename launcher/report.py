@@ -139,8 +139,7 @@ def build_report(
         workers.append(_worker(manifest, task, attempt, node, runs[task.rank], exit_, seen.get(task.rank, {}), ended))
     cause = _cause(workers)
     if cause is not None:
-        diagnosis = Path(records.DIAGNOSTICS_DIR, f"{cause['worker']}.txt")
-        cause["diagnosis"] = str(diagnosis) if (run_dir / diagnosis).exists() else None
+        cause["diagnosis"] = _diagnosis(run_dir, cause, attempt)
     state = _state(workers, cause, stop.reason if stop else None, ended)
     positions = [worker["items"] for worker in workers]
     processed = _sum([worker["items_processed"] for worker in workers])
@@ -188,6 +187,14 @@ def build_report(
         "workers": workers,
         "run_dir": str(run_dir),
     }
+
+
+def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | None:
+    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    place = Path(records.DIAGNOSTICS_DIR, f"{cause['worker']}.json")
+    body = records.read_json(run_dir / place) or {}
+    same = all(body.get(key) == cause[key] for key in ("rank", "restart")) and body.get("attempt") == attempt
+    return str(place.with_suffix(".txt")) if same else None
 
 
 def _sum(values: list[Any]) -> Any:
@@ -303,7 +310,7 @@ def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     worker = ended[index]
     return {key: worker[key] for key in ("worker", "rank", "node")} | {
-        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "evidence")
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter import records
-from exporter.derive.slurm_words import parse_preempt_time, parse_slurm_words
+from exporter.derive.slurm_words import parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
 from launcher.sbatch import sbatch_arguments, scrub, srun_argv
@@ -21,6 +21,8 @@ SIGNAL_TIMEOUT_S = 10.0
 ENDING_TIMEOUT_S = 2.0
 """For commands asked while Slurm is ending the job: KillWait is running."""
 
+SIGNAL_LATE_S = 90.0
+"""After the end of a grace time: slurmctld looks every half minute."""
 MOST_ERROR_BYTES = 256 * 1024
 """Of the end of the job's error log: Slurm's last words are there."""
 
@@ -266,9 +268,10 @@ class SlurmSteps:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
             return Ending(by_itself=True, failed_nodes=words.failed_nodes)
-        if parse_preempt_time(text) is not None:
+        ends_at = parse_preemption_end(text)
+        if ends_at is not None:
             cause = "Slurm: preempted by another job, with a grace time"
-            return Ending(True, "preempted", cause, words.failed_nodes, will_signal=True)
+            return Ending(True, "preempted", cause, words.failed_nodes, signal_by=ends_at + SIGNAL_LATE_S)
         return Ending(by_itself="JobState=RUNNING" not in text, failed_nodes=words.failed_nodes)
 
     def _new_errors(self) -> str:

@@ -43,8 +43,8 @@ class Ending:
     """An exit reason."""
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
-    will_signal: bool = False
-    """Whether the batch step is still to be told: an end of its own before that would count as a failure."""
+    signal_by: float | None = None
+    """Until when the batch step is still to be told: an end of its own before that would count as a failure."""
 
 
 class Steps(Protocol):

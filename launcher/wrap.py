@@ -20,6 +20,7 @@ import time
 from exporter import records
 from launcher.environment import original_environment
 
+MOST_SIGNALS = 100
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
 
 _FAULTS = {
@@ -90,13 +91,19 @@ def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tupl
             if ended == pid:
                 return status, usage
             continue
-        if len(seen) < 100:
-            seen.append([time.time(), info.si_signo, info.si_pid])
+        note_signal(seen, [time.time(), info.si_signo, info.si_pid])
         if info.si_code <= 0:
             try:
                 os.kill(pid, info.si_signo)
             except ProcessLookupError:
                 pass  # it ended in between; SIGCHLD follows
+
+
+def note_signal(seen: list[list[float]], entry: list[float]) -> None:
+    """Keep a signal. Of very many, the last of each kind: a job may be asked for checkpoints a thousand times."""
+    if len(seen) >= MOST_SIGNALS:
+        seen[:] = [known for known in seen if known[1] != entry[1]]
+    seen.append(entry)
 
 
 def end_like(status: int) -> None:

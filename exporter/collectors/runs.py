@@ -9,7 +9,7 @@ from typing import Any
 
 from exporter import records
 from exporter.collectors.base import Context
-from exporter.derive.exits import Evidence, Peer, Stop, exit_evidence, signal_name, verdict
+from exporter.derive.exits import PEER_WINDOW_S, Evidence, Peer, Stop, exit_evidence, signal_name, verdict
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Task
@@ -316,15 +316,16 @@ class WorkerRuns:
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
         run.start = run.start if run.start is not None else record.get("start")
-        record = {**record, **self._found(run, told, now)}
+        earlier = records.read_json(self._path(run.restart, "found")) or {}  # by a sidecar before this one
+        record = {**earlier, **record, **self._found(run, told, now)}
         self._forget(run)
         end = told.end if told.end is not None else now
-        earlier = [peer for peer in peers if peer.end <= end]
+        lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
         evidence = exit_evidence(
             record,
             stop=stop,
             log=last_words(self._log_ends(run.restart, run.start)),
-            peer=min(earlier, key=lambda peer: peer.end, default=None),
+            peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,

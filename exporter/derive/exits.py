@@ -1,7 +1,7 @@
 """Why a worker ended: from evidence to a reason, and never further than the evidence goes."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,12 @@ _CRASHES = {
 }
 CLOCK_SKEW_S = 5.0
 """Difference that the clocks of two nodes may have."""
-_ORDINARY_SIGNALS = range(1, 32)
 _ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
+_KILLS = _CRASHES | _ASKS_TO_END | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
+_KILLS |= {signal.SIGUSR1, signal.SIGUSR2}
+"""Signals that a shell tells as 128 and their number; other statuses above 128 are a program's own."""
+SIGNAL_COUNTS_S = 600.0
+"""How long before an end a signal from outside may be its reason: one that a worker has lived with is none."""
 DISK_FULL_BYTES = 1 << 20
 """Less than this left is a full disk: a log cannot say so, since it could not be written."""
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
@@ -49,7 +53,9 @@ PEER_LOST = "peer_lost"
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
 """How long before an end a GPU fault may be its cause, and how much later the kernel may say so."""
 PEER_WINDOW_S = 60.0
-"""How long after the failure of a peer a SIGTERM from nowhere counts as its consequence."""
+"""How long after the failure of a peer a lost connection, or a SIGTERM from nowhere, counts as its consequence."""
+LIMIT_OVERRUN_S = 300.0
+"""How late Slurm may be: it looks every half minute, and sites allow some overrun."""
 TIME_LIMIT_MARGIN_S = 60.0
 """Slurm warns, signals and kills around the limit, OverTimeLimit and KillWait included."""
 
@@ -169,7 +175,7 @@ def verdict(evidence: Evidence) -> Verdict:
         if evidence.survivors:
             facts.append(f"{evidence.survivors} of its processes were still running")
         return Verdict("completed", tuple(facts))
-    if number is None and code is not None and code - 128 in _ORDINARY_SIGNALS:
+    if number is None and code is not None and code - 128 in _KILLS:
         number = code - 128  # a shell between us and the program says it this way
     # a signal that asks for the end counts, whatever status it led to; another one only if the worker died of it
     forwarded = tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
@@ -177,7 +183,10 @@ def verdict(evidence: Evidence) -> Verdict:
     if asked is not None:
         reason, words = asked
         return Verdict(reason, (*facts, words))
-    for found in (_kernel_evidence(evidence), _log_evidence(evidence), _disk_evidence(evidence)):
+    kernel = _kernel_evidence(evidence, killed=number == signal.SIGKILL)
+    if kernel is None and (evidence.oom_kills or 0) > 0:
+        facts.append("the OOM killer took a process of its control group meanwhile")
+    for found in (kernel, _log_evidence(evidence), _disk_evidence(evidence)):
         if found is not None:
             reason, words = found
             return Verdict(reason, (*facts, words))
@@ -210,8 +219,16 @@ def _asked_to_end(evidence: Evidence, forwarded: bool) -> tuple[str, str] | None
     return None
 
 
-def _kernel_evidence(evidence: Evidence) -> tuple[str, str] | None:
-    if evidence.oom_kills:
+def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | None:
+    """What the kernel says. A control group may be shared, or a child have been killed long before.
+
+    So its count explains an end by SIGKILL, or one about which the log says nothing else.
+    """
+    log = evidence.log
+    otherwise = any(reason in log.classes for reason in _LOG_REASONS) or (
+        log.line is not None and "kill" not in log.line.lower()
+    )
+    if (evidence.oom_kills or 0) > 0 and (killed or not otherwise):
         return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup"
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}"
@@ -263,7 +280,9 @@ def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Ve
 
 def _at_the_limit(evidence: Evidence) -> bool:
     end, limit = evidence.end, evidence.job_end
-    return end is not None and limit is not None and end >= limit - TIME_LIMIT_MARGIN_S
+    if end is None or limit is None:
+        return False
+    return limit - TIME_LIMIT_MARGIN_S <= end <= limit + LIMIT_OVERRUN_S  # a job that outlives it was given more time
 
 
 def _log_words(evidence: Evidence) -> tuple[str, ...]:
@@ -322,7 +341,7 @@ def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
         source=str(record.get("source", "wrapper")),
         launch_error=record.get("error"),
         oom_kills=record.get("oom_kills"),
-        forwarded=tuple(int(entry[1]) for entry in record.get("signals") or ()),
+        forwarded=tuple(_signals_that_count(record, beside.get("stop"))),
         wrapper=record.get("wrapper"),
         disk_available_bytes=record.get("disk_available_bytes"),
         survivors=int(record.get("survivors") or 0),
@@ -330,3 +349,14 @@ def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
         gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
         **beside,
     )
+
+
+def _signals_that_count(record: Mapping[str, Any], stop: Stop | None) -> Iterator[int]:
+    """Signals shortly before the end, or since the job was being stopped."""
+    end = record.get("end")
+    since = float("-inf") if end is None else end - SIGNAL_COUNTS_S
+    if stop is not None:
+        since = min(since, stop.time - CLOCK_SKEW_S)
+    for moment, number, *_ in record.get("signals") or ():
+        if moment >= since:
+            yield int(number)

@@ -8,9 +8,13 @@ Lines as written by slurmstepd and srun from 20.11 to 25.05:
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 _CANCELLED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?))?(?:,[^*\n]*)? \*\*\*")
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
+
+LONGEST_GRACE_S = 3600.0
+"""No grace time of a partition or QOS is longer in practice."""
 
 _REASONS = {
     "TIME LIMIT": ("time_limit", "Slurm: the time limit was reached"),
@@ -46,7 +50,19 @@ def parse_slurm_words(text: str) -> SlurmWords:
     return SlurmWords(reason, cause, nodes)
 
 
-def parse_preempt_time(text: str) -> str | None:
-    """The moment of a preemption in the text of ``scontrol show job``, or None when there was none."""
-    match = re.search(r"\bPreemptTime=(\d\S+)", text)
-    return match[1] if match else None
+def parse_preemption_end(text: str) -> float | None:
+    """When a job that is being preempted will be ended, epoch seconds, by ``scontrol show job``; None for all others.
+
+    ``PreemptTime`` also stays behind in a job that was suspended for another and runs again, or was
+    requeued: it counts for the present run alone, and only while the job's end lies a grace time after it.
+    """
+    moments = dict(re.findall(r"\b(StartTime|EndTime|PreemptTime)=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text))
+    try:
+        start, end, preempted = (
+            datetime.fromisoformat(moments[name]) for name in ("StartTime", "EndTime", "PreemptTime")
+        )
+    except KeyError:
+        return None
+    if preempted < start or (end - preempted).total_seconds() > LONGEST_GRACE_S:
+        return None
+    return end.timestamp()

@@ -162,8 +162,10 @@ class ExitWatch:
 
     def _close(self, watched: _Watched) -> None:
         if watched.fd >= 0:
-            self._keys.pop(watched.fd, None)
-            os.close(watched.fd)  # which takes it out of the epoll set too
+            if self._keys.pop(watched.fd, None) is not None:
+                # closing would not do while a child between fork and exec holds it too
+                self._epoll.unregister(watched.fd)
+            os.close(watched.fd)
             watched.fd = -1
 
     def _complete(self, watched: _Watched) -> None:

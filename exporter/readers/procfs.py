@@ -45,6 +45,8 @@ MOST_PROCESSES = 64
 MOST_LINKS = 200
 """Open files that it asks the kernel to name; the worker itself gets at most half of them."""
 MOST_PATHS = 100
+MOST_PSS_S = 0.3
+"""CPU time after which a sum of proportional memory is given up."""
 PSS_REST = 2000
 """A look at the proportional memory is followed by so many times its cost of rest: it takes 17 ms a GiB."""
 MOST_ENVIRONMENT_BYTES = 2 << 20
@@ -538,12 +540,14 @@ class ProcessTree:
         if time.monotonic() < due:
             return pss_bytes
         start = time.thread_time()
-        found = [
-            size
-            for size, there in ((_pss_bytes(watched.folder), watched.is_there()) for watched in looked_at)
-            if size is not None and there
-        ]
-        pss_bytes = sum(found) if found else None
+        pss_bytes = None
+        for watched in looked_at:
+            size = _pss_bytes(watched.folder)
+            if size is not None and watched.is_there():
+                pss_bytes = (pss_bytes or 0) + size
+            if time.thread_time() - start > MOST_PSS_S:
+                pss_bytes = None  # a part of the sum is no answer, and the ends of workers are watched here too
+                break
         self._pss = pss_bytes, time.monotonic() + PSS_REST * (time.thread_time() - start)
         return pss_bytes
 
@@ -670,6 +674,14 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
         if separator and name in wanted:
             found.setdefault(wanted[name], value.decode("utf-8", "replace"))
     return found
+
+
+def is_zombie(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process has ended and nobody has waited for it yet."""
+    try:
+        return parse_stat(_read_file(f"{proc}/{pid}/stat", _STAT_BYTES)).state in _ENDED
+    except (OSError, ValueError):
+        return False
 
 
 def read_zombie_status(pid: int, start_ticks: int | None, proc: str = "/proc") -> int | None:

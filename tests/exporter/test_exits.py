@@ -50,7 +50,20 @@ CASES = {
     "SIGKILL and a kill by the kernel": (Evidence(signal=KILL, oom_kills=1), "host_oom"),
     "137 and a kill by the kernel": (Evidence(code=137, oom_kills=2), "host_oom"),
     "a child killed by the kernel": (Evidence(code=1, oom_kills=1), "host_oom"),
-    "host and device out of memory": (Evidence(code=1, oom_kills=1, log=LastWords(("cuda_oom",))), "host_oom"),
+    "host and device out of memory": (Evidence(code=1, oom_kills=1, log=LastWords(("cuda_oom",))), "cuda_oom"),
+    "a kill in the control group, and an error of its own": (
+        Evidence(code=1, oom_kills=1, log=LastWords((), "ValueError: bad shard")),
+        "app_error",
+    ),
+    "a loader that was killed, as the log says": (
+        Evidence(code=1, oom_kills=1, log=LastWords((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")),
+        "host_oom",
+    ),
+    "a count that fell": (Evidence(signal=KILL, oom_kills=-2), "killed_unknown"),
+    "a signal long after a limit that was extended": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=36000.0, job_end=3600.0),
+        "cancelled",
+    ),
     "no record at all": (Evidence(), "killed_unknown"),
     "SIGTERM from nowhere": (Evidence(signal=TERM), "killed_unknown"),
     "SIGSEGV": (Evidence(signal=SEGV), "crashed_signal"),
@@ -178,7 +191,7 @@ def test_a_signal_that_the_worker_survived_is_not_why_it_failed(number: int) -> 
     assert verdict(Evidence(code=3, forwarded=(number,))).reason == "app_error"
 
 
-@pytest.mark.parametrize("code", [160, 178, 191])
+@pytest.mark.parametrize("code", [149, 150, 160, 178, 191])
 def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> None:
     assert verdict(Evidence(code=code)).reason == "app_error"
 
@@ -342,6 +355,12 @@ def test_an_exit_record_gives_its_evidence() -> None:
         stop=PEER,
         job_end=1000.0,
     )
+
+
+def test_a_signal_that_the_worker_has_lived_with_for_hours_is_no_reason() -> None:
+    record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
+    assert exit_evidence(record).forwarded == (10,)
+    assert exit_evidence(record, stop=Stop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
 
 
 def test_a_record_of_nothing_gives_no_evidence() -> None:

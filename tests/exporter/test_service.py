@@ -22,7 +22,7 @@ from exporter.collectors.job import JobCollector
 from exporter.errors import ExporterError
 from exporter.families import Samples
 from exporter.refresh import SUCCESS
-from exporter.service import Service, known_port, open_socket, wants_openmetrics
+from exporter.service import BURST_S, NOTICE_S, Service, known_port, open_socket, wants_openmetrics
 from exporter.sidecar import ScrapeLog, Sidecar, parse_listen_address
 from tests.exporter.support import NODE, ShiftedClock, make_context, make_manifest, samples_of
 
@@ -356,7 +356,26 @@ def test_it_ends_in_time_before_slurm_kills(tmp_path: Path, clock: ShiftedClock)
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         await told_to_end_while_workers_save(served, tmp_path)
+        await asyncio.sleep(BURST_S)
         os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+
+
+def test_a_notice_that_comes_after_the_signals_is_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
+    """Slurm signals the steps before the batch step, and at a time limit more than once."""
+
+    async def play(served: Served) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        notice: dict[str, object] = {"reason": "time_limit", "cause": "c", "time": time.time()}
+        records.write_state(str(tmp_path), "completing", notice)
+        await asyncio.sleep(NOTICE_S)
+        await served.stays()
+        records.write_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)

@@ -1,8 +1,10 @@
 """What Slurm says about the end of a job, in the lines of its daemons and of srun."""
 
+from datetime import datetime
+
 import pytest
 
-from exporter.derive.slurm_words import SlurmWords, parse_preempt_time, parse_slurm_words
+from exporter.derive.slurm_words import SlurmWords, parse_preemption_end, parse_slurm_words
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 
@@ -40,13 +42,25 @@ def test_the_last_of_several_counts() -> None:
     assert parse_slurm_words(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
 
 
+def job_text(start: str, end: str, preempted: str) -> str:
+    """Some of what `scontrol show job` prints."""
+    return f"   RunTime=00:01:00\n   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
+
+
+NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-22T12:00:00"
+
+
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "end"),
     [
-        ("   PreemptEligibleTime=2026-11-21T12:02:57 PreemptTime=None", None),
-        ("   PreemptEligibleTime=2026-11-21T12:02:57 PreemptTime=2026-11-21T12:02:59\n", "2026-11-21T12:02:59"),
+        (job_text(NOON, LATER, "2026-11-21T12:02:00"), LATER),
+        (job_text(NOON, TOMORROW, "None"), None),
+        (job_text(NOON, TOMORROW, "2026-11-21T12:02:00"), None),
+        (job_text(NOON, LATER, "2026-11-21T11:00:00"), None),
+        (job_text(NOON, "Unknown", "2026-11-21T12:02:00"), None),
         ("JobState=RUNNING Reason=None", None),
     ],
+    ids=["in its grace time", "not preempted", "suspended, and resumed", "before a requeue", "requeued", "old Slurm"],
 )
-def test_a_preemption_with_a_grace_time_has_its_moment(text: str, moment: str | None) -> None:
-    assert parse_preempt_time(text) == moment
+def test_a_preemption_with_a_grace_time_says_when_it_ends(text: str, end: str | None) -> None:
+    assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
