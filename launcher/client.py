@@ -153,6 +153,7 @@ class JobClient:
                 key=lambda event: float(event["time"]),
             ),
             "nodes": nodes,
+            "launch": _merge_launch(statuses),
             "cause": summary["cause"],
             "report": report,
             "run_dir": str(self.run_dir),
@@ -252,3 +253,18 @@ def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, 
             if known is None or space["available_bytes"] < known["available_bytes"]:
                 merged[space["group"]] = dict(space)
     return list(merged.values())
+
+
+def _merge_launch(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How the launch went on the nodes that have said so: what a launch cannot do without and was not seen."""
+    launches = {node: status.get("launch") or {} for node, status in statuses.items()}
+    lacking = [
+        f"{node}: {check['detail']}"
+        for node, launch in sorted(launches.items())
+        for check in launch.get("checks", ())
+        if launch.get("final") and check["level"] == "issue" and check["passed"] is False
+    ]
+    return {
+        "verified": bool(launches) and all(found.get("verified") for found in launches.values()),
+        "lacking": lacking,
+    }

@@ -98,7 +98,7 @@ class LocalSteps:
             except ProcessLookupError:
                 pass
 
-    def sweep(self, running: Running) -> None:
+    def sweep(self, running: Running) -> int:
         """What a task has left behind ends with it, as it does in a Slurm step.
 
         That is its process group, the worker of a wrapper that was killed included, and the processes
@@ -108,6 +108,7 @@ class LocalSteps:
         self.kill([running])
         self._tasks.discard(running.process.pid)
         own = {"GPUJOB_JOB_ID": self._facts.job_id, "GPUJOB_RANK": str(running.planned.task.rank)}
+        ended = 0
         for pid in read_children(os.getpid()):
             if pid in self._ours:
                 continue
@@ -115,10 +116,12 @@ class LocalSteps:
             if self._tasks and told != own and not is_zombie(pid):
                 continue
             try:
+                ended += told == own and os.getpgid(pid) != running.process.pid
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
                 pass
+        return ended
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:

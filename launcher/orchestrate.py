@@ -251,7 +251,9 @@ class Orchestrator:
             code = running.returncode
             if code is not None:
                 del self._running[rank]
-                self._steps.sweep(running)
+                if left := self._steps.sweep(running):
+                    found = functools.partial(self._records.keep_found, running, {"survivors": left})
+                    self._attempt_to("write its record", found)
                 self._ended[rank] = (running, code, now)
         if self._ended:
             self._attempt_to("list the records", self._records.refresh)

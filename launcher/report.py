@@ -152,6 +152,7 @@ def build_report(
             items_processed=processed,
             positions=positions,
             reasons=reasons,
+            expected=[worker["items_expected"] for worker in workers],
             since=float(since) if isinstance(since, int | float) else 0.0,
             out_of_time=out_of_time,
         )
@@ -182,11 +183,19 @@ def build_report(
             "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks],
         },
         "launch": launch,
+        "diagnoses": _diagnoses(run_dir, workers),
         "monitoring": _monitoring(manifest, hosts, statuses),
         "nodes": hosts,
         "workers": workers,
         "run_dir": str(run_dir),
     }
+
+
+def _diagnoses(run_dir: Path, workers: list[dict[str, Any]]) -> list[str]:
+    """Diagnoses of the workers that have failed, relative to the run directory."""
+    failed = [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
+    names = [f"{records.DIAGNOSTICS_DIR}/{name}.txt" for name in dict.fromkeys(failed)]
+    return [name for name in names if (run_dir / name).exists()]
 
 
 def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | None:
@@ -304,7 +313,8 @@ def _worker(
 
 def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The first failure in time among the last ends of the workers that the job cannot do without."""
-    ended = [worker for worker in workers if worker["exit"] and worker["critical"]]
+    needed = [worker for worker in workers if worker["critical"]] or workers
+    ended = [worker for worker in needed if worker["exit"]]
     index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
@@ -360,6 +370,10 @@ def duration_words(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
+def _is_issue(check: Mapping[str, Any]) -> bool:
+    return bool(check["level"] == "issue" and check["passed"] is False)
+
+
 def _clock(moment: object) -> str:
     if not isinstance(moment, int | float):
         return "-"
@@ -396,6 +410,9 @@ def render_report(report: Mapping[str, Any]) -> str:
         )
         if cause["diagnosis"]:
             lines.append(f"- diagnosis: {report['run_dir']}/{cause['diagnosis']}")
+    if report["launch"] and not report["launch"]["verified"]:
+        faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
+        lines.append(f"- launch: not verified: {_plain('; '.join(faults))}")
     if report["monitoring"]["nodes_without"]:
         lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
     if verification["checks"]:
@@ -417,4 +434,6 @@ def render_report(report: Mapping[str, Any]) -> str:
             items += f"/{worker['items_expected']}"
         cells = (worker["worker"], worker["rank"], worker["node"], _plain(words), items, worker["restarts"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    if report["diagnoses"]:
+        lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report["diagnoses"])]
     return "\n".join(lines) + "\n"

@@ -47,6 +47,11 @@ class RunRecords:
         body |= {"code": None, "signal": None, **facts}
         records.write_json_once(self.path(planned, restart, "exit"), body)
 
+    def keep_found(self, running: Running, facts: dict[str, Any]) -> None:
+        """Write what was found beside the record of a run, unless its sidecar has. Raises OSError."""
+        path = self.path(running.planned, running.restart, "found")
+        records.write_json_once(path, {"schema": records.RECORD_SCHEMA, **facts})
+
     def from_status(self, running: Running, code: int, *, exact: bool) -> dict[str, Any]:
         """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own."""
         started = self.path(running.planned, running.restart, "start").exists()

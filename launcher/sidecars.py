@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter import records
+from exporter.readers.worker_logs import read_end
 from launcher.discovery import Targets, read_sidecars, target_groups
 from launcher.plan import Plan, RunFacts
 from launcher.say import say
@@ -20,6 +21,8 @@ TARGETS_EVERY_S = 5.0
 """Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
 END_S = 5.0
 MOST_STARTS = 3
+CANNOT_WORK = 2
+"""Status of a sidecar that cannot work as it is configured: another start would end alike."""
 
 
 class Sidecars:
@@ -67,7 +70,9 @@ class Sidecars:
                 return
             missing = sorted(set(self._facts.hosts) - set(listening))
             if self._gone:
-                say(f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched (see sidecar logs)")
+                say(
+                    f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched{self._last_words()}"
+                )
                 return
             if time.monotonic() > end:
                 say(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
@@ -92,13 +97,22 @@ class Sidecars:
         self._targets_due = time.monotonic() + TARGETS_EVERY_S
         return found
 
+    def _last_words(self) -> str:
+        """The last line that a sidecar has left in its log."""
+        for path in sorted(self._facts.run_dir.glob("*sidecar*.log")):
+            lines = read_end(path, 4096).decode("utf-8", "replace").splitlines()
+            if lines:
+                return f": {lines[-1].strip()} (in {path.name})"
+        return ""
+
     def care(self, *, revive: bool) -> None:
         """What is due while the workers run; ``revive`` starts them again when not even their supervisors are left."""
         if not self._processes:
             return
         if time.monotonic() >= self._targets_due:
             self._publish()
-        if revive and self._gone and self._starts < MOST_STARTS:
+        final = all(process.returncode == CANNOT_WORK for process in self._processes)
+        if revive and self._gone and not final and self._starts < MOST_STARTS:
             self._starts += 1
             say("The sidecars are gone; starting them again")
             self._start()

@@ -218,8 +218,9 @@ class SlurmSteps:
         for entry in running:
             entry.process.terminate()  # srun answers this with SIGKILL to its tasks
 
-    def sweep(self, running: Running) -> None:
+    def sweep(self, running: Running) -> int:
         """Nothing to do: Slurm ends the processes of a step with it."""
+        return 0
 
     def _signal(self, running: Sequence[Running], name: str) -> None:
         steps = []

@@ -69,8 +69,8 @@ class Steps(Protocol):
         """SIGKILL to the tasks and all that they have started."""
         ...
 
-    def sweep(self, running: Running) -> None:
-        """End what a task that has ended left running."""
+    def sweep(self, running: Running) -> int:
+        """End what a task that has ended left running; how many processes it had put into the background."""
         ...
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -32,16 +32,18 @@ def verify(
     items_processed: int | None,
     positions: Sequence[int | None],
     reasons: Sequence[str | None],
+    expected: Sequence[int | None] = (),
     since: float = 0.0,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> list[Check]:
     """Checks of a finished job that started at ``since``.
 
-    ``positions`` are those of its tasks, ``reasons`` those of the critical ones.
+    ``positions`` are those of its tasks, ``expected`` how many their logs say there are, ``reasons``
+    those of the critical ones.
     """
     return [
         _workers(reasons),
-        _items(manifest, items_processed, positions),
+        _items(manifest, items_processed, positions, expected),
         *_outputs(manifest, positions, since, out_of_time),
     ]
 
@@ -51,11 +53,15 @@ def _workers(reasons: Sequence[str | None]) -> Check:
     return Check("workers", done == len(reasons), f"{done} of {len(reasons)} workers completed")
 
 
-def _items(manifest: Manifest, processed: int | None, positions: Sequence[int | None]) -> Check:
+def _items(
+    manifest: Manifest, processed: int | None, positions: Sequence[int | None], expected: Sequence[int | None]
+) -> Check:
     total = manifest.total_items
     known = [position for position in positions if position is not None]
     if total is None:
-        return Check("items", None, "the job file gives no progress.total_items")
+        told = sum(entry for entry in expected if entry is not None)
+        short = f"; the logs say {sum(known)} of {told}" if told and sum(known) < COMPLETE_SHARE * told else ""
+        return Check("items", None, f"the job file gives no progress.total_items{short}")
     if not known:
         return Check("items", False, f"no log said how many of {total} items were done")
     done = sum(known)

@@ -76,6 +76,9 @@ def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: i
     ]
     if view["events"]:
         parts += [Text(""), _events(view, ascii_only)]
+    if view["launch"]["lacking"]:
+        words = "; ".join(clean(line) for line in view["launch"]["lacking"])
+        parts += [Text(f"! launch not verified: {words}", style="red")]
     return Group(*parts)
 
 
@@ -169,7 +172,7 @@ def worker_state(worker: Mapping[str, Any]) -> str:
     """State of a worker in a word: how its process is, or how it ended."""
     if worker["exit"]:
         return str(worker["exit"]["reason"])
-    if worker.get("stalled"):
+    if worker.get("stalled") and worker["state"] != "stopped":
         return "stalled"
     words = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words

@@ -98,6 +98,8 @@ class _Followed:
     estimator: RecentRateEstimator = field(default_factory=RecentRateEstimator)
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
     lines: int = 0
+    ended: bool = False
+    """Whether its latest run has ended: it has no rate and no time left then."""
     source: str | None = None
     """The log of this run that gives the position: a worker may write the same lines to two."""
 
@@ -173,7 +175,8 @@ class LogsCollector:
                 followed.tails[name] = LogTail(name)
                 followed.tails[name].skip_older(context.identity.start)
         self._drain(followed)
-        if self._has_ended(task, followed.restart):
+        followed.ended = self._has_ended(task, followed.restart)
+        if followed.ended:
             for tail in followed.tails.values():
                 self._take_text(followed, tail.rest(), tail.path)
         if followed.progress.position is not None:
@@ -227,10 +230,10 @@ class LogsCollector:
             expected=self._expected(followed),
             processed=progress.processed,
             last_rise=progress.last_rise,
-            rate=estimator.rate(now),
+            rate=None if followed.ended else estimator.rate(now),
             average_rate=estimator.average_rate(now),
-            eta=estimator.estimate(now),
-            stalled=alarms["stalled"] if progress.position is not None else None,
+            eta=None if followed.ended else estimator.estimate(now),
+            stalled=alarms["stalled"] and not followed.ended if progress.position is not None else None,
             values=tuple(
                 (name, value, time) for name, (value, time) in followed.values.items() if now - time < VALUE_FRESH_S
             ),

@@ -173,7 +173,8 @@ def verdict(evidence: Evidence) -> Verdict:
         return Verdict("launch_failed", (evidence.launch_error,))
     if code == 0:
         if evidence.survivors:
-            facts.append(f"{evidence.survivors} of its processes were still running")
+            count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
+            facts.append(f"it had left {count} in the background")
         return Verdict("completed", tuple(facts))
     if number is None and code is not None and code - 128 in _KILLS:
         number = code - 128  # a shell between us and the program says it this way
@@ -247,7 +248,7 @@ def _log_evidence(evidence: Evidence) -> tuple[str, str] | None:
     for reason in _LOG_REASONS:
         if reason in log.classes:
             words = "; ".join(_log_words(evidence))
-            return reason, words or f"its log ends with {reason}"
+            return reason, words or f"its log says {reason}"
     return None
 
 
@@ -261,14 +262,19 @@ def _disk_evidence(evidence: Evidence) -> tuple[str, str] | None:
 def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Verdict:
     """A kill that no evidence of its own explains."""
     peer = evidence.peer
-    if peer is not None and evidence.end is not None and 0.0 <= evidence.end - peer.end <= PEER_WINDOW_S:
+    if (
+        evidence.wrapper is None
+        and peer is not None
+        and evidence.end is not None
+        and 0.0 <= evidence.end - peer.end <= PEER_WINDOW_S
+    ):
         facts.append(f"{peer.name} had ended by {peer.reason} {evidence.end - peer.end:.1f} s before")
         if number == signal.SIGTERM:
             return Verdict("terminated_peer", tuple(facts))
     if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _at_the_limit(evidence):
         return Verdict("time_limit", (*facts, "the time limit was reached"))
     if evidence.wrapper:
-        facts.append(f"its wrapper {evidence.wrapper} and left no record")
+        facts.append(f"its wrapper {evidence.wrapper} and left no record: it ended with that")
     if number is not None:
         facts.append("nothing tells who sent it")
     elif evidence.attached:
@@ -289,7 +295,7 @@ def _log_words(evidence: Evidence) -> tuple[str, ...]:
     log = evidence.log
     if log.line is None:
         return ()
-    return (f"its log ends with {log.line}" + (f" ({log.place})" if log.place else ""),)
+    return (f"the last error in its log: {log.line}" + (f" ({log.place})" if log.place else ""),)
 
 
 def _status_words(evidence: Evidence) -> str:

@@ -30,7 +30,8 @@ def last_words(texts: Sequence[tuple[str, bytes]]) -> LastWords:
     if chosen is None:
         return LastWords(tuple(sorted(classes)))
     _, _, name, error = chosen
-    return LastWords(tuple(sorted(classes)), error.line, f"{error.source}, in {name}" if error.source else name)
+    line = error.line if error.led_to is None else f"{error.line}, which led to {error.led_to}"
+    return LastWords(tuple(sorted(classes)), line, f"{error.source}, in {name}" if error.source else name)
 
 
 def _block(error: LogError) -> bytes:

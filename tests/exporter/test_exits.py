@@ -256,13 +256,16 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
         (Evidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
         (Evidence(), ("exit status unknown", "no exit record was left")),
         (Evidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
-        (Evidence(code=1, log=LastWords(("cuda_oom",))), ("exit status 1", "its log ends with cuda_oom")),
+        (Evidence(code=1, log=LastWords(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
         (
             Evidence(code=1, log=LastWords((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
-            ("exit status 1", "its log ends with ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
+            ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
         ),
         (Evidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
-        (Evidence(code=0, survivors=2), ("exit status 0", "2 of its processes were still running")),
+        (
+            Evidence(code=0, survivors=2),
+            ("exit status 0", "it had left 2 processes in the background"),
+        ),
         (
             Evidence(attached=True, source="kernel"),
             ("exit status unknown", "it was not started by gpujob, and the kernel does not tell its status"),
@@ -271,7 +274,7 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
             Evidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
             (
                 "killed by SIGKILL",
-                "its wrapper was killed by SIGKILL and left no record",
+                "its wrapper was killed by SIGKILL and left no record: it ended with that",
                 "nothing tells who sent it",
             ),
         ),

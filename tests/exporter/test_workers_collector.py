@@ -287,7 +287,10 @@ def test_a_worker_without_its_wrapper_is_watched_and_the_kernel_tells_its_end(
     watched.clock.advance(NOTICE_GRACE_S + 1)
     (ended,) = watched.facts().exits
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, signal.SIGKILL)
-    assert ended.evidence[:2] == ("killed by SIGKILL", "its wrapper was killed by SIGKILL and left no record")
+    assert ended.evidence[:2] == (
+        "killed by SIGKILL",
+        "its wrapper was killed by SIGKILL and left no record: it ended with that",
+    )
     record = wrappers.record(TASK, "exit")
     assert (record["source"], record["signal"], record["pid"]) == ("kernel", signal.SIGKILL, pid), "for the report"
 
@@ -304,7 +307,7 @@ def test_on_an_old_kernel_such_an_end_is_unknown(
     watched.clock.advance(NO_RECORD_GRACE_S + NOTICE_GRACE_S)
     (ended,) = watched.facts().exits
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
-    assert ended.evidence == ("exit status unknown", "its wrapper has ended and left no record")
+    assert ended.evidence == ("exit status unknown", "its wrapper has ended and left no record: it ended with that")
 
 
 @pytest.mark.usefixtures("reaper")
@@ -449,7 +452,7 @@ def test_a_worker_that_leaves_itself_in_the_background_has_completed_and_the_res
         (ended,) = watched.facts().exits
         assert (ended.reason, ended.evidence) == (
             "completed",
-            ("exit status 0", "1 of its processes were still running"),
+            ("exit status 0", "it had left a process in the background"),
         )
         assert wrappers.record(TASK, "found")["survivors"] == 1, "for the report"
     finally:

@@ -102,6 +102,7 @@ def a_view(**over: Any) -> dict[str, Any]:
                 ]
             )
         ],
+        "launch": {"verified": True, "lacking": []},
         "nodes": [
             {"node": "cn00", "address": "cn00:9410", "source": "http", "age_s": 0.5, "error": None},
             {"node": "cn01", "address": "cn01:9410", "source": "file", "age_s": 9.0, "error": "no answer"},
@@ -331,3 +332,10 @@ def test_a_line_is_one_line_whatever_is_in_it(lines: Lines) -> None:
     assert len(shown) == 3  # two ends and the state
     assert all(character.isprintable() for line in shown for character in line)
     assert "[red]b[/red]" in shown[0]
+
+
+def test_a_launch_that_is_not_verified_says_what_is_lacking() -> None:
+    lacking = ["cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)"]
+    shown = screen(a_view(launch={"verified": False, "lacking": lacking}), 120)
+    assert "! launch not verified: cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)" in shown
+    assert "not verified" not in screen(a_view(), 120)
