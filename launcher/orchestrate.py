@@ -387,15 +387,15 @@ class Orchestrator:
         if self._checklist is None and not hurry and self._ends:
             self._say_launch(self._launch.conclude(time.time()))
         records.release_reserve(self._facts.run_dir)
-        for task, ended in self._ends_of_tasks():
-            host = self._facts.hosts[task.node_index]
-            write = functools.partial(write_missing, self._plan.manifest, self._facts.attempt, task, host, ended)
-            self._attempt_to(f"write the diagnosis of {task.worker}", write)
+        if not hurry:
+            self._write_diagnoses()
         status = EXIT_STATUS["UNKNOWN"]
         try:
             status = self._report()
         except Exception:  # noqa: BLE001 - see above: sidecars and targets still have to go
             say(f"the report cannot be made: {traceback.format_exc()}")
+        if hurry:
+            self._write_diagnoses()  # the report is there, whatever time is left
         self._state("finished")
         self._sidecars.end(hurry=hurry)
         if self._signal_by is not None:
@@ -403,6 +403,13 @@ class Orchestrator:
             while self._signal is None and time.time() < self._signal_by:
                 self._sleep(1.0)
         return status
+
+    def _write_diagnoses(self) -> None:
+        """Diagnoses that the sidecars have not written."""
+        for task, ended in self._ends_of_tasks():
+            host = self._facts.hosts[task.node_index]
+            write = functools.partial(write_missing, self._plan.manifest, self._facts.attempt, task, host, ended)
+            self._attempt_to(f"write the diagnosis of {task.worker}", write)
 
     def _report(self) -> int:
         """Write the report and say it; its exit status."""
