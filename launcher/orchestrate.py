@@ -90,6 +90,7 @@ class Orchestrator:
         self._judge_of_ends = Judge(plan.manifest, facts.attempt, time_limit_end)
         self._launch = LaunchCheck(plan, facts)
         self._checklist: Checklist | None = None
+        self._looks_at_launch = True
         self._ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
 
@@ -162,11 +163,13 @@ class Orchestrator:
         )
 
     def _attempt_to(self, what: str, action: Callable[[], object]) -> None:
-        """Do what the job can do without; a full disk must not end it."""
+        """Do what the job can do without: neither a full disk nor a defect of ours there may end it."""
         try:
             action()
         except OSError as error:
             say(f"cannot {what}: {error.strerror}")
+        except Exception:  # noqa: BLE001 - see above
+            say(f"cannot {what}: {traceback.format_exc()}")
 
     def _start_workers(self) -> None:
         for planned in self._plan.tasks:
@@ -203,8 +206,9 @@ class Orchestrator:
                 self._state(phase)
                 say("All workers are up")
             self._sidecars.care(revive=self._stop is None)
-            if self._checklist is None and self._stop is None:
-                self._say_launch(self._launch.look(time.time()))
+            if self._looks_at_launch and self._stop is None:
+                self._looks_at_launch = False  # not again after a defect
+                self._attempt_to("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
             self._reap()
             self._restart_due()
             self._release_helpers()
@@ -229,6 +233,7 @@ class Orchestrator:
     def _say_launch(self, checklist: Checklist | None) -> None:
         """Say once how the launch went."""
         if checklist is None:
+            self._looks_at_launch = True
             return
         self._checklist = checklist
         say("Launch verification")
@@ -385,7 +390,7 @@ class Orchestrator:
         self._state("completing")
         self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
         if self._checklist is None and not hurry and self._ends:
-            self._say_launch(self._launch.conclude(time.time()))
+            self._attempt_to("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
         records.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
