@@ -92,7 +92,8 @@ def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[s
     merged: dict[int, dict[str, Any]] = {}
     for status in statuses.values():
         for entry in status.get("workers", ()):
-            merged[int(entry["rank"])] = dict(entry)
+            if "rank" in entry:  # not before the sidecar's first look at the workers
+                merged[int(entry["rank"])] = dict(entry)
     return merged
 
 

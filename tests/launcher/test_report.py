@@ -11,7 +11,7 @@ import pytest
 
 from exporter import records
 from exporter.manifest import read_manifest
-from launcher.report import EXIT_STATUS, build_report, duration_words, render_report, write_report
+from launcher.report import EXIT_STATUS, build_report, duration_words, merge_workers, render_report, write_report
 from launcher.verify import Check, verify
 from tests.launcher.conftest import Golden
 from tests.launcher.support import read_json, settled_run_dir
@@ -301,3 +301,7 @@ def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> No
 )
 def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> None:
     assert duration_words(seconds) == words
+
+
+def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:
+    assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {1: {"rank": 1}}
