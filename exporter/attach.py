@@ -37,9 +37,10 @@ class Settings:
 
     job_name: str
     num_workers: int
-    gpu_ids: tuple[int, ...]
     output_dir: str
     log_dir: str
+    gpu_ids: tuple[int, ...] = ()
+    """Empty where the job uses no GPUs."""
     checkpoint_dir: str | None = None
     """None: where the outputs are."""
     total_items: int = 0
@@ -62,7 +63,7 @@ class Settings:
     state_dir: str | None = None
 
 
-REQUIRED = ("job_name", "num_workers", "gpu_ids", "output_dir", "log_dir")
+REQUIRED = ("job_name", "num_workers", "output_dir", "log_dir")
 _FROM_THE_FILE = ("progress_patterns", "error_patterns", "email_enabled", "slack_enabled", "terminal")
 FLAGS = tuple(item.name for item in fields(Settings) if item.name not in _FROM_THE_FILE)
 
@@ -79,7 +80,7 @@ def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Setti
     for name in ("output_dir", "log_dir", "checkpoint_dir", "pid_file", "state_dir"):
         if given.get(name) is not None:
             given[name] = os.path.abspath(os.path.expanduser(given[name]))
-    return Settings(**{**given, "gpu_ids": tuple(given["gpu_ids"])})
+    return Settings(**{**given, "gpu_ids": tuple(given.get("gpu_ids", ()))})
 
 
 def flag_of(setting: str) -> str:

@@ -89,7 +89,7 @@ def _add_flags_of_a_running_job(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", help="monitor_config.yaml; flags override it")
     add("--job-name", metavar="NAME", help="name of the job, and a word of its workers' command lines")
     add("--num-workers", type=_count, metavar="N", help="expected number of worker processes")
-    add("--gpu-ids", type=_index, nargs="+", metavar="N", help="GPUs used by the workers")
+    add("--gpu-ids", type=_index, nargs="*", metavar="N", help="GPUs used by the workers (default: none)")
     add("--output-dir", metavar="DIR", help="directory of output files")
     add("--log-dir", metavar="DIR", help="directory of log files")
     add("--checkpoint-dir", metavar="DIR", help="directory of checkpoint files (default: that of the output files)")
@@ -194,6 +194,7 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     server = service.Service(sidecar)
     asyncio.run(server.run(listening or _listen(sidecar, port)))
     if finder.outcome is None:
+        finder.leave()
         print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
         _leave(INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from exporter.events import EventLog
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Task
-from exporter.readers.find_workers import Sighting, WorkerSearch
+from exporter.readers.find_workers import PID_FILE_NAME, Sighting, WorkerSearch
 from exporter.sidecar import Sidecar
 
 SETTLE_S = 2.0
@@ -29,6 +30,9 @@ COME_BACK_S = 3.0
 """How long all workers must have ended for the job to be over: scripts start them again."""
 TICK_SLACK_S = 1.0
 """How much a start may seem earlier than an end that came before it."""
+
+_ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
+"""Events that are told in the log too, in its words."""
 
 log = logging.getLogger("gpujob.finder")
 
@@ -40,6 +44,9 @@ class _Run:
     pid: int
     start_ticks: int
     start: float
+    found_by: str
+    directory: str | None
+    session: int | None
 
 
 class Finder:
@@ -80,7 +87,7 @@ class Finder:
         now = self._context.clock.time()
         status = self._sidecar.status()
         self._keep(status["events"])
-        entries = {int(entry["rank"]): entry for entry in status["workers"]}
+        entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
         ends = {rank: self._end(rank, entries.get(rank, {})) for rank in self._tasks}
         if self._is_due(ends):
             self._looked = self._context.clock.monotonic()
@@ -94,6 +101,8 @@ class Finder:
             key = (event["time"], event["event"], event.get("worker"), event["detail"])
             if key not in self._logged:
                 self._logged.append(key)
+                if event["event"] in _ENDS:
+                    log.info("%s %s: %s", event["worker"], _ENDS[event["event"]], event["detail"])
                 facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
                 self._log.write(event["event"], **facts)
 
@@ -113,10 +122,19 @@ class Finder:
         """Runs that an earlier sidecar of this directory has found."""
         runs: list[_Run] = []
         while (record := records.read_json(self._path(task, len(runs)))) is not None:
+            directory, session = record.get("directory"), record.get("session")
             try:
-                runs.append(_Run(int(str(record["pid"])), int(str(record["start_ticks"])), float(str(record["start"]))))
+                run = _Run(
+                    int(str(record["pid"])),
+                    int(str(record["start_ticks"])),
+                    float(str(record["start"])),
+                    str(record["found_by"]),
+                    directory if isinstance(directory, str) else None,
+                    session if isinstance(session, int) else None,
+                )
             except (KeyError, ValueError):
                 break
+            runs.append(run)
         return runs
 
     def _write_run(self, task: Task, sighting: Sighting) -> None:
@@ -136,9 +154,20 @@ class Finder:
                 "start_ticks": sighting.start_ticks,
                 "start": sighting.start,
                 "found_by": sighting.found_by,
+                "directory": sighting.directory,
+                "session": sighting.session,
             },
         )
-        runs.append(_Run(sighting.pid, sighting.start_ticks, sighting.start))
+        runs.append(
+            _Run(
+                sighting.pid,
+                sighting.start_ticks,
+                sighting.start,
+                sighting.found_by,
+                sighting.directory,
+                sighting.session,
+            )
+        )
         log.info("%s is process %d (found by %s)", task.worker, sighting.pid, sighting.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
@@ -167,7 +196,7 @@ class Finder:
         running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
         # a worker that has gone into the background runs under another pid than its record says
         running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
-        found = self._search.look(running)
+        found = self._search.look(running, by_name=not self._has_pid_file())
         self._gone = found.gone
         for problem in found.problems:
             if problem not in self._problems:
@@ -184,10 +213,10 @@ class Finder:
                 self._write_run(self._tasks[rank], sighting)
                 ends[rank] = None
             elif sighting.number is not None or now - sighting.start >= SETTLE_S:
-                surplus.append(sighting.pid)
+                surplus.append(f"{sighting.pid} ({sighting.command})" if sighting.command else str(sighting.pid))
         if surplus and not self._surplus_told and self._all_found():
             self._surplus_told = True
-            pids = ", ".join(map(str, surplus[:16]))
+            pids = ", ".join(surplus[:16])
             detail = f"{len(surplus)} more than the {len(self._tasks)} workers expected: pid {pids}"
             log.warning("processes that look like workers are not watched: %s", detail)
             self._tell(now, "warning", "surplus", detail)
@@ -203,13 +232,19 @@ class Finder:
         for rank in ranks:
             if not self._runs[rank]:
                 return rank
-            end, before = ends[rank], self._runs[rank][-1].start
-            if end is None:
+            end, before = ends[rank], self._runs[rank][-1]
+            if end is None or not _may_follow(before, sighting):
                 continue
             # what a worker has left behind is older than its end; a file says outright who is who
-            if sighting.start >= end - TICK_SLACK_S or (sighting.found_by == "pid_file" and sighting.start > before):
+            if sighting.start >= end - TICK_SLACK_S or (
+                sighting.found_by == "pid_file" and sighting.start > before.start
+            ):
                 return rank
         return None
+
+    def _has_pid_file(self) -> bool:
+        """Whether a file of pids has told of a worker: then names tell of none."""
+        return any(run.found_by == "pid_file" for runs in self._runs.values() for run in runs)
 
     def _all_found(self) -> bool:
         return all(self._runs.values())
@@ -262,6 +297,9 @@ class Finder:
         self._missing = (
             f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
         )
+        if any(rank not in self._gone for rank in missing):
+            name = "" if self._has_pid_file() else ", or let their command lines hold the job's name"
+            self._missing += f"; write their pids into {PID_FILE_NAME} of the log directory or --pid-file{name}"
         log.error("%s", self._missing)
         self._tell(now, "critical", "launch incomplete", self._missing)
 
@@ -277,14 +315,47 @@ class Finder:
         try:
             records.write_json(
                 run_dir / records.REPORT_FILE,
-                outcome.report(status, judged, str(run_dir), self._all_ended_since or now),
+                outcome.report(status, judged, str(run_dir), self._all_ended_since or now, self._diagnoses()),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
         self.outcome = judged
         self._enter("finished")
 
+    def _diagnoses(self) -> dict[str, outcome.Diagnosis]:
+        """What there is of diagnoses, by worker."""
+        run_dir, found = self._manifest.run_dir, dict[str, outcome.Diagnosis]()
+        for task in self._tasks.values():
+            place = f"{records.DIAGNOSTICS_DIR}/{task.worker}"
+            body = records.read_json(run_dir / f"{place}.json")
+            if body is not None:
+                found[task.worker] = outcome.Diagnosis(f"{place}.txt", body)
+        return found
+
+    def leave(self) -> None:
+        """Write down that the watching has ended before the job: the workers as they were last seen."""
+        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
+        clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
+        try:
+            records.write_json(
+                run_dir / records.REPORT_FILE,
+                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()),
+            )
+        except OSError as error:
+            log.warning("cannot write the report: %s", error.strerror)
+
     def _tell(self, now: float, level: str, kind: str, detail: str) -> None:
         self._events.append(
             {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
         )
+
+
+def _may_follow(before: _Run, sighting: Sighting) -> bool:
+    """Whether a process can be the next run of a worker: another program may have the name of the job as well.
+
+    A worker comes back by what it was found by. One that was found by its name may come back by
+    what is surer, and by its name only from the same directory or session.
+    """
+    if before.found_by != "name":
+        return sighting.found_by == before.found_by
+    return sighting.found_by != "name" or sighting.is_akin(before.directory, before.session)

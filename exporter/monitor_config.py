@@ -97,14 +97,16 @@ def _walk(
         here = f"{place}.{key}" if place else str(key)
         kind = keys.get(key) if isinstance(key, str) else None
         if kind is None:
-            near = difflib.get_close_matches(str(key), keys, 1, 0.5)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
+            near = _suggestion(str(key), keys)
+            hint = f'; did you mean "{near}"?' if near else ""
             problems.append(f'{here}: unknown key "{key}"{hint} (known: {", ".join(sorted(keys))})')
         elif isinstance(kind, dict):
             if isinstance(value, dict):
                 _walk(value, kind, here, found, problems)
             elif value is not None:
-                problems.append(f"{here}: {_shown(value, here)} is not a mapping")
+                example = f"; for example {_MAPPINGS[here]}" if here in _MAPPINGS else ""
+                wanted = f"is not a mapping with keys among {', '.join(sorted(kind))}{example}"
+                problems.append(f"{here}: {_shown(value, here)} {wanted}")
         elif value is not None:
             setting, check = kind
             try:
@@ -117,6 +119,17 @@ def _walk(
                 problems += [f"{here}{problem}" for problem in error.problems]
 
 
+def _suggestion(key: str, keys: Collection[str]) -> str | None:
+    """What may have been meant by a key that is not among these ones: one of another place, or one of them."""
+    name = key.replace("-", "_")
+    if name in _PLACES:
+        return _PLACES[name]
+    if near := difflib.get_close_matches(key, keys, 1, 0.5):
+        return near[0]
+    far = difflib.get_close_matches(name, _PLACES, 1, 0.8)
+    return _PLACES[far[0]] if far else None
+
+
 def _is_absent(body: Mapping[Any, Any], place: str) -> bool:
     section, _, key = place.partition(".")
     inner = body.get(section)
@@ -124,7 +137,7 @@ def _is_absent(body: Mapping[Any, Any], place: str) -> bool:
 
 
 def _shown(value: object, place: str) -> str:
-    if place.startswith("alerts."):
+    if place.partition(".")[0] == "alerts":
         return "the value"  # a webhook or a password
     text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -248,7 +261,6 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
 _NEEDED = {
     "job_name": "job.name",
     "num_workers": "job.num_workers",
-    "gpu_ids": "job.gpu_ids",
     "output_dir": "paths.output_dir",
     "log_dir": "paths.log_dir",
 }
@@ -288,3 +300,28 @@ _KEYS: Mapping[str, Any] = {
         "terminal": {"enabled": ("terminal", _switch), "refresh_rate": (None, _seconds)},
     },
 }
+
+_MAPPINGS = {
+    "alerts": '{email: {address: "user@example.com"}}',
+    "alerts.email": '{address: "user@example.com"}',
+    "alerts.slack": '{webhook: "https://hooks.slack.com/services/..."}',
+    "alerts.terminal": "{enabled: true}",
+}
+"""What may stand where a mapping is wanted."""
+
+
+def _places() -> dict[str, str]:
+    """Where a key has its place, by its own name and by that of the setting; those with several places have none."""
+    found: dict[str, set[str]] = {}
+    sections = [(name, kind) for name, kind in _KEYS.items() if isinstance(kind, dict)]
+    for place, keys in sections:  # grows while it is walked
+        for key, kind in keys.items():
+            here = f"{place}.{key}"
+            if isinstance(kind, dict):
+                sections.append((here, kind))
+            for name in (key, *(kind[:1] if isinstance(kind, tuple) else ())):
+                found.setdefault(name or key, set()).add(here)
+    return {name: places.pop() for name, places in found.items() if len(places) == 1}
+
+
+_PLACES = _places()

@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.derive.exits import first_cause
+from exporter.derive.exits import CONSEQUENCES, first_cause
 
 COMPLETE_SHARE = 0.99
 """Share of the items that counts as all of them."""
 REPORT_SCHEMA = 1
-EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "UNKNOWN": 9}
+EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
 """As those of ``gpujob report``, which shows the report."""
 
 
@@ -25,11 +25,20 @@ class Outcome:
         return EXIT_STATUS[self.state]
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """What has been written of the failure of a worker: where, relative to the run directory, and its facts."""
+
+    place: str
+    body: Mapping[str, Any]
+
+
 def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> Outcome:
     """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
 
     Where nobody knows a worker's exit status, the items that its log counts decide: all of them is a
-    completed worker, fewer a failed one. ``missing`` tells which workers were never found.
+    completed worker, fewer a failed one. Where all have exited with 0, fewer are an incomplete job.
+    ``missing`` tells which workers were never found.
     """
     workers: Sequence[Mapping[str, Any]] = status["workers"]
     not_found = [missing] if missing else []
@@ -39,24 +48,46 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
         if worker["exit"] is not None and not is_unknown(worker) and worker["exit"]["reason"] != "completed"
     ]
     doubtful = [worker for worker in workers if is_unknown(worker) or worker["exit"] is None]
-    if failed or not doubtful:
-        return Outcome("FAILED" if failed else "COMPLETED", (*failed, *not_found))
+    done, total = item_count(status)
+    enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
+    share = f"{done} of {total} items were done; {COMPLETE_SHARE * 100:.0f} % are enough"
+    short = short_of_their_own(status)
+    if failed:
+        return Outcome("FAILED", (*failed, *not_found))
+    if not doubtful and done is not None and total is not None and not enough:
+        return Outcome("INCOMPLETE", (share, *not_found))
+    if not doubtful:
+        return Outcome("COMPLETED", (*not_found, *short))
     for worker in doubtful:
         found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
         if found:
             failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
-    done, total = item_count(status)
     counted = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
-    enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
     if counted and not enough:
-        failed.append(f"{done} of {total} items were done")
+        failed.append(share)
     if not enough:
         failed += not_found
     if failed:
         return Outcome("FAILED", tuple(failed))
     if enough:
         return Outcome("COMPLETED", (f"{done} of {total} items were done",))
-    return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many",))
+    return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short))
+
+
+def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
+    """Warnings of workers that have exited with 0 before the total of their own logs, where no other is known."""
+    counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
+    known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
+    totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
+    whole = max(totals, default=0)
+    of_the_job = len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole  # each log tells the total of the job
+    if status["job"].get("total_items") or of_the_job:
+        return []
+    return [
+        f"warning: {worker['worker']} has exited with 0 after {items} of the {total} items that its log tells"
+        for worker, items, total in known
+        if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
+    ]
 
 
 def is_unknown(worker: Mapping[str, Any]) -> bool:
@@ -108,13 +139,33 @@ def _plain(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def report(status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float) -> dict[str, Any]:
-    """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended."""
-    job, node = status["job"], status["node"]["name"]
+def unfinished_report(
+    status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, Diagnosis]
+) -> dict[str, Any]:
+    """The report of a job whose watching has ended before it; ``clock`` is the time of the day."""
+    seen = [worker for worker in status["workers"] if "rank" in worker]  # others have not been looked at yet
+    status, running = {**status, "workers": seen}, sum(bool(worker["up"]) for worker in seen)
+    words = f"{running} worker was" if running == 1 else f"{running} workers were"
+    why = f"the watching was ended at {clock}; {words} running then"
+    stopped = {"reason": "unknown", "cause": why, "time": now}
+    made = report(status, Outcome("UNKNOWN", (why,)), run_dir, now, diagnoses)
+    return made | {"cause": None, "stopped": stopped}
+
+
+def report(
+    status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float, diagnoses: Mapping[str, Diagnosis]
+) -> dict[str, Any]:
+    """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
+    job, node, launch = status["job"], status["node"]["name"], status["launch"]
     workers = [_report_worker(worker) for worker in status["workers"]]
     done, total = item_count(status)
     processed = [worker["items_processed"] for worker in workers if worker["items_processed"] is not None]
     duration = end - job["start"] if job["start"] is not None else None
+    cause = _cause(workers)
+    if cause is not None:
+        cause["diagnosis"] = _diagnosis(diagnoses.get(cause["worker"]), cause, status["attempt"])
+    check, unmet = "items" if outcome.state == "INCOMPLETE" else "workers", outcome.state in ("INCOMPLETE", "FAILED")
+    checks = [{"name": check, "passed": False, "detail": line} for line in outcome.why if unmet and cause is None]
     return {
         "schema": REPORT_SCHEMA,
         "job_id": job["job_id"],
@@ -123,7 +174,7 @@ def report(status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float
         "state": outcome.state,
         "exit_status": outcome.exit_status,
         "why": list(outcome.why),
-        "cause": _cause(workers),
+        "cause": cause,
         "stopped": None,
         "start": job["start"],
         "end": end,
@@ -132,7 +183,9 @@ def report(status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float
         "items_expected": total,
         "items_processed": sum(processed) if processed else None,
         "throughput_items_per_second": sum(processed) / duration if processed and duration else None,
-        "verification": {"verified": False, "checks": []},
+        "verification": {"verified": False, "checks": checks},
+        "launch": launch if launch.get("final") else None,
+        "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
         "nodes": [node],
         "workers": workers,
@@ -155,5 +208,16 @@ def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     worker = ended[index]
     return {key: worker[key] for key in ("worker", "rank", "node")} | {
-        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "evidence")
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
     }
+
+
+def _failed(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
+
+
+def _diagnosis(found: Diagnosis | None, cause: Mapping[str, Any], attempt: int) -> str | None:
+    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    if found is None or found.body.get("attempt") != attempt:
+        return None
+    return found.place if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None

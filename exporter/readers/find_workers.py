@@ -82,6 +82,17 @@ class Sighting:
     """``pid_file``, ``slurm_step`` or ``name``."""
     number: int | None
     """Which worker it is, from 0; None when only its place among the others tells."""
+    directory: str | None = None
+    """Where it works; None when that cannot be read."""
+    session: int | None = None
+    """The session that it was started in."""
+    command: str = ""
+    """The first words of its command line, for people."""
+
+    def is_akin(self, directory: str | None, session: int | None) -> bool:
+        """Whether it works in this directory or comes from this session."""
+        same_directory = directory is not None and self.directory == directory
+        return same_directory or (session is not None and self.session == session)
 
 
 @dataclass(frozen=True)
@@ -170,8 +181,11 @@ class WorkerSearch:
         self._proc = proc
         self._own_pid = own_pid if own_pid is not None else os.getpid()
 
-    def look(self, known: Iterable[int] = ()) -> Look:
-        """What is there now. ``known`` are workers that run: they and their relatives are passed over."""
+    def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> Look:
+        """What is there now. ``known`` are workers that run: they and their relatives are passed over.
+
+        The name of the job is not looked for when a file of pids tells of a worker.
+        """
         boot, processes = read_boot_time(), read_processes(self._proc)
         barred = ancestors(self._own_pid, processes) | {self._own_pid}
         taken = set(known)
@@ -179,7 +193,8 @@ class WorkerSearch:
         sightings = [sighting for sighting in named.sightings if sighting.pid not in taken]
         taken |= {sighting.pid for sighting in sightings}
         later = find_by_slurm_step(processes, self._wanted, self._environ, barred, boot, self._proc)
-        later += find_by_name(processes, self._wanted, self._environ, barred, boot, self._proc)
+        if by_name and not named.sightings:
+            later += find_by_name(processes, self._wanted, self._environ, barred, boot, self._proc)
         above = set[int]().union(*(ancestors(pid, processes) for pid in taken))
         for sighting in later:
             parents = ancestors(sighting.pid, processes)
@@ -190,9 +205,42 @@ class WorkerSearch:
         return Look(tuple(sightings), named.gone, named.problems)
 
 
-def _sighting(process: Process, found_by: str, number: int | None, boot: float) -> Sighting:
-    start = boot + process.start_ticks / CLOCK_TICKS
-    return Sighting(process.pid, process.start_ticks, start, found_by, number)
+def _sighting(process: Process, found_by: str, number: int | None, boot: float, proc: str) -> Sighting:
+    start, pid = boot + process.start_ticks / CLOCK_TICKS, process.pid
+    try:
+        directory = os.readlink(f"{proc}/{pid}/cwd")
+    except OSError:
+        directory = None
+    return Sighting(
+        pid, process.start_ticks, start, found_by, number, directory, _session(process, proc), _shown(process.words)
+    )
+
+
+def _session(process: Process, proc: str) -> int | None:
+    """The session that a process was started in: that of its parent where it leads one of its own."""
+    session = _read_session(process.pid, proc)
+    if session != process.pid:
+        return session
+    return _read_session(process.parent, proc) if process.parent > 1 else None
+
+
+def _read_session(pid: int, proc: str) -> int | None:
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as source:
+            text = source.read(4096)
+        session = int(text[text.rindex(b")") + 2 :].split(None, 4)[3])
+    except (OSError, ValueError, IndexError):
+        return None
+    return session if session > 1 else None  # one that was begun outside of this container, or by its first process
+
+
+def _shown(words: Sequence[str]) -> str:
+    """A program and its script or first argument: what follows may be a secret."""
+    if not words:
+        return ""
+    base, program = os.path.basename(words[0]), _program(words)
+    second = program if program != base else "".join(word for word in words[1:2] if not word.startswith("-"))
+    return "".join(character if character.isprintable() else "?" for character in f"{base} {second}".strip())[:60]
 
 
 # -- a file of pids ----------------------------------------------------------------------------------
@@ -240,7 +288,7 @@ def read_pid_file(wanted: Wanted, barred: set[int], boot: float, proc: str = "/p
         elif pid in seen:
             gone[number] = f"pid {pid} is in {name} twice"
         else:
-            sightings.append(_sighting(process, "pid_file", number, boot))
+            sightings.append(_sighting(process, "pid_file", number, boot, proc))
         seen.add(pid)
     return Look(tuple(sightings), gone)
 
@@ -283,7 +331,8 @@ def find_by_slurm_step(
     # several steps count from 0 each, and a node in the middle of a job from somewhere above
     numbered = len(set(numbers)) == len(numbers) and all(number < wanted.count for number in numbers)
     return [
-        _sighting(first[step, task], "slurm_step", task if numbered else None, boot) for step, task in sorted(first)
+        _sighting(first[step, task], "slurm_step", task if numbered else None, boot, proc)
+        for step, task in sorted(first)
     ]
 
 
@@ -336,7 +385,7 @@ def find_by_name(
         (pid for found in chosen.values() for pid in found), key=lambda pid: (processes[pid].start_ticks, pid)
     )
     source = _telling_source([numbers[pid] for pid in candidates])
-    return [_sighting(processes[pid], "name", numbers[pid].get(source), boot) for pid in candidates]
+    return [_sighting(processes[pid], "name", numbers[pid].get(source), boot, proc) for pid in candidates]
 
 
 def _program(words: Sequence[str]) -> str:

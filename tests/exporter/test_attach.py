@@ -22,6 +22,7 @@ from exporter.manifest import read_manifest
 from exporter.outcome import Outcome
 from exporter.readers.find_workers import Look, Sighting
 from launcher.client import JobClient
+from launcher.report import EXIT_STATUS, build_report, render_report
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task, until, write_manifest
 from tests.exporter.test_monitor_config import EXAMPLE
 from tests.exporter.test_sidecar_process import EXPORTER, environment, refused, run
@@ -58,7 +59,8 @@ FLAGS: dict[str, Any] = {
 
 def test_the_defaults_are_those_of_the_flags() -> None:
     settings = merge_settings(FLAGS, {})
-    assert settings == Settings("embed", 2, (0, 1), "/o", "/l")
+    assert settings == Settings("embed", 2, "/o", "/l", (0, 1))
+    assert merge_settings({**FLAGS, "gpu_ids": None}, {}).gpu_ids == ()
     assert (settings.check_interval, settings.launch_timeout, settings.stall_timeout) == (10, 60, 300)
     patterns = (settings.output_pattern, settings.log_pattern, settings.checkpoint_pattern)
     assert patterns == ("output_worker_*.json", "worker_*.log", "checkpoint_*.pt")
@@ -197,6 +199,9 @@ def test_without_a_place_for_logs_the_run_directory_is_temporary(
 # -- finding and phases ----------------------------------------------------------------------------------
 
 
+LAUNCH: dict[str, Any] = {"verified": False, "final": True, "checks": []}
+
+
 class Job:
     """A finder over workers that a test starts and ends by words."""
 
@@ -213,6 +218,7 @@ class Job:
         self.problems: tuple[str, ...] = ()
         self.ends: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(workers)}
         self.known: set[int] = set()
+        self.by_name = True
         self.looks = 0
         for folder in (records.WORKERS_DIR,):
             (run_dir / folder).mkdir(exist_ok=True)
@@ -227,10 +233,11 @@ class Job:
     def ask(self) -> None:
         self.asked += 1
 
-    def look(self, known: set[int]) -> Look:
+    def look(self, known: set[int], *, by_name: bool) -> Look:
         self.looks += 1
-        self.known = set(known)
-        found = tuple(sighting for sighting in self.there if sighting.pid not in known)
+        self.known, self.by_name = set(known), by_name
+        there = [sighting for sighting in self.there if by_name or sighting.found_by != "name"]
+        found = tuple(sighting for sighting in there if sighting.pid not in known)
         return Look(found, self.gone, self.problems)
 
     def status(self) -> dict[str, Any]:
@@ -241,8 +248,8 @@ class Job:
                 "rank": rank,
                 "gpus": [],
                 "pid": None,
-                "up": False,
-                "state": "",
+                "up": not ends,
+                "state": "dead" if ends else "running",
                 "restarts": 0,
                 "exits": ends,
                 "exit": ends[-1] if ends else None,
@@ -250,10 +257,13 @@ class Job:
             for rank, ends in self.ends.items()
         ]
         job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
-        return {"workers": workers, "job": job, "node": {"name": "n"}, "attempt": 0, "events": self.happened}
+        facts = {"node": {"name": "n"}, "attempt": 0, "launch": dict(LAUNCH)}
+        return {"workers": workers, "job": job, "events": self.happened, **facts}
 
-    def come(self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0) -> None:
-        self.there.append(Sighting(pid, pid, self.clock.now - age, found_by, number))
+    def come(
+        self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, place: str | None = "/a"
+    ) -> None:
+        self.there.append(Sighting(pid, pid, self.clock.now - age, found_by, number, place, None, f"python {pid}.py"))
 
     def go(self, rank: int, code: int = 0) -> None:
         self.there = [s for s in self.there if s.pid != self.record(rank)["pid"]]
@@ -291,8 +301,10 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
         "start_ticks": 101,
         "start": job.there[0].start,
         "found_by": "pid_file",
+        "directory": "/a",
+        "session": None,
     }
-    job.come(100, 0)
+    job.come(100, 0, "slurm_step")
     assert job.step() == "running"
     assert job.known == {101}
     assert job.asked == 2, "the processes are looked at as soon as they are known"
@@ -345,6 +357,58 @@ def test_a_worker_that_comes_back_is_its_next_run(tmp_path: Path) -> None:
     assert job.record(1, 1)["pid"] == 300
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "place", "comes_back"),
+    [
+        ("pid_file", "pid_file", "/b", True),
+        ("pid_file", "slurm_step", "/a", False),
+        ("pid_file", "name", "/a", False),
+        ("slurm_step", "slurm_step", "/b", True),
+        ("slurm_step", "pid_file", "/a", False),
+        ("slurm_step", "name", "/a", False),
+        ("name", "name", "/a", True),
+        ("name", "name", "/b", False),
+        ("name", "name", None, False),
+        ("name", "pid_file", "/b", True),
+        ("name", "slurm_step", "/b", True),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_worker_comes_back_by_what_it_was_found_by(
+    tmp_path: Path, before: str, after: str, place: str | None, comes_back: bool, restarted: bool
+) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0, "slurm_step")
+    job.come(101, 1, before)
+    assert job.step() == "running"
+    job.go(1, 1)
+    if restarted:
+        job.finder = job.make()
+    job.step(20)
+    job.come(201, 1, after, place=place)
+    job.step(20)
+    assert job.record(1, 1).get("pid") == (201 if comes_back else None)
+    assert job.by_name == (before != "pid_file")
+
+
+def test_an_end_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpujob.finder")
+    job = Job(tmp_path)
+    common = {"time": 5.0, "level": "info", "rank": 1, "worker": "worker_w1"}
+    words = "killed_unknown: killed by SIGKILL; nobody knows by whom"
+    job.happened = [
+        {**common, "event": "worker ended", "detail": words},
+        {**common, "event": "worker daemonised", "detail": "pid 7 has ended, pid 8 goes on"},
+        {**common, "event": "worker started", "detail": "pid 7"},
+    ]
+    job.step()
+    job.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"worker_w1 ended: {words}",
+        "worker_w1 daemonised: pid 7 has ended, pid 8 goes on",
+    ]
+
+
 def test_what_a_worker_left_behind_is_no_next_run_of_it(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=1)
     job.come(100, 0)
@@ -376,7 +440,9 @@ def test_a_surplus_is_told_once(tmp_path: Path) -> None:
     for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
         job.come(pid, number)
     job.step()
-    assert [event["detail"] for event in job.events] == ["2 more than the 2 workers expected: pid 102, 103"]
+    assert [event["detail"] for event in job.events] == [
+        "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
+    ]
     job.go(0)
     job.step(20)
     assert len(job.events) == 1
@@ -395,6 +461,12 @@ def test_a_worker_that_has_ended_and_can_still_be_seen_is_no_surplus(tmp_path: P
     assert job.events == ()
 
 
+CURE = (
+    "; write their pids into worker_pids.txt of the log directory or --pid-file, "
+    "or let their command lines hold the job's name"
+)
+
+
 def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) -> None:
     job = Job(tmp_path, workers=4, launch_timeout_s=60.0)
     job.come(100, 0)
@@ -405,7 +477,7 @@ def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) ->
     assert job.step(60) == "running"
     said = (
         "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
-        "; worker_pids.txt: 'x' is not a process id"
+        f"; worker_pids.txt: 'x' is not a process id{CURE}"
     )
     assert [event["detail"] for event in job.events] == [job.problems[0], said]
     job.go(0)
@@ -439,7 +511,108 @@ def test_a_job_without_any_worker_has_failed_after_the_launch_timeout(tmp_path: 
     assert job.step(10) == "completing, ended"
     job.final = True
     assert job.step() == "finished, ended"
-    assert job.finder.outcome == Outcome("FAILED", ("found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1",))
+    said = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{CURE}"
+    assert job.finder.outcome == Outcome("FAILED", (said,))
+    text = render_report(records.read_json(tmp_path / records.REPORT_FILE) or {})
+    assert f"- workers: FAILED: {said}\n" in text
+
+
+def test_beside_a_file_of_pids_no_names_are_proposed(tmp_path: Path) -> None:
+    job = Job(tmp_path, launch_timeout_s=10.0)
+    job.come(100, 0, "pid_file")
+    job.step()
+    job.step(10)
+    assert job.events[-1]["detail"].endswith(
+        "; write their pids into worker_pids.txt of the log directory or --pid-file"
+    )
+
+
+def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    (tmp_path / records.DIAGNOSTICS_DIR).mkdir()
+    path = tmp_path / records.DIAGNOSTICS_DIR / "worker_w1.json"
+    records.write_json(path, {"rank": 1, "restart": 0, "attempt": 0})
+    path.with_suffix(".txt").write_text("why", encoding="ascii")
+    job.go(0)
+    job.go(1, 3)
+    job.final = True
+    job.step()
+    job.step(COME_BACK_S)
+    job.step()
+    report = JobClient(write_manifest(job.context.manifest)).report()
+    assert report["cause"] == {
+        "worker": "worker_w1",
+        "rank": 1,
+        "node": None,
+        "reason": "app_error",
+        "code": 3,
+        "signal": None,
+        "time": job.ends[1][0]["time"],
+        "restart": 0,
+        "evidence": [],
+        "diagnosis": "diagnostics/worker_w1.txt",
+    }
+    assert report["launch"] == LAUNCH
+    assert report["diagnoses"] == ["diagnostics/worker_w1.txt"]
+    launched = build_report(tmp_path, now=2.0, ended=True)
+    assert set(launched) - set(report) == set()
+    assert {key for key in launched["workers"][0] if key not in report["workers"][0]} == set()
+    text = render_report(report)
+    assert "FAILED" in text
+    assert f"- diagnosis: {tmp_path}/diagnostics/worker_w1.txt\n" in text
+    records.write_json(path, {"rank": 1, "restart": 0, "attempt": 1})
+    judged = Outcome("FAILED", ())
+    older = {"worker_w1": outcome.Diagnosis("diagnostics/worker_w1.txt", records.read_json(path) or {})}
+    again = outcome.report(job.status(), judged, str(tmp_path), 5.0, older)
+    assert again["cause"]["diagnosis"] is None
+    assert "diagnosis:" not in render_report(again)
+    early = outcome.report({**job.status(), "launch": {**LAUNCH, "final": False}}, judged, str(tmp_path), 5.0, {})
+    assert early["launch"] is None
+
+
+def test_an_incomplete_job_says_so_in_its_report(tmp_path: Path) -> None:
+    found = Job(tmp_path).status()
+    found["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in found["workers"]]
+    found["job"]["total_items"] = 240
+    judged = outcome.judge(found, (), None)
+    assert judged == Outcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
+    report = outcome.report(found, judged, str(tmp_path), 5.0, {})
+    assert report["exit_status"] == EXIT_STATUS["INCOMPLETE"] == 8
+    assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in render_report(report)
+
+
+def test_a_status_from_before_the_first_look_at_the_workers_is_no_trouble(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    before = {**job.status(), "workers": [{"items": None}]}
+    job.status = lambda: before  # type: ignore[method-assign]
+    assert job.step() == "launching"
+    job.finder.leave()
+    report: Any = records.read_json(tmp_path / records.REPORT_FILE)
+    assert report["workers"] == []
+    assert report["stopped"]["cause"].endswith("; 0 workers were running then")
+
+
+@pytest.mark.parametrize(("running", "words"), [(1, "1 worker was"), (2, "2 workers were")])
+def test_a_watching_that_ends_early_leaves_what_it_has_seen(tmp_path: Path, running: int, words: str) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    if running == 1:
+        job.go(1, 3)
+    job.finder.leave()
+    report = records.read_json(tmp_path / records.REPORT_FILE) or {}
+    assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
+    clock = time.strftime("%H:%M:%S", time.localtime(job.clock.now))
+    why = f"the watching was ended at {clock}; {words} running then"
+    assert report["stopped"] == {"reason": "unknown", "cause": why, "time": job.clock.now}
+    text = render_report(report)
+    assert f"- stopped: {why}\n" in text
+    assert "| worker_w0 | 0 | None | running |" in text
+    assert job.step() == "running", "the job goes on"
 
 
 def test_nobody_waits_for_workers_that_ended_before_the_first_look(tmp_path: Path) -> None:
@@ -493,6 +666,10 @@ def status(
         (status((ended(), 50), (ended("app_error", 3), 20)), None, "FAILED", "worker_w1 ended by app_error"),
         (status((ended(), 50), (ended("killed_unknown", None, "SIGKILL"), 50)), None, "FAILED", "killed_unknown"),
         (status((UNKNOWN, 50), (ended("cuda_oom", None), 50)), None, "FAILED", "worker_w1 ended by cuda_oom"),
+        (status((ended(), 50), (ended(), 49)), None, "COMPLETED", ""),
+        (status((ended(), 50), (ended(), 48)), None, "INCOMPLETE", "98 of 100 items were done; 99 % are enough"),
+        (status((ended(), 50), (ended(), None)), None, "INCOMPLETE", "50 of 100 items"),
+        (status((ended(), None), (ended(), None)), None, "COMPLETED", ""),
         (status((UNKNOWN, 50), (UNKNOWN, 49)), None, "COMPLETED", "99 of 100 items were done"),
         (status((UNKNOWN, 50), (UNKNOWN, 48)), None, "FAILED", "98 of 100 items were done"),
         (status((UNKNOWN, 50), (ended(), 20)), None, "FAILED", "70 of 100 items were done"),
@@ -512,7 +689,29 @@ def test_the_end_of_a_job_follows_from_its_workers(
     judged = outcome.judge(found, {"cuda_oom"}, missing)
     assert judged.state == state
     assert words in "; ".join(judged.why)
-    assert judged.exit_status == {"COMPLETED": 0, "FAILED": 1, "UNKNOWN": 9}[state]
+    assert judged.exit_status == EXIT_STATUS[state]
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "short"),
+    [
+        (((160, 160), (10, 160)), None, ["worker_w1 has exited with 0 after 10 of the 160 items that its log tells"]),
+        (((160, 160), (160, 160)), None, []),
+        (((100, 160), (60, 160)), None, []),  # each log tells the total of the job
+        (((160, 160), (10, 160)), 170, []),
+        (((160, 160), (10, None)), None, []),
+        (((10, 160),), None, ["worker_w0 has exited with 0 after 10 of the 160 items that its log tells"]),
+    ],
+)
+def test_a_worker_that_falls_short_of_its_own_total_is_told(
+    counts: tuple[tuple[int, int | None], ...], total: int | None, short: list[str]
+) -> None:
+    found = status(*((ended(), items) for items, _ in counts), total=total)
+    for worker, (_, expected) in zip(found["workers"], counts, strict=True):
+        worker["items_expected"] = expected
+    judged = outcome.judge(found, (), None)
+    assert judged == Outcome("COMPLETED", tuple(f"warning: {line}" for line in short))
+    assert all(f"\nwarning: {line}\n" in outcome.summary(found, judged, "/r") for line in short)
 
 
 def test_the_summary_has_a_line_for_each_worker() -> None:
@@ -666,7 +865,9 @@ def all_at(job: Launched, items: int) -> Callable[[], bool]:
     return lambda: [(worker["up"], worker["items"]) for worker in job.workers()] == [(True, items)] * 4
 
 
-def test_a_script_and_the_flags_a_killed_worker_is_seen(tmp_path: Path, launch: Callable[..., Launched]) -> None:
+def test_a_script_and_the_flags_a_killed_worker_is_seen(
+    tmp_path: Path, launch: Callable[..., Launched], start: Start
+) -> None:
     job = launch(*flags(tmp_path))
     until(all_at(job, 5), "the items of all workers")
     page = job.get("/metrics")
@@ -679,6 +880,9 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(tmp_path: Path, launch: 
     assert JobClient(job.state).look()["state"] == "RUNNING"
     os.kill(job.pids[2], signal.SIGKILL)
     killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
+    other = "import time; time.sleep(600)"
+    words = [sys.executable, "-c", other, "embedding_generation", "--worker-id", "2"]
+    start(*words)  # it has nothing to do with the job
     assert (killed["reason"], killed["code"]) == ("killed_unknown", None)
     assert killed["signal"] in ("SIGKILL", None), "not told by every kernel"
     assert 'reason="killed_unknown"} 1\n' in job.get("/metrics")
@@ -695,6 +899,9 @@ def test_a_script_and_the_flags_a_killed_worker_is_seen(tmp_path: Path, launch: 
         "  worker_w3  exit status unknown, 25/25 items",
     )
     assert "Alertmanager" in job.said()
+    assert "worker_w2 ended: killed_unknown: " in job.said()
+    assert list((job.state / records.WORKERS_DIR).glob("*_r1.start.json")) == []
+    assert "by killed_unknown" in render_report(JobClient(job.state).report())
     assert "Traceback" not in job.said()
     assert JobClient(job.state).look()["report"]["exit_status"] == 1
 
@@ -735,12 +942,18 @@ def test_workers_are_found_by_name_and_go_on_without_the_sidecar(
     os.kill(job.sidecar_pid(), signal.SIGINT)
     left = until(lambda: "the job has not been touched" in job.said(), "the end of the sidecar")
     assert left
+    report = JobClient(job.state).report()
+    assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
+    assert [worker["up"] for worker in report["workers"]] == [True] * 4
+    assert report["stopped"]["cause"].endswith("; 4 workers were running then")
+    assert "- stopped: the watching was ended at" in render_report(report)
     assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
     again = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]
     beside = subprocess.Popen(again, env=environment(), stdout=subprocess.PIPE, stderr=job.errors, text=True)
     try:
         until(lambda: job.sidecar_pid() == beside.pid, "the second sidecar")
         time.sleep(1.5)
+        assert not (job.state / records.REPORT_FILE).exists(), "the job goes on"
         assert list((job.state / records.WORKERS_DIR).glob("*_r1.start.json")) == []
         beside.terminate()
         assert beside.wait(timeout=20) == 0
@@ -756,7 +969,9 @@ def test_no_worker_at_all_is_a_failure(tmp_path: Path) -> None:
     options = [*flags(tmp_path), "--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0"]
     done = run("sidecar", *options, "--job-name", f"none{os.getpid()}", "--launch-timeout", "1")
     assert done.returncode == 1
-    assert "found 0 of 4 workers within 1 s; missing: worker_w0, worker_w1, worker_w2, worker_w3\n" in done.stdout
+    assert (
+        f"found 0 of 4 workers within 1 s; missing: worker_w0, worker_w1, worker_w2, worker_w3{CURE}\n" in done.stdout
+    )
 
 
 def test_two_ways_to_name_a_job_are_refused(tmp_path: Path) -> None:

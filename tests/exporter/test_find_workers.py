@@ -352,16 +352,63 @@ def test_what_the_file_names_comes_first_and_relatives_are_no_further_workers(ma
     machine.add(101, "python worker.py embed --rank 0", parent=100)
     machine.add(102, "python worker.py embed --rank 1")
     machine.add(103, "python worker.py embed --rank 1", parent=102)
-    path = machine.root / "worker_pids.txt"
-    path.write_text("101\n", encoding="ascii")
-    found = machine.search().sightings
-    assert [(s.pid, s.number, s.found_by) for s in found] == [(101, 0, "pid_file"), (102, 1, "name")]
     assert [s.pid for s in machine.search(known=(101,)).sightings] == [102]
     assert [s.pid for s in machine.search(known=(101, 103)).sightings] == []
-    machine.add(104, "bash run.sh")
-    machine.add(105, "python worker.py embed --rank 1", parent=104)
+    machine.add(104, "bash run.sh", **step(0, 1))
+    machine.add(105, "python worker.py embed --rank 1", parent=104, **step(0, 1))
+    path = machine.root / "worker_pids.txt"
+    path.write_text("101\n", encoding="ascii")
+    found = machine.search(slurm_job_id="77").sightings
+    assert [(s.pid, s.number, s.found_by) for s in found] == [(101, 0, "pid_file"), (104, 1, "slurm_step")]
     path.write_text("101 104\n", encoding="ascii")
     assert [s.pid for s in machine.search(known=(102,)).sightings] == [101, 104]
+
+
+def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) -> None:
+    machine.add(100, "python worker.py --rank 0")
+    machine.add(101, "python other.py embed --worker-id 1")
+    path = machine.root / "worker_pids.txt"
+    path.write_text("50 51\n", encoding="ascii")
+    assert [s.pid for s in machine.search().sightings] == [101], "a file that names nobody is of no use"
+    path.write_text("100 51\n", encoding="ascii")
+    assert [s.pid for s in machine.search().sightings] == [100]
+    assert [s.pid for s in machine.search(known=(100,)).sightings] == []
+    path.unlink()
+    search = WorkerSearch(machine.wanted(), {}, machine.proc, OWN_PID)
+    assert search.look((100,), by_name=False).sightings == ()
+    assert [s.pid for s in search.look((100,)).sightings] == [101]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("/usr/bin/python3 -u /home/ada/worker.py embed --token x", "python3 worker.py"),
+        ("python -m train embed", "python train"),
+        ("/opt/embed --token x", "embed"),
+        ("my\x1btool sub embed", "my?tool sub"),
+    ],
+)
+def test_a_process_is_shown_by_its_first_words(machine: Machine, command: str, shown: str) -> None:
+    machine.add(100, command)
+    assert [s.command for s in machine.search().sightings] == [shown]
+
+
+def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed")
+    machine.add(101, "python worker.py embed", parent=800)
+    (machine.root / "100" / "cwd").symlink_to("/scratch/a")
+    for pid, session in ((800, 700), (101, 101)):
+        path = machine.root / str(pid) / "stat"
+        head, _, rest = path.read_text("ascii").rpartition(") ")
+        fields = rest.split(" ")
+        path.write_text(f"{head}) {' '.join([*fields[:3], str(session), *fields[4:]])}", encoding="ascii")
+    first, second = machine.search().sightings
+    assert (first.directory, first.session) == ("/scratch/a", None)
+    assert (second.directory, second.session) == (None, 700)
+    assert first.is_akin("/scratch/a", 5)
+    assert second.is_akin("/scratch/a", 700)
+    assert not first.is_akin(None, None)
+    assert not second.is_akin(None, 5)
 
 
 def test_processes_that_vanish_and_odd_files_are_passed_over(machine: Machine) -> None:

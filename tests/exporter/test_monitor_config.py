@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from exporter.attach import merge_settings
 from exporter.errors import ExporterError
@@ -99,7 +100,7 @@ def test_flags_come_before_the_file() -> None:
     assert settings.gpu_ids == (7,)
 
 
-NEEDED = ("job_name", "num_workers", "gpu_ids", "output_dir", "log_dir")
+NEEDED = ("job_name", "num_workers", "output_dir", "log_dir")
 
 
 def problems(text: str, given: Collection[str] = NEEDED) -> list[str]:
@@ -162,7 +163,24 @@ alert: {}
         ("- a\n", "holds a list, not a mapping of keys to values"),
         ("job: {name: a\n", "line 2, column 1: not YAML: expected ',' or '}', but got '<stream end>'"),
         ("job: {name: a, name: b}\n", "line 1, column 16: not YAML: the key 'name' is there twice"),
-        ("job: x\n", 'job: "x" is not a mapping'),
+        (
+            "job: x\n",
+            'job: "x" is not a mapping with keys among gpu_ids, name, num_workers, total_items',
+        ),
+        (
+            "alerts: {email: a@b}\n",
+            (
+                "alerts.email: the value is not a mapping with keys among address, enabled, smtp_port, smtp_server; "
+                'for example {address: "user@example.com"}'
+            ),
+        ),
+        (
+            "alerts: https://hooks/secret\n",
+            (
+                "alerts: the value is not a mapping with keys among email, slack, terminal; "
+                'for example {email: {address: "user@example.com"}}'
+            ),
+        ),
         ("alerts: {slack: {webhook: 5}}\n", "alerts.slack.webhook: the value is not a text; write it in quotes"),
         ("alerts: {email: {enabled: maybe}}\n", "alerts.email.enabled: the value is not true or false"),
     ],
@@ -174,12 +192,55 @@ def test_one_problem(text: str, problem: str) -> None:
 def test_what_is_missing_is_said_with_the_flag_that_gives_it_too() -> None:
     assert problems("job: {name: a, num_workers: x, gpu_ids: null}\npaths: {output_dir: o}\n", ()) == [
         'job.num_workers: "x" is not a whole number',
-        "job.gpu_ids: is missing; --gpu-ids gives it too",
         "paths.log_dir: is missing; --log-dir gives it too",
     ]
-    assert problems("paths: {output_dir: o, log_dir: l}", ("gpu_ids", "num_workers")) == [
+    assert problems("paths: {output_dir: o, log_dir: l}", ("num_workers",)) == [
         "job.name: is missing; --job-name gives it too"
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("num_workers", "job.num_workers"),
+        ("num-workers", "job.num_workers"),
+        ("num_worker", "job.num_workers"),
+        ("job_name", "job.name"),
+        ("log_dir", "paths.log_dir"),
+        ("log_pattern", "patterns.logs"),
+        ("stall_timeout", "monitoring.stall_timeout"),
+        ("webhook", "alerts.slack.webhook"),
+    ],
+)
+def test_a_key_at_the_top_is_told_its_place(key: str, place: str) -> None:
+    (problem,) = problems(f"{key}: 4\n")
+    assert problem.startswith(f'{key}: unknown key "{key}"; did you mean "{place}"? (known: alerts, ')
+
+
+def test_a_key_with_several_places_is_told_none() -> None:
+    assert "did you mean" not in problems("enabled: true\n")[0]
+
+
+def test_the_example_has_every_key(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "monitor" / "monitor_config.yaml"
+    settings = merge_settings({}, read_monitor_config(str(path)))
+    assert (settings.job_name, settings.num_workers, settings.gpu_ids) == ("embed", 4, (0, 1, 2, 3))
+    assert settings.progress_patterns
+    assert settings.error_patterns
+    body = yaml.safe_load(path.read_text("utf-8"))
+    assert {name: set(keys) for name, keys in body.items() if "patterns" not in name} == {
+        "job": {"name", "num_workers", "gpu_ids", "total_items"},
+        "paths": {"output_dir", "log_dir", "checkpoint_dir"},
+        "monitoring": {"check_interval", "launch_timeout", "stall_timeout"},
+        "alerts": {"email", "slack", "terminal"},
+    }
+    assert set(body["patterns"]) == {"output", "logs", "checkpoints"}
+
+
+@pytest.mark.parametrize("line", ["", "gpu_ids:", "gpu_ids: []"])
+def test_a_job_may_do_without_gpus(line: str) -> None:
+    text = f"job:\n  name: a\n  num_workers: 2\n  {line}\npaths: {{output_dir: /o, log_dir: /l}}\n"
+    assert merge_settings({}, parse_monitor_config(text, "c")).gpu_ids == ()
 
 
 def test_null_is_no_value() -> None:
