@@ -304,4 +304,6 @@ def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> N
 
 
 def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:
-    assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {1: {"rank": 1}}
+    assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {
+        1: {"rank": 1}
+    }
