@@ -39,7 +39,8 @@ PRESSURE = Family(
     kind="counter",
 )
 
-MOST_INTERVAL_S = 5.0
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0
+"""The kernel sums up the whole tree of control groups for each look."""
 LISTED_XIDS = 50
 
 
@@ -97,7 +98,7 @@ class MemoryCollector:
         self._context = context
         self._root = str(Path(context.proc).parent)
         self._folder = context.manifest.run_dir / records.WORKERS_DIR
-        self.interval_s = min(MOST_INTERVAL_S, context.manifest.check_interval_s)
+        self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
         self._runs: dict[int, list[_Run]] = {task.rank: [] for task in context.tasks}
         self._own: MemoryCgroup | None = None
         self._reader: MemoryReader | None = None

@@ -12,6 +12,7 @@ from exporter.derive.exits import CONSEQUENCES, REASONS, Stop, parse_stop, signa
 from exporter.families import Family, Samples
 from exporter.manifest import Task
 from exporter.readers.files import read_mtime
+from exporter.readers.procfs import TreeDetails
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
@@ -68,6 +69,8 @@ LAST_TIME = Family(
 RECENT_S = 5.0
 """For so long after a change of the folder of records each look reads them."""
 LOOK_ANYWAY_EVERY = 5
+
+_DETAILS = tuple(item.name for item in dataclasses.fields(TreeDetails))
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ class WorkersCollector:
                 children=facts.sample.children if facts.sample else None,
                 threads=facts.sample.threads if facts.sample else None,
                 found_by=facts.found_by,
-                details=dataclasses.asdict(facts.details) if facts.details else None,
+                details={name: getattr(facts.details, name) for name in _DETAILS} if facts.details else None,
                 exit=describe_exit(facts.exits[-1]) if facts.exits and not facts.up else None,
                 exits=[describe_exit(ended) for ended in facts.exits],
             )
