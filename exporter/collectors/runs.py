@@ -15,7 +15,8 @@ from exporter.derive.workers import worker_rank
 from exporter.manifest import Task
 from exporter.readers.kmsg import KernelLog, OomVictim
 from exporter.readers.leftovers import find_leftovers
-from exporter.readers.procfs import ProcessTree, TreeDetails, TreeSample, read_start_ticks
+from exporter.readers.process_tree import ProcessTree, TreeDetails, TreeSample
+from exporter.readers.procfs import read_start_ticks
 from exporter.readers.worker_logs import extra_logs, log_paths, read_end
 
 NO_RECORD_GRACE_S = 3.0

@@ -12,7 +12,7 @@ from exporter.derive.exits import CONSEQUENCES, REASONS, Stop, parse_stop, signa
 from exporter.families import Family, Samples
 from exporter.manifest import Task
 from exporter.readers.files import read_mtime
-from exporter.readers.procfs import TreeDetails
+from exporter.readers.process_tree import TreeDetails
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 

@@ -27,7 +27,7 @@ from exporter.derive.eta import Estimate
 from exporter.families import PREFIX, Samples
 from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
 from exporter.readers.files import SpaceFacts
-from exporter.readers.procfs import TreeDetails, TreeSample
+from exporter.readers.process_tree import TreeDetails, TreeSample
 from exporter.refresh import FAMILIES, Slot
 from exporter.sidecar import Sidecar, declared_families
 from tests.conftest import GOLDEN

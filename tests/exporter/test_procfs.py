@@ -20,19 +20,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.readers import procfs
+from exporter.readers import process_tree
+from exporter.readers.process_tree import MOST_LINKS, MOST_PATHS, MOST_PROCESSES, ProcessTree, TreeDetails, TreeSample
 from exporter.readers.procfs import (
     CLOCK_TICKS,
     MOST_ENVIRONMENT_BYTES,
-    MOST_LINKS,
-    MOST_PATHS,
-    MOST_PROCESSES,
     PAGE_SIZE,
     STATES,
     ProcessStat,
-    ProcessTree,
-    TreeDetails,
-    TreeSample,
     parse_io,
     parse_stat,
     read_boot_time_s,
@@ -717,7 +712,7 @@ def test_a_dear_look_at_the_memory_is_followed_by_a_rest(start: Start, monkeypat
         clock[0] += 0.02
         return next(sizes)
 
-    monkeypatch.setattr(procfs, "_pss_bytes", walk)
+    monkeypatch.setattr(process_tree, "_pss_bytes", walk)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     tree = ProcessTree(process.pid)

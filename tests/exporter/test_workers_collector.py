@@ -35,7 +35,8 @@ from exporter.collectors.workers import (
 from exporter.derive.exits import REASONS
 from exporter.manifest import Task
 from exporter.readers.kmsg import KernelEvent, KernelLog, OomVictim, Xid
-from exporter.readers.procfs import ProcessTree, read_start_ticks
+from exporter.readers.process_tree import ProcessTree
+from exporter.readers.procfs import read_start_ticks
 from tests.exporter.support import (
     FakeClock,
     Wrappers,
