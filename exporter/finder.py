@@ -22,6 +22,7 @@ from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Task
 from exporter.readers.find_workers import PID_FILE_NAME, Sighting, WorkerSearch
+from exporter.readers.procfs import read_pid_namespace
 from exporter.sidecar import Sidecar
 
 SETTLE_S = 2.0
@@ -149,7 +150,7 @@ class Finder:
                 "restart": len(runs),
                 "host": os.uname().nodename,
                 "node": identity.node,
-                "pid_namespace": self._pid_namespace(),
+                "pid_namespace": read_pid_namespace(self._context.proc),
                 "pid": sighting.pid,
                 "start_ticks": sighting.start_ticks,
                 "start": sighting.start,
@@ -172,12 +173,6 @@ class Finder:
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
                 slot.request()  # watched from now on, an end within the next second is seen too
-
-    def _pid_namespace(self) -> int | None:
-        try:
-            return os.stat(f"{self._context.proc}/self/ns/pid").st_ino
-        except OSError:
-            return None
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from exporter.readers.cgroup import (
     read_memory_cgroup,
 )
 from exporter.readers.kmsg import KernelLog, OomVictim, Xid
+from exporter.readers.procfs import read_pid_namespace
 
 USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
 LIMIT = Family(
@@ -105,10 +106,7 @@ class MemoryCollector:
         self._kills: dict[str, _Kills] = {}
         self._most_kills = 0
         self._log = context.kernel
-        try:
-            self._pid_namespace: int | None = Path(context.proc, "self/ns/pid").stat().st_ino
-        except OSError:
-            self._pid_namespace = None
+        self._pid_namespace = read_pid_namespace(context.proc)
 
     def read(self) -> MemorySnapshot:
         if self._log is None:

@@ -16,7 +16,7 @@ from exporter.manifest import Task
 from exporter.readers.kmsg import KernelLog, OomVictim
 from exporter.readers.leftovers import find_leftovers
 from exporter.readers.process_tree import ProcessTree, TreeDetails, TreeSample
-from exporter.readers.procfs import read_start_ticks
+from exporter.readers.procfs import read_pid_namespace, read_start_ticks
 from exporter.readers.worker_logs import extra_logs, log_paths, read_end
 
 NO_RECORD_GRACE_S = 3.0
@@ -104,10 +104,7 @@ class WorkerRuns:
         self._folder = context.manifest.run_dir / records.WORKERS_DIR
         self._runs: list[_Run] = []
         self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
-        try:
-            self._pid_namespace: int | None = Path(context.proc, "self/ns/pid").stat().st_ino
-        except OSError:
-            self._pid_namespace = None
+        self._pid_namespace = read_pid_namespace(context.proc)
 
     def failures(self) -> list[Peer]:
         """What its peers must know of its ends."""

@@ -25,7 +25,6 @@ from exporter.readers.procfs import (
     ProcessStat,
     parse_io,
     parse_stat,
-    read_boot_time_s,
     read_children,
     read_file,
     read_names,
@@ -274,12 +273,6 @@ class ProcessTree:
         self._pss: tuple[int | None, float] = (None, 0.0)
         """The last value, and when (monotonic) it may be looked for again."""
         self._looks = 0
-
-    @property
-    def start_s(self) -> float | None:
-        """When the worker was started, to the second; None where ``/proc/stat`` does not say when the machine was."""
-        boot_time_s = read_boot_time_s(self._proc)
-        return None if boot_time_s is None else boot_time_s + self.start_ticks / CLOCK_TICKS
 
     @property
     def pids(self) -> frozenset[int]:

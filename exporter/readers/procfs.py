@@ -103,22 +103,18 @@ def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
         return None
 
 
+def read_pid_namespace(proc: str = "/proc") -> int | None:
+    """Number of this process's pid namespace: a pid means something only to readers in the same one."""
+    try:
+        return os.stat(f"{proc}/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
 def read_self_rss_bytes(proc: str = "/proc") -> int:
     """Resident memory of this process."""
     with open(f"{proc}/self/statm", "rb") as source:
         return int(source.read().split()[1]) * PAGE_SIZE
-
-
-def read_boot_time_s(proc: str = "/proc") -> float | None:
-    """When this machine was started, to the second, or None where ``/proc/stat`` does not say (``btime``)."""
-    try:
-        with open(f"{proc}/stat", "rb") as source:
-            for line in source:
-                if line.startswith(b"btime "):
-                    return float(line.split()[1])
-    except OSError:
-        pass
-    return None
 
 
 def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> dict[str, str] | None:

@@ -30,7 +30,6 @@ from exporter.readers.procfs import (
     ProcessStat,
     parse_io,
     parse_stat,
-    read_boot_time_s,
     read_children,
     read_environment,
     read_self_rss_bytes,
@@ -737,25 +736,6 @@ def test_a_zombie_tells_how_it_has_ended(start: Start, end: str) -> None:
     assert read_zombie_status(process.pid, (ticks or 0) - 1) is None, "that is another process"
     assert os.waitstatus_to_exitcode(status) == process.wait()
     assert read_zombie_status(process.pid, ticks) is None
-
-
-def test_a_start_is_a_moment(start: Start) -> None:
-    before = time.time()
-    process = start("sleep", "60")
-    tree = ProcessTree(process.pid)
-    assert read_boot_time_s() == psutil.boot_time()
-    assert tree.start_s is not None
-    assert before - 1.5 <= tree.start_s <= time.time() + 0.5
-
-
-def test_a_start_is_unknown_where_the_machine_does_not_tell_its_own(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "stat").write_bytes(stat_text(b"sh"))
-    tree = ProcessTree(7, proc=str(tmp_path))
-    assert tree.start_s is None
-    (tmp_path / "stat").write_text("cpu 1 2\nintr 5\nbtime 1700000000\n", encoding="ascii")
-    assert tree.start_s == 1_700_000_000 + 310563 / CLOCK_TICKS
-    tree.close()
 
 
 def test_only_the_variables_that_are_asked_for_are_given(tmp_path: Path) -> None:
