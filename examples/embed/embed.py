@@ -207,6 +207,7 @@ class Options:
     rate: float | None
     log_every: int
     checkpoint_every: int
+    checkpoint_seconds: float
     fresh: bool
     local_rank: int
     only_rank: int | None
@@ -326,6 +327,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="items between checkpoints (%(default)s)",
     )
+    help_text = "how long a checkpoint takes at least, as one of a large model does (0)"
+    add("--checkpoint-seconds", type=number(0), default=0.0, metavar="S", help=help_text)
     add(
         "--log-every",
         type=whole(1),
@@ -612,6 +615,9 @@ class Worker:
             return
         self._flush()
         os.fsync(self._output.fileno())
+        if self.options.checkpoint_seconds and self.done < self.options.share:
+            logging.info("Saving a checkpoint at item %d", self.done)
+            self._wait(self.options.checkpoint_seconds)
         checkpoint = Checkpoint(fingerprint, self.done, self.options.share, self._output_bytes)
         name = checkpoint_name(self.options.shard, self.done)
         folder = self.options.checkpoint_dir
@@ -662,6 +668,12 @@ class Worker:
         rate = (self.done - before) / max(now - since, 1e-6)
         self._logged.append((now, self.done))
         logging.info("Processed %d/%d items (%.1f items/s)", self.done, self.options.share, rate)
+
+    def _wait(self, seconds: float) -> None:
+        """Do nothing for so long, or until a signal asks for the end."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self.stop is None:
+            time.sleep(min(left, SLICE_SECONDS))
 
     def _pace(self, started: float) -> None:
         """Sleep until the next item may begin."""

@@ -450,6 +450,15 @@ def test_a_stall_may_end(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 40
 
 
+def test_a_checkpoint_may_take_its_time_and_says_so(tmp_path: Path) -> None:
+    before = time.monotonic()
+    done = run("--items", 40, "--checkpoint-every", 20, "--checkpoint-seconds", 0.4, cwd=tmp_path)
+    assert done.returncode == 0
+    assert time.monotonic() - before >= 0.4
+    assert done.stdout.count("Saving a checkpoint at item 20") == 1
+    assert "at item 40" not in done.stdout, "nobody waits for the last one"
+
+
 def test_slow_down_takes_its_factor_of_time(tmp_path: Path) -> None:
     before = time.monotonic()
     assert run("--items", 40, "--rate", 100, "--slow-down", 4, "--at", 10, cwd=tmp_path).returncode == 0
