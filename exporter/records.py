@@ -8,6 +8,8 @@
     written by each sidecar: where it listens.
 ``status/{node}.json``
     written by each sidecar: its latest status, the last one marked final.
+``progress/{node}_{worker}.jsonl``
+    written by a worker that tells its progress itself, one file for each run.
 ``diagnostics/{worker}.json`` and ``.txt``
     written when a worker has failed or stalled: all that is known about it, secrets left out.
 
@@ -26,6 +28,7 @@ WORKERS_DIR = "workers"
 SIDECARS_DIR = "sidecars"
 STATUS_DIR = "status"
 DIAGNOSTICS_DIR = "diagnostics"
+PROGRESS_DIR = "progress"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 EVENTS_FILE = "events.jsonl"

@@ -1,11 +1,20 @@
 """Where the logs of a task are, and how they end."""
 
+import fnmatch
 import os
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from exporter import records
 from exporter.manifest import Manifest, Task
 from exporter.readers.files import read_files
+
+SETTLED_S = 2.0
+"""A folder changed within this time may have been changed again without a new mtime."""
+RESCAN_S = 60.0
+"""After so long a folder is read again whatever its mtime says: not every file system keeps it."""
 
 
 def run_suffix(attempt: int, restart: int) -> str:
@@ -18,6 +27,11 @@ def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) 
     return tuple(
         run_dir / name.replace("{node}", node).replace("{run}", run_suffix(attempt, restart)) for name in task.logs
     )
+
+
+def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> Path:
+    """File in which one run of a task may tell its progress itself; the task finds it as ``GPUJOB_PROGRESS_FILE``."""
+    return run_dir / records.PROGRESS_DIR / f"{node}_{task.worker}{run_suffix(attempt, restart)}.jsonl"
 
 
 def extra_logs(
@@ -37,6 +51,64 @@ def extra_logs(
         if rank is not None and (since is None or file.mtime >= since):
             found.setdefault(rank, []).append(directory / file.name)
     return found
+
+
+class LogFinder:
+    """Files of a log pattern by rank, at the price of one ``stat`` while no name in their folder has changed."""
+
+    def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
+        self._directory = directory
+        self._matches = re.compile(fnmatch.translate(pattern)).match
+        self._hidden = pattern.startswith(".")
+        self._rank_of = rank_of
+        self._known: dict[str, tuple[int | None, Path]] = {}
+        self._found: dict[int, list[Path]] = {}
+        self._folder: tuple[int, int, int] | None = None
+        """Device, inode and mtime of the folder when it was read, if that tells of every change since."""
+        self._read_at = 0.0
+
+    def find(self) -> Mapping[int, list[Path]]:
+        """Regular files by the rank that ``rank_of`` finds in their names, by name; none while there is no folder."""
+        try:
+            facts = os.stat(self._directory)
+        except OSError:
+            self._folder, self._found = None, {}
+            return self._found
+        folder = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+        now = time.monotonic()
+        if folder != self._folder or now - self._read_at >= RESCAN_S:
+            settled = time.time() - facts.st_mtime > SETTLED_S
+            if self._scan():
+                self._folder, self._read_at = folder if settled else None, now
+        return self._found
+
+    def _scan(self) -> bool:
+        known: dict[str, tuple[int | None, Path]] = {}
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if (name.startswith(".") and not self._hidden) or not self._matches(name):
+                        continue
+                    if entry.is_file(follow_symlinks=False):
+                        known[name] = self._known.get(name) or (self._rank_of(name), self._directory / name)
+        except OSError:
+            return False  # what was found before stays until the folder can be read again
+        self._known, self._found = known, {}
+        for name in sorted(known):
+            rank, path = known[name]
+            if rank is not None:
+                self._found.setdefault(rank, []).append(path)
+        return True
+
+
+def read_begin(path: Path, most_bytes: int) -> bytes:
+    """The first bytes of a file, or nothing when it cannot be read."""
+    try:
+        with path.open("rb") as source:
+            return source.read(most_bytes)
+    except OSError:
+        return b""
 
 
 def read_end(path: Path, most_bytes: int) -> bytes:

@@ -1,14 +1,20 @@
 """Growing logs: whatever happens to the file, each record comes once and whole."""
 
+import errno
+import json
 import os
+import socket
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.readers.tail import CHUNK_BYTES, LogTail
+from exporter.readers import tail as tail_module
+from exporter.readers.tail import CHUNK_BYTES, COPY_MARK_BYTES, MARK_BYTES, LogTail
 from tests.exporter.support import open_files
 from tests.strategies import PLACES, cut
 
@@ -24,6 +30,22 @@ def append(path: Path, data: bytes) -> None:
 
 def look(tail: LogTail) -> list[bytes]:
     return list(tail.read())
+
+
+def pieces(tail: LogTail, most_bytes: int = 64 * CHUNK_BYTES) -> list[tuple[bytes, int]]:
+    """Text and offset of the pieces of one look at one generation."""
+    return [(bytes(buffer[:end]), offset) for buffer, end, offset in tail.pieces(most_bytes)]
+
+
+def restart(tail: LogTail) -> LogTail:
+    """The tail of a reader that is started anew."""
+    state = json.loads(json.dumps(tail.state()))
+    tail.close()
+    return LogTail.restore(tail.path, state)
+
+
+def numbered(first: int, last: int) -> bytes:
+    return b"".join(b"record %d of this log\n" % number for number in range(first, last + 1))
 
 
 @pytest.fixture
@@ -231,7 +253,7 @@ def test_a_log_that_cannot_be_read_any_longer_is_opened_again(path: Path, monkey
         raise OSError(116, "Stale file handle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", stale)
+        patch.setattr(os, "preadv", stale)
         assert look(tail) == []
     assert look(tail) == [b"one\n"]
 
@@ -273,3 +295,588 @@ def test_closing_loses_nothing(path: Path) -> None:
     tail.close()
     append(path, b"o\n")
     assert look(tail) == [b"two\n"]
+
+
+def test_pieces_say_where_in_the_file_they_begin(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\ntwo\nthr")
+    assert pieces(tail) == [(b"one\ntwo\n", 0)]
+    append(path, b"ee\nfour\n")
+    assert pieces(tail) == [(b"three\nfour\n", 8)]
+    assert tail.reread(8, 5) == b"three"
+    assert tail.reread(14, 100) == b"four\n"
+
+
+def test_offsets_count_anew_in_each_generation(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"old\nlast")
+    pieces(tail)
+    path.rename(path.with_suffix(".1"))
+    append(path, b"new\n")
+    assert (pieces(tail), tail.generation, tail.more) == ([(b"last", 4)], 0, True)
+    assert tail.reread(0, 100) == b"old\nlast", "still of the generation that the look was at"
+    assert (pieces(tail), tail.generation, tail.more) == ([(b"new\n", 0)], 1, False)
+    assert tail.reread(0, 100) == b"new\n"
+
+
+def test_nothing_is_read_again_from_a_file_that_has_shrunk(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\ntwo\n")
+    pieces(tail)
+    path.write_bytes(b"new\n")
+    assert tail.reread(0, 4) == b""
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    chunk=st.integers(2, 60),
+    end=st.sampled_from([b"\n", b"\r", b"\r\n"]),
+    most=st.integers(1, 100),
+)
+def test_whatever_the_chunks_records_are_whole_unless_longer_than_one(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], chunk: int, end: bytes, most: int
+) -> None:
+    records = [b"%d" % (number % 10) * size + end for number, size in enumerate(sizes)]
+    path = tmp_path_factory.getbasetemp() / "chunks.log"
+    path.write_bytes(b"".join(records))
+    tail, found = LogTail(str(path)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_module, "CHUNK_BYTES", chunk)
+        patch.setattr(tail_module, "_spare", [])
+        while step := pieces(tail, most) or tail.lag_bytes:
+            found += step if isinstance(step, list) else []
+    tail.close()
+    text, places = b"".join(records), []
+    for piece, offset in found:
+        assert text[offset : offset + len(piece)] == piece
+        assert len(piece) <= chunk + 1
+        places.append(offset)
+    assert b"".join(piece for piece, _ in found) == text
+    place = 0
+    for record in records:
+        if len(record) < chunk:
+            assert not any(place < other < place + len(record) for other in places), "cut within a record"
+        place += len(record)
+
+
+def test_a_return_and_its_newline_stay_together_when_both_are_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_module, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(tail_module, "_spare", [])
+    append(path, b"1234567\r\nabcdefg\r\n")
+    assert pieces(LogTail(str(path))) == [(b"1234567\r\n", 0), (b"abcdefg\r\n", 9)]
+    assert look(LogTail(str(path)))[0] == b"1234567\r\n"
+
+
+def test_a_newline_after_a_return_that_was_passed_on_makes_no_second_record(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\r")
+    assert look(tail) == [b"one\r"]
+    append(path, b"\ntwo\r\n")
+    text = b"".join(look(tail))
+    assert text == b"\ntwo\r\n"
+    assert [record for record in text.replace(b"\r", b"\n").split(b"\n") if record] == [b"two"]
+
+
+def test_bytes_that_are_no_text_are_passed_on_as_they_are(path: Path) -> None:
+    text = b"\xff\xfe\0 in\0side\n\0\0\n\xe2\x82\n"
+    append(path, text)
+    assert b"".join(look(LogTail(str(path)))) == text
+
+
+def test_a_file_rotated_twice_between_two_looks_is_read_in_order(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"a1\n")
+    look(tail)
+    append(path, b"a2")
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"b1\nb2")
+    path.with_name("worker.log.1").rename(path.with_name("worker.log.2"))
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"c1\n")
+    assert look(tail) == [b"a2", b"b1\n", b"b2", b"c1\n"]
+    assert tail.generation == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("worker.log.2026-11-20", "worker.log.2026-11-21"),
+        ("worker.log-20261120", "worker.log-20261121"),
+        ("worker.2026-11-20_10-00-00_123456.log", "worker.2026-11-21_10-00-00_123456.log"),
+        ("worker-20261120.log", "worker-20261121.log"),
+        ("worker.log.7", "worker.log.8"),
+    ],
+)
+def test_rotated_names_are_understood(path: Path, names: tuple[str, str]) -> None:
+    for old in (names[0].replace("20", "18"), "worker.log.3", "worker.log.9"):
+        append(path.with_name(old), b"long ago\n")
+        os.utime(path.with_name(old), (1, 1))
+    tail = LogTail(str(path))
+    append(path, b"a\n")
+    look(tail)
+    for text, name in zip((b"b\n", b"c\n"), names, strict=True):
+        path.rename(path.with_name(name))
+        append(path, text)
+    assert look(tail) == [b"b\n", b"c\n"]
+
+
+def test_the_log_of_another_rank_is_no_rotated_one(path: Path) -> None:
+    path = path.with_name("worker_1.log")
+    tail = LogTail(str(path))
+    append(path, b"a\n")
+    look(tail)
+    path.rename(path.with_name("worker_1.log.1"))
+    append(path.with_name("worker_10.log"), b"of rank 10\n")
+    append(path.with_name("worker_1.log.err"), b"errors\n")
+    append(path, b"b\n")
+    assert look(tail) == [b"b\n"]
+
+
+def test_a_writer_that_keeps_the_old_file_is_followed_until_the_new_one_is_written_to(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\n")
+    look(tail)
+    path.rename(path.with_suffix(".1"))
+    path.touch()
+    assert look(tail) == []
+    append(path.with_suffix(".1"), b"two\nthr")
+    assert look(tail) == [b"two\n"]
+    append(path, b"new\n")
+    assert look(tail) == [b"thr", b"new\n"]
+    tail.close()
+    assert open_files(str(path.parent)) == []
+
+
+def test_a_truncated_log_that_has_outgrown_what_was_read_is_read_from_its_top(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, numbered(1, 30))
+    look(tail)
+    path.write_bytes(numbered(31, 90))
+    assert b"".join(look(tail)) == numbered(31, 90)
+    assert tail.generation == 1
+
+
+def test_a_truncated_log_of_the_same_size_is_read_from_its_top(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, numbered(10, 19))
+    look(tail)
+    path.write_bytes(numbered(20, 29))
+    assert b"".join(look(tail)) == numbered(20, 29)
+
+
+def test_a_log_that_has_not_been_written_to_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(path, b"one\n")
+    os.utime(path, (1, 1))
+    tail = LogTail(str(path))
+    look(tail)
+    for name in ("preadv", "pread", "open"):
+        monkeypatch.setattr(os, name, lambda *_: pytest.fail("read"))
+    assert look(tail) == []
+
+
+def test_a_hole_that_truncation_leaves_is_passed_over(path: Path) -> None:
+    with path.open("wb", buffering=0) as writer:  # not for appending: it keeps its place
+        writer.write(numbered(1, 1000))
+        tail = LogTail(str(path))
+        look(tail)
+        for wide in (0, 5 << 30):
+            os.truncate(path, 0)
+            writer.seek(wide, os.SEEK_CUR)
+            writer.write(numbered(1001, 1100))
+            assert b"".join(look(tail)) == numbered(1001, 1100)
+            assert tail.lag_bytes == 0
+    assert tail.bytes_read < 10 * CHUNK_BYTES, "the hole is not read through"
+    os.truncate(path, 0)
+    append(path, b"\0" * 100)
+    assert look(tail) == []
+    append(path, b"\0\0new\n")
+    assert look(restart(tail)) == look(tail) == [b"new\n"]
+
+
+def test_a_deleted_log_is_read_to_its_end(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\n")
+    look(tail)
+    with path.open("ab", buffering=0) as writer:
+        path.unlink()
+        writer.write(b"two\nthr")
+        assert look(tail) == [b"two\n"]
+        append(path, b"new\n")
+        assert look(tail) == [b"thr", b"new\n"]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_log_that_was_deleted_and_made_again_is_read_from_its_top(path: Path, closed: bool) -> None:
+    """Its inode may be the same when nobody had it open."""
+    tail = LogTail(str(path))
+    append(path, numbered(1, 20))
+    look(tail)
+    if closed:
+        tail.close()
+    path.unlink()
+    append(path, numbered(101, 140))
+    assert b"".join(look(tail)) == numbered(101, 140)
+
+
+def test_a_log_replaced_by_an_older_one_is_read_from_its_top(path: Path) -> None:
+    other = path.with_name("backup")
+    append(other, numbered(1, 50))
+    os.utime(other, (1, 1))
+    tail = LogTail(str(path))
+    append(path, numbered(51, 60))
+    look(tail)
+    other.rename(path)
+    assert b"".join(look(tail)) == numbered(1, 50)
+
+
+def test_a_log_replaced_by_a_longer_copy_of_itself_is_read_on(path: Path) -> None:
+    """As rsync and editors do it."""
+    tail = LogTail(str(path))
+    append(path, numbered(1, 20) + b"unfin")
+    look(tail)
+    append(path.with_name("copy"), numbered(1, 20) + b"unfinished\n" + numbered(21, 22))
+    path.with_name("copy").rename(path)
+    assert b"".join(look(tail)) == b"unfinished\n" + numbered(21, 22)
+    assert tail.generation == 0
+
+
+def test_a_short_text_that_agrees_is_no_copy(path: Path) -> None:
+    text = b"x" * (COPY_MARK_BYTES - 2) + b"\n"
+    append(path, text)
+    tail = LogTail(str(path))
+    look(tail)
+    append(path.with_name("other"), text)
+    path.with_name("other").rename(path)
+    assert look(tail) == [text]
+
+
+@pytest.mark.parametrize("name", ["preadv", "fstat"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_handle_that_fails_is_reported_and_the_reading_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    append(path, numbered(1, 10) + b"unfin")
+    tail = LogTail(str(path))
+    found = b"".join(look(tail))
+    append(path, b"ished\n")
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    if name == "fstat":
+        path.rename(path.with_suffix(".1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        for _ in range(2):
+            assert look(tail) == []
+            assert tail.problem == os.strerror(number)
+    assert b"".join([found, *look(tail)]) == numbered(1, 10) + b"unfinished\n"
+    assert (tail.problem, tail.generation) == (None, 0)
+    assert len(open_files(str(path.parent))) == 1
+
+
+def test_a_stale_file_that_has_been_replaced_is_left_for_the_new_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(path, numbered(1, 10))
+    tail = LogTail(str(path))
+    look(tail)
+
+    def stale(*_: object) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    append(path, b"lost\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", stale)
+        look(tail)
+    path.unlink()
+    append(path.with_name("new"), numbered(50, 80))
+    path.with_name("new").rename(path)
+    assert b"".join(look(tail)) == numbered(50, 80)
+    assert tail.generation == 1
+
+
+def test_a_path_that_cannot_be_reached_for_a_while_costs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(path, b"one\n")
+    tail = LogTail(str(path))
+    look(tail)
+    append(path, b"two\n")
+    real = os.stat
+
+    def refuse(where: str, **options: bool) -> os.stat_result:
+        if str(where) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(where, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        assert look(tail) == [b"two\n"], "through the descriptor"
+        assert tail.problem == "Permission denied"
+    append(path, b"three\n")
+    assert look(tail) == [b"three\n"]
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "is a FIFO"),
+        (Path.mkdir, "is a directory"),
+        (make_socket, "is a socket"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device"),
+        (lambda path: path.symlink_to(path), os.strerror(errno.ELOOP)),
+    ],
+)
+def test_what_is_no_file_is_never_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], problem: str
+) -> None:
+    make(path)
+    tail = LogTail(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+        assert look(tail) == []
+        tail.skip_older(1e12)
+        tail.start_at_end()
+    assert tail.problem == problem
+    path.rmdir() if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()
+    append(path, b"now a file\n")
+    assert [*look(tail), tail.problem] == [b"now a file\n", None]
+
+
+def test_a_log_that_may_not_be_read_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(path, b"secret\n")
+    tail = LogTail(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied")))
+        assert (look(tail), tail.problem) == ([], "Permission denied")
+    assert LogTail(str(path.with_name("absent"))).problem is None
+
+
+def test_a_look_at_much_ends_when_its_time_is_over(path: Path) -> None:
+    with path.open("wb") as out:
+        out.write(numbered(1, 10))
+        out.truncate(100 << 30)  # sparse: as much as a huge log
+    tail = LogTail(str(path))
+    found = [bytes(buffer[:end]) for buffer, end, _ in tail.pieces(1 << 40, lambda: True)]
+    assert found == [numbered(1, 10)]
+    assert tail.bytes_read == CHUNK_BYTES
+    assert tail.lag_bytes == (100 << 30) - CHUNK_BYTES
+
+
+def test_looks_at_two_logs_may_be_interleaved(path: Path) -> None:
+    other = path.with_name("other.log")
+    append(path, numbered(1, 100_000))
+    append(other, numbered(200_001, 300_000))
+    both = list(zip(LogTail(str(path)).read(), LogTail(str(other)).read(), strict=True))
+    assert b"".join(text for text, _ in both) == numbered(1, 100_000)
+    assert b"".join(text for _, text in both) == numbered(200_001, 300_000)
+
+
+def test_a_look_that_is_broken_off_goes_on_after_the_piece_it_gave(path: Path) -> None:
+    append(path, numbered(1, 200_000))
+    tail = LogTail(str(path))
+    buffer, end, _ = next(tail.pieces())
+    first = bytes(buffer[:end])
+    assert b"".join([first, *look(tail)]) == numbered(1, 200_000)
+
+
+def test_joining_at_the_end_begins_with_the_next_record(path: Path) -> None:
+    append(path, b"one\ntw")
+    tail = LogTail(str(path))
+    tail.start_at_end()
+    assert look(tail) == []
+    append(path, b"o")
+    assert look(tail) == []
+    tail = restart(tail)
+    append(path, b"\nthree\n")
+    assert pieces(tail) == [(b"three\n", 8)]
+
+
+@pytest.mark.parametrize(("most", "found"), [(0, b""), (3, b""), (4, b"ccc\n"), (5, b"ccc\n"), (8, b"bbb\nccc\n")])
+def test_joining_near_the_end_begins_with_a_whole_record(path: Path, most: int, found: bytes) -> None:
+    append(path, b"aaa\nbbb\nccc\n")
+    tail = LogTail(str(path))
+    tail.start_near_end(most)
+    assert b"".join(look(tail)) == found
+    append(path, b"ddd\n")
+    assert look(tail) == [b"ddd\n"]
+
+
+def test_joining_a_small_or_absent_log_begins_at_its_top(path: Path) -> None:
+    tail = LogTail(str(path))
+    tail.start_at_end()
+    append(path, b"one\ntwo\n")
+    assert look(tail) == [b"one\ntwo\n"]
+    tail = LogTail(str(path))
+    tail.start_near_end(1000)
+    assert look(tail) == [b"one\ntwo\n"]
+
+
+def test_a_reader_started_anew_goes_on_where_the_last_one_was(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\ntw")
+    assert look(tail) == [b"one\n"]
+    tail = restart(tail)
+    append(path, b"o\n")
+    assert look(tail) == [b"two\n"]
+    assert (tail.bytes_read, tail.generation, tail.problem) == (8, 0, None)
+
+
+def test_a_log_rotated_away_while_nobody_read_is_read_to_its_end(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\n")
+    look(tail)
+    state = tail.state()
+    tail.close()
+    append(path, b"two\nthr")
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"b\n")
+    path.with_name("worker.log.1").rename(path.with_name("worker.log.2"))
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"c\n")
+    assert look(LogTail.restore(str(path), state)) == [b"two\n", b"thr", b"b\n", b"c\n"]
+
+
+def test_a_log_that_is_gone_when_the_reader_starts_anew_is_said_to_be(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, numbered(1, 10))
+    look(tail)
+    state = tail.state()
+    tail.close()
+    path.write_bytes(numbered(101, 190))
+    tail = LogTail.restore(str(path), state)
+    assert b"".join(look(tail)) == numbered(101, 190)
+    assert tail.generation == 1
+    tail = LogTail.restore(str(path), state)
+    path.unlink()
+    assert look(tail) == []
+    assert (tail.lag_bytes, tail.generation) == (0, 1)
+    assert tail.problem is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": -1},
+        {"offset": 9},
+        {"read": "x"},
+        {"mark": "zz"},
+        {"mark": "00" * (MARK_BYTES + 1)},
+        {"mark": None},
+        {"inode": []},
+        {"read": 1 << 40},
+        {"bytes_read": {}},
+    ],
+)
+def test_a_state_that_makes_no_sense_begins_at_the_top(path: Path, change: dict[str, object]) -> None:
+    append(path, b"one\ntwo\n")
+    tail = LogTail(str(path))
+    look(tail)
+    state = tail.state() | change
+    tail.close()
+    assert look(LogTail.restore(str(path), state)) == look(LogTail.restore(str(path), {})) == [b"one\ntwo\n"]
+
+
+def test_a_new_log_that_begins_like_the_one_rotated_away_is_read_from_its_top(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, numbered(1, 20))
+    look(tail)
+    path.rename(path.with_name("worker.log.1"))
+    append(path, numbered(1, 22))
+    assert b"".join(look(tail)) == numbered(1, 22)
+
+
+def test_a_rotated_log_is_read_in_small_looks_with_its_records_whole(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"a\n")
+    look(tail)
+    append(path, b"one\ntwo\nthree")
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"new\n")
+    found = []
+    for left in (14, 11, 8, 5, 4):
+        found += [text for text, _ in pieces(tail, 3)]
+        assert tail.lag_bytes == left
+    assert found == [b"one\n", b"two\n", b"three"]
+
+
+def test_a_new_file_rotated_away_under_any_name_is_read_if_it_was_seen(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"a\n")
+    look(tail)
+    path.rename(path.with_name("first"))
+    path.touch()
+    look(tail)
+    append(path, b"b\n")
+    path.rename(path.with_name("second"))
+    assert look(tail) == [b"b\n"]
+    append(path, b"c\n")
+    assert look(tail) == [b"c\n"]
+
+
+def test_a_log_just_written_to_is_looked_at_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written to twice within the resolution of its mtime, it shows the same mtime."""
+    append(path, numbered(10, 19))
+    found = os.stat(path)
+    tail = LogTail(str(path))
+    look(tail)
+    path.write_bytes(numbered(20, 29))
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda place, **more: found if str(place) == str(path) else real(place, **more))
+    assert b"".join(look(tail)) == numbered(20, 29)
+
+
+def test_another_file_that_now_has_the_inode_is_not_read(path: Path) -> None:
+    append(path, numbered(1, 10))
+    tail = LogTail(str(path))
+    look(tail)
+    state = tail.state()
+    tail.close()
+    foreign = path.with_name("foreign.txt")
+    append(foreign, b"of no concern\n" * 100)
+    path.unlink()
+    append(path, b"new\n")
+    tail = LogTail.restore(str(path), state | {"inode": foreign.stat().st_ino})
+    assert look(tail) == [b"new\n"]
+    assert tail.problem is not None
+
+
+def test_a_log_truncated_and_then_rotated_while_nobody_read_is_read_from_its_top(path: Path) -> None:
+    append(path, numbered(1, 10))
+    tail = LogTail(str(path))
+    look(tail)
+    state = tail.state()
+    tail.close()
+    path.write_bytes(numbered(101, 120))
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"new\n")
+    assert b"".join(look(LogTail.restore(str(path), state))) == numbered(101, 120) + b"new\n"
+
+
+def test_rotated_files_of_one_moment_are_each_read_once(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"a\n")
+    look(tail)
+    path.rename(path.with_name("worker.log.2"))
+    append(path, b"b\n")
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"c\n")
+    for name in ("worker.log.1", "worker.log.2"):
+        os.utime(path.with_name(name), (1, 1))
+    assert look(tail) == [b"b\n", b"c\n"]
+
+
+def test_a_log_rewritten_to_the_same_size_and_then_rotated_is_read(path: Path) -> None:
+    tail = LogTail(str(path))
+    append(path, b"one\n")
+    look(tail)
+    path.write_bytes(b"two\n")
+    path.rename(path.with_name("worker.log.1"))
+    append(path, b"three\n")
+    assert look(tail) == [b"two\n", b"three\n"]

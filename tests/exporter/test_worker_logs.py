@@ -1,10 +1,14 @@
 """Where the logs of a run are, and their ends."""
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exporter.readers.worker_logs import log_paths, read_end, run_suffix
+from exporter.readers.worker_logs import RESCAN_S, LogFinder, log_paths, progress_path, read_end, run_suffix
 from tests.exporter.support import make_task
 
 
@@ -17,6 +21,8 @@ def test_each_run_has_files_of_its_own(attempt: int, restart: int, suffix: str) 
         Path(f"/runs/1/node02_worker_w3{suffix}.out"),
         Path(f"/runs/1/node02_worker_w3{suffix}.err"),
     )
+    progress = progress_path(make_task(3), Path("/runs/1"), "node02", attempt, restart)
+    assert progress == Path(f"/runs/1/progress/node02_worker_w3{suffix}.jsonl")
 
 
 def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
@@ -28,3 +34,105 @@ def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
 def test_the_end_of_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
     assert read_end(tmp_path / "gone", 4) == b""
     assert read_end(tmp_path, 4) == b""
+
+
+def rank_of(name: str) -> int | None:
+    digits = "".join(character for character in name if character.isdigit())
+    return int(digits) if digits else None
+
+
+def scans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often folders have been read since this was last asked."""
+    real, seen = os.scandir, []
+
+    def scandir(place: Path) -> Any:
+        seen.append(place)
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+    def count() -> int:
+        number = len(seen)
+        seen.clear()
+        return number
+
+    return count
+
+
+def test_files_are_found_by_pattern_and_rank(tmp_path: Path) -> None:
+    for name in ("rank_1.log", "rank_0.log", "rank_0.b.log", "rank_2.txt", ".rank_3.log", "none.log"):
+        (tmp_path / name).touch()
+    (tmp_path / "rank_4.log").mkdir()
+    (tmp_path / "rank_5.log").symlink_to(tmp_path / "rank_1.log")
+    assert LogFinder(tmp_path, "*.log", rank_of).find() == {
+        0: [tmp_path / "rank_0.b.log", tmp_path / "rank_0.log"],
+        1: [tmp_path / "rank_1.log"],
+    }
+
+
+def test_new_and_deleted_files_are_noticed(tmp_path: Path) -> None:
+    finder = LogFinder(tmp_path / "logs", "*.log", rank_of)
+    assert finder.find() == {}
+    (tmp_path / "logs").mkdir()
+    assert finder.find() == {}
+    for rank in range(3):
+        (tmp_path / "logs" / f"{rank}.log").touch()
+        assert list(finder.find()) == list(range(rank + 1))
+    (tmp_path / "logs" / "1.log").unlink()
+    assert list(finder.find()) == [0, 2]
+    (tmp_path / "logs").rename(tmp_path / "old")
+    assert finder.find() == {}
+
+
+def test_a_folder_without_new_names_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0.log").touch()
+    os.utime(tmp_path, (1, 1))
+    count, finder = scans(monkeypatch), LogFinder(tmp_path, "*.log", rank_of)
+    assert list(finder.find()) == [0]
+    (tmp_path / "0.log").write_text("more")
+    assert list(finder.find()) == [0]
+    assert count() == 1
+    (tmp_path / "1.log").touch()
+    assert list(finder.find()) == [0, 1]
+    assert count() == 1
+
+
+def test_a_folder_that_has_just_changed_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second file within the resolution of its mtime leaves the mtime as it is."""
+    (tmp_path / "0.log").touch()
+    now = time.time()
+    os.utime(tmp_path, (now, now))
+    finder = LogFinder(tmp_path, "*.log", rank_of)
+    assert list(finder.find()) == [0]
+    (tmp_path / "1.log").touch()
+    os.utime(tmp_path, (now, now))
+    assert list(finder.find()) == [0, 1]
+
+
+def test_a_folder_is_read_now_and_then_whatever_its_mtime_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime(tmp_path, (1, 1))
+    finder = LogFinder(tmp_path, "*.log", rank_of)
+    assert finder.find() == {}
+    (tmp_path / "0.log").touch()
+    os.utime(tmp_path, (1, 1))
+    assert finder.find() == {}
+    later = time.monotonic() + RESCAN_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert list(finder.find()) == [0]
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0.log").touch()
+    finder = LogFinder(tmp_path, "*.log", rank_of)
+    finder.find()
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        assert list(finder.find()) == [0]
+    (tmp_path / "1.log").touch()
+    assert list(finder.find()) == [0, 1]
