@@ -1,0 +1,36 @@
+"""Our estimator behind the interface of the scorer of progress traces: ``bench.eta_score:Estimator``."""
+
+from exporter.derive.eta import Alarms, Estimate, peer_pace, slowest
+from exporter.derive.eta import Estimator as OneWorker
+
+
+class Estimator:
+    """A job: one estimator for each worker, the job ends with its slowest."""
+
+    combine = "multi"
+    wants_arrival = True
+
+    def __init__(self) -> None:
+        self._workers: dict[int, OneWorker] = {}
+        self._unfinished: set[int] = set()
+
+    def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
+        """A line of one worker."""
+        self._workers.setdefault(worker, OneWorker()).update(t, done, total, arrival)
+        if total is not None and done >= total:
+            self._unfinished.discard(worker)
+        else:
+            self._unfinished.add(worker)
+
+    def estimate(self, now: float) -> Estimate | None:
+        """Seconds left of the job."""
+        peers = peer_pace(worker.pace for worker in self._workers.values()) if len(self._workers) > 1 else None
+        return slowest(self._workers[name].estimate(now, peers) for name in self._unfinished)
+
+    def alarms(self, now: float) -> Alarms:
+        """What seems wrong with any of the workers."""
+        found = [self._workers[name].alarms(now) for name in self._unfinished]
+        return {
+            "stalled": any(alarms["stalled"] for alarms in found),
+            "slowdown": any(alarms["slowdown"] for alarms in found),
+        }

@@ -1,0 +1,149 @@
+"""Several ways to see the work ahead: each tells the seconds that the next items take."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+EXPERTS = ("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend")
+TREND_SHARE = 0.6
+"""Trends are fitted to this last part of the work."""
+TREND_SEGMENTS = 8
+TREND_ERRORS = 4.0
+"""A slope counts from this many standard errors on."""
+SLOWEST_FALL = 0.15
+"""A falling trend ends at this part of the present time per item."""
+MOST_GROWTH = 1.5
+"""An exponential trend ends when time per item has grown by exp() of this."""
+
+
+class Trend(NamedTuple):
+    """A line through time per item (or its logarithm) over items done."""
+
+    level: float
+    """At ``items``."""
+    slope: float
+    items: float
+
+
+class Outlook(NamedTuple):
+    """What the experts think of seconds per item, now and for each further item."""
+
+    whole: float
+    speed: float
+    recent: float
+    moving: float
+    linear: float
+    linear_slope: float
+    exponential: float
+    exponential_slope: float
+
+
+def forecasts(outlook: Outlook, items: float) -> tuple[float, ...]:
+    """Seconds of work for the next items, in the order of EXPERTS."""
+    return (
+        outlook.whole * items,
+        outlook.speed * items,
+        outlook.recent * items,
+        linear_work(outlook.linear, outlook.linear_slope, items),
+        outlook.moving * items,
+        exponential_work(outlook.exponential, outlook.exponential_slope, items),
+    )
+
+
+def linear_work(pace: float, slope: float, items: float) -> float:
+    """Seconds when seconds per item change by ``slope`` with each item."""
+    if slope < 0:
+        falling = min(items, (SLOWEST_FALL - 1) * pace / slope)
+        return pace * falling + slope * falling * falling / 2 + SLOWEST_FALL * pace * (items - falling)
+    return pace * items + slope * items * items / 2
+
+
+def exponential_work(pace: float, slope: float, items: float) -> float:
+    """Seconds when the logarithm of seconds per item changes by ``slope`` with each item."""
+    growth = slope * items
+    if abs(growth) < 1e-6:
+        return pace * items
+    if growth <= MOST_GROWTH:
+        return pace * math.expm1(growth) / slope
+    growing = MOST_GROWTH / slope
+    return pace * (math.expm1(MOST_GROWTH) / slope + math.exp(MOST_GROWTH) * (items - growing))
+
+
+class Segment(NamedTuple):
+    """Work between two checkpoints."""
+
+    middle: float
+    """Items done in its middle."""
+    items: float
+    pace: float
+    log_pace: float
+
+
+def trends(segments: Sequence[Segment], change: float) -> tuple[Trend | None, Trend | None]:
+    """Lines through seconds per item and through their logarithm; None where it is not clearly one.
+
+    ``change``: items done when the present speed began. Where a step at that place explains the work better than a
+    line does, only what came after it can show a trend.
+    """
+    if len(segments) < TREND_SEGMENTS:
+        return None, None
+    _, _, pace0, log0 = segments[-1]
+    x0 = segments[-1].middle
+    weight = x = xx = y = xy = yy = z = xz = zz = 0.0
+    weight_before = y_before = 0.0
+    # One pass for both, with sums from the last segment on: they stay small and so exact.
+    for middle, items, pace, log_pace in segments:
+        dx, dy, dz = middle - x0, pace - pace0, log_pace - log0
+        wx, wy, wz = items * dx, items * dy, items * dz
+        weight += items
+        x += wx
+        xx += wx * dx
+        y += wy
+        xy += wx * dy
+        yy += wy * dy
+        z += wz
+        xz += wx * dz
+        zz += wz * dz
+        if middle < change:
+            weight_before += items
+            y_before += wy
+    line = Sums(weight, x, xx, y, xy, yy)
+    if 0 < weight_before < weight and line.by_step(weight_before, y_before) > line.by_line():
+        return trends([segment for segment in segments if segment.middle >= change], -math.inf)
+    freedom = len(segments) - 2
+    return clear_trend(line, freedom, x0, pace0), clear_trend(Sums(weight, x, xx, z, xz, zz), freedom, x0, log0)
+
+
+class Sums(NamedTuple):
+    """Weighted sums of a least-squares fit."""
+
+    weight: float
+    x: float
+    xx: float
+    y: float
+    xy: float
+    yy: float
+
+    def by_line(self) -> float:
+        """Sum of squares that a line explains."""
+        xx, xy = self.xx - self.x * self.x / self.weight, self.xy - self.x * self.y / self.weight
+        return xy * xy / xx if xx > 0 else 0.0
+
+    def by_step(self, weight_before: float, y_before: float) -> float:
+        """Sum of squares that two levels explain, of which the first has this weight and sum."""
+        difference = y_before / weight_before - (self.y - y_before) / (self.weight - weight_before)
+        return weight_before * (self.weight - weight_before) / self.weight * difference * difference
+
+
+def clear_trend(sums: Sums, freedom: int, x0: float, y0: float) -> Trend | None:
+    """The line, when its slope stands out of the noise. Sums are from the point (x0, y0) on."""
+    mean_x, mean_y = sums.x / sums.weight, sums.y / sums.weight
+    xx = sums.xx - sums.x * mean_x
+    if xx <= 0:
+        return None
+    xy = sums.xy - sums.x * mean_y
+    slope = xy / xx
+    residual = max(0.0, sums.yy - sums.y * mean_y - slope * xy) / freedom
+    if abs(slope) <= TREND_ERRORS * math.sqrt(residual / xx):
+        return None
+    return Trend(y0 + mean_y, slope, x0 + mean_x)

@@ -1,0 +1,47 @@
+"""How far off an estimate may be."""
+
+import math
+from typing import NamedTuple
+
+QUANTILE = 0.85
+"""Standard deviations on each side that hold the truth four times in five."""
+PAST_ERRORS = 1.2
+"""What is ahead goes wrong by more than what is behind did."""
+LEAST = 0.02
+
+
+class Estimate(NamedTuple):
+    """Seconds left: the middle estimate and the ends of an interval that should hold it 4 times in 5."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+def start_doubt(blocks: int) -> float:
+    """Doubt about the speed of a run that has just begun."""
+    return 0.25 / (1 + blocks / 4)
+
+
+def deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
+    """Standard deviation of the logarithm of the seconds left.
+
+    ``error`` is that of earlier estimates, ``sd`` that of a block's time per item, known from ``blocks`` of them;
+    ``start`` the doubt about the speed of a young run.
+    """
+    chance = math.expm1(sd * sd) * (1 / max(1.0, steps_left) + 1 / max(1, blocks))
+    return math.sqrt((PAST_ERRORS * error) ** 2 + chance + LEAST**2 + start**2)
+
+
+def around(seconds: float, sd: float, overdue: float) -> Estimate:
+    """The estimate with its interval; a line that is overdue moves only the upper end."""
+    width = math.exp(min(50.0, QUANTILE * sd))
+    return Estimate(seconds, seconds / width, seconds * width + 2 * overdue)
+
+
+def confidence(estimate: Estimate, blocks: int, stalled: bool) -> str:
+    """high, medium or low: by the width of the interval and the evidence behind it."""
+    width = (estimate.high - estimate.low) / estimate.seconds if estimate.seconds > 0 else 0.0
+    if stalled or blocks < 3 or width > 0.6:
+        return "low"
+    return "high" if width <= 0.2 and blocks >= 8 else "medium"
