@@ -61,9 +61,12 @@ FOUNDATION = (
 BELOW_COLLECTORS = (
     *(*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive"),
     *("exporter.collectors.base", "exporter.collectors.runs"),
+    *("exporter.collectors.follow", "exporter.collectors.pace"),
 )
 BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "exporter.sidecar")
 LIST = "exporter.collectors.__init__"
+PACKS = ("exporter.readers.packs", "exporter.readers.lexicon")
+"""Readers of what derive makes patterns of."""
 
 RULES = {
     "foundation": Rule(FOUNDATION, FOUNDATION),
@@ -71,8 +74,10 @@ RULES = {
         ("exporter.__init__", "launcher.__init__", "exporter.readers.__init__", "exporter.derive.__init__")
     ),
     "families": Rule(("exporter.families",), ("prometheus_client",), never=MACHINE),
-    "readers": Rule(("exporter.readers",), (*FOUNDATION, "exporter.readers", "psutil", "pynvml")),
-    "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE),
+    "readers": Rule(("exporter.readers",), (*FOUNDATION, "exporter.readers", "psutil", "pynvml"), besides=PACKS),
+    "packs": Rule(PACKS, (*FOUNDATION, "exporter.readers", "exporter.derive")),
+    "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE, besides=("exporter.derive.scanning",)),
+    "scanning": Rule(("exporter.derive.scanning",), ("exporter.derive", "ahocorasick_rs", "regex"), never=MACHINE),
     "collectors": Rule(("exporter.collectors",), BELOW_COLLECTORS, besides=(LIST,)),
     "list of collectors": Rule((LIST,), ("exporter.collectors",)),
     "refresh": Rule(("exporter.refresh",), BELOW_COLLECTORS),
@@ -80,7 +85,7 @@ RULES = {
     "service": Rule(("exporter.service",), (*BELOW_SERVICE, "aiohttp")),
     "all but service": Rule(
         ("exporter",),
-        ("exporter", "prometheus_client", "psutil", "pynvml"),
+        ("exporter", "prometheus_client", "psutil", "pynvml", "ahocorasick_rs", "regex"),
         never=("aiohttp", "launcher"),
         besides=("exporter.service", "exporter.monitor_config"),
     ),
@@ -94,7 +99,7 @@ RULES = {
         ("launcher",),
         (
             *(*FOUNDATION, "exporter.readers", "exporter.derive", "launcher"),
-            *("click", "pydantic", "requests", "rich", "yaml"),
+            *("click", "pydantic", "pydantic_core", "requests", "rich", "yaml"),
         ),
     ),
     "wrapper": Rule(

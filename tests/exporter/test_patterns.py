@@ -1,15 +1,18 @@
 """What lines of logs say, with lines as real programs write them."""
 
-import itertools
-import re
+import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, compile_pattern, merge
+from exporter.derive.findings import Findings
+from exporter.derive.patterns import Kind, Pattern, PatternError, compile_all, compile_pattern
+from exporter.derive.scanning import Engine
+from exporter.readers.packs import read_errors, read_pack
 
 HITS = {
     "items": ["Processed 120/1000 items", "2025-11-22 04:13:41 [INFO] Processed 0/7 items (12.5 items/s)"],
@@ -17,7 +20,7 @@ HITS = {
     "batch": ["Batch 12/640 done in 0.4 s"],
     "epoch": ["Epoch 3, lr 0.001", "Epoch: 12"],
     "throughput": ["rate 12.5 items/s", "1 item/s", "1.2e3 items/sec"],
-    "loss": ["loss: 0.123", "step 7 loss=1.5e-05 lr=0.1", "val loss = -0.3", "loss:.5"],
+    "loss": ["loss: 0.123", "step 7 loss=1.5e-05 lr=0.1", "val loss = -0.3", "loss:.5", "loss: nan"],
     "cuda_oom": [
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capacity)",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
@@ -50,7 +53,7 @@ HITS = {
         "BrokenPipeError: [Errno 32] Broken pipe",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
     ],
-    "data_error": ["skipping corrupted record 17", "corrupt file shard-3.tar", "json.decoder: parse error at 7"],
+    "data_error": ["skipping corrupted record 17", "corrupt file a.tar", "parse error at 7", "invalid data at byte 7"],
     "python_traceback": ["Traceback (most recent call last):", "[rank0]: Traceback (most recent call last):"],
 }
 """Lines that a pattern must match."""
@@ -61,7 +64,7 @@ MISSES = {
     "batch": ["Batch size 64", "Batch 7"],
     "epoch": ["epochs: 10", "Epochs 10", "num_epoch=3"],
     "throughput": ["12 tokens/s", "items/s: 12"],
-    "loss": ["train_loss: 0.5", "loss: nan", "lossless 5", "loss_scale=1024"],
+    "loss": ["train_loss: 0.5", "loss: unknown", "lossless 5", "loss_scale=1024"],
     "cuda_oom": [
         "Out of memory: Killed process 4242 (python3)",
         "MemoryError: out of memory",
@@ -88,7 +91,10 @@ MISSES = {
     ],
     "connection": ["connection pool of 8", "max_connections: 100", "connected to redis"],
     "peer_lost": ["peer 3 joined", "reset the connection pool", "peer-to-peer access enabled"],
-    "data_error": ["skip_corrupt_files: true", "parser ready", "data is intact"],
+    "data_error": [
+        *("skip_corrupt_files: true", "parser ready", "data is intact"),
+        *("0 corrupt records", "corrupted files: 0", "parse errors: 0"),
+    ],
     "python_traceback": ["no Traceback (most recent call last):", "traceback: on", "Traceback"],
 }
 """Lines that it must not match."""
@@ -107,14 +113,28 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 connection_pool: 8
 """
 
-ALL = {pattern.name: pattern for pattern in (*PROGRESS, *ERRORS)}
+STANDARD = (*read_pack("generic").patterns, *read_errors())
+ENGINE = Engine(STANDARD)
+
+
+def names(found: Findings) -> set[str]:
+    """Every pattern that has found something."""
+    return {position.pattern for position in found.positions} | found.values.keys() | found.errors.keys()
+
+
+def positions(found: Findings) -> list[tuple[bool, int, int | None]]:
+    """(whether it is a resume, done, total) of each position."""
+    return [(position.resumed, position.done, position.total) for position in found.positions]
+
+
+def numbers(found: Findings) -> dict[str, float]:
+    """Each value that no rank is named with."""
+    return {name: of_ranks[None].number for name, of_ranks in found.values.items()}
 
 
 def matches(name: str, line: str) -> bool:
-    """Whether the scanner finds the pattern in the line, alone and between others."""
-    pattern = ALL[name]
-    scanner = Scanner((pattern,), ()) if pattern in PROGRESS else Scanner((), (pattern,))
-    alone, amid = (scanner.scan(text.encode()) != Scan() for text in (line, f"begin\n{line}\nend\n"))
+    """Whether the pattern finds something in the line, alone and between others."""
+    alone, amid = (name in names(ENGINE.scan(text.encode())) for text in (line, f"begin\n{line}\nend\n"))
     assert alone == amid
     return alone
 
@@ -129,54 +149,63 @@ def test_a_pattern_leaves_other_lines_alone(name: str, line: str) -> None:
     assert not matches(name, line)
 
 
-def test_every_pattern_has_lines_to_match_and_to_leave_alone() -> None:
-    assert HITS.keys() == MISSES.keys() == ALL.keys()
-    assert len(ALL) == len(PROGRESS) + len(ERRORS)
+def test_the_lines_to_match_and_to_leave_alone_are_of_patterns_that_are_there() -> None:
+    assert HITS.keys() == MISSES.keys() <= {pattern.name for pattern in STANDARD}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", HITS)
 def test_a_line_with_a_match_holds_one_of_the_literals(name: str) -> None:
-    assert ALL[name].literals
-    assert all(ALL[name].may_match(line.encode()) for line in HITS[name])
+    of_name = [pattern for pattern in STANDARD if pattern.name == name]
+    assert all(pattern.literals for pattern in of_name)
+    for line in HITS[name]:
+        assert any(pattern.may_match(line.encode()) for pattern in of_name)
 
 
 def test_every_error_has_a_severity_and_no_progress_has_one() -> None:
-    assert {pattern.severity for pattern in ERRORS} <= {"critical", "warning"}
-    assert {pattern.severity for pattern in PROGRESS} == {None}
+    assert {pattern.severity for pattern in STANDARD if pattern.kind is Kind.ERROR} <= {"critical", "warning"}
+    assert {pattern.severity for pattern in STANDARD if pattern.kind is not Kind.ERROR} == {None}
 
 
 def test_a_configuration_dump_is_no_error_and_no_progress() -> None:
-    assert Scanner().scan(CONFIGURATION.encode()) == Scan()
+    assert ENGINE.scan(CONFIGURATION.encode()) == Findings()
 
 
 def test_a_value_stands_on_the_line_of_its_name() -> None:
-    assert Scanner().scan(b"Computing the loss:\n2025-11-22 04:13:41 [INFO] next\n").values == {}
+    assert ENGINE.scan(b"Computing the loss:\n2025-11-22 04:13:41 [INFO] next\n").values == {}
 
 
-def test_positions_come_in_the_order_of_the_log() -> None:
+def test_positions_come_in_the_order_of_the_log_and_each_pattern_gives_one_of_a_record() -> None:
     text = b"Processed 80/100 items\nResuming at 60/100 items\nProcessed 66/100 items Processed 65/100 items\n"
-    assert Scanner().scan(text).positions == [(False, 80, 100), (True, 60, 100), (False, 66, 100), (False, 65, 100)]
+    assert positions(ENGINE.scan(text)) == [(False, 80, 100), (True, 60, 100), (False, 66, 100)]
 
 
 def test_the_last_value_counts() -> None:
-    values = Scanner().scan(b"Epoch 1 loss: 3\nEpoch 2 loss: 2.5e-1\n7 items/s\n").values
+    values = numbers(ENGINE.scan(b"Epoch 1 loss: 3\nEpoch 2 loss: 2.5e-1\n7 items/s\n"))
     assert values == {"epoch": 2.0, "loss": 0.25, "throughput": 7.0}
+
+
+def test_a_loss_that_is_no_number_any_more_is_a_value() -> None:
+    assert math.isnan(numbers(ENGINE.scan(b"loss: 3\nloss: nan\n"))["loss"])
 
 
 def test_an_error_counts_once_for_each_line() -> None:
     text = b"Connection refused, Connection refused\nfine\nConnection reset\nNo space left on device"
-    assert Scanner().scan(text).errors == {"connection": 2, "disk_full": 1}
+    assert ENGINE.scan(text).errors == {"connection": 2, "disk_full": 1}
 
 
 def test_a_log_that_is_not_utf8_is_scanned_all_the_same() -> None:
-    assert Scanner().scan(b"\xff\xfe Processed 3/9 items \x80\nCUDA out of memory\xff").positions == [(False, 3, 9)]
+    found = ENGINE.scan(b"\xff\xfe Processed 3/9 items \x80\nCUDA out of memory\xff")
+    assert (positions(found), found.errors) == ([(False, 3, 9)], {"cuda_oom": 1})
 
 
 def scan_elsewhere(text: str) -> str:
-    """Positions in the value of an expression; in another process, since a regular expression cannot be interrupted."""
-    program = f"from exporter.derive.patterns import Scanner; print(Scanner().scan({text}).positions)"
+    """Positions in the value of an expression; in another process: a regular expression cannot be interrupted."""
+    program = (
+        "from exporter.derive.scanning import Engine; from exporter.readers.packs import read_errors, read_pack\n"
+        f"print(Engine((*read_pack('generic').patterns, *read_errors())).scan({text}).positions)"
+    )
     argv = [sys.executable, "-I", "-c", program]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=2, check=True).stdout.strip()
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
 def test_a_long_run_of_digits_is_scanned_in_no_time() -> None:
@@ -194,15 +223,15 @@ def test_a_count_of_no_kills_is_no_kill(line: str) -> None:
 
 def test_a_number_beyond_every_count_is_no_position_for_a_jobs_own_pattern() -> None:
     """Such a number can be no float, and every rate computed from it would fail."""
-    assert Scanner((own("items", r"done (\d+)"),), ()).scan(b"done " + b"9" * 400).positions == []
+    assert Engine([own("items", r"done (\d+)", Kind.POSITION)]).scan(b"done " + b"9" * 400) == Findings()
 
 
-def own(name: str, pattern: str, severity: str | None = None) -> Pattern:
-    return compile_pattern(name, pattern, severity)
+def own(name: str, pattern: str, kind: Kind) -> Pattern:
+    return compile_pattern(name, pattern, kind=kind, own=True)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text", "positions"),
+    ("pattern", "text", "expected"),
     [
         (r"step (\d+)/(\d+)", b"step 3/9", [(False, 3, 9)]),
         (r"step (\d+)", b"step 3/9", [(False, 3, None)]),
@@ -214,67 +243,82 @@ def own(name: str, pattern: str, severity: str | None = None) -> Pattern:
     ],
 )
 def test_a_job_may_say_its_position_in_its_own_way(
-    pattern: str, text: bytes, positions: list[tuple[bool, int, int | None]]
+    pattern: str, text: bytes, expected: list[tuple[bool, int, int | None]]
 ) -> None:
-    assert Scanner((own("items", pattern),), ()).scan(text).positions == positions
+    assert positions(Engine([own("items", pattern, Kind.POSITION)]).scan(text)) == expected
 
 
 @pytest.mark.parametrize(
     ("pattern", "values"), [(r"lr=(\S+)", {"lr": 0.5}), (r"lr=\S+", {}), (r"(lr)=", {}), (r"absent (\d)", {})]
 )
 def test_a_value_needs_a_group_that_is_a_number(pattern: str, values: dict[str, float]) -> None:
-    assert Scanner((own("lr", pattern),), ()).scan(b"lr=0.5\n").values == values
+    assert numbers(Engine([own("lr", pattern, Kind.VALUE)]).scan(b"lr=0.5\n")) == values
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:
-    with pytest.raises(re.error):
-        compile_pattern("oom", "(out of memory")
+    with pytest.raises(PatternError):
+        compile_pattern("oom", "(out of memory", kind=Kind.ERROR)
 
 
-def test_patterns_of_a_job_replace_those_of_the_same_name_and_follow_the_others() -> None:
-    standard = (own("a", "1"), own("b", "2"))
-    merged = merge(standard, [own("c", "3"), own("a", "4", "critical")])
-    assert [(pattern.name, pattern.regex.pattern) for pattern in merged] == [("a", b"4"), ("b", b"2"), ("c", b"3")]
-    assert merge(standard, ()) == standard
+def test_only_what_counts_has_a_unit() -> None:
+    assert own("items", r"(\d)", Kind.POSITION).unit == own("resume", r"(\d)", Kind.RESUME).unit == "items"
+    pattern = compile_pattern("items", "gpu 1", "info", kind=Kind.ERROR, error_class="cuda_error")
+    assert (pattern.unit, pattern.severity, pattern.error_class) == (None, "info", "cuda_error")
 
 
-def joined(scans: list[Scan]) -> Scan:
-    """What several scans say together."""
-    whole = Scan()
-    for scan in scans:
-        whole.positions += scan.positions
-        whole.values |= scan.values
-        for name, count in scan.errors.items():
-            whole.errors[name] = whole.errors.get(name, 0) + count
-    return whole
-
-
-LINES = st.lists(
-    st.sampled_from([line for lines in (*HITS.values(), *MISSES.values()) for line in lines] + ["", "plain"]),
-    max_size=12,
-)
-SCANNER = Scanner()
-
-
-@given(LINES.flatmap(lambda lines: st.tuples(st.just(lines), st.lists(st.integers(0, len(lines)), max_size=4))))
-def test_cuts_at_line_ends_change_nothing(drawn: tuple[list[str], list[int]]) -> None:
-    lines, places = drawn
-    ends = [0, *sorted(places), len(lines)]
-    texts = ["".join(f"{line}\n" for line in lines[start:end]) for start, end in itertools.pairwise(ends)]
-    assert joined([SCANNER.scan(text.encode()) for text in texts]) == SCANNER.scan("".join(texts).encode())
+def test_the_literals_of_a_pattern_are_found_in_it() -> None:
+    assert own("items", r"(\d+) of (\d+) shards", Kind.POSITION).literals == (b" shards",)
 
 
 @pytest.mark.parametrize(
-    "pieces",
-    [(b"Connection refused\r", b"Connection refused\n"), (b"50%|###\r", b"Traceback (most recent call last):\n")],
-    ids=["one line twice", "begin of line"],
+    ("text", "position", "caret"),
+    [
+        ("(out of memory", 0, "(out of memory\n^"),
+        ("für [a-", 4, "für [a-\n    ^"),
+        ("first\n  *(?P<a>b)(", 17, "  *(?P<a>b)(\n           ^"),
+        ("a{3,2}", 2, "a{3,2}\n  ^"),
+        ("half \ud800", 5, "half \ud800\n     ^"),
+    ],
 )
-def test_cuts_at_returns_change_nothing(pieces: tuple[bytes, bytes]) -> None:
-    assert joined([SCANNER.scan(piece) for piece in pieces]) == SCANNER.scan(b"".join(pieces))
+def test_a_fault_in_a_pattern_has_a_place(text: str, position: int, caret: str) -> None:
+    with pytest.raises(PatternError) as refused:
+        compile_pattern("oom", text, kind=Kind.ERROR)
+    assert (refused.value.position, refused.value.caret(text)) == (position, caret)
+    assert str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": Kind.POSITION, "unit": "furlongs"}, {"kind": Kind.PAIRS, "keys": {"": "loss"}}]
+)
+def test_a_field_that_means_nothing_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(PatternError) as refused:
+        compile_pattern("items", r"(\d)", **fields)
+    assert refused.value.caret(r"(\d)") == r"(\d)"
+
+
+def test_all_faults_of_a_users_patterns_are_said_at_once() -> None:
+    problems = compile_all(
+        [
+            ("items", r"done \d+"),
+            ("items", r"done (\d+)"),
+            ("lr", "(lr"),
+            ("loss", r"(\d*)"),
+            ("rate", r"(?P<rank>\d) it/s"),
+            ("step", "step\n(\\d+)"),
+            ("good", r"good (\d+)"),
+        ]
+    )
+    assert [problem.partition(":")[0] for problem in problems] == ["items", "items", "lr", "loss", "rate", "step"]
+    assert "\n    (lr\n    ^" in problems[2]
+    assert all(part in " ".join(problems) for part in ("no group", "two patterns", "empty text", "end of a line"))
+
+
+def test_an_error_needs_no_group() -> None:
+    assert compile_all([("oom", "out of memory")], Kind.ERROR) == []
+    assert compile_all([("oom", "out of memory")]) != []
 
 
 @given(st.binary(max_size=200))
 @example(b"Processed /")
 def test_any_bytes_can_be_scanned(text: bytes) -> None:
-    scan = SCANNER.scan(text)
-    assert all(count > 0 for count in scan.errors.values())
+    assert all(count > 0 for count in ENGINE.scan(text).errors.values())

@@ -1,0 +1,246 @@
+"""Searching logs: our engine beside reading alone and a plain loop over the lines, in CPU time of one run."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.clock import spread
+from bench.log_corpus import FLOOD, SHARES, Truth, write_log
+from exporter.derive.findings import Findings
+from exporter.derive.lexicon import GENERIC, Lexicon
+from exporter.derive.patterns import Kind, Pattern, compile_pattern
+from exporter.derive.scanning import Engine
+from exporter.readers.packs import read_errors, read_packs
+
+BYTES = 64 << 20
+"""Of the log of each profile."""
+SIZES = {FLOOD: 16 << 20}
+"""Of those that are of another size."""
+PLAIN_BYTES = 4 << 20
+"""That much of it is given to the plain loop."""
+MTAIL_BYTES = 32 << 20
+"""And that much to mtail: with less its start would count."""
+REAL = "with all patterns"
+"""Of the names of the rows for what a sidecar searches for."""
+CHUNK = 1 << 20
+ROUNDS = 5
+FILES, LOOKS, LINES = 32, 40, 25
+"""Of a live job: logs, looks at each, and lines that a look finds: 100 lines a second, four looks a second."""
+
+PATTERNS: tuple[Pattern, ...] = (
+    compile_pattern("documents", r"Encoded (\d+) of (\d+) documents", kind=Kind.POSITION, unit="items"),
+    compile_pattern("step", r"Step (\d+)/(\d+)", kind=Kind.POSITION, unit="steps"),
+    compile_pattern("bar", r"\d{1,3}%\|[^|]{0,400}\| (\d{1,18})/(\d{1,18}) \[", kind=Kind.POSITION, unit="items"),
+    compile_pattern("rate", r"(\d{1,18}\.?\d{0,18}) docs?/s", kind=Kind.VALUE),
+    compile_pattern("round", r"Round (\d+)", kind=Kind.VALUE),
+    compile_pattern("loss", r"train_loss=\s*(\d+\.?\d*)", kind=Kind.VALUE),
+    compile_pattern(
+        "stats",
+        r"Engine stats: .{0,80}?running: (?P<running>\d{1,9}).{0,80}?tokens/s: (?P<speed>\d{1,9}\.?\d{0,9})",
+        kind=Kind.VALUE,
+    ),
+    compile_pattern("oom", r"out of memory|OOM|CUDA failure", kind=Kind.ERROR),
+    compile_pattern("net", r"connection refused|timed out|network is down", kind=Kind.ERROR),
+    compile_pattern("data", r"corrupt|bad checksum|parse error", kind=Kind.ERROR),
+)
+SEARCHED: tuple[Pattern, ...] = (
+    *PATTERNS[:7],
+    compile_pattern("oom", r"ERROR.{0,80}(?:out of memory|OOM|CUDA failure)", kind=Kind.ERROR),
+    compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=Kind.ERROR),
+    compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=Kind.ERROR),
+)
+"""The same, with errors that the literals alone do not decide."""
+MTAIL_PROGRAM = "\n".join(
+    [
+        *(f"gauge {name}" for name in ("documents", "step", "bar", "rate", "round", "loss", "running", "speed")),
+        *(f"counter {name}" for name in ("oom", "net", "data")),
+        *(
+            r"/Encoded (\d+) of (\d+) documents/ {",
+            "  documents = $1",
+            "}",
+            r"/Step (\d+)\/(\d+)/ {",
+            "  step = $1",
+            "}",
+        ),
+        *(r"/\d+%\|[^|]*\| (\d+)\/(\d+) \[/ {", "  bar = $1", "}", r"/(\d+\.?\d*) docs?\/s/ {", "  rate = $1", "}"),
+        *(r"/Round (\d+)/ {", "  round = $1", "}", r"/train_loss=\s*(\d+\.?\d*)/ {", "  loss = $1", "}"),
+        *(r"/Engine stats: .*?running: (\d+).*?tokens\/s: (\d+\.?\d*)/ {", "  running = $1", "  speed = $2", "}"),
+        *("/out of memory|OOM|CUDA failure/ {", "  oom++", "}"),
+        *("/connection refused|timed out|network is down/ {", "  net++", "}"),
+        *("/corrupt|bad checksum|parse error/ {", "  data++", "}", ""),
+    ]
+)
+
+
+def measure() -> dict[str, Any]:
+    """Megabytes a second of CPU time for each profile, microseconds a look at a live log, and whether goals are met."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = {profile: Path(folder, f"{profile}.log") for profile in (*SHARES, FLOOD)}
+        truths = {profile: write_log(path, profile, SIZES.get(profile, BYTES)) for profile, path in logs.items()}
+        runs = [_Run(profile, logs[profile], truths[profile], PATTERNS) for profile in logs]
+        runs.append(_Run("searched flood", logs[FLOOD], truths[FLOOD], SEARCHED))
+        runs += [_Run(f"{name} {REAL}", logs[name], truths[name], _real()) for name in SHARES]
+        for _ in range(ROUNDS):
+            # both go round all logs, so that the memory caches help neither
+            for run in runs:
+                run.search()
+            for run in runs:
+                run.only_read()
+        found: dict[str, Any] = {run.name: run.figures() for run in runs}
+        found["live"] = _live(logs["typical"], PATTERNS)
+        found[f"live {REAL}"] = _live(logs["typical"], _real())
+        found["mtail"] = _mtail(logs["typical"], found["typical"]["engine_mb_s"]["median"])
+    goals = {
+        "backlog: 3 GB/s of a typical log": found["typical"]["engine_mb_s"]["median"] >= 3000,
+        "backlog: 2 GB/s of a dense log": found["dense"]["engine_mb_s"]["median"] >= 2000,
+        "backlog: 3 GB/s of a sparse log": found["sparse"]["engine_mb_s"]["median"] >= 3000,
+        "backlog: a quarter of reading alone": all(found[name]["of_reading"]["median"] >= 0.25 for name in SHARES),
+        "flood: 100 MB/s where literals decide": found[FLOOD]["engine_mb_s"]["median"] >= 100,
+        "flood: 3 times a plain loop otherwise": found["searched flood"]["of_plain"] >= 3,
+        "live: half a percent of a core": found["live"]["core_percent"]["median"] <= 0.5,
+        f"backlog: 3 GB/s of a typical log {REAL}": found[f"typical {REAL}"]["engine_mb_s"]["median"] >= 3000,
+        f"backlog: 2 GB/s of a dense log {REAL}": found[f"dense {REAL}"]["engine_mb_s"]["median"] >= 2000,
+        f"backlog: 3 GB/s of a sparse log {REAL}": found[f"sparse {REAL}"]["engine_mb_s"]["median"] >= 3000,
+        f"backlog: a quarter of reading alone {REAL}": all(
+            found[f"{name} {REAL}"]["of_reading"]["median"] >= 0.25 for name in SHARES
+        ),
+        f"live: half a percent of a core {REAL}": found[f"live {REAL}"]["core_percent"]["median"] <= 0.5,
+    }
+    return {"bytes": BYTES, "rounds": ROUNDS, **found, "goals": goals}
+
+
+def _real() -> tuple[Pattern, ...]:
+    """What a sidecar searches for: the ten patterns as those of a job, those of any program, and all errors."""
+    lexicon = Lexicon(read_packs(), read_errors(), PATTERNS, GENERIC)
+    return (*lexicon.progress(GENERIC), *lexicon.errors)
+
+
+class _Run:
+    """One log with one set of patterns, and megabytes a second of CPU time in each round."""
+
+    def __init__(self, name: str, path: Path, truth: Truth, patterns: Sequence[Pattern]) -> None:
+        self.name, self.path, self.truth, self.patterns = name, path, truth, patterns
+        self.engine, self.size = Engine(patterns), path.stat().st_size
+        self.ours: list[float] = []
+        self.reading: list[float] = []
+
+    def search(self) -> None:
+        """One look at the whole log; stops when it finds anything but what was written."""
+        seconds, found = _cpu(lambda: _search(self.path, self.engine))
+        _check(found, self.truth)
+        self.ours.append(self.size / seconds / 1e6)
+
+    def only_read(self) -> None:
+        """The least that anyone can do: read the log and find the last record end of each chunk."""
+        self.reading.append(self.size / _cpu(lambda: sum(end for _, end, _ in _chunks(self.path)))[0] / 1e6)
+
+    def figures(self) -> dict[str, Any]:
+        """Of all rounds, beside a plain loop over the lines."""
+        text = self.path.read_bytes()[:PLAIN_BYTES]
+        plain = len(text) / _cpu(lambda: _plain(text, self.patterns))[0] / 1e6
+        return {
+            "engine_mb_s": spread(self.ours),
+            "reading_mb_s": spread(self.reading),
+            "of_reading": spread([a / b for a, b in zip(self.ours, self.reading, strict=True)]),
+            "plain_mb_s": round(plain, 1),
+            "of_plain": round(spread(self.ours)["median"] / plain, 1),
+        }
+
+
+def _cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    begun = time.process_time()
+    result = work()
+    return time.process_time() - begun, result
+
+
+def _chunks(path: Path) -> Iterator[tuple[bytearray, int, int]]:
+    """(Buffer, end of its last record, offset) of each chunk; the buffer is used again."""
+    buffer, held, offset = bytearray(CHUNK + (64 << 10)), 0, 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with memoryview(buffer) as view:
+            while read := os.readv(descriptor, [view[held : held + CHUNK]]):
+                top = held + read
+                end = max(buffer.rfind(b"\n", held, top), buffer.rfind(b"\r", held, top)) + 1
+                yield buffer, end, offset
+                view[: top - end] = bytes(view[end:top])
+                held, offset = top - end, offset + end
+    finally:
+        os.close(descriptor)
+
+
+def _search(path: Path, engine: Engine) -> Findings:
+    scan = engine.begin()
+    for buffer, end, offset in _chunks(path):
+        scan.feed(buffer, end, offset)
+    with path.open("rb") as log:
+        return scan.finish(lambda offset, size: os.pread(log.fileno(), size, offset))
+
+
+def _check(found: Findings, truth: Truth) -> None:
+    """Stop when anything differs from what was written."""
+    positions = {p.pattern: (p.done, p.total) for p in found.positions if p.pattern in truth.positions}
+    values = {name: ranks[None].number for name, ranks in found.values.items() if name in truth.values}
+    errors = {name: found.errors.get(name, 0) for name in truth.errors}
+    if (positions, values, errors) != (truth.positions, truth.values, truth.errors):
+        raise AssertionError(f"{positions} {values} {errors} instead of {truth}")
+
+
+def _plain(text: bytes, patterns: Sequence[Pattern]) -> tuple[dict[str, int], dict[str, Any]]:
+    """Each pattern in each line, as one would write it first."""
+    counts, last = dict[str, int](), dict[str, Any]()
+    searches = [(pattern.name, pattern.kind is Kind.ERROR, pattern.regex.search) for pattern in patterns]
+    for line in re.split(rb"[\r\n]", text):
+        for name, is_error, search in searches:
+            if match := search(line):
+                if is_error:
+                    counts[name] = counts.get(name, 0) + 1
+                else:
+                    last[name] = match.groups()
+    return counts, last
+
+
+def _live(path: Path, patterns: Sequence[Pattern]) -> dict[str, Any]:
+    """What following the logs of a busy node costs: a few lines at each look."""
+    lines = path.read_bytes()[: 8 << 20].splitlines(keepends=True)
+    pieces = [b"".join(lines[start : start + LINES]) for start in range(0, LINES * FILES * LOOKS, LINES)]
+    engine, costs = Engine(patterns), list[float]()
+    engine.scan(pieces[0])  # automata are made when they are first needed
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        for piece in pieces:
+            scan = engine.begin()
+            scan.feed(piece, len(piece), 0)
+            scan.finish(lambda offset, size: b"")
+        costs.append((time.process_time() - begun) / len(pieces))
+    return {
+        "look_us": spread([cost * 1e6 for cost in costs]),
+        "core_percent": spread([cost * FILES * 4 * 100 for cost in costs]),
+    }
+
+
+def _mtail(path: Path, ours: float) -> dict[str, Any] | None:
+    """The same for mtail, where it is installed: one pass over a part of the log, its start included."""
+    mtail = shutil.which("mtail")
+    if mtail is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "job.mtail").write_text(MTAIL_PROGRAM, encoding="utf-8")
+        part = Path(folder, "part.log")
+        part.write_bytes(path.read_bytes()[:MTAIL_BYTES])
+        before = os.times()
+        subprocess.run(
+            [mtail, "--one_shot", "--progs", folder, "--logs", str(part)], capture_output=True, check=True, timeout=300
+        )
+        after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return {
+        "mb_s": round(MTAIL_BYTES / seconds / 1e6, 1),
+        "ours_over_mtail": round(ours / (MTAIL_BYTES / seconds / 1e6)),
+    }

@@ -1,0 +1,585 @@
+"""What a regular expression says about itself: texts that every match holds, and what a search may cost.
+
+Both walk the tree of the standard library's own parser. A part of it that is not known here says
+nothing about its texts and makes the pattern a costly one.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import product
+from operator import or_
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+MOST_TEXTS = 64
+"""Alternatives that are worth looking for."""
+MOST_ALSO = 8
+MOST_SPELLINGS = 16
+"""Texts that small classes and optional parts are written out to: of ``[Rr]esum(?:ed|ing)`` there are four."""
+MOST_CLASS = 4
+MOST_LENGTH = 48
+LEAST_BITS = 8.0
+"""A text that says less, like a single letter, stands in every record."""
+ENOUGH_BITS = 50.0
+
+Texts = tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Literals:
+    """Texts of which every match holds at least one, and whether holding one is all that it takes."""
+
+    texts: Texts
+    only: bool
+    also: Texts = ()
+    """Of these, too, every match holds at least one."""
+
+
+def required_literals(regex: re.Pattern[bytes]) -> Texts:
+    """Texts of which every match holds at least one; () when none could be found.
+
+    What a lookaround asks for stands in the same record, though not in the match.
+    """
+    return literals_of(regex).texts
+
+
+def is_literal_only(regex: re.Pattern[bytes]) -> bool:
+    """Whether a record matches just when it holds one of the required literals."""
+    return literals_of(regex).only
+
+
+@lru_cache(maxsize=2)
+def _tree(regex: re.Pattern[bytes]) -> Any:
+    return parser.parse(regex.pattern, regex.flags)
+
+
+def needs_line_end(regex: re.Pattern[bytes]) -> bool:
+    """Whether every match goes over the end of a record, so that none can be found in one."""
+    return not regex.flags & re.LOCALE and _needs(_tree(regex), regex.flags, _LINE_ENDS)
+
+
+def _needs(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
+    """Whether each match of a sequence goes over one of these characters, or asks for one to stand beside it."""
+    for op, argument, own_flags in _flat(nodes, flags):
+        if op in (sre.LITERAL, sre.IN) and not _characters(op, argument, own_flags) & ~wanted:
+            return True
+        if op is sre.ASSERT and _needs(argument[1], own_flags, wanted):
+            return True
+        if op is sre.BRANCH and all(_needs(branch, own_flags, wanted) for branch in argument[1]):
+            return True
+        is_repeat = op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
+        if is_repeat and argument[0] > 0 and _needs(argument[2], own_flags, wanted):
+            return True
+    return False
+
+
+@lru_cache(maxsize=1024)
+def literals_of(regex: re.Pattern[bytes]) -> Literals:
+    """The literals of a pattern over bytes."""
+    if regex.flags & re.LOCALE:
+        return Literals((), False)
+    part = _sequence(_tree(regex), regex.flags)
+    if part.exact is not None and part.pure and _bits(part.exact) > 0:
+        texts = _shortest(part.exact)
+        if not any(b"\n" in text or b"\r" in text for text in texts):
+            return Literals(texts, True) if _least_bits(texts) >= LEAST_BITS else Literals((), False)
+    best = _in_one_line(part.best()) or ()
+    if _least_bits(best) < LEAST_BITS:
+        return Literals((), False)
+    others = [texts for texts in map(_in_one_line, part.all) if texts and not _share(texts, best)]
+    second = max(others, key=_bits, default=())
+    return Literals(
+        _shortest(best),
+        False,
+        second if len(second) <= MOST_ALSO and _least_bits(second) >= LEAST_BITS else (),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is known of the matches of one part of a pattern."""
+
+    exact: Texts | None = None
+    """All that it can match."""
+    needed: Texts | None = None
+    """Each match, or what stands around it, holds one of these."""
+    start: Texts | None = None
+    """Each match begins with one of these, and ends with one of them."""
+    pure: bool = True
+    """Whether each of the exact texts matches wherever it stands."""
+    all: tuple[Texts, ...] = ()
+    """Every set of which each match holds one."""
+
+    def best(self) -> Texts | None:
+        return _better(self.exact, self.needed)
+
+
+_OPAQUE = _Part(pure=False)
+
+
+def _sequence(nodes: Iterable[Any], flags: int) -> _Part:
+    """A sequence of parts, of which neighbours that are known exactly form longer texts."""
+    run: list[Texts] = []
+    known: list[Texts | None] = []
+    whole = pure = True
+    for op, argument, own_flags in _flat(nodes, flags):
+        if op is sre.AT:
+            pure = False
+            continue
+        if op in (sre.ASSERT, sre.ASSERT_NOT):
+            pure = False
+            if op is sre.ASSERT:
+                known.append(_sequence(argument[1], own_flags).best())
+            continue
+        part = _part(op, argument, own_flags)
+        pure = pure and part.pure
+        if part.exact is not None:
+            run.append(part.exact)
+            while not _is_small(run):
+                known.append(_best_window(run[:-1]))
+                run.pop(0)
+                whole = False
+        else:
+            whole = False
+            if part.start is not None and _is_small([*run, part.start]):
+                run.append(part.start)
+            known += [part.needed, _best_window(run)]
+            run = [part.start] if part.start is not None else []
+    texts = _written_out(run) if whole else None
+    sets = tuple(found for found in (*known, _best_window(run)) if found is not None)
+    return _Part(texts, reduce(_better, sets, None), pure=pure, all=sets)
+
+
+def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
+    """The parts of a sequence with the flags that hold for each, groups opened."""
+    for op, argument in nodes:
+        if op is sre.SUBPATTERN:
+            _, added, removed, inner = argument
+            yield from _flat(inner, (flags | added) & ~removed)
+        elif op is sre.ATOMIC_GROUP:
+            yield (sre.ASSERT_NOT, None, flags)  # no text of its own, but what matches alone may not match inside
+            yield from _flat(argument, flags)
+        else:
+            yield op, argument, flags
+
+
+def _part(op: Any, argument: Any, flags: int) -> _Part:
+    if op is sre.LITERAL or op is sre.IN:
+        return _one_of(_characters(op, argument, flags))
+    if op is sre.BRANCH:
+        return _alternatives([_sequence(branch, flags) for branch in argument[1]])
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        least, most, inner = argument
+        part = _sequence(inner, flags)
+        pure = part.pure and op is not sre.POSSESSIVE_REPEAT
+        if (least, most) == (0, 1) and part.exact is not None:
+            return _Part((*part.exact, b""), pure=pure)
+        if least == 0:
+            return _Part(pure=pure)
+        if part.exact is None:
+            return _Part(needed=part.needed, pure=pure)
+        # longer ones need not be written out: the first copies say enough
+        copies = max(
+            count for count in range(1, min(int(least), 8) + 1) if count == 1 or _is_small([part.exact] * count)
+        )
+        texts = _written_out([part.exact] * copies)
+        return _Part(texts, pure=pure) if least == most == copies else _Part(needed=texts, start=texts, pure=pure)
+    if op is sre.GROUPREF_EXISTS:
+        _, yes, no = argument
+        both = _alternatives([_sequence(yes, flags), _sequence(no or (), flags)])
+        return _Part(both.exact, both.needed, pure=False)
+    if op in (sre.ANY, sre.NOT_LITERAL):
+        return _Part()
+    return _OPAQUE
+
+
+@lru_cache(maxsize=512)
+def _one_of(characters: int) -> _Part:
+    if characters.bit_count() > MOST_CLASS:
+        return _Part()
+    return _Part(tuple(bytes((code,)) for code in range(256) if characters >> code & 1))
+
+
+def _alternatives(parts: Sequence[_Part]) -> _Part:
+    pure = all(part.pure for part in parts)
+    exact = _joined(part.exact for part in parts)
+    needed = _joined(part.best() for part in parts) if exact is None else None
+    return _Part(exact, needed, pure=pure)
+
+
+def _joined(sets: Iterable[Texts | None]) -> Texts | None:
+    """All texts of several sets, unless one of these is not known or they are too many."""
+    found: dict[bytes, None] = {}
+    for texts in sets:
+        if texts is None:
+            return None
+        found |= dict.fromkeys(texts)
+    return tuple(found) if len(found) <= MOST_TEXTS else None
+
+
+def _is_small(run: Sequence[Texts]) -> bool:
+    """Whether the texts that a run stands for are few and short enough to be written out."""
+    if len(run) == 1:
+        return True
+    choices = [len(texts) for texts in run if len(texts) > 1]
+    return (
+        math.prod(choices) <= (MOST_TEXTS if len(choices) <= 1 else MOST_SPELLINGS)
+        and sum(max(map(len, texts)) for texts in run) <= MOST_LENGTH
+    )
+
+
+def _written_out(run: Sequence[Texts]) -> Texts:
+    return tuple(dict.fromkeys(b"".join(texts) for texts in product(*run)))
+
+
+def _best_window(run: Sequence[Texts]) -> Texts | None:
+    """The most telling texts that neighbours in a run stand for."""
+    merged: list[Texts] = []
+    for texts in run:
+        if merged and len(texts) == len(merged[-1]) == 1:
+            merged[-1] = (merged[-1][0] + texts[0],)
+        else:
+            merged.append(texts)
+    best: Texts | None = None
+    for start in range(len(merged)):
+        for end in range(start + 1, len(merged) + 1):
+            if _is_small(merged[start:end]):
+                best = _better(best, _written_out(merged[start:end]))
+    return best
+
+
+def _better(one: Texts | None, other: Texts | None) -> Texts | None:
+    """Of two sets the more telling one."""
+    if one is None or other is None:
+        return other if one is None else one
+    return other if _bits(other) > _bits(one) else one
+
+
+def _bits(texts: Texts) -> float:
+    """How telling a set of texts is: its least telling one decides, and each further one costs."""
+    return min(_least_bits(texts), ENOUGH_BITS) - 3.5 * math.log2(len(texts)) if texts else 0.0
+
+
+def _least_bits(texts: Texts | None) -> float:
+    return min((sum(map(_BITS.__getitem__, text)) for text in texts), default=0.0) if texts else 0.0
+
+
+def _bits_of_a_byte(code: int) -> float:
+    character = chr(code)
+    common = "etaoinsrldcumhgpfybvwkxqjz".find(character)
+    if common >= 0:
+        return 4 + common / 8
+    if character == " ":
+        return 3
+    return 7 if character.isupper() else 4.5 if character.isdigit() else 5 if character in ".,:-_/=[]()\"'" else 8
+
+
+_BITS = [_bits_of_a_byte(code) for code in range(256)]
+"""About how seldom each byte is in a log."""
+
+
+def _share(texts: Texts, others: Texts) -> bool:
+    """Whether two sets may be about the same place of a match."""
+    return any(text in other or other in text for text in texts for other in others)
+
+
+def _in_one_line(texts: Texts | None) -> Texts | None:
+    """The same without line ends: of each text the most telling piece between them."""
+    if texts is None:
+        return None
+    return tuple(max(re.split(rb"[\r\n]", text), key=lambda piece: _least_bits((piece,))) for text in texts)
+
+
+def _shortest(texts: Texts) -> Texts:
+    """Without those that hold another one of them."""
+    return tuple(text for text in dict.fromkeys(texts) if not any(other != text and other in text for other in texts))
+
+
+# -- what follows a literal ----------------------------------------------------------------------
+
+MOST_BEHIND = 64
+"""Repetitions of which each length is tried, and parts, in what is looked for behind a literal."""
+MOST_WAYS = 5000
+
+
+def next_bytes(behind: re.Pattern[bytes]) -> bytes:
+    """The few bytes of which one follows where such a pattern matches; none where there are many."""
+    begins = _begins(list(_flat(_tree(behind), behind.flags)), _ALL)
+    return bytes(code for code in range(256) if begins >> code & 1) if begins.bit_count() <= MOST_CLASS else b""
+
+
+@lru_cache(maxsize=1024)
+def behind_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes]]:
+    """Of required literals, what follows right behind them in a match; those of which nothing is known left out.
+
+    What it asks for is less than what the pattern does, and nothing that depends on where the record ends.
+    """
+    texts = set(required_literals(regex))
+    if not texts:
+        return {}
+    nodes = list(_flat(_tree(regex), regex.flags))
+    for first in range(len(nodes)):
+        run: list[Texts] = []
+        for last in range(first, len(nodes)):
+            op, argument, flags = nodes[last]
+            exact = (b"",) if op in (sre.AT, sre.ASSERT, sre.ASSERT_NOT) else _part(op, argument, flags).exact
+            if exact is None or not _is_small([*run, exact]):
+                break
+            run.append(exact)
+            if {*_shortest(_written_out(run))} == texts:
+                return _behind(texts, _written_out(run), nodes[last + 1 :])
+    return {}
+
+
+def _behind(
+    texts: Iterable[bytes], spellings: Texts, nodes: Sequence[tuple[Any, Any, int]]
+) -> dict[bytes, re.Pattern[bytes]]:
+    found: dict[bytes, re.Pattern[bytes]] = {}
+    tail, _ = _loosely(nodes)
+    for text in texts:
+        rests = [spelling[len(text) :] for spelling in spellings if spelling.startswith(text)]
+        if any(text in spelling[1:] for spelling in spellings):
+            continue
+        if rests != [b""]:
+            found[text] = re.compile(b"(?:%s)%s" % (b"|".join(map(re.escape, rests)), tail))
+        elif tail:
+            found[text] = re.compile(tail)
+    return found
+
+
+def _loosely(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
+    """A pattern that matches wherever these parts do, and may end before them; whether it goes over all of them."""
+    written: list[tuple[bytes, bool]] = []
+    ways = 1
+    whole = True
+    for op, argument, flags in nodes:
+        least, most = 1, 1
+        inner = [(op, argument, flags)]
+        if op in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
+            continue
+        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            least, most = int(argument[0]), int(argument[1])
+            inner = list(_flat(argument[2], flags))
+        text = _one_loosely(inner)
+        ways *= most - least + 1
+        if text is None or most > MOST_BEHIND or ways > MOST_WAYS or len(written) >= MOST_BEHIND:
+            if text is not None and 0 < least <= MOST_BEHIND:
+                written.append((b"%s{%d}" % (text, least), True))
+            whole = False
+            break
+        written.append((text if least == most == 1 else b"%s{%d,%d}" % (text, least, most), least > 0))
+    while not whole and written and not written[-1][1]:
+        written.pop()
+    return b"".join(text for text, _ in written), whole
+
+
+def _one_loosely(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
+    """The same of what is repeated; None where it would have to end before it."""
+    if len(nodes) == 1:
+        op, argument, flags = nodes[0]
+        if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
+            return _class(_characters(op, argument, flags))
+        if op is sre.BRANCH:
+            branches = [_loosely(list(_flat(branch, flags))) for branch in argument[1]]
+            return b"(?:%s)" % b"|".join(text for text, _ in branches) if all(whole for _, whole in branches) else None
+        if op not in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            return None
+    text, whole = _loosely(nodes)
+    return b"(?:%s)" % text if whole else None
+
+
+def _class(characters: int) -> bytes:
+    """The class of these bytes."""
+    if characters == _ALL & ~(1 << 10):
+        return b"."
+    if not characters:
+        return b"(?!)"
+    text, code = b"", 0
+    while code < 256:
+        first = code
+        while characters >> code & 1:
+            code += 1
+        if code - first > 2:
+            text += b"\\x%02x-\\x%02x" % (first, code - 1)
+        else:
+            text += b"".join(b"\\x%02x" % each for each in range(first, code))
+        code += 1
+    return b"[%s]" % text
+
+
+# -- characters ----------------------------------------------------------------------------------
+
+_ALL = (1 << 256) - 1
+_IGNORECASE, _DOTALL = int(re.IGNORECASE), int(re.DOTALL)  # operations on the flags themselves are slow
+_LINE_ENDS = 1 << 10 | 1 << 13
+
+
+def _matching(regex: bytes) -> int:
+    return sum(1 << code for code in range(256) if re.match(regex, bytes((code,))))
+
+
+_CATEGORIES = {
+    sre.CATEGORY_DIGIT: _matching(rb"\d"),
+    sre.CATEGORY_NOT_DIGIT: _matching(rb"\D"),
+    sre.CATEGORY_SPACE: _matching(rb"\s"),
+    sre.CATEGORY_NOT_SPACE: _matching(rb"\S"),
+    sre.CATEGORY_WORD: _matching(rb"\w"),
+    sre.CATEGORY_NOT_WORD: _matching(rb"\W"),
+}
+_UPPER, _LOWER = _matching(rb"[A-Z]"), _matching(rb"[a-z]")
+
+
+def _characters(op: Any, argument: Any, flags: int) -> int:
+    """Bytes that one part can match, a bit for each; all of them for a part that is not known."""
+    if op is sre.LITERAL:
+        return _folded(1 << int(argument), flags)
+    if op is sre.NOT_LITERAL:
+        return _ALL & ~(1 << int(argument))
+    if op is sre.ANY:
+        return _ALL if flags & _DOTALL else _ALL & ~(1 << 10)
+    if op is not sre.IN:
+        return _ALL
+    found, negated = 0, False
+    for kind, value in argument:
+        if kind is sre.NEGATE:
+            negated = True
+        elif kind is sre.LITERAL:
+            found |= 1 << value
+        elif kind is sre.RANGE:
+            found |= (1 << value[1] + 1) - (1 << value[0])
+        else:
+            found |= _CATEGORIES.get(value, _ALL) if not negated else _CATEGORIES.get(value, 0)
+    return _ALL & ~found if negated else _folded(found, flags)
+
+
+def _folded(characters: int, flags: int) -> int:
+    if flags & _IGNORECASE:
+        characters |= (characters & _UPPER) << 32 | (characters & _LOWER) >> 32
+    return characters
+
+
+# -- cost ----------------------------------------------------------------------------------------
+
+MOST_STEPS = 2e7
+"""Steps of a search that take about a tenth of a second."""
+LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10)
+"""Lengths of records that are told apart; the last one is that of a long ordinary line."""
+_FOREVER = 1e18
+
+
+def is_costly(regex: re.Pattern[bytes]) -> bool:
+    """Whether a search in an ordinary record may take longer than anyone would wait."""
+    return safe_length(regex) == 0
+
+
+@lru_cache(maxsize=1024)
+def safe_length(regex: re.Pattern[bytes]) -> int:
+    """Bytes of the longest record in which the search must end soon, whatever the record holds; 0 when in none.
+
+    A bound on the steps of a backtracking search: each repetition may end in as many places as it
+    has lengths, unless what follows it cannot begin with what it repeats.
+    """
+    return next((length for length in LENGTHS if _steps(regex, length) <= MOST_STEPS), 0)
+
+
+def _steps(regex: re.Pattern[bytes], length: int) -> float:
+    if regex.flags & re.LOCALE:
+        return _FOREVER
+    nodes = list(_flat(_tree(regex), regex.flags))
+    if len(nodes) == 1 and nodes[0][0] is sre.BRANCH:
+        flags = nodes[0][2]
+        return sum(_search_steps(list(_flat(branch, flags)), length) for branch in nodes[0][1][1])
+    return _search_steps(nodes, length)
+
+
+def _search_steps(nodes: list[tuple[Any, Any, int]], length: int) -> float:
+    """Steps of a search from every place of a record."""
+    first: list[int] = []
+    while nodes and nodes[0][0] in (sre.AT, sre.LITERAL, sre.IN):
+        if nodes[0][0] is not sre.AT:
+            first.append(_characters(*nodes[0]))
+        nodes = nodes[1:]
+    cost, _ = _walk(nodes, length, None)
+    later = reduce(or_, (_consumed(*node) for node in nodes), 0)
+    # where what comes after cannot hold the beginning, attempts do not overlap: they go over the record once
+    attempts = 1.0 if any(not characters & later for characters in first) else length / max(1, len(first))
+    return length * (1 + len(first)) + attempts * cost
+
+
+def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None) -> tuple[float, float]:
+    """(Steps, ways to match) of a sequence; ``after`` are the characters that may follow, None when all has matched."""
+    cost, ways = 0.0, 1.0
+    following = [after]
+    for op, argument, flags in reversed(nodes):
+        following.append(_begins_with(op, argument, flags, following[-1]))
+    following.reverse()
+    for place, (op, argument, flags) in enumerate(nodes):
+        steps, choices = _walk_part(op, argument, flags, length, following[place + 1])
+        cost = min(_FOREVER, cost + ways * steps)
+        ways = min(_FOREVER, ways * choices)
+    return cost, ways
+
+
+def _walk_part(op: Any, argument: Any, flags: int, length: int, after: int | None) -> tuple[float, float]:
+    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.AT):
+        return 1, 1
+    if op in (sre.ASSERT, sre.ASSERT_NOT):
+        cost = 0.0 if argument is None else _walk(list(_flat(argument[1], flags)), length, None)[0]
+        return cost + 1, 1
+    if op is sre.BRANCH:
+        both = [_walk(list(_flat(branch, flags)), length, after) for branch in argument[1]]
+        return sum(cost for cost, _ in both) + len(both), sum(ways for _, ways in both)
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        least, most, inner = argument
+        most = min(int(most), length)
+        nodes = list(_flat(inner, flags))
+        begin = _begins(nodes, 0)
+        cost, ways = _walk(nodes, length, _ALL if after is None else begin | after)
+        lengths = max(1.0, most - int(least) + 1)
+        if ways > 1:
+            lengths = min(_FOREVER, lengths * min(ways, 1e6) ** min(most, 40))
+            cost = min(_FOREVER, cost * lengths)
+        decided = op is sre.POSSESSIVE_REPEAT or after is None or not begin & after
+        return min(_FOREVER, max(1, most) * (cost + 1)), 1 if decided and ways <= 1 else lengths
+    return _FOREVER, _FOREVER
+
+
+def _begins_with(op: Any, argument: Any, flags: int, after: int | None) -> int | None:
+    """Characters with which a part or, where it may be empty, what follows it can begin."""
+    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
+        return _characters(op, argument, flags)
+    if op is sre.AT:
+        return 1 << 10 if argument in (sre.AT_END, sre.AT_END_STRING) and after is None else _ALL
+    if op is sre.BRANCH:
+        return reduce(
+            or_, (_begins(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1])
+        )
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        least, _, inner = argument
+        nodes = list(_flat(inner, flags))
+        if least > 0:
+            return _begins(nodes, _ALL if after is None else after)
+        return None if after is None else _begins(nodes, after) | after
+    return _ALL
+
+
+def _begins(nodes: Sequence[tuple[Any, Any, int]], after: int) -> int:
+    found: int | None = after
+    for op, argument, flags in reversed(nodes):
+        found = _begins_with(op, argument, flags, found)
+    return _ALL if found is None else found
+
+
+def _consumed(op: Any, argument: Any, flags: int) -> int:
+    """Characters that a part may go over."""
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        return reduce(or_, (_consumed(*node) for node in _flat(argument[2], flags)), 0)
+    if op is sre.BRANCH:
+        return reduce(or_, (_consumed(*node) for branch in argument[1] for node in _flat(branch, flags)), 0)
+    if op in (sre.ASSERT, sre.ASSERT_NOT):
+        return reduce(or_, (_consumed(*node) for node in _flat(argument[1], flags)), 0) if argument is not None else 0
+    return 0 if op is sre.AT else _characters(op, argument, flags)

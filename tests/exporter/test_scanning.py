@@ -1,0 +1,444 @@
+"""Everything that an engine finds, against a search of each pattern in each record."""
+
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exporter.derive import scanning
+from exporter.derive.extraction import Extractor
+from exporter.derive.findings import Findings, Mark, Position, Value
+from exporter.derive.patterns import Kind, Pattern, compile_pattern
+from exporter.derive.scanning import Engine, records
+
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+class Heads:
+    """Reads the first digits of a record as its time."""
+
+    def read(self, head: bytes) -> float | None:
+        assert len(head) <= 80
+        assert b"\x1b" not in head
+        match = re.match(rb"T(\d+)", head)
+        return float(match[1]) if match else None
+
+
+def expected(patterns: Sequence[Pattern], text: bytes, offset: int = 0) -> Findings:
+    """What a plain search of each pattern in each record gives."""
+    found = Findings()
+    places = [0, *(match.end() for match in re.finditer(rb"[\r\n]", text)), len(text) + 1]
+    for start, behind in itertools.pairwise(places):
+        record = COLOUR.sub(b"", text[start : behind - 1])
+        for pattern in patterns if record else ():
+            match, stamp, extractor = pattern.regex.search(record), Heads().read(record[:80]), Extractor(pattern)
+            if match is None:
+                continue
+            rank = extractor.rank(match)
+            if pattern.kind is Kind.ERROR:
+                found.errors[pattern.name] = found.errors.get(pattern.name, 0) + 1
+            elif pattern.kind is Kind.MARK:
+                found.marks.append(Mark(pattern.name, pattern.begins, offset + start, stamp))
+            elif pattern.kind in (Kind.VALUE, Kind.PAIRS):
+                for name, number in extractor.values(match, record):
+                    ranks = found.values.setdefault(name, {})
+                    if rank not in ranks or ranks[rank].offset < offset + start:
+                        ranks[rank] = Value(number, offset + start, stamp)
+            elif (counts := extractor.counts(match)) is not None:
+                place = (pattern.name, str(pattern.unit), offset + start, *counts, rank)
+                found.positions.append(Position(*place, resumed=pattern.kind is Kind.RESUME, stamp=stamp))
+    return found
+
+
+def fed(engine: Engine, text: bytes, cuts: Iterable[int] = (), offset: int = 0) -> Findings:
+    """What a look gives that is fed the text in pieces that end with a record each, in a buffer used again."""
+    scan = engine.begin(Heads())
+    places = sorted({0, len(text), *(place for place in cuts if text[place - 1 : place] in (b"\n", b"\r"))})
+    buffer = bytearray(b"oom error: 1/2 Loss=4\n" * 20)
+    for start, end in itertools.pairwise(places):
+        piece = text[start:end]
+        if len(buffer) < len(piece):
+            buffer.extend(bytes(len(piece)))
+        buffer[: len(piece)] = piece
+        scan.feed(buffer, len(piece), offset + start)
+    return scan.finish(lambda place, size: text[place - offset : place - offset + size])
+
+
+def pattern(name: str, text: str, kind: Kind, **fields: object) -> Pattern:
+    return compile_pattern(name, text, kind=kind, **fields)  # type: ignore[arg-type]
+
+
+MIXED = (
+    pattern("ab", "ab", Kind.ERROR),
+    pattern("abc", "abc|bcd", Kind.ERROR),
+    pattern("bc", "bc", Kind.ERROR),
+    pattern("cab", "c+ab(?!d)", Kind.ERROR),
+    pattern("dca", "(?i)dca", Kind.ERROR),
+    pattern("begin", "^ab.{0,3}$", Kind.ERROR),
+    pattern("bare", "[abc] [abc]|^d?$", Kind.ERROR),
+    pattern("items", r"ab(\d+)/(\d+)", Kind.POSITION),
+    pattern("ranked", r"(?P<rank>\d)bc(?P<done>\d+)", Kind.POSITION, unit="steps"),
+    pattern("resume", r"ca(\d)", Kind.RESUME),
+    pattern("loss", r"(?P<loss>\d)?bb(?P<rate>\d)", Kind.VALUE),
+    pattern("by rank", r"(?P<rank>\d)b(?P<size>\d)", Kind.VALUE),
+    pattern("digit", r"(\d)", Kind.VALUE),
+    pattern("pairs", "aa(?P<skip>d)?", Kind.PAIRS, keys={"ab": "ab", "b": "b"}),
+    pattern("loading", "bbb|dd", Kind.MARK),
+    pattern("loading", "ddd", Kind.MARK, begins=False),
+)
+ENGINE = Engine(MIXED)
+PIECES = (
+    *("a", "b", "c", "d", "ab", "bc", "abc", "bcd", "cab", "dca", "aab/", "1/2", "ca1", "bb2", "3bc4", "1b2", "b=1"),
+    *("ab:2", "A", "C", "\n", "\n", "\r", "\r\n", " ", "\x1b[1m", "\x1b[0;32m", "T7", "\0", "\xff", "aa b: 3"),
+)
+TEXTS = st.lists(st.sampled_from([piece.encode("latin-1") for piece in PIECES]), max_size=60).map(b"".join)
+
+
+@given(TEXTS, st.lists(st.integers(1, 150), max_size=5), st.integers(0, 1000))
+@settings(max_examples=300, deadline=None)
+@example(b"a\x1b[1mbc\nab", [5], 0)
+@example(b"abcd\rcabcd\n", [], 3)
+@example(b"\n\n\r\n", [1], 0)
+def test_a_small_look_finds_what_a_search_of_each_record_does(text: bytes, cuts: list[int], offset: int) -> None:
+    cuts = [place for place in cuts if place < len(text)]
+    assert fed(ENGINE, text, cuts, offset) == expected(MIXED, text, offset)
+    assert ENGINE.scan(text, Heads()) == expected(MIXED, text)
+
+
+WORDS = st.lists(st.text("ab", min_size=2, max_size=6), min_size=1, max_size=8, unique=True)
+
+
+@given(WORDS, st.data())
+@settings(max_examples=250, deadline=None)
+def test_literals_that_overlap_hide_nothing(words: list[str], data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from([*words, "a", "b", " ", "\n"]), max_size=12)))
+    patterns = [pattern(word, re.escape(word), Kind.ERROR) for word in words]
+    patterns += [pattern(f"{word}$", f"{re.escape(word)}$", Kind.ERROR) for word in words]
+    assert ENGINE.forward
+    engine = Engine(patterns)
+    assert engine.scan(text.encode()) == expected(patterns, text.encode())
+    scan = engine.begin()
+    scan._take_last(scanning._Chunk(text.encode(), len(text), 0), len(text))
+    assert scan.finish(lambda place, size: text.encode()[place : place + size]) == expected(patterns, text.encode())
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_backlog_loses_no_error_no_resume_and_no_last_word(data: st.DataObject) -> None:
+    text = data.draw(TEXTS) + b"\n" + data.draw(TEXTS)
+    window, tries = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
+    cuts = [match.end() for match in re.finditer(rb"[\r\n]", text) if data.draw(st.booleans())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "SMALL_BYTES", data.draw(st.sampled_from([0, 20])))
+        patch.setattr(scanning, "WINDOW_BYTES", window)
+        patch.setattr(scanning, "MOST_TRIES", tries)
+        found, whole = fed(ENGINE, text, cuts), expected(MIXED, text)
+    assert found.errors == whole.errors
+    assert [place for place in found.positions if place.resumed] == [
+        place for place in whole.positions if place.resumed
+    ]
+    assert not [place for place in found.positions if place not in whole.positions]
+    assert not [mark for mark in found.marks if mark not in whole.marks]
+    assert found.positions == sorted(found.positions, key=lambda place: place.offset)
+    for name in ("items", "ranked"):
+        assert last(found.positions, name) == last(whole.positions, name)
+    for begins in (True, False):
+        assert [m for m in found.marks if m.begins == begins][-1:] == [m for m in whole.marks if m.begins == begins][
+            -1:
+        ]
+    for name in ("rate", "digit", "ab", "b"):
+        assert found.values.get(name) == whole.values.get(name)
+
+
+def last(positions: list[Position], name: str) -> Position | None:
+    return next((place for place in reversed(positions) if place.pattern == name), None)
+
+
+@pytest.mark.parametrize("most", [0, scanning.SMALL_BYTES])
+def test_colours_hide_nothing_and_move_no_offset(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(scanning, "SMALL_BYTES", most)
+    lines = [
+        b"\x1b[32mplain\x1b[0m\n",
+        b"\x1b[1mProc\x1b[31messed \x1b[0m7\x1b[0m/9\n",
+        b"\x1b]0;title\x07CUDA \x1b[1;31merr\x1b[0mor\r\n",
+        b"Processed 8/9\r",
+    ]
+    items = pattern("items", r"Processed (\d+)/(\d+)", Kind.POSITION)
+    oom = pattern("oom", "CUDA error", Kind.ERROR)
+    last_of = pattern("last", r"(\d)/", Kind.VALUE)
+    found = fed(Engine([items, oom, last_of]), b"".join(lines), [], 1000)
+    places = [(place.done, place.offset) for place in found.positions]
+    third = 1000 + len(lines[0] + lines[1] + lines[2])
+    assert places[-1] == (8, third)
+    assert places[:-1] in ([], [(7, 1000 + len(lines[0]))])
+    assert found.errors == {"oom": 1}
+    assert found.values["last"][None].offset == third
+
+
+def backlog(chunks: Sequence[bytes], patterns: Sequence[Pattern]) -> tuple[Findings, list[tuple[int, int]]]:
+    """What chunks say that are too many for a small look, and which parts of them were read again."""
+    scan, offset, again = Engine(patterns).begin(), 0, list[tuple[int, int]]()
+    for chunk in chunks:
+        scan.feed(chunk, len(chunk), offset)
+        offset += len(chunk)
+
+    def reread(start: int, size: int) -> bytes:
+        again.append((start, size))
+        return b"".join(chunks)[start : start + size]
+
+    return scan.finish(reread), again
+
+
+LONG_WORDS = st.lists(
+    st.lists(st.sampled_from(["ab", "bab", "Xa", "aab", "b"]), min_size=2, max_size=6)
+    .map("".join)
+    .filter(lambda word: len(word) >= 4),
+    min_size=1,
+    max_size=40,
+    unique=True,
+)
+
+
+@given(LONG_WORDS, st.data())
+@settings(max_examples=250, deadline=None)
+def test_literals_that_share_their_pieces_are_told_apart(words: list[str], data: st.DataObject) -> None:
+    parts = st.sampled_from([*words, "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
+    text = "".join(data.draw(st.lists(parts, max_size=25))).encode()
+    patterns = [pattern(word, re.escape(word), Kind.ERROR) for word in words[::2]]
+    patterns += [pattern(f"{word}$", f"^.?{re.escape(word)}", Kind.ERROR) for word in words[1::2]]
+    patterns += [
+        pattern(f"{word}#", rf"{re.escape(word)}(?:a|b ?)?(\d)(?:/(\d)|$)", Kind.POSITION) for word in words[:9]
+    ]
+    engine = Engine(patterns)
+    found, whole = engine.scan(text), expected(patterns, text)
+    assert (found.errors, found.positions) == (whole.errors, [replace(place, stamp=None) for place in whole.positions])
+    scan = engine.begin()
+    scan._take_last(scanning._Chunk(text, len(text), 0), len(text))
+    assert scan.finish(lambda place, size: text[place : place + size]).errors == whole.errors
+
+
+@pytest.mark.parametrize("others", [0, 40, 200])
+def test_however_many_literals_there_are_each_is_found(others: int) -> None:
+    words = [
+        "No space left",
+        "corrupt data",
+        "bad file",
+        *(f"word {number * 7919:x} is here" for number in range(others)),
+    ]
+    patterns = [pattern(word, f"{word}(?! at all)", Kind.ERROR) for word in words]
+    text = b"".join(b"x %s y\n%s at all\n%s" % (word[1:].encode(), word.encode(), word.encode()) for word in words)
+    found, _ = backlog([FILLER, FILLER + text], patterns)
+    assert found.errors == Engine(patterns).scan(text).errors == expected(patterns, text).errors
+
+
+def test_a_word_that_stands_everywhere_but_never_as_the_pattern_has_it_hides_no_last_match() -> None:
+    mentions = b"step 7 loss 1\nstep 8\n" * 20_000
+    steps = pattern("step", r"(?:step|Step)(?::| |: ) {0,3}(\d{1,9})/(\d{1,9})(?!\d)", Kind.POSITION, unit="steps")
+    found, again = backlog([FILLER, b"step 3/9\n" + mentions, mentions, mentions], [steps])
+    assert [(place.done, place.offset) for place in found.positions] == [(3, len(FILLER))]
+    assert again == []
+
+
+def test_a_log_without_ranks_has_its_last_position_where_a_pattern_may_name_them() -> None:
+    steps = pattern("step", r"(?:\[(?P<rank>\d)\] )?step (?P<done>\d+)/(?P<total>\d+)", Kind.POSITION, unit="steps")
+    text = b"".join(b"step %d/900\n" % step for step in range(900))
+    found, _ = backlog([FILLER, FILLER + text], [steps])
+    assert max(place.done for place in found.positions) == 899
+
+
+FILLER = b"nothing to see here\n" * 20_000
+
+
+def test_a_value_logged_once_is_kept_without_reading_again() -> None:
+    found, again = backlog(
+        [FILLER, b"seed=42\n" + FILLER, FILLER, FILLER], [pattern("seed", r"seed=(\d+)", Kind.VALUE)]
+    )
+    assert found.values["seed"][None] == Value(42.0, len(FILLER))
+    assert again == []
+
+
+def test_a_value_whose_words_stand_everywhere_is_found_by_reading_back_to_it() -> None:
+    mentions = b"loss of nothing\n" * 20_000
+    chunks = [b"loss 1\n", mentions, b"loss 2\n" + mentions, mentions, mentions]
+    found, again = backlog([FILLER, *chunks], [pattern("loss", r"loss (\d)", Kind.VALUE)])
+    assert found.values["loss"][None] == Value(2.0, len(FILLER) + len(chunks[0] + chunks[1]))
+    assert len(again) == 3
+
+
+def test_nothing_is_read_again_where_a_later_chunk_has_the_value() -> None:
+    mentions = b"loss of nothing\n" * 20_000
+    found, again = backlog([mentions, mentions + b"loss 3\n"], [pattern("loss", r"loss (\d)", Kind.VALUE)])
+    assert found.values["loss"][None] == Value(3.0, 2 * len(mentions))
+    assert again == []
+
+
+def test_the_last_of_several_spellings_counts() -> None:
+    text = b"rate=1\n" + FILLER + b"#=2\n" + FILLER
+    found, _ = backlog([FILLER, text], [pattern("rate", r"(?:rate|#)=(\d)", Kind.VALUE)])
+    assert found.values["rate"][None].number == 2.0
+
+
+def test_a_time_is_looked_for_at_the_head_of_a_record_alone() -> None:
+    text = b"".join(b"T7 " + b"word " * 40 + end for end in (b"1 of 2\n", b"loss 3\n", b"pausing\n"))
+    patterns = [
+        pattern("items", r"(\d+) of (\d+)", Kind.POSITION),
+        pattern("loss", r"loss (\d)", Kind.VALUE),
+        pattern("loading", "pausing", Kind.MARK),
+    ]
+    found = Engine(patterns).scan(text, Heads())
+    assert [found.positions[0].stamp, found.values["loss"][None].stamp, found.marks[0].stamp] == [7.0, 7.0, 7.0]
+
+
+def test_a_value_without_any_fixed_text_is_found_in_a_backlog() -> None:
+    found, _ = backlog([b"12/40\n" + FILLER, FILLER], [pattern("items", r"^(\d+)/(\d+)$", Kind.POSITION)])
+    assert [(place.done, place.offset) for place in found.positions] == [(12, 0)]
+
+
+def test_a_part_of_the_file_that_is_gone_says_nothing() -> None:
+    scan = Engine([pattern("items", r"^(\d+)/(\d+)$", Kind.POSITION)]).begin()
+    scan.feed(FILLER, len(FILLER), 0)
+    assert scan.finish(lambda offset, size: b"") == Findings()
+
+
+def test_a_backlog_keeps_a_position_of_each_chunk_and_all_resumes() -> None:
+    chunks = [b"Done %d of 99\n" % (10 * part) + FILLER + b"Done %d of 99\n" % (10 * part + 1) for part in range(4)]
+    chunks[1] = b"Resumed at 5\n" + chunks[1] + b"Resumed at 6\n"
+    patterns = [
+        pattern("items", r"Done (\d+) of (\d+)", Kind.POSITION),
+        pattern("resume", r"Resumed at (\d+)", Kind.RESUME),
+    ]
+    found, _ = backlog(chunks, patterns)
+    assert [place.done for place in found.positions if place.resumed] == [5, 6]
+    assert {1, 11, 21, 31} <= {place.done for place in found.positions if not place.resumed}
+    assert [place.offset for place in found.positions] == sorted(place.offset for place in found.positions)
+
+
+def test_each_rank_of_a_shared_log_has_its_last_position() -> None:
+    lines = b"".join(b"[%d] step %d/900\n" % (rank, step) for step in range(400) for rank in range(8))
+    steps = pattern("step", r"\[(?P<rank>\d+)\] step (?P<done>\d+)/(?P<total>\d+)", Kind.POSITION, unit="steps")
+    found, _ = backlog([FILLER, FILLER + lines], [steps])
+    assert {place.rank: place.done for place in found.positions} == dict.fromkeys(range(8), 399)
+
+
+def test_an_error_counts_once_a_record_however_its_literals_are_spread() -> None:
+    words = [f"word{chr(97 + first)}{chr(97 + second)}" for first in range(9) for second in range(9)]
+    many = pattern("many", "|".join(words[:60]), Kind.ERROR)
+    patterns = [
+        many,
+        *(pattern(word, word, Kind.ERROR) for word in words[30:]),
+        pattern("short", "#|wordaa", Kind.ERROR),
+    ]
+    text = b"wordaa wordgd wordaa #\n" * 3 + b"worddd wordaa\n#\n"
+    assert Engine(patterns).scan(text) == expected(patterns, text)
+    found, _ = backlog([FILLER, FILLER + text], patterns)
+    assert found.errors == expected(patterns, text).errors
+
+
+def test_errors_that_begin_with_the_same_word_are_told_apart() -> None:
+    patterns = [
+        pattern("net", "ERROR.{0,40}(?:refused|timed out)", Kind.ERROR),
+        pattern("disk", "ERROR.{0,40}(?:disk full|quota)", Kind.ERROR),
+        pattern("other", r"ERROR \d+", Kind.ERROR),
+    ]
+    text = b"ERROR 7 timed out, disk full\nERROR no\nquota\nERROR: refused\nrefused ERROR 8\nERROR quota\n" * 3
+    found, _ = backlog([FILLER, FILLER + text], patterns)
+    assert found.errors == Engine(patterns).scan(text).errors == expected(patterns, text).errors
+
+
+def test_what_lies_behind_the_end_of_a_buffer_is_not_looked_at() -> None:
+    oom = pattern("oom", "OOM(?:ED)?!", Kind.ERROR)
+    for most in (0, scanning.SMALL_BYTES):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scanning, "SMALL_BYTES", most)
+            for buffer in (bytearray(b"OOM!\nOOM!\n"), memoryview(bytearray(b"OOM!\nOOM!\n"))):
+                scan = Engine([oom, pattern("o", "OOMED", Kind.ERROR)]).begin()
+                scan.feed(buffer, 8, 0)
+                assert scan.finish(lambda offset, size: b"").errors == {"oom": 1}
+            scan = Engine([pattern("first", "AOOM", Kind.ERROR), pattern("second", "OMED!!", Kind.ERROR)]).begin()
+            scan.feed(bytearray(b"AOOMED!!"), 6, 0)
+            assert scan.finish(lambda offset, size: b"").errors == {"first": 1}
+
+
+def test_a_buffer_is_free_again_after_it_was_fed() -> None:
+    buffer = bytearray(FILLER)
+    scan = Engine([pattern("oom", "out of memory", Kind.ERROR)]).begin()
+    scan.feed(buffer, len(buffer), 0)
+    buffer.clear()
+    assert scan.finish(lambda offset, size: b"") == Findings()
+
+
+def test_a_record_of_many_mebibytes_is_searched() -> None:
+    text = b"9" * (5 << 20) + b" Processed 3/9 items\0\xff " + b"9" * (5 << 20)
+    patterns = [
+        pattern("items", r"Processed (\d+)/(\d+) items", Kind.POSITION),
+        pattern("any", r"(\d+)/(\d+) things", Kind.POSITION, own=True),
+        pattern("oom", "OOM", Kind.ERROR),
+    ]
+    engine = Engine(patterns)
+    found, _ = backlog([text + b"\n", b"x OOM\n"], patterns)
+    assert [(place.done, place.total) for place in found.positions] == [(3, 9)]
+    assert found.errors == {"oom": 1}
+    assert [place.done for place in engine.scan(text).positions] == [3]
+
+
+def test_a_pattern_that_would_search_for_ever_is_stopped_and_harms_no_other() -> None:
+    patterns = [
+        pattern("bad", "(a|aa)+$", Kind.ERROR, own=True),
+        pattern("oom", "OOM", Kind.ERROR),
+    ]
+    engine = Engine(patterns)
+    text = b"".join(b"a" * 60 + b"b OOM\n" for _ in range(20))
+    assert engine.scan(b"aa\n" + text).errors == {"bad": 1, "oom": 20}
+    assert engine.timeouts == {"bad": 20}
+    assert engine.scan(b"aaa\n").errors == {"bad": 1}
+
+
+def test_the_time_of_many_slow_searches_adds_up() -> None:
+    clock = itertools.count(0.0, 0.2)
+    engine = Engine([pattern("slow", "(a|aa)+$", Kind.ERROR, own=True)], lambda: next(clock))
+    assert engine.scan(b"aa\n" * 10).errors == {"slow": 3}
+    assert engine.timeouts == {"slow": 7}
+
+
+def test_the_user_is_told_of_patterns_that_cost_much() -> None:
+    engine = Engine(
+        [
+            pattern("bare", r"(\d+)/(\d+)", Kind.POSITION, own=True),
+            pattern("wild", r"(?:\w+\s?)*done (\d+)", Kind.VALUE, own=True),
+            pattern("good", r"step (\d+)", Kind.VALUE, own=True),
+            pattern("ours", r"(\d+) (\d+)", Kind.VALUE),
+        ]
+    )
+    assert [note.split('"')[1] for note in engine.notes] == ["bare", "wild"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(b"", 0), (b"a", 0), (b"a\n", 1), (b"a\rb\n", 2), (b"a\r\nb\r\n", 2), (b"\n\n\r\r\n", 4), (b"\x0b\x85", 0)],
+)
+def test_record_ends_are_counted(text: bytes, count: int) -> None:
+    assert records(text, len(text)) == count
+    assert records(bytearray(text + b"\n\r"), len(text)) == count
+
+
+@given(st.text("a\r\n", max_size=40), st.integers(1, 7))
+def test_record_ends_are_counted_in_parts_as_in_the_whole(text: str, part: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "PART_BYTES", part)
+        assert records(text.encode(), len(text)) == len(re.findall("\r\n|\r|\n", text))
+
+
+def test_patterns_that_are_safe_load_no_second_engine_of_expressions() -> None:
+    program = (
+        "import sys; from exporter.derive.scanning import Engine; from exporter.readers.packs import *;"
+        "Engine([*read_pack('generic').patterns, *read_errors()]).scan(b'Processed 1/2 items\\nCUDA error: x\\n');"
+        "print('regex' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.strip() == "False"
