@@ -1,43 +1,11 @@
 """From positions in a log to work done: resumes, restarts and counters that fall."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-
-@dataclass
-class Progress:
-    """Progress of one worker over all its runs.
-
-    ``position`` is where the work stands, ``processed`` what was done since the job started and
-    never falls. A position that falls is a reset, not negative work; one that a resume announces
-    is work of an earlier run. Both are None, and so is ``last_rise``, before the first position.
-    """
-
-    position: int | None = None
-    total: int | None = None
-    processed: int | None = None
-    last_rise: float | None = None
-    _from: int = 0
-
-    def begin_run(self) -> None:
-        """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
-        self._from = 0
-
-    def resume(self, done: int, total: int | None) -> None:
-        """The worker says that it goes on at ``done``."""
-        self.position = self._from = done
-        self.total = total if total is not None else self.total
-        if self.processed is None:
-            self.processed = 0
-
-    def update(self, now: float, done: int, total: int | None) -> None:
-        """The worker says that ``done`` of ``total`` items are done."""
-        rise = max(0, done - self._from)
-        if rise or self.position is None:
-            self.processed = (self.processed or 0) + rise
-        if rise:
-            self.last_rise = now
-        self.position = self._from = done
-        self.total = total if total is not None else self.total
+from exporter.derive.findings import ADDED_UP, Mark, Position, Value
 
 
 def expected_items(total_of_job: int | None, tasks: int, rank: int) -> int | None:
@@ -45,3 +13,559 @@ def expected_items(total_of_job: int | None, tasks: int, rank: int) -> int | Non
     if total_of_job is None or tasks <= 0:
         return None
     return total_of_job // tasks + (rank < total_of_job % tasks)
+
+
+EPOCH_BASE = 1
+JITTER_RECORDS = 16
+"""A count that stays this many records a little below its highest has begun again; fewer are records out of order."""
+DEEP_FALL_RECORDS = 2
+"""Far below the highest it has begun again as soon as a second record says so:"""
+DEEP_FALL_STEPS = 64
+"""below half of it, or by more of its steps than records of many threads can be out of order."""
+ASIDE_MOST_S = 1800.0
+"""A count that goes on beside the one in force for this long, while that one is silent, is the work itself."""
+EVALUATING_MOST_S = 3600.0
+"""An evaluation that nothing has ended by then is no longer believed."""
+RANK_FRESH_S = 600.0
+"""A rank silent for longer than this, while others write, is not the slowest of those in step but gone."""
+MOST_RANKS = 4096
+
+
+@dataclass(slots=True)
+class _Epochs:
+    """Batches of all epochs in one count, where the counter in the log begins again at each epoch."""
+
+    base: int
+    """Number of the first epoch, as the log counts them."""
+    index: int | None = None
+    """Epochs before the present one."""
+    past: float = 0
+    """Batches of the epochs before, which need not all be of one size."""
+    size: float | None = None
+    batch: float = 0
+    step: float = 0
+    """The last rise within an epoch; 0 before one."""
+
+    def where(self, epoch: int, epochs: int | None) -> int:
+        """Epochs before this one; learns from its number when the first is not called what was said."""
+        if epoch < self.base:
+            self._call_the_first(0)
+        elif epochs is not None and epoch >= epochs + self.base:
+            self._call_the_first(self.base + 1 if epoch == epochs + self.base else epoch - epochs + 1)
+        return max(0, epoch - self.base)
+
+    def _call_the_first(self, base: int) -> None:
+        self.base, self.index = base, None
+
+    def late(self, batch: float, size: float | None, index: int, epochs: int | None) -> int:
+        """Epochs before this one where an earlier record, perhaps of another file, says which it is.
+
+        That record may come late: a counter that begins again after its last batch is in the next epoch all the same.
+        """
+        if self.index is None or index not in (self.index - 1, self.index):
+            return index
+        again = size == self.size is not None and batch < self.batch / 2 and self.batch + self.step >= self.size
+        return self.index + (again and (epochs is None or self.index + 1 < epochs))
+
+    def goes_on(self, batch: float, size: float | None, index: int, epochs: int | None) -> bool:
+        """Whether the counter goes on into the next epoch where all epochs together would be: it is of them all."""
+        if self.index is None or index != self.index + 1 or not epochs or not size or size != self.size:
+            return False
+        reach = 2 * self.step
+        return self.batch < batch <= self.batch + reach and abs(batch / size - index / epochs) <= reach / size + 0.01
+
+    def is_another(self, batch: float, size: float | None, index: int, *, evaluating: bool) -> bool:
+        """Whether a position is of another counter, since the size of the epoch is another, or it evaluates."""
+        if evaluating:
+            return self.index is not None and (size != self.size or (index <= self.index and batch < self.batch))
+        if self.index != index or None in (size, self.size) or size == self.size:
+            return False
+        return not self.batch <= batch <= 1.5 * self.batch
+
+    def count(self, batch: float, size: float | None, index: int, epochs: int | None) -> tuple[float, float | None]:
+        """(batches done, batches in all) at a record; in all is None while the epochs or their size are unknown."""
+        if self.index is None or index < self.index:
+            self.past = index * (size or 0)
+        elif index > self.index:
+            whole = self.size if self.size is not None else self.batch
+            self.past += whole + (index - self.index - 1) * (size if size is not None else whole)
+        elif batch > self.batch:
+            self.step = batch - self.batch
+        self.index, self.size, self.batch = index, size, batch
+        each = size if size is not None else self.past / index if self.past else None
+        total = self.past + max(1, epochs - index) * each if epochs is not None and each is not None else None
+        return self.past + (batch if size is None else min(batch, size)), total
+
+
+@dataclass(slots=True)
+class _Count:
+    """One counter of a log, through records out of order, resets, and other counters written in the same way."""
+
+    done: float | None = None
+    total: float | None = None
+    seen: float = 0.0
+    begins: bool = True
+    """Whether the next position is the first of a run, or the first after a resume."""
+    base: float | None = 0.0
+    """What that first one is counted from; None when only what follows it can be."""
+    step: float = 0.0
+    low: float | None = None
+    """The first of the records in a row that stayed below ``done``,"""
+    lows: int = 0
+    """and how many they are."""
+    aside_since: float | None = None
+    epoch: int | None = None
+    """The epoch in which it was, as the log counts them."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left, or of the last tenth less than the last rise: some stop before they say 100 %."""
+        if self.done is None or self.total is None:
+            return False
+        return self.done >= 0.9 * self.total and self.done + self.step >= self.total
+
+    def take(self, done: float, total: float | None, t: float, *, evaluating: bool) -> tuple[float, bool] | None:
+        """(work done, whether the count began again) at a record; None when it does not count."""
+        if self.begins or self.done is None:
+            rise = max(0, done - self.base) if self.base is not None else 0
+            self._go_on(done, total, t)
+            return rise, True
+        if self._is_another(done, total, evaluating):
+            if self.leave_aside(t) or evaluating:
+                return None
+            self._go_on(done, total, t)
+            return 0, True
+        if done < self.done:
+            if evaluating:
+                return None
+            self.low = done if self.low is None else self.low
+            self.lows += 1
+            deep = done < self.done / 2 or self.done - done > DEEP_FALL_STEPS * (self.step or math.inf)
+            if self.lows < (JITTER_RECORDS if not deep else 1 if self.ended else DEEP_FALL_RECORDS):
+                return None
+            rise = max(0, done - self.low)
+            self._go_on(done, total, t)
+            return rise, True
+        rise = done - self.done
+        self._go_on(done, total, t)
+        self.step = rise or self.step
+        return rise, False
+
+    def leave_aside(self, t: float) -> bool:
+        """Whether a position of another counter does not count, for this one has work left and was not silent long."""
+        self.aside_since = t if self.aside_since is None else self.aside_since
+        return not self.ended and t - self.aside_since < ASIDE_MOST_S
+
+    def _go_on(self, done: float, total: float | None, t: float) -> None:
+        self.done, self.total, self.seen = done, total if total is not None else self.total, t
+        self.begins, self.low, self.lows, self.aside_since = False, None, 0, None
+
+    def _is_another(self, done: float, total: float | None, evaluating: bool) -> bool:
+        """Whether a position belongs to another counter, such as that of a validation, since its total is another."""
+        if total is None or self.total is None or self.done is None or total == self.total:
+            return False
+        follows = self.done <= done and (done <= 1.5 * self.done or total > self.total)
+        return evaluating or not (follows or (done >= self.done / 2 and total >= self.total / 2))
+
+
+@dataclass(slots=True)
+class _Pattern:
+    """What one pattern has counted, by data-parallel rank."""
+
+    unit: str
+    source: str | None = None
+    has_total: bool = False
+    passed: bool = False
+    """Whether it ended and gave way to another."""
+    whole: bool = False
+    """Whether it counts over all epochs, although its records name the epoch."""
+    of_epoch: bool = False
+    """Whether its records have named the epoch, by a pattern of its own."""
+    offset: int | None = None
+    """Where its last record begins."""
+    counts: dict[int | None, _Count] = field(default_factory=dict)
+    epochs: dict[int | None, _Epochs] = field(default_factory=dict)
+    highest: float = 0.0
+    """Highest count of the slowest rank in this run."""
+
+    def present(self) -> list[_Count]:
+        """Counts of the ranks that are not gone, in this run if any has counted in it."""
+        counts = [count for count in self.counts.values() if count.done is not None]
+        counts = [count for count in counts if not count.begins] or counts
+        last = max((count.seen for count in counts), default=0.0)
+        return counts if self.unit in ADDED_UP else [count for count in counts if last - count.seen <= RANK_FRESH_S]
+
+    def begin(self, base: float | None, rank: int | None = None) -> None:
+        """The next position, of one rank or of each, begins a count or goes on with it at ``base``."""
+        for of, count in self.counts.items():
+            if rank is None or of == rank:
+                count.begins, count.base = True, base
+        for of, epochs in self.epochs.items():
+            if rank is None or of == rank:
+                epochs.index = None
+
+    def standing(self) -> tuple[float | None, float | None]:
+        """(done, total) of all ranks: the sum of those that share the work, or the slowest of those in step."""
+        counts = self.present()
+        if not counts:
+            return None, None
+        if self.unit in ADDED_UP:
+            totals = [count.total for count in counts if count.total is not None]
+            return sum(count.done or 0 for count in counts), sum(totals) if len(totals) == len(counts) else None
+        slowest = min(counts, key=lambda count: count.done or 0)
+        return slowest.done, slowest.total
+
+
+class Track:
+    """Progress of one worker over all its runs, from the positions in its logs.
+
+    - Of each pattern the first log that gives positions counts: a worker may write the same lines to two. A source of
+      higher order, such as a progress file, takes the place of all of lower order.
+    - In force is the pattern that comes first in ``preference`` among those seen with a total, before any total the
+      first seen. A pattern that has ended gives way to one with a larger total. A change of pattern is neither work
+      nor a reset.
+    - A counter that begins again at each epoch is counted on over the epochs, and one that does not is left alone.
+      Counts in units that ranks share are added up over the ranks; of ranks in step the slowest counts.
+    - A position that falls a little is a record out of order, unless the count stays there; one that falls far is a
+      reset once a second one says so. Neither is work done, and nor is what a resume announces.
+    - A count with another total is another counter, such as that of a validation, while the one in force has work left;
+      between marks of an evaluation always. It counts for nothing, and ``aside`` tells of it.
+
+    ``processed`` is the work done since the job started, in units of the pattern in force, and never falls.
+    Everything is None before the first position.
+    """
+
+    def __init__(
+        self,
+        preference: Sequence[str] = (),
+        *,
+        epoch_bases: Mapping[str, int] | None = None,
+        epochs: int | None = None,
+        share: int | None = None,
+    ) -> None:
+        """``epochs``: how many there are where the log does not say; ``share``: the total where it does not."""
+        self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
+        self._epoch_bases = dict(epoch_bases or {})
+        self._epochs = epochs
+        self._share = share
+        self.pattern: str | None = None
+        self.processed: float | None = None
+        self.last_rise: float | None = None
+        self.epoch: int | None = None
+        self.epochs: int | None = epochs
+        self.changes = 0
+        """How often another pattern has come into force: positions before and after are not of one count."""
+        self._patterns: dict[str, _Pattern] = {}
+        self._order = 0
+        self._evaluating_since: float | None = None
+        self._epoch_base = EPOCH_BASE
+        self._epoch_record: list[str | int] = []
+        """The log and the offset of the last record by which epochs were counted."""
+        self._resumed: tuple[str, float, float | None] | None = None
+        self._from: float | None = 0.0
+        """What a counter that is new counts from,"""
+        self._bases: dict[str, float] = {}
+        """and, by unit, where a resume says that it goes on."""
+
+    @property
+    def unit(self) -> str | None:
+        """What the position counts."""
+        if self.pattern is not None:
+            return self._patterns[self.pattern].unit
+        return self._resumed[0] if self._resumed is not None else None
+
+    @property
+    def done(self) -> float | None:
+        """Where the work stands."""
+        if self.pattern is not None:
+            return self._patterns[self.pattern].standing()[0]
+        return self._resumed[1] if self._resumed is not None else None
+
+    @property
+    def total(self) -> float | None:
+        """Where it will end: as the log says, else the worker's share as the job file says."""
+        total = self._resumed[2] if self._resumed is not None else None
+        if self.pattern is not None:
+            total = self._patterns[self.pattern].standing()[1]
+        return total if total is not None or self.unit not in (None, "items", "requests") else self._share
+
+    @property
+    def aside(self) -> bool:
+        """Whether what moves is another counter than the one in force."""
+        counts = self._patterns[self.pattern].counts if self.pattern is not None else {}
+        return any(count.aside_since is not None for count in counts.values())
+
+    def begin_run(self) -> None:
+        """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
+        self._order = 0
+        self._evaluating_since = None
+        self._from = 0.0
+        self._bases = {}
+        self.epoch, self.epochs = None, self._epochs
+        for pattern in self._patterns.values():
+            pattern.source, pattern.passed = None, False
+            pattern.begin(0.0)
+
+    def mark(self, mark: Mark, t: float) -> None:
+        """A record says what the worker does now."""
+        if mark.name == "evaluating":
+            self._evaluating_since = t if mark.begins else None
+
+    def update(self, source: str, position: Position, t: float, order: int = 0) -> bool:
+        """Takes a position that a source gave at a moment; whether it says where the work stands."""
+        if not self._heeds(source, position.pattern, position.unit, order):
+            return False
+        if position.resumed:
+            self._resume(position, t)
+            return True
+        self._note_record(source, position)
+        return self._take(position, position.done, position.total, t)
+
+    def update_epoch(self, source: str, pattern: str, epoch: float, epochs: float | None, t: float) -> bool:
+        """As ``update``, for a log that counts in fractions of an epoch, such as 0.35."""
+        if not 0 <= epoch < math.inf or not self._heeds(source, pattern, "epochs", 0):
+            return False
+        position = Position(pattern, "epochs", 0, int(epoch))
+        return self._take(position, epoch, epochs if epochs is not None else self._epochs, t)
+
+    def _heeds(self, source: str, name: str, unit: str, order: int) -> bool:
+        """Whether this source counts for the pattern."""
+        if order < self._order:
+            return False
+        if order > self._order:
+            self._order = order
+            if self.pattern is not None:
+                self._resumed = (self.unit or unit, self.done or 0, self.total)
+                self._from = None  # the same work, in other words
+                self._bases = {}
+            self._patterns.clear()
+            self.pattern = None
+        pattern = self._patterns.setdefault(name, _Pattern(unit))
+        if pattern.source is None:
+            pattern.source = source
+        return pattern.source == source
+
+    def _resume(self, position: Position, t: float) -> None:
+        """The work goes on at a position."""
+        self._resumed = (position.unit, position.done, position.total)
+        self._from = None
+        self._bases[position.unit] = position.done
+        self.processed = self.processed or 0
+        if position.unit == "epochs":
+            self._note_epoch(position)
+        for pattern in self._patterns.values():
+            if pattern.unit != position.unit:
+                pattern.begin(None, position.rank)
+                continue
+            pattern.begin(position.done, position.rank)
+            if len(pattern.counts) == 1 and not pattern.epochs:
+                (count,) = pattern.counts.values()
+                count.done, count.seen = position.done, t
+                count.total = position.total if position.total is not None else count.total
+
+    def _note_record(self, source: str, position: Position) -> None:
+        """Remembers which patterns count in the same records in which others name the epoch."""
+        pattern = self._patterns[position.pattern]
+        pattern.offset = position.offset
+        if pattern.unit == "epochs":
+            self._epoch_record = [source, position.offset]
+            for other in self._patterns.values():
+                other.of_epoch |= other.source == source and other.offset == position.offset
+        elif self._epoch_record == [source, position.offset]:
+            pattern.of_epoch = True
+
+    def _note_epoch(self, position: Position) -> None:
+        """Remembers in which epoch the worker is."""
+        epoch = position.epoch
+        if epoch is None and position.unit == "epochs":
+            epoch = position.done
+            self._epoch_base = self._epoch_bases.get(position.pattern, EPOCH_BASE)
+        if epoch is not None:
+            self.epoch = epoch
+            total = position.total if position.unit == "epochs" else None
+            told = position.epochs if position.epochs is not None else total
+            self.epochs = told if told is not None else self.epochs
+
+    def _take(self, position: Position, done: float, total: float | None, t: float) -> bool:
+        name, rank = position.pattern, position.rank
+        pattern = self._patterns[name]
+        since = self._evaluating_since
+        evaluating = since is not None and t - since < EVALUATING_MOST_S
+        if evaluating and self.pattern not in (None, name):
+            return False
+        count = pattern.counts.get(rank)
+        if count is None:
+            if len(pattern.counts) >= MOST_RANKS:
+                return False
+            base = self._bases.get(pattern.unit, self._from)
+            count = pattern.counts[rank] = _Count(base=base)
+        self._note_epoch(position)
+        if pattern.unit != "epochs" and self.epoch is not None:
+            over = self._over_epochs(pattern, count, position, t, evaluating)
+            if over is None:
+                return False
+            done, total = over
+        known = count.done is not None
+        begins = count.begins and all(other.begins for other in pattern.counts.values())
+        taken = count.take(done, total, t, evaluating=evaluating)
+        if taken is None:
+            return False
+        rise, again = taken
+        count.epoch = self.epoch
+        pattern.has_total |= total is not None
+        if begins:
+            pattern.highest = count.base if count.base is not None else done
+        before = self.pattern
+        if not self._choose(name, pattern):
+            return False
+        if pattern.unit not in ADDED_UP:
+            several = len(pattern.counts) > 1
+            slowest = (pattern.standing()[0] if several else count.done) or 0
+            if again and known and not begins:
+                pattern.highest = min(pattern.highest, slowest)
+            rise = max(0, slowest - pattern.highest) if several else rise
+            pattern.highest = max(pattern.highest, slowest)
+        if before not in (None, name):
+            rise = 0
+            self.changes += 1
+        self.processed = (self.processed or 0) + rise
+        if rise:
+            self.last_rise = t
+            self._evaluating_since = None  # it does its work again, whether the log has said so or not
+        return True
+
+    def _over_epochs(
+        self, pattern: _Pattern, count: _Count, position: Position, t: float, evaluating: bool
+    ) -> tuple[float, float | None] | None:
+        """(done, total) over all epochs where the counter begins again at each; None when it is another counter.
+
+        Whether it does is said by records that name their epoch, or by its unit; of others it is learned.
+        """
+        batch, size, epoch, epochs = position.done, position.total, self.epoch, self.epochs
+        told_here = position.epoch is not None
+        over = pattern.epochs.get(position.rank)
+        if epoch is None or pattern.whole:
+            return batch, size
+        if over is None:
+            over = _Epochs(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
+            if told_here or pattern.of_epoch or pattern.unit == "batches":
+                if not count.begins and over.where(epoch, epochs):
+                    count.begins, count.base = True, None  # what it has counted was of one epoch
+            elif not self._begins_again(over, count, batch, size):
+                return batch, size
+            pattern.epochs[position.rank] = over
+        base = over.base
+        index = over.where(epoch, epochs)
+        if over.base != base and not count.begins:
+            count.begins, count.base = True, None
+        if not told_here:
+            index = over.late(batch, size, index, epochs)
+        if over.goes_on(batch, size, index, epochs):
+            pattern.whole = True
+            if over.past:
+                pattern.begin(None)
+            return batch, size
+        if over.is_another(batch, size, index, evaluating=evaluating) and (count.leave_aside(t) or evaluating):
+            return None
+        return over.count(batch, size, index, epochs)
+
+    def _begins_again(self, over: _Epochs, count: _Count, batch: float, size: float | None) -> bool:
+        """Whether the counter was within one epoch, as it begins again in the next; what it has counted is taken over.
+
+        It does too when it ends, or gives way to a shorter one, while further epochs are to come.
+        """
+        if count.begins or count.done is None or count.epoch is None or self.epoch is None:
+            return False
+        index = over.where(count.epoch, self.epochs)
+        fell = self.epoch > count.epoch and batch < count.done / 2
+        to_come = self.epochs is not None and index + 1 < self.epochs
+        shorter = None not in (size, count.total) and (size or 0) < (count.total or 0)
+        if not fell and not (to_come and count.ended and (shorter or (size == count.total and batch < count.done))):
+            return False
+        step = count.step
+        count.done, count.total = over.count(count.done, count.total, index, self.epochs)
+        over.step = step
+        return True
+
+    def _choose(self, name: str, pattern: _Pattern) -> bool:
+        """Whether a pattern that has just been seen is in force."""
+        if self.pattern is None or self.pattern == name:
+            self.pattern = name
+            return True
+        force = self._patterns[self.pattern]
+        better = pattern.has_total and (not force.has_total or self._rank(name) < self._rank(self.pattern))
+        (_, old), (_, new) = force.standing(), pattern.standing()
+        if old is not None and new is not None and new > old and all(count.ended for count in force.present()):
+            force.passed = better = True
+        if pattern.passed or not better:
+            return False
+        self.pattern = name
+        return True
+
+    def _rank(self, name: str) -> int:
+        """Place in the order of preference; whole epochs, the coarsest count, come last unless it names them."""
+        return self._preference.get(name, len(self._preference) + (self._patterns[name].unit == "epochs"))
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, ready for JSON."""
+        plain = {name: getattr(self, name) for name in _STATE}
+        patterns = {}
+        for name, pattern in self._patterns.items():
+            entry = {key: getattr(pattern, key) for key in _PATTERN_STATE}
+            entry["counts"] = [[rank, asdict(count)] for rank, count in pattern.counts.items()]
+            entry["epochs"] = [[rank, asdict(over)] for rank, over in pattern.epochs.items()]
+            patterns[name] = entry
+        return {**plain, "resumed": self._resumed, "patterns": patterns}
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        preference: Sequence[str] = (),
+        *,
+        epoch_bases: Mapping[str, int] | None = None,
+        epochs: int | None = None,
+        share: int | None = None,
+    ) -> "Track":
+        """A track that goes on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, share=share)
+        for name, entry in dict(state["patterns"]).items():
+            pattern = track._patterns[name] = _Pattern(**{key: entry[key] for key in _PATTERN_STATE})
+            pattern.counts = {rank: _Count(**fields) for rank, fields in entry["counts"]}
+            pattern.epochs = {rank: _Epochs(**fields) for rank, fields in entry["epochs"]}
+        for name in _STATE:
+            setattr(track, name, state[name])
+        if track.pattern is not None and track.pattern not in track._patterns:
+            raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
+        if state["resumed"] is not None:
+            unit, done, total = state["resumed"]
+            track._resumed = (unit, done, total)
+        return track
+
+
+_STATE = (
+    *("pattern", "processed", "last_rise", "epoch", "epochs", "changes"),
+    *("_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
+)
+_PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
+
+ADDED_ENDINGS = ("_per_second", "_requests")
+"""Names of values of which each data-parallel rank has its own part end so."""
+
+
+def total_of_ranks(name: str, values: Mapping[int | None, Value], now: float, fresh_s: float) -> float | None:
+    """One number of what the data-parallel ranks of a worker said under one name: a sum, else the last.
+
+    Rates and requests are added up.
+
+    The stamp of a value says when; one that is older than ``fresh_s``, or has none, is left out. A value without a
+    rank is left out beside those that have one, since it may be their sum. None when nothing is left.
+    """
+    fresh = {rank: v for rank, v in values.items() if v.stamp is not None and now - v.stamp < fresh_s}
+    if len(fresh) > 1:
+        fresh.pop(None, None)
+    if not fresh:
+        return None
+    if name.endswith(ADDED_ENDINGS):
+        return math.fsum(value.number for value in fresh.values())
+    return max(fresh.values(), key=lambda value: (value.stamp or 0.0, value.offset)).number

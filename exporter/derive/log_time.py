@@ -1,0 +1,182 @@
+"""The time that stands at the head of a log record."""
+
+import re
+from datetime import date
+from functools import lru_cache
+
+DAY_S = 86400
+YEAR_S = 31_556_952
+ZONE_STEP_S = 900
+"""Zones are whole quarters of an hour from UTC,"""
+WEST_MOST_S, EAST_MOST_S = 12 * 3600, 14 * 3600
+"""and none is further from it than these."""
+EPOCH_LEAST, EPOCH_MOST = 946_684_800, 4_102_444_800
+"""A bare number is a time only between the years 2000 and 2100."""
+
+HEAD_BYTES = 160
+"""A record that may hold a time has its first digits before this."""
+CACHED_MINUTES = 512
+
+_MAYBE = re.compile(rb"\d:\d\d|\d{10}|\dT\d{4}")
+_ESCAPE = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
+# What may stand before the time: who writes (as srun, mpirun, torchrun, Ray or compose say it), how severe it is, or
+# the name of the field. Only such words: a time after others is one that the record speaks of, not its own.
+_PREFIX = rb"""(?>[ \t]*+(?:
+    \[(?:[A-Za-z_][^\[\]\r\n]{0,40}+|\d{1,4}(?:,[ ]?\d{1,4})?)\](?:<\w{1,8}>)?:?
+  | \([A-Za-z_][^()\r\n]{0,60}+\)
+  | (?i:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b[ \t]?[:|-]?
+  | (?:\d{1,6}|[A-Za-z](?:[A-Za-z_.-]*+\d){1,20}+[A-Za-z_.-]*+)[ \t]*+[:|](?=[ \t])
+  | (?i:datetime|asctime|timestamp|date|time|ts)[ \t]?[=:]
+  | p\d{1,3}?(?=\d{4}-\d\d-\d\d)
+))*+[ \t]*+(?:\[NeMo[ ][A-Z][ ]|[\[(<"'])?+[ \t]*+"""
+_JSON = rb"""(?::::MLLOG[ ])?[ \t]*+\{.{0,100}?
+    ["'](?:ts|t|time|timestamp|@timestamp|time_ms|asctime|datetime)["'][ \t]{0,4}:[ \t]{0,4}["']?"""
+
+_MONTHS = (b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec")
+_NAME = rb"(?P<name>" + b"|".join(_MONTHS) + b")"
+_YEAR, _MONTH, _DAY = rb"(?P<year>\d{4})", rb"(?P<month>\d\d)", rb"(?P<day>\d\d)"
+_CLOCK = rb"(?P<hour>\d\d):(?P<least>\d\d)"
+_SECOND = rb"(?P<second>\d\d(?:[.,]\d{1,9})?)(?!\d)"
+_ZONE = rb"(?P<zone>[ ]?(?:Z|UTC|GMT)\b|[ ]?[+-](?:0\d|1[0-4]):?[0-5]\d(?![\d:.])|[+-](?:0\d|1[0-4])(?![\d:.]))?"
+_REST = b":" + _SECOND + _ZONE
+
+# The most usual first. Group `minute` is the text by which a minute is remembered; a way without it is worked out each
+# time. The last is a bare number: where the record is no JSON, only a bracket or the name of a field may precede it.
+_WAYS = (
+    rb"(?P<minute>%b(?P<sep>[-/])%b(?P=sep)%b(?:[T_]|[ ]{1,2})%b)%b" % (_YEAR, _MONTH, _DAY, _CLOCK, _REST),
+    rb"(?P<minute>%b/%b/%b[ -]%b)%b" % (_MONTH, _DAY, _YEAR, _CLOCK, _REST),
+    rb"(?P<minute>%b[-/]%b[ ]%b)%b" % (_MONTH, _DAY, _CLOCK, _REST),
+    rb"(?P<minute>[IWEFCD]%b%b[ ]%b)%b" % (_MONTH, _DAY, _CLOCK, _REST),
+    rb"(?P<minute>[IWEFCD]?%b%b%b[T -]%b)%b" % (_YEAR, _MONTH, _DAY, _CLOCK, _REST),
+    rb"(?P<minute>%b%b%bT(?P<hour>\d\d)(?P<least>\d\d))%b" % (_YEAR, _MONTH, _DAY, _SECOND + _ZONE),
+    rb"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),?[ ])?%b[ ](?P<day>[ \d]?\d)[ ]%b%b(?:[ ]%b\b)?"
+    % (_NAME, _CLOCK, _REST, _YEAR),
+    rb"(?P<minute>%b/%b/%b[: ]%b)%b" % (_DAY, _NAME, _YEAR, _CLOCK, _REST),
+    rb"%b%b(?![\w</%%]|:\S|[ ]?(?:elapsed|remaining|left|total)\b)" % (_CLOCK, _REST),
+    rb"""(?<=[\[=:"' ])(?P<number>\d{10}(?:\d{3}|\d{6}|\d{9})?(?:\.\d{1,9})?)(?![\w.:])""",
+)
+_NUMBER_BEFORE = rb"(?<=[\[=])"
+_PLAIN = tuple(re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _WAYS)
+_IN_JSON = tuple(re.compile(rb"(?xs)" + _JSON + way) for way in _WAYS)
+_JSON_BEGINS = (b"{", b":::MLLOG")
+
+
+def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float | None:
+    """Epoch seconds, or None when there is no such minute."""
+    if hour > 23 or minute > 59:
+        return None
+    try:
+        days = date(year, month, day).toordinal()
+    except ValueError:
+        return None
+    return float((days - 719_163) * DAY_S + hour * 3600 + minute * 60)
+
+
+def _minute_of(found: re.Match[bytes], near: float | None) -> float | None:
+    """The minute that a match names; where it lacks the year or the day, the one nearest to a moment."""
+    part = found.groupdict()
+    hour, minute = int(part["hour"]), int(part["least"])
+    if "day" not in part:
+        if near is None or hour > 23 or minute > 59:
+            return None
+        moment = near // DAY_S * DAY_S + hour * 3600 + minute * 60
+        return moment + DAY_S * round((near - moment) / DAY_S)
+    month = _MONTHS.index(part["name"]) + 1 if "name" in part else int(part["month"])
+    day = int(part["day"])
+    if part.get("year"):
+        return _minute(int(part["year"]), month, day, hour, minute)
+    if near is None:
+        return None
+    year = 1970 + int(near // YEAR_S)
+    found_in = (_minute(y, month, day, hour, minute) for y in (year - 1, year, year + 1))
+    return min((moment for moment in found_in if moment is not None), key=lambda it: abs(it - near), default=None)
+
+
+@lru_cache(64)
+def _zone_s(zone: bytes) -> int:
+    """Seconds that the clock of a zone is ahead of UTC."""
+    digits = zone.strip().replace(b":", b"")
+    if digits[:1] not in (b"+", b"-"):
+        return 0
+    ahead = int(digits[1:3]) * 3600 + int(digits[3:] or b"0") * 60
+    return -ahead if digits[:1] == b"-" else ahead
+
+
+def _epoch(number: bytes) -> float | None:
+    """Epoch seconds of a bare number, by its digits of seconds, milli-, micro- or nanoseconds."""
+    moment = float(number) / 10 ** (len(number.partition(b".")[0]) - 10)
+    return moment if EPOCH_LEAST <= moment <= EPOCH_MOST else None
+
+
+class StampReader:
+    """Reads the time at the head of records of one log, quickest when they all write it in one way.
+
+    ``reference`` is a moment near which the records were written: a time without its year, or
+    without its day, is taken to be the one nearest to it; without a reference such a time is None.
+    It follows the times of day that are read, so that a log may go on over many midnights.
+    """
+
+    def __init__(self, reference: float | None = None) -> None:
+        self.reference = reference
+        self._last = _PLAIN[0]
+        self._minutes: dict[bytes, float | None] = {}
+        self._day: float | None = None
+
+    def read(self, head: bytes) -> float | None:
+        """Epoch seconds, as if the clock of the log were UTC unless the record names its zone; None without a time.
+
+        ``head`` is the beginning of a record, or all of it. A time that cannot be, as on 30 February, is None.
+        """
+        if b"\x1b" in head:
+            head = _ESCAPE.sub(b"", head[: 2 * HEAD_BYTES])
+        found = self._last.match(head)
+        if found is None:
+            found = self._search(head)
+            if found is None:
+                return None
+        if "second" not in found.re.groupindex:
+            return _epoch(found["number"])
+        second, zone = found.group("second", "zone")
+        part = float(second.replace(b",", b"."))
+        minute = self._minute(found)
+        if minute is None or part >= 61:
+            return None
+        return minute + part if zone is None else minute + part - _zone_s(zone)
+
+    def _minute(self, found: re.Match[bytes]) -> float | None:
+        near = self.reference
+        if "minute" not in found.re.groupindex:
+            moment = _minute_of(found, near)
+            if moment is not None and near is not None and "day" not in found.re.groupindex:
+                self.reference = moment
+            return moment
+        day = None if near is None else near // DAY_S
+        if day != self._day or len(self._minutes) > CACHED_MINUTES:
+            self._minutes.clear()  # a date without its year depends on the reference
+            self._day = day
+        text = found["minute"]
+        try:
+            return self._minutes[text]
+        except KeyError:
+            moment = self._minutes[text] = _minute_of(found, near)
+            return moment
+
+    def _search(self, head: bytes) -> re.Match[bytes] | None:
+        """A match of any way to write a time; the way is tried first from then on."""
+        if _MAYBE.search(head, 0, HEAD_BYTES) is None:
+            return None
+        for regex in _IN_JSON if head.lstrip().startswith(_JSON_BEGINS) else _PLAIN:
+            if (found := regex.match(head)) is not None:
+                self._last = regex
+                return found
+        return None
+
+
+def zone_offset(stamp: float, reference: float) -> int:
+    """Seconds to add to a stamp without a zone so that it is near the reference: a multiple of 15 minutes.
+
+    0 when no zone on Earth brings it near: the record is then old, and its clock may well be UTC. So ask with a
+    record that has just been written.
+    """
+    offset = round((reference - stamp) / ZONE_STEP_S) * ZONE_STEP_S
+    return offset if -EAST_MOST_S <= offset <= WEST_MOST_S else 0
