@@ -160,6 +160,33 @@ def progress() -> list[Panel]:
             width=12,
             unit=ITEMS_PER_SECOND,
         ),
+        lines(
+            "Chance to be done before the limit",
+            "Probability that the work is done before the time limit, of the node that is least likely to be. Watched"
+            " by GpuJobTimeLimitPredicted and GpuJobTimeLimitCertain, below 10 %.",
+            [q.CHANCE],
+            width=8,
+            unit="percentunit",
+            maximum=1,
+            unknown="no limit or no estimate",
+        ),
+        lines(
+            "Slow-down of each worker",
+            "Time for an item, of what it was at the fastest speed that the worker kept up; pauses do not count. At 1"
+            " it is as fast as ever; above 1.25 GpuJobSlowdown watches.",
+            [q.SLOWDOWN],
+            width=8,
+            decimals=2,
+            unknown="no speed known yet",
+        ),
+        lines(
+            "Lag of each worker",
+            "Part by which a worker is behind the median of its kind. Watched by GpuJobStraggler, above 20 %.",
+            [q.LAG],
+            width=8,
+            unit="percentunit",
+            unknown="fewer than three workers",
+        ),
     ]
 
 

@@ -136,6 +136,10 @@ WORKER_RATE = Query(
     "{{worker}}",
 )
 
+CHANCE = Query("chance", f"min({_job('gpujob_time_limit_met_probability_ratio')})", "done before the limit")
+SLOWDOWN = Query("slowdown", f"max by (worker) ({_node('gpujob_worker_slowdown_ratio')})", "{{worker}}")
+LAG = Query("lag", f"max by (worker) ({_node('gpujob_worker_lag_ratio')})", "{{worker}}")
+
 # Workers. A worker may span nodes: it is up when each of its parts is.
 
 WORKER_UP = Query("worker_up", f"min by (worker) ({_node('gpujob_worker_up')})", "{{worker}}")

@@ -129,3 +129,20 @@ def test_a_death_hides_its_consequences_in_its_own_job_only(alertmanager: Alertm
     while alertmanager.hidden() != expected and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alertmanager.hidden() == expected
+
+
+def test_a_page_about_the_time_limit_hides_the_warning_before_it(alertmanager: Alertmanager) -> None:
+    alertmanager.post(
+        job_alert("GpuJobTimeLimitCertain", "7"),
+        job_alert("GpuJobTimeLimitPredicted", "7"),
+        job_alert("GpuJobTimeLimitPredicted", "8"),
+    )
+    expected = {
+        ("GpuJobTimeLimitCertain", "7"): False,
+        ("GpuJobTimeLimitPredicted", "7"): True,
+        ("GpuJobTimeLimitPredicted", "8"): False,
+    }
+    deadline = time.monotonic() + SETTLE_S
+    while alertmanager.hidden() != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert alertmanager.hidden() == expected

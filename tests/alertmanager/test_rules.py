@@ -123,7 +123,7 @@ def test_amtool_accepts_the_configuration() -> None:
     [
         *(
             (
-                {"critical": "page", "warning": "notify"}[rule["labels"]["severity"]]
+                {"critical": "page", "warning": "notify", "info": "notify"}[rule["labels"]["severity"]]
                 if rule["labels"]["component"] != "self"
                 else "operators",
                 {"alertname": name, **rule["labels"], "cluster": "c1", "job_id": "7"},
