@@ -15,6 +15,7 @@ import click
 
 from exporter import __version__, records
 from exporter.errors import ExporterError
+from launcher.cli_scan import scan
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -473,3 +474,6 @@ def schema(cluster: bool) -> None:
     from launcher.config import ClusterSpec, JobSpec
 
     click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
+
+
+commands.add_command(scan)

@@ -1,0 +1,55 @@
+"""The command that shows what is found in logs."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from exporter.derive.lexicon import Lexicon
+
+
+@click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("--pack", help="Whose lines these are; found out from the lines by default.")
+@click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns and errors are searched for.")
+@click.option("--count", is_flag=True, help="Count the matches of every pattern in logs of over 64 MiB, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
+    """Show what the patterns find in logs: positions, values, errors, and where they stand.
+
+    A log may be finished or still grow; it is read once, as far as it goes. Lines that look like
+    progress and in which none is found are shown with a pattern for the job file.
+    """
+    from launcher.scan import scan_logs
+    from launcher.scan_text import render, to_json
+
+    reports = scan_logs(logs, _lexicon(pack, config), count_all=count)
+    if as_json:
+        click.echo(json.dumps(to_json(reports), ensure_ascii=False))
+    else:
+        click.echo("\n".join(render(reports)))
+
+
+def _lexicon(pack: str | None, config: str | None) -> "Lexicon":
+    """The patterns that were asked for; raises LauncherError for a pack that is not there."""
+    from exporter.derive.lexicon import AUTO
+    from exporter.readers.lexicon import make_lexicon
+    from exporter.readers.packs import pack_names
+
+    known = (AUTO, *pack_names())
+    if pack is not None and pack not in known:
+        near = difflib.get_close_matches(pack, known, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise LauncherError(f'--pack: unknown pack "{pack}"{hint} (known: {", ".join(known)})')
+    if config is None:
+        return make_lexicon(pack or AUTO)
+    from launcher.config import load_job
+    from launcher.plan import error_patterns, progress_patterns
+
+    spec = load_job(Path(config))
+    return make_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))

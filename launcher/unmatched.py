@@ -1,0 +1,106 @@
+"""Records of a log that look like progress and that no pattern knows, and patterns that would."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from exporter.derive.lexicon import UNIT_OF, own_pattern
+from exporter.derive.log_errors import plain_line
+from exporter.derive.packs import looks_like_progress
+from exporter.derive.patterns import Kind, PatternError
+
+MOST_SHOWN = 5
+MOST_TRIED = 200
+"""Forms of records that are looked at: a log can have a new one in each line."""
+MOST_LINE = 400
+
+_DIGITS = re.compile(rb"\d+")
+_COUNT = r"\d{1,18}(?:[,_]\d{3}){0,5}"
+_WORDS = r"(?:[^\W\d]+[ \t:=#>\[(-]{1,9}){1,3}"
+"""What says of what a number is: up to three words right before it."""
+_FORMS = tuple(
+    re.compile(f"(?P<before>{_WORDS})?{form}")
+    for form in (
+        rf"(?<![\w./:-])(?P<done>{_COUNT})(?P<between> {{0,3}}(?:/|\bof\b) {{0,9}})(?P<total>{_COUNT})(?![\w/:-])",
+        r"(?<![\w.])(?P<percent>\d{1,3})(?:\.\d{1,6})?(?P<behind> ?%)",
+        rf"(?<![\w.])(?P<done>{_COUNT})(?![\w.])",
+    )
+)
+"""The forms of progress, the surest first."""
+_NAME_OF = {word: word for word in UNIT_OF} | {"iter": "step", "iteration": "step", "iterations": "steps"}
+_COUNTED = {*_NAME_OF, "round", "rounds", "sample", "samples", "example", "examples", "document", "documents"}
+"""Words of which a number is a count even when nothing says how many there are in all."""
+_AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One record of a log."""
+
+    raw: bytes
+    offset: int
+
+
+def progress_lines(
+    candidates: Iterable[Candidate], says_something: Callable[[bytes], bool]
+) -> Iterator[tuple[Candidate, tuple[str, str] | None]]:
+    """The first records that look like progress and say nothing, one of each form, with a pattern for them."""
+    seen, shown = set[bytes](), 0
+    for candidate in candidates:
+        if not looks_like_progress(candidate.raw):
+            continue
+        form = _DIGITS.sub(b"0", candidate.raw[:MOST_LINE])
+        if form in seen:
+            continue
+        seen.add(form)
+        if not says_something(candidate.raw):
+            yield candidate, suggestion(candidate.raw)
+            shown += 1
+        if shown >= MOST_SHOWN or len(seen) >= MOST_TRIED:
+            return
+
+
+def suggestion(raw: bytes) -> tuple[str, str] | None:
+    """Name and regular expression of a pattern that finds the position in a record; None when no number is one."""
+    line = plain_line(raw, MOST_LINE)
+    for form in _FORMS:
+        for match in form.finditer(line):
+            if (found := _pattern_of(line, match)) is not None:
+                return found
+    return None
+
+
+def _pattern_of(line: str, match: re.Match[str]) -> tuple[str, str] | None:
+    part = match.groupdict()
+    before = part["before"] or ""
+    after = _AFTER.match(line, match.end())
+    if not before and after is None:
+        return None  # nothing would tell this number from others
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", f"{before} {after[0] if after is not None else ''}")]
+    if part.keys().isdisjoint(("total", "percent")) and _COUNTED.isdisjoint(words):
+        return None
+    name = next((_NAME_OF[word] for word in reversed(words) if word in _NAME_OF), "items")
+    if "percent" in part or UNIT_OF[name] == "items":
+        name = "items"
+    if "percent" in part:
+        numbers = r"(?P<percent>\d+)" + (r"(?:\.\d+)?" if "." in match[0][len(before) :] else "") + part["behind"]
+    elif "total" in part:
+        numbers = f"{_group(part['done'])}{_escaped(part['between'])}{_group(part['total'])}"
+    else:
+        numbers = f"(?P<done>{_group(part['done'])[1:]}" + (r"(?![\d.])" if not after else "")
+    text = _escaped(before) + numbers + (_escaped(after[0]) if after is not None and not before else "")
+    try:
+        pattern = own_pattern(name, text)
+    except PatternError:
+        return None
+    found = pattern.regex.search(line.encode("utf-8", "replace"))
+    return (name, text) if pattern.kind is Kind.POSITION and found is not None else None
+
+
+def _group(number: str) -> str:
+    return r"([\d,_]+)" if re.search(r"[,_]", number) else r"(\d+)"
+
+
+def _escaped(text: str) -> str:
+    """A regular expression for a text, in which spaces may be more or fewer."""
+    return re.sub(r"[ \t]{2,}|\t", r"\\s+", re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", text))
