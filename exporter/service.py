@@ -1,8 +1,9 @@
-"""HTTP: ``/metrics``, ``/status``, ``/-/healthy``, ``/-/ready`` and a landing page. And when to stop."""
+"""HTTP: ``/metrics``, ``/status``, ``/fom``, ``/-/healthy``, ``/-/ready`` and a landing page. And when to stop."""
 
 import asyncio
 import contextlib
 import html
+import ipaddress
 import logging
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from exporter import __version__, records
+from exporter.collectors.fom import FigureError, FomCollector
 from exporter.collectors.job import JobCollector
 from exporter.collectors.workers import WorkersCollector
 from exporter.errors import ExporterError
@@ -31,6 +33,8 @@ BURST_S = 0.5
 """Signals so close together are one: Slurm sends several at a time limit."""
 WATCH_S = 0.25
 """Between two looks at the phase of the job."""
+MOST_BODY_BYTES = 64 * 1024
+"""Of a request that tells something."""
 
 log = logging.getLogger("gpujob.service")
 
@@ -69,6 +73,16 @@ def wants_openmetrics(accept: str) -> bool:
     return best.get("application/openmetrics-text", 0.0) > max(best.get("text/plain", 0.0), 0.0)
 
 
+def is_loopback(peer: str | None) -> bool:
+    """Whether a request came from this node over its loopback interface, seen through an IPv6 socket too."""
+    try:
+        address = ipaddress.ip_address(peer or "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
 class Service:
     """The web server of one sidecar."""
 
@@ -81,11 +95,12 @@ class Service:
 
     def application(self) -> web.Application:
         """The routes."""
-        application = web.Application()
+        application = web.Application(client_max_size=MOST_BODY_BYTES)
         application.add_routes(
             [
                 web.get("/metrics", self._metrics),
                 web.get("/status", self._status),
+                web.post("/fom", self._fom),
                 web.get("/-/healthy", self._healthy),
                 web.get("/-/ready", self._ready),
                 web.get("/", self._landing),
@@ -109,6 +124,25 @@ class Service:
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(self._sidecar.status())
+
+    async def _fom(self, request: web.Request) -> web.Response:
+        """Take a figure of merit of the job; the answers are omnistat's."""
+        if not is_loopback(request.remote):
+            why = f"{request.remote} is not this node: post to http://127.0.0.1:{self._sidecar.port}/fom on the node"
+            return web.json_response({"error": why}, status=403)
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return web.json_response({"error": f"the body has more than {MOST_BODY_BYTES} bytes"}, status=413)
+        for slot in self._sidecar.slots:
+            if isinstance(slot.collector, FomCollector):
+                try:
+                    slot.collector.take(body)
+                except FigureError as error:
+                    return web.json_response({"error": str(error)}, status=400)
+                slot.request()  # so that a scrape right after this shows it
+                return web.json_response({"status": "ok"})
+        raise web.HTTPNotFound
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response(text="The exporter is healthy.\n")

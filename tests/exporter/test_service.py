@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,22 @@ import pytest
 
 from exporter import records, service
 from exporter.collectors.base import Status
+from exporter.collectors.fom import FIGURE, FomCollector
 from exporter.collectors.job import JobCollector
 from exporter.errors import ExporterError
 from exporter.families import Samples
 from exporter.refresh import SUCCESS
-from exporter.service import BURST_S, NOTICE_S, Service, known_port, open_socket, wants_openmetrics
-from exporter.sidecar import ScrapeLog, Sidecar, parse_listen_address
+from exporter.service import (
+    BURST_S,
+    MOST_BODY_BYTES,
+    NOTICE_S,
+    Service,
+    is_loopback,
+    known_port,
+    open_socket,
+    wants_openmetrics,
+)
+from exporter.sidecar import ScrapeLog, Sidecar, fom_url, parse_listen_address
 from tests.exporter.support import NODE, ShiftedClock, make_context, make_manifest, samples_of
 
 PATIENCE_S = 20.0
@@ -66,6 +77,12 @@ class Served:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self._http.get(self._url + path, headers=named) as response:
             return response.status, await response.text()
+
+    async def post(self, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+        """Status and JSON answer of one request that tells something."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self._http.post(self._url + path, data=body, headers=named) as response:
+            return response.status, await response.json()
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition that the service brings about."""
@@ -212,6 +229,7 @@ def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: Shif
             "attempt": 0,
             "address": f"127.0.0.1:{port}",
             "port": port,
+            "fom": f"http://127.0.0.1:{port}/fom",
             "labels": sidecar.context.identity.constant_labels(),
         }
         assert known_port(sidecar) == port
@@ -263,6 +281,112 @@ def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(records, "write_json", full)
         scenario(make_sidecar(tmp_path, clock), play)
+
+
+# -- figures of merit ----------------------------------------------------------------------------
+
+
+def with_figures(run_dir: Path, clock: ShiftedClock) -> Sidecar:
+    """A sidecar that takes figures of merit and reads them when it is asked to."""
+    fom = FomCollector(make_context(make_manifest(run_dir), clock))
+    fom.interval_s = 1e6
+    return make_sidecar(run_dir, clock, fom)
+
+
+def test_a_figure_of_merit_is_on_both_pages_as_soon_as_it_was_posted(tmp_path: Path, clock: ShiftedClock) -> None:
+    sidecar = with_figures(tmp_path, clock)
+
+    async def play(served: Served) -> None:
+        await served.until(lambda: served.sidecar.ready, "the first reads")
+        body = b'{"name": "step gflops", "value": 134.45}'
+        assert await served.post("/fom", body, Content_Type="application/json") == (200, {"status": "ok"})
+        await served.until(lambda: served.sidecar.status()["figures_of_merit"], "the figure")
+        page = (await served.get("/metrics"))[1]
+        assert [value for key, value in samples_of(page, FIGURE).items() if 'name="step_gflops"' in key] == [134.45]
+        (figure,) = json.loads((await served.get("/status"))[1])["figures_of_merit"]
+        assert (figure["name"], figure["value"]) == ("step_gflops", 134.45)
+        assert figure["time"] == pytest.approx(time.time(), abs=PATIENCE_S)
+
+    scenario(sidecar, play)
+
+
+def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await served.post("/fom", b'{"name": "score", "value": 1}')
+        clock.shift += 86400.0
+        finish(tmp_path)
+        await served.ended()
+        status = records.read_json(tmp_path / records.STATUS_DIR / f"{NODE}.json") or {}
+        assert status["final"]
+        assert [figure["name"] for figure in served.sidecar.status()["figures_of_merit"]] == ["score"]
+        assert status["figures_of_merit"] == served.sidecar.status()["figures_of_merit"]
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+def test_a_body_that_is_no_figure_is_refused_with_what_would_be_right(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        status, answer = await served.post("/fom", b"gflops=1", Content_Type="application/x-www-form-urlencoded")
+        assert status == 400
+        assert '{"name": "gflops", "value": 511.26}' in answer["error"]
+        assert (await served.get("/fom"))[0] == 405
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+def test_a_body_has_its_limit(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        body = b'{"name": "a", "value": 1}'
+        assert (await served.post("/fom", body.ljust(MOST_BODY_BYTES)))[0] == 200
+        status, answer = await served.post("/fom", body.ljust(MOST_BODY_BYTES + 1))
+        assert (status, answer) == (413, {"error": "the body has more than 65536 bytes"})
+        status, answer = await served.post("/fom", zlib.compress(body.ljust(64 << 20)), Content_Encoding="deflate")
+        assert status == 413
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.5.0.1", "::1", "::ffff:127.0.0.1"])
+def test_these_peers_are_on_this_node(peer: str) -> None:
+    assert is_loopback(peer)
+
+
+@pytest.mark.parametrize(
+    "peer", ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "::", "0.0.0.0", "localhost", "", None]
+)
+def test_these_peers_are_not(peer: str | None) -> None:
+    assert not is_loopback(peer)
+
+
+def test_a_figure_from_another_node_is_refused(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "is_loopback", lambda peer: is_loopback(peer) and peer != "127.0.0.1")
+
+    async def play(served: Served) -> None:
+        status, answer = await served.post("/fom", b'{"name": "a", "value": 1}')
+        assert status == 403
+        assert f"post to http://127.0.0.1:{served.sidecar.port}/fom" in answer["error"]
+        assert (await served.get("/metrics"))[0] == 200
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:7/fom"),
+        ("0.0.0.0", "http://127.0.0.1:7/fom"),
+        ("127.0.0.1", "http://127.0.0.1:7/fom"),
+        ("localhost", "http://localhost:7/fom"),
+        ("::", "http://[::1]:7/fom"),
+        ("::1", "http://[::1]:7/fom"),
+        ("10.0.0.1", None),
+        ("node01", None),
+    ],
+)
+def test_the_place_for_figures_is_told_where_loopback_reaches_it(host: str, url: str | None) -> None:
+    assert fom_url(host, 7) == url
 
 
 # -- the end -------------------------------------------------------------------------------------
