@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bench import exits, exposition, kills, processes, sidecar, wrapper
+from bench import eta, exits, exposition, kills, logs, processes, sidecar, tail, wrapper
 
 BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "exposition": exposition.measure,
@@ -16,6 +16,9 @@ BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "processes": processes.measure,
     "exits": exits.measure,
     "kills": kills.measure,
+    "logs": logs.measure,
+    "tail": tail.measure,
+    "eta": eta.measure,
     "sidecar": sidecar.measure,
 }
 

@@ -16,12 +16,11 @@ from typing import Any
 from exporter import outcome, records
 from exporter.collectors.base import Status
 from exporter.collectors.workers import WorkersCollector
-from exporter.derive.patterns import ERRORS
 from exporter.events import EventLog
 from exporter.families import Family, Samples
-from exporter.identity import safe_label
 from exporter.manifest import Task
 from exporter.readers.find_workers import PID_FILE_NAME, Sighting, WorkerSearch
+from exporter.readers.lexicon import lexicon_of
 from exporter.readers.procfs import read_pid_namespace
 from exporter.sidecar import Sidecar
 
@@ -301,9 +300,8 @@ class Finder:
     def _conclude(self, now: float) -> None:
         status = self._sidecar.status()  # the last values are in it by now
         self._keep(status["events"])
-        severity = {pattern.name: pattern.severity for pattern in ERRORS}
-        severity |= {safe_label(pattern.name): pattern.severity for pattern in self._manifest.errors}
-        critical = {name for name, level in severity.items() if level == "critical"}
+        severities = lexicon_of(self._manifest).severities
+        critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
         judged = outcome.judge(status, critical, missing)
         run_dir = self._manifest.run_dir

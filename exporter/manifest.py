@@ -73,6 +73,8 @@ class Manifest:
     groups: tuple[PathGroup, ...] = ()
     logs: PathGroup | None = None
     """Log files beside those of the tasks, told apart by the worker number in their names."""
+    pack: str = "auto"
+    """Whose log lines the workers write; `auto` is found out from the lines."""
     progress: tuple[LogPattern, ...] = ()
     errors: tuple[LogPattern, ...] = ()
     total_items: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from exporter.derive.patterns import compile_pattern
+from exporter.derive.patterns import Kind, compile_all
 from exporter.errors import ExporterError
 from exporter.manifest import LogPattern
 
@@ -202,31 +202,26 @@ def _gpu_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _regex(value: Any, groups: int) -> str:
-    """A regular expression with that many groups at least."""
-    if not isinstance(value, str) or not value:
-        raise _Wrong("is not a regular expression")
-    try:
-        regex = compile_pattern("", value).regex
-    except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise _Wrong(f"is not a regular expression: {error}") from error
-    if regex.groups < groups:
-        raise _Wrong("has no group for the number; for example 'Epoch (\\d+)'")
-    return value
+def _pattern_problems(name: str, text: Any, kind: Kind | None = None) -> list[str]:
+    """What is wrong with one pattern."""
+    if not isinstance(text, str) or not text:
+        return [f"{_shown(text, '')} is not a regular expression"]
+    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
 
 
 def _progress_patterns(value: Any) -> tuple[LogPattern, ...]:
     if not isinstance(value, dict):
         raise _Wrong("is not a mapping of names to regular expressions")
-    found, wrong = [], []
-    for name, text in value.items():
-        try:
-            found.append(LogPattern(_EXPORTER_NAMES.get(str(name), str(name)), _regex(text, 1)))
-        except _Wrong as error:
-            wrong.append(f".{name}: {_shown(text, '')} {error}")
+    found, wrong = dict[str, LogPattern](), list[str]()
+    for key, text in value.items():
+        name = _EXPORTER_NAMES.get(str(key), str(key))
+        if name in found:
+            wrong.append(f'.{key}: is another word for "{name}", which is there too; leave one of them out')
+        wrong += [f".{key}: {problem}" for problem in _pattern_problems(name, text)]
+        found[name] = LogPattern(name, text)
     if wrong:
         raise _WrongParts(wrong)
-    return tuple(found)
+    return tuple(found.values())
 
 
 def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
@@ -244,10 +239,9 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
         if severity not in SEVERITIES:
             known = ", ".join(f'"{word}"' for word in SEVERITIES)
             wrong.append(f"[{index}].severity: {_shown(severity, '')} is not one of {known}")
-        try:
-            pattern = _regex(entry["pattern"], 0)
-        except _Wrong as error:
-            wrong.append(f"[{index}].pattern: {_shown(entry['pattern'], '')} {error}")
+        pattern = entry["pattern"]
+        if problems := _pattern_problems("error", pattern, Kind.ERROR):
+            wrong += [f"[{index}].pattern: {problem}" for problem in problems]
             continue
         name = str(entry.get("name") or re.sub(r"\W+", "_", pattern).strip("_")[:64] or f"pattern_{index}")
         while name in found:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.derive.exits import CONSEQUENCES, first_cause
+from exporter.derive.work import Work, unit_word, work_of
 
 COMPLETE_SHARE = 0.99
-"""Share of the items that counts as all of them."""
+"""Share of the work that counts as all of it."""
 REPORT_SCHEMA = 1
 EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
 """As those of ``gpujob report``, which shows the report."""
@@ -36,7 +37,7 @@ class Diagnosis:
 def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> Outcome:
     """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
 
-    Where nobody knows a worker's exit status, the items that its log counts decide: all of them is a
+    Where nobody knows a worker's exit status, the items or steps that its log counts decide: all of them is a
     completed worker, fewer a failed one. Where all have exited with 0, fewer are an incomplete job.
     ``missing`` tells which workers were never found.
     """
@@ -48,9 +49,11 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
         if worker["exit"] is not None and not is_unknown(worker) and worker["exit"]["reason"] != "completed"
     ]
     doubtful = [worker for worker in workers if is_unknown(worker) or worker["exit"] is None]
-    done, total = item_count(status)
+    work = work_of(workers)
+    done, total = work.done, _total(status, work)
     enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
-    share = f"{done} of {total} items were done; {COMPLETE_SHARE * 100:.0f} % are enough"
+    counted = f"{done} of {total} {unit_word({'unit': work.unit})} were done"
+    share = f"{counted}; {COMPLETE_SHARE * 100:.0f} % are enough"
     short = short_of_their_own(status)
     if failed:
         return Outcome("FAILED", (*failed, *not_found))
@@ -62,29 +65,32 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
         found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
         if found:
             failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
-    counted = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
-    if counted and not enough:
+    told = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
+    if told and not enough:
         failed.append(share)
     if not enough:
         failed += not_found
     if failed:
         return Outcome("FAILED", tuple(failed))
     if enough:
-        return Outcome("COMPLETED", (f"{done} of {total} items were done",))
+        return Outcome("COMPLETED", (counted,))
     return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short))
 
 
 def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
     """Warnings of workers that have exited with 0 before the total of their own logs, where no other is known."""
+    work = work_of(status["workers"])
     counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
     known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
     totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
     whole = max(totals, default=0)
-    of_the_job = len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole  # each log tells the total of the job
-    if status["job"].get("total_items") or of_the_job:
+    # each log may tell the total of the job
+    of_the_job = work.unit is not None and len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole
+    if _total(status, work) or of_the_job:
         return []
     return [
-        f"warning: {worker['worker']} has exited with 0 after {items} of the {total} items that its log tells"
+        f"warning: {worker['worker']} has exited with 0 after {items} of the {total} {unit_word(worker)} "
+        "that its log tells"
         for worker, items, total in known
         if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
     ]
@@ -101,10 +107,12 @@ def is_unknown(worker: Mapping[str, Any]) -> bool:
     )
 
 
-def item_count(status: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Items done, as far as the logs of any worker say, and items of the whole job."""
-    known = [worker["items"] for worker in status["workers"] if worker.get("items") is not None]
-    return sum(known) if known else None, status["job"].get("total_items")
+def _total(status: Mapping[str, Any], work: Work) -> int | None:
+    """What the job has to do, as far as that is sure: its own total of items, or that of workers in step."""
+    if work.counts_items:
+        total: int | None = status["job"].get("total_items")
+        return total
+    return work.expected if work.in_step else None
 
 
 def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
@@ -131,7 +139,8 @@ def _end_words(worker: Mapping[str, Any]) -> list[str]:
 
 def _item_words(worker: Mapping[str, Any]) -> list[str]:
     items, expected = worker.get("items"), worker.get("items_expected")
-    return [] if items is None else [f"{items}/{expected} items" if expected else f"{items} items"]
+    unit = unit_word(worker)
+    return [] if items is None else [f"{items}/{expected} {unit}" if expected else f"{items} {unit}"]
 
 
 def _plain(text: str) -> str:
@@ -158,13 +167,13 @@ def report(
     """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
     job, node, launch = status["job"], status["node"]["name"], status["launch"]
     workers = [_report_worker(worker) for worker in status["workers"]]
-    done, total = item_count(status)
-    processed = [worker["items_processed"] for worker in workers if worker["items_processed"] is not None]
+    work = work_of(workers)
     duration = end - job["start"] if job["start"] is not None else None
     cause = _cause(workers)
     if cause is not None:
         cause["diagnosis"] = _diagnosis(diagnoses.get(cause["worker"]), cause, status["attempt"])
-    check, unmet = "items" if outcome.state == "INCOMPLETE" else "workers", outcome.state in ("INCOMPLETE", "FAILED")
+    check = unit_word({"unit": work.unit}) if outcome.state == "INCOMPLETE" else "workers"
+    unmet = outcome.state in ("INCOMPLETE", "FAILED")
     checks = [{"name": check, "passed": False, "detail": line} for line in outcome.why if unmet and cause is None]
     return {
         "schema": REPORT_SCHEMA,
@@ -179,10 +188,11 @@ def report(
         "start": job["start"],
         "end": end,
         "duration_s": duration,
-        "items": done,
-        "items_expected": total,
-        "items_processed": sum(processed) if processed else None,
-        "throughput_items_per_second": sum(processed) / duration if processed and duration else None,
+        "unit": work.unit,
+        "items": work.done,
+        "items_expected": _total(status, work),
+        "items_processed": work.processed,
+        "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": {"verified": False, "checks": checks},
         "launch": launch if launch.get("final") else None,
         "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
@@ -195,7 +205,7 @@ def report(
 
 def _report_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
     same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
-    progress = ("items", "items_expected", "items_processed", "cpu_s")
+    progress = ("unit", "items", "items_expected", "items_processed", "cpu_s")
     entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
     return {**entry, "critical": True, "log_errors": worker.get("log_errors") or {}}
 

@@ -1,5 +1,6 @@
 """One node's sidecar: slots, pages, the status, and when to end."""
 
+import ipaddress
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,17 @@ def parse_listen_address(text: str) -> tuple[str, int]:
     if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
     return host.strip("[]"), int(port)
+
+
+def fom_url(host: str, port: int) -> str | None:
+    """Where processes of this node reach ``/fom`` of a sidecar that listens on ``host``; None when none may."""
+    local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    try:
+        if not (local == "localhost" or ipaddress.ip_address(local).is_loopback):
+            return None
+    except ValueError:
+        return None
+    return f"http://[{local}]:{port}/fom" if ":" in local else f"http://{local}:{port}/fom"
 
 
 class Publisher:
@@ -75,6 +87,7 @@ class Publisher:
                 "attempt": identity.attempt,
                 "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
                 "port": port,
+                "fom": fom_url(self._sidecar.host, port),
                 "labels": identity.constant_labels(),
                 "time": context.clock.time(),
             },
@@ -163,6 +176,7 @@ class Sidecar:
             "filesystems": status.filesystems,
             "memory": status.memory,
             "launch": status.launch,
+            "figures_of_merit": status.figures_of_merit,
             "events": sorted(status.events, key=lambda event: float(event["time"])),
             "collectors": {
                 slot.collector.name: slot.describe() for slot in (*self.slots, self.diagnostics, self.publisher)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
+from exporter.derive.work import rate_of, work_of
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
@@ -124,6 +125,7 @@ class JobClient:
         summary = report or build_report(self.run_dir, now=now, ended=False)
         seen = merge_workers(statuses)
         workers = [_join(worker, seen.get(int(worker["rank"]), {})) for worker in summary["workers"]]
+        work = work_of(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
         published = records.read_json(self.run_dir / records.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
@@ -140,10 +142,11 @@ class JobClient:
             "end": summary["end"],
             "time_limit_s": limit,
             "limit_end": job.get("end") or (start + limit if start and limit else None),
-            "items": _sum(worker["items"] for worker in workers),
-            "items_expected": summary["items_expected"],
-            "items_processed": _sum(worker["items_processed"] for worker in workers),
-            "rate": None if report else _sum(worker.get("rate") for worker in workers if worker["up"]),
+            "unit": work.unit,
+            "items": work.done,
+            "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
+            "items_processed": work.processed,
+            "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
             "eta": None if report else _slowest(workers),
             "workers": workers,
             "outputs": _merge_outputs(statuses.values()),
@@ -197,7 +200,7 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
         "values",
     )
     joined = {**worker, **{key: seen.get(key) for key in extra}}
-    for key in ("items", "items_expected", "items_processed", "cpu_s"):
+    for key in ("unit", "items", "items_expected", "items_processed", "cpu_s"):
         joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
     if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]

@@ -5,10 +5,11 @@ unknown key is an error with the nearest known name. Nothing here touches the
 cluster or writes a file.
 """
 
+import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,15 +18,24 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from exporter.derive.lexicon import AUTO
+from exporter.derive.patterns import Kind, compile_all
+from exporter.readers.packs import pack_names
 from launcher.errors import ConfigError
 from launcher.yamlfile import Spec, parse
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
+
+EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
+"""Common names of patterns that the exporter has under its own."""
+PACKS = (AUTO, *pack_names())
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -85,16 +95,6 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, lt=1e9)]
 NotNegativeSeconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
 
 
-def _regex(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            re.compile(value)
-            re.compile(value.encode("utf-8", "surrogateescape"), re.MULTILINE)  # as the logs are searched
-        except (re.error, ValueError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{value!r} is not a regular expression: {error}") from error
-    return value
-
-
 def _address(value: object) -> object:
     if isinstance(value, str):
         match = _ADDRESS.fullmatch(value)
@@ -121,7 +121,6 @@ def _url(value: object) -> object:
 Address = Annotated[str, BeforeValidator(_address)]
 Url = Annotated[str, BeforeValidator(_url)]
 Directory = Annotated[str, BeforeValidator(_directory)]
-Regex = Annotated[str, BeforeValidator(_regex)]
 
 
 class Resources(_Model):
@@ -258,21 +257,60 @@ class Patterns(_Model):
         return pattern
 
 
+def _pack(name: object) -> object:
+    if isinstance(name, str) and name not in PACKS:
+        near = difflib.get_close_matches(name, PACKS, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ValueError(f'unknown pack "{name}"{hint} (known: {", ".join(PACKS)})')
+    return name
+
+
+PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
+
+
+def _parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
+    """One error that says what is wrong within a value: each problem with its place."""
+    details: list[InitErrorDetails] = [
+        {"type": PydanticCustomError("value_error", "{message}", {"message": message}), "loc": place, "input": given}
+        for place, message in problems
+    ]
+    return ValidationError.from_exception_data("patterns", details)
+
+
+def _pattern_problems(name: str, text: str, kind: Kind | None = None) -> list[str]:
+    """What is wrong with one pattern."""
+    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
+
+
 class ProgressOptions(_Model):
     """How progress is read from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
-    pack: Literal["auto", "generic"] = "auto"
-    patterns: dict[str, Regex] = Field({}, description="Regular expressions by name, over those of the pack.")
+    pack: PackName = Field(AUTO, description="Whose lines the logs hold; `auto` finds it out from them.")
+    patterns: dict[str, str] = Field({}, description="Regular expressions by name, over those of the pack.")
     sample: str | list[str] | None = Field(
         None, description="A line of the log, some lines, or a file of them, in which a position must be found."
     )
+
+    @field_validator("patterns")
+    @classmethod
+    def _usable(cls, patterns: dict[str, str]) -> dict[str, str]:
+        problems: list[tuple[tuple[str | int, ...], str]] = []
+        names: dict[str, str] = {}
+        for name, text in patterns.items():
+            meant = EXPORTER_NAMES.get(name, name)
+            if (other := names.setdefault(meant, name)) != name:
+                problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
+            problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
+        if problems:
+            raise _parts_wrong(problems, patterns)
+        return patterns
 
 
 class ErrorOptions(_Model):
     """One more error to look for in the logs."""
 
-    pattern: Regex
+    pattern: str
     severity: Literal["critical", "warning", "info"] = "warning"
     name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
 
@@ -340,11 +378,20 @@ class JobSpec(_Model):
 
     @field_validator("errors")
     @classmethod
-    def _names(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
-        names = [error.name or error.pattern for error in errors]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"the pattern {name!r} is there more than once; give each a name of its own")
+    def _usable(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
+        problems: list[tuple[tuple[str | int, ...], str]] = []
+        names: set[str] = set()
+        for index, error in enumerate(errors):
+            name = error.name or error.pattern
+            if name in names:
+                message = f"the pattern {name!r} is there more than once; give each a name of its own"
+                problems.append(((index,), message))
+            names.add(name)
+            problems += [
+                ((index, "pattern"), problem) for problem in _pattern_problems(name, error.pattern, Kind.ERROR)
+            ]
+        if problems:
+            raise _parts_wrong(problems, errors)
         return errors
 
     @model_validator(mode="after")

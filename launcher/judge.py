@@ -18,6 +18,7 @@ from exporter.derive.exits import (
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, Task
+from exporter.readers.lexicon import lexicon_of
 from exporter.readers.worker_logs import extra_logs, log_paths, read_end
 
 LOG_TAIL_BYTES = 64 * 1024
@@ -76,7 +77,8 @@ class Judge:
             paths = log_paths(task, manifest.run_dir, node, self._attempt, restart)
             rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
             others = extra_logs(manifest, rank_of, since).get(task.rank, [])
-            known = last_words([(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)])
+            ends = [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+            known = last_words(ends, lexicon_of(manifest))
             self._words[task.rank, restart] = known
         return known
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from exporter.readers.procfs import is_zombie, read_children, read_environment
-from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
-from launcher.steps import ENDING_SIGNALS, Ending, Running, log_files, supervised_sidecar, wrapped
+from launcher.plan import Plan, RunFacts, TaskPlan
+from launcher.steps import ENDING_SIGNALS, Ending, Running, log_files, run_environment, supervised_sidecar, wrapped
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -56,7 +56,7 @@ class LocalSteps:
         return started
 
     def start_task(self, planned: TaskPlan, restart: int) -> Running:
-        environment = {**os.environ, **task_environment(self._plan, planned, self._facts, restart)}
+        environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
         with out.open("ab") as output, err.open("ab") as error:
             # this machine plays all nodes of the plan: their GPUs are its own, one after the other

@@ -24,6 +24,7 @@ from exporter.events import EventLog
 from exporter.manifest import Task, read_manifest
 from launcher.diagnose import write_missing
 from launcher.environment import forget_coerced_locale
+from launcher.history import keep_history
 from launcher.judge import Judge, failures
 from launcher.launch_check import Checklist, LaunchCheck, render_checklist
 from launcher.plan import PLAN_FILE, Plan, RunFacts, TaskPlan, parse_plan
@@ -430,6 +431,7 @@ class Orchestrator:
             out_of_time=lambda: self._signal is not None or (deadline is not None and time.monotonic() > deadline),
         )
         self._attempt_to("write the report", lambda: write_report(self._facts.run_dir, report))
+        self._attempt_to("keep the course of the run", lambda: keep_history(self._plan.manifest, report))
         self._events.write("job ended", state=report["state"], items=report["items"])
         say(f"Job {self._facts.job_id} {report['state']}")
         for line in render_report(report).splitlines():

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from exporter.manifest import LogPattern, Manifest, PathGroup, Task, render_manifest
-from launcher.config import ClusterSpec, JobSpec, parse_time_limit, redacted, resolve_directory, words_of
+from exporter.readers.worker_logs import progress_path
+from launcher.config import (
+    EXPORTER_NAMES,
+    ClusterSpec,
+    JobSpec,
+    parse_time_limit,
+    redacted,
+    resolve_directory,
+    words_of,
+)
 from launcher.topology import place
 
 PLAN_SCHEMA = 1
@@ -187,10 +196,9 @@ def _manifest(
             PathGroup("checkpoint", checkpoint, patterns.checkpoints),
         ),
         logs=PathGroup("log", log, patterns.logs),
-        progress=tuple(LogPattern(_pattern_name(name), text) for name, text in spec.progress.patterns.items()),
-        errors=tuple(
-            LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
-        ),
+        pack=spec.progress.pack,
+        progress=progress_patterns(spec),
+        errors=error_patterns(spec),
         total_items=spec.progress.total_items,
         time_limit_s=parse_time_limit(time_limit) if time_limit else None,
         check_interval_s=monitoring.check_interval,
@@ -203,9 +211,16 @@ def _manifest(
     )
 
 
-def _pattern_name(name: str) -> str:
-    """The name a pattern has in the exporter: ``items_processed`` is a common word for the position."""
-    return {"items_processed": "items", "batch_number": "batch"}.get(name, name)
+def progress_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
+    """The job's own patterns for progress, by the names that they have in the exporter."""
+    return tuple(LogPattern(EXPORTER_NAMES.get(name, name), text) for name, text in spec.progress.patterns.items())
+
+
+def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
+    """The job's own patterns for errors; one without a name has its own text for it."""
+    return tuple(
+        LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
+    )
 
 
 def plan_files(plan: Plan, script: str) -> dict[str, str]:
@@ -342,16 +357,18 @@ def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> dict[str, st
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
     """Variables that one task gets beside the user's own environment."""
     values = placeholders(plan, planned, facts)
-    hosts = facts.hosts
+    hosts, node = facts.hosts, facts.hosts[planned.task.node_index]
+    progress = progress_path(planned.task, facts.run_dir, node, facts.attempt, restart)
     return {
         "RANK": values["rank"],
         "LOCAL_RANK": values["local_rank"],
         "WORLD_SIZE": values["world_size"],
         "GPUJOB_JOB_NAME": plan.job_name,
-        "GPUJOB_NODE": hosts[planned.task.node_index],
+        "GPUJOB_NODE": node,
         "GPUJOB_NODES": ",".join(hosts),
         "GPUJOB_ATTEMPT": str(facts.attempt),
         "GPUJOB_RESTART": str(restart),
+        "GPUJOB_PROGRESS_FILE": str(progress),
         **{name: fill(value, values) for name, value in planned.env.items()},
         **{variable: values[name] for name, variable in VARIABLES.items()},
     }

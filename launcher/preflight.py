@@ -4,11 +4,14 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
+from exporter.derive.extraction import Extractor
+from exporter.derive.lexicon import AUTO, GENERIC
+from exporter.derive.patterns import Kind, Pattern
 from exporter.readers.files import read_files
+from exporter.readers.lexicon import lexicon_of
 from launcher.inputs import check_inputs
 from launcher.items import Item
 from launcher.plan import VARIABLES, Plan, RunFacts, TaskPlan, shell_text_index, task_argv
@@ -264,32 +267,48 @@ def check_placeholders(subject: Subject) -> list[Item]:
 
 def check_sample(subject: Subject) -> list[Item]:
     """Whether the progress patterns find in a sample of the log what they are there for."""
-    progress, place = subject.spec.progress, "progress.sample"
-    own = subject.plan.manifest.progress
+    progress, place, manifest = subject.spec.progress, "progress.sample", subject.plan.manifest
     if progress.sample is None:
-        told = f"{len(own)} own patterns" if own else "the standard patterns (`Processed 120/250 items`)"
+        told = f"{len(manifest.progress)} own patterns" if manifest.progress else _standard(manifest.pack)
         message = f"{told} without a sample to try on; give a line of the log, or a file of it"
         return [Item("sample", "not checked", place, message)]
     text = _sample_text(progress.sample, Path(subject.plan.workdir))
-    compiled = [compile_pattern(pattern.name, pattern.pattern) for pattern in own]
-    found = Scanner(merge(PROGRESS, compiled), ()).scan(text)
+    lexicon = lexicon_of(manifest)
+    pack = lexicon.pack_of(text)
+    found = lexicon.engine(pack).scan(text)
+    seen = {position.pattern: position for position in found.positions}
     items = []
-    if found.positions:
-        done, total = found.positions[-1][1:]
-        at = f"{done} of {total}" if total is not None else str(done)
-        items.append(Item("sample", "ok", place, f"position {at} found"))
+    if seen:
+        position = next((seen[name] for name in lexicon.preference(pack) if name in seen), found.positions[-1])
+        at = f"{position.done} of {position.total}" if position.total is not None else str(position.done)
+        by = f" by the pack {pack}" if lexicon.pack == AUTO and pack != GENERIC else ""
+        items.append(Item("sample", "ok", place, f"position {at} found{by}"))
     else:
         shown = text.strip().split(b"\n")[0][:80].decode("utf-8", "replace")
         message = (
             f'no position in "{shown}"; give `progress.patterns.items` an expression whose first group is '
-            r"the items done and the second, if any, all of them, like `(\d+)/(\d+) done`"
+            r"the items done and the second, if any, all of them, like `(\d+)/(\d+) done`; "
+            "`gpujob scan LOG` shows what is found in a whole log"
         )
         items.append(Item("no-position", "error", place, message))
-    for pattern in compiled:
-        if pattern.name not in ("items", "resume") and pattern.name not in found.values:
+    for pattern in lexicon.progress(pack):
+        if pattern.own and not _gives(pattern, seen, found.values):
             message = f"{pattern.name} finds no number in the sample; does its expression match, and have a group?"
             items.append(Item("no-match", "warning", f"progress.patterns.{pattern.name}", message))
     return items
+
+
+def _standard(pack: str) -> str:
+    if pack in (AUTO, GENERIC):
+        return "the standard patterns (`Processed 120/250 items`)"
+    return f"the patterns of the pack {pack}"
+
+
+def _gives(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
+    """Whether a pattern has found what it is there for, or need not: a log may tell of no resume."""
+    if pattern.kind is Kind.POSITION:
+        return pattern.name in positions or not positions
+    return pattern.kind is Kind.RESUME or any(name in values for name in Extractor(pattern).names)
 
 
 def check_target_directory(subject: Subject) -> list[Item]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from exporter import records
 from exporter.derive.exits import CONSEQUENCES, Stop, first_cause, parse_stop
-from exporter.derive.patterns import PROGRESS, Scanner, compile_pattern, merge
+from exporter.derive.progress import Track, expected_items
+from exporter.derive.work import ITEMS, unit_word, work_of
 from exporter.manifest import Manifest, Task, read_manifest
-from exporter.readers.worker_logs import log_paths, read_end
+from exporter.readers.lexicon import lexicon_of
+from exporter.readers.worker_logs import log_paths, read_begin, read_end
 from launcher.judge import Judge, failures
 from launcher.verify import verify
 
@@ -63,14 +65,23 @@ def read_runs(
 
 def last_position(
     manifest: Manifest, task: Task, attempt: int, restart: int, node: str
-) -> tuple[int | None, int | None]:
-    """Position and total that the end of a task's logs tells, for a job that was not watched."""
-    scanner = Scanner(merge(PROGRESS, (compile_pattern(p.name, p.pattern) for p in manifest.progress)), ())
-    for path in log_paths(task, manifest.run_dir, node, attempt, restart):
-        positions = scanner.scan(read_end(path, LOG_TAIL_BYTES)).positions
-        if positions:
-            return positions[-1][1:]
-    return None, None
+) -> tuple[int, int | None, str] | None:
+    """Position, total and unit that the end of a task's logs tells, for a job that was not watched."""
+    lexicon = lexicon_of(manifest)
+    paths = log_paths(task, manifest.run_dir, node, attempt, restart)
+    ends = {str(path): read_end(path, LOG_TAIL_BYTES) for path in paths}
+    pack = lexicon.pack_of(*(read_begin(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
+    track = Track(
+        lexicon.preference(pack),
+        epoch_bases=lexicon.epoch_bases(pack),
+        share=expected_items(manifest.total_items, len(manifest.tasks), task.rank),
+    )
+    for path, text in ends.items():
+        for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
+            track.update(path, position, float(moment))
+    if track.done is None or track.unit is None:
+        return None
+    return int(track.done), None if track.total is None else int(track.total), track.unit
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
@@ -142,18 +153,15 @@ def build_report(
     if cause is not None:
         cause["diagnosis"] = _diagnosis(run_dir, cause, attempt)
     state = _state(workers, cause, stop.reason if stop else None, ended)
-    positions = [worker["items"] for worker in workers]
-    processed = _sum([worker["items_processed"] for worker in workers])
+    work = work_of(workers)
     checks = []
     if state == "COMPLETED":
         reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
         since = orchestrator.get("start")
         checks = verify(
             manifest,
-            items_processed=processed,
-            positions=positions,
+            work=work,
             reasons=reasons,
-            expected=[worker["items_expected"] for worker in workers],
             since=float(since) if isinstance(since, int | float) else 0.0,
             out_of_time=out_of_time,
         )
@@ -174,10 +182,11 @@ def build_report(
         "start": start,
         "end": end,
         "duration_s": duration,
-        "items": _sum(positions),
-        "items_expected": manifest.total_items or _sum([worker["items_expected"] for worker in workers]),
-        "items_processed": processed,
-        "throughput_items_per_second": processed / duration if processed is not None and duration else None,
+        "unit": work.unit,
+        "items": work.done,
+        "items_expected": work.expected_of(manifest.total_items),
+        "items_processed": work.processed,
+        "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": {
             # at least one thing beyond the exit statuses must have been looked at
             "verified": state == "COMPLETED" and any(check.passed and check.name != "workers" for check in checks),
@@ -205,11 +214,6 @@ def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | N
     body = records.read_json(run_dir / place) or {}
     same = all(body.get(key) == cause[key] for key in ("rank", "restart")) and body.get("attempt") == attempt
     return str(place.with_suffix(".txt")) if same else None
-
-
-def _sum(values: list[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 REASON_OF_STATE = {
@@ -284,13 +288,17 @@ def _worker(
     seen: Mapping[str, Any],
     ended: bool,
 ) -> dict[str, Any]:
-    position, expected, processed = (seen.get(key) for key in ("items", "items_expected", "items_processed"))
+    position, expected, processed, unit = (
+        seen.get(key) for key in ("items", "items_expected", "items_processed", "unit")
+    )
     if ended and runs and (position is None or not seen.get("exit")):
-        # its sidecar did not see the end: the log knows more
-        last, total = last_position(manifest, task, attempt, len(runs) - 1, node)
-        if last is not None and position is not None and processed is not None:
-            processed += max(0, last - position)
-        position, expected = (last, total or expected) if last is not None else (position, expected)
+        # its sidecar did not see the end: the log knows more, unless its end counts something else
+        told = last_position(manifest, task, attempt, len(runs) - 1, node)
+        if told is not None and (position is None or told[2] == unit_word(seen)):
+            last, total, unit = told
+            if position is not None and processed is not None:
+                processed += max(0, last - position)
+            position, expected = last, total or (expected if position is not None else None)
     return {
         "worker": task.worker,
         "role": task.role,
@@ -304,6 +312,7 @@ def _worker(
         "restarts": max(0, len(runs) - 1),
         "exit": exit_,
         "exits": [run["exit"] for run in runs if run["exit"]],
+        "unit": unit,
         "items": position,
         "items_expected": expected,
         "items_processed": processed,
@@ -400,8 +409,9 @@ def render_report(report: Mapping[str, Any]) -> str:
     if report["items"] is not None:
         expected = f" of {report['items_expected']}" if report["items_expected"] else ""
         rate = report["throughput_items_per_second"]
-        speed = f", {rate:.1f} items/s over the whole job" if rate else ""
-        lines.append(f"- items: {report['items']}{expected}{speed}")
+        unit = unit_word(report)
+        speed = f", {rate:.1f} {unit}/s over the whole job" if rate else ""
+        lines.append(f"- {unit}: {report['items']}{expected}{speed}")
     if report["stopped"]:
         lines.append(f"- stopped: {_plain(report['stopped']['cause'])}")
     if cause:
@@ -420,11 +430,12 @@ def render_report(report: Mapping[str, Any]) -> str:
         lines += ["", "## Verification", ""]
         mark = {True: "ok", False: "FAILED", None: "not checked"}
         lines += [f"- {check['name']}: {mark[check['passed']]}: {check['detail']}" for check in verification["checks"]]
+    units = work_of(report["workers"]).units
     lines += [
         "",
         "## Workers",
         "",
-        "| worker | rank | node | end | items | restarts |",
+        f"| worker | rank | node | end | {'position' if len(units) > 1 else (*units, ITEMS)[0]} | restarts |",
         "|---|---|---|---|---|---|",
     ]
     for worker in report["workers"]:
@@ -433,6 +444,8 @@ def render_report(report: Mapping[str, Any]) -> str:
         items = "-" if worker["items"] is None else str(worker["items"])
         if worker["items"] is not None and worker["items_expected"]:
             items += f"/{worker['items_expected']}"
+        if worker["items"] is not None and len(units) > 1:
+            items += f" {unit_word(worker)}"
         cells = (worker["worker"], worker["rank"], worker["node"], _plain(words), items, worker["restarts"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if report["diagnoses"]:

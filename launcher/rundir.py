@@ -30,7 +30,7 @@ def stage(plan: Plan, script: str) -> Path:
             path = staging / name
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
                 out.write(text)
-        for folder in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+        for folder in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR, records.PROGRESS_DIR):
             (staging / folder).mkdir()
         records.write_state(str(staging), "launching")
         for group in plan.manifest.groups:

@@ -31,6 +31,8 @@ LEAKING = (
     "SBATCH_",
 )
 """Beginnings of variables of the batch step that an inner srun would take for its own options."""
+KEPT = ("GPUJOB_HISTORY_DIR",)
+"""Variables that begin so and are the user's: the sidecars read them too."""
 
 
 def one_line(text: str) -> bool:
@@ -109,7 +111,7 @@ def render_sbatch(plan: Plan) -> str:
 
 def scrub(environ: dict[str, str]) -> dict[str, str]:
     """An environment for srun without what the batch step's own options left in it."""
-    return {name: value for name, value in environ.items() if not name.startswith(LEAKING)}
+    return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
 
 
 def srun_argv(

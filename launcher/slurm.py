@@ -11,9 +11,9 @@ from pathlib import Path
 from exporter import records
 from exporter.derive.slurm_words import parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
-from launcher.plan import Plan, RunFacts, TaskPlan, task_environment
+from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sbatch import sbatch_arguments, scrub, srun_argv
-from launcher.steps import Ending, Running, log_files, supervised_sidecar, wrapped
+from launcher.steps import Ending, Running, log_files, run_environment, supervised_sidecar, wrapped
 
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0
@@ -205,7 +205,7 @@ class SlurmSteps:
             error=err,
             command=wrapped(self._plan, planned, self._facts, restart),
         )
-        environment = {**self._environment, **task_environment(self._plan, planned, self._facts, restart)}
+        environment = {**self._environment, **run_environment(self._plan, planned, self._facts, restart)}
         argv[0] = self._srun
         process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         return Running(planned, restart, process)

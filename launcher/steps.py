@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from exporter import records
 from exporter.readers.worker_logs import run_suffix
-from launcher.plan import Plan, RunFacts, TaskPlan, task_argv
+from launcher.plan import Plan, RunFacts, TaskPlan, task_argv, task_environment
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a job in order."""
@@ -106,6 +107,17 @@ def supervised_sidecar(plan: Plan, facts: RunFacts) -> list[str]:
         "--run-dir",
         str(facts.run_dir),
     ]
+
+
+def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
+    """Variables that one run of a task gets beside the user's own environment.
+
+    ``GPUJOB_FOM_URL`` is where the sidecar of its node takes figures of merit; empty while none listens there.
+    """
+    node = facts.hosts[planned.task.node_index]
+    sidecar = records.read_json(facts.run_dir / records.SIDECARS_DIR / f"{node}.json") or {}
+    url = sidecar.get("fom") if sidecar.get("attempt") == facts.attempt else None
+    return {"GPUJOB_FOM_URL": str(url or ""), **task_environment(plan, planned, facts, restart)}
 
 
 def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[Path, Path]:

@@ -1,14 +1,16 @@
-"""Is the work all there: workers, items, output files and what is in them."""
+"""Is the work all there: workers, items or steps, output files and what is in them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exporter.derive.work import ITEMS, Work
 from exporter.manifest import Manifest
 from exporter.readers.files import count_lines, read_files
 
 COMPLETE_SHARE = 0.99
-"""Share of the expected items that counts as complete."""
+"""Share of the expected work that counts as complete."""
 CLOCK_SLACK_S = 60.0
 """How far the clock of a file server may be behind."""
 MOST_COUNTED_BYTES = 1 << 30
@@ -29,23 +31,16 @@ class Check:
 def verify(
     manifest: Manifest,
     *,
-    items_processed: int | None,
-    positions: Sequence[int | None],
+    work: Work,
     reasons: Sequence[str | None],
-    expected: Sequence[int | None] = (),
     since: float = 0.0,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> list[Check]:
-    """Checks of a finished job that started at ``since``.
+    """Checks of a finished job that started at ``since``, its ``work`` as the logs say.
 
-    ``positions`` are those of its tasks, ``expected`` how many their logs say there are, ``reasons``
-    those of the critical ones.
+    ``reasons`` are those of its critical tasks.
     """
-    return [
-        _workers(reasons),
-        _items(manifest, items_processed, positions, expected),
-        *_outputs(manifest, positions, since, out_of_time),
-    ]
+    return [_workers(reasons), *_work(manifest, work), *_outputs(manifest, work, since, out_of_time)]
 
 
 def _workers(reasons: Sequence[str | None]) -> Check:
@@ -53,26 +48,41 @@ def _workers(reasons: Sequence[str | None]) -> Check:
     return Check("workers", done == len(reasons), f"{done} of {len(reasons)} workers completed")
 
 
-def _items(
-    manifest: Manifest, processed: int | None, positions: Sequence[int | None], expected: Sequence[int | None]
-) -> Check:
-    total = manifest.total_items
-    known = [position for position in positions if position is not None]
+def _work(manifest: Manifest, work: Work) -> list[Check]:
+    total, done, told = manifest.total_items, work.done, work.expected
+    if work.counts_items and total is not None:
+        if done is None:
+            return [Check(ITEMS, False, f"no log said how many of {total} items were done")]
+        return [_count(ITEMS, done, total, work.processed)]
+    checks = []
+    if work.in_step and done is not None and told:
+        checks.append(_count(str(work.unit), done, told, work.processed))
     if total is None:
-        told = sum(entry for entry in expected if entry is not None)
-        short = f"; the logs say {sum(known)} of {told}" if told and sum(known) < COMPLETE_SHARE * told else ""
-        return Check("items", None, f"the job file gives no progress.total_items{short}")
-    if not known:
-        return Check("items", False, f"no log said how many of {total} items were done")
-    done = sum(known)
+        if not checks:
+            counted = "" if work.counts_items else f" {work.unit}"
+            short = (
+                f"; the logs say {done or 0} of {told}{counted}" if (done or 0) < COMPLETE_SHARE * (told or 0) else ""
+            )
+            checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}"))
+    else:
+        checks.append(Check(ITEMS, None, _no_items(work)))
+    return checks
+
+
+def _no_items(work: Work) -> str:
+    """Why items cannot be told from the logs."""
+    if work.unit is not None:
+        return f"the log counts {work.unit}, not items"
+    return f"the logs count {' and '.join(work.units)}, which do not add up"
+
+
+def _count(unit: str, done: int, total: int, processed: int | None) -> Check:
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     enough = "" if done >= total else f"; {COMPLETE_SHARE:.0%} are enough"
-    return Check("items", done >= COMPLETE_SHARE * total, f"{done} of {total} items done{again}{enough}")
+    return Check(unit, done >= COMPLETE_SHARE * total, f"{done} of {total} {unit} done{again}{enough}")
 
 
-def _outputs(
-    manifest: Manifest, positions: Sequence[int | None], since: float, out_of_time: Callable[[], bool]
-) -> list[Check]:
+def _outputs(manifest: Manifest, work: Work, since: float, out_of_time: Callable[[], bool]) -> list[Check]:
     group = next((group for group in manifest.groups if group.name == "output"), None)
     if group is None or group.pattern is None:
         return []
@@ -96,12 +106,24 @@ def _outputs(
         )
     ]
     records = [directory / file.name for file in files if file.name.endswith(_RECORD_FILES)]
-    if records and len(records) == len(files) and all(position is not None for position in positions):
-        checks.append(_records(records, sum(position or 0 for position in positions), out_of_time))
+    if records and len(records) == len(files):
+        checks += _record_checks(manifest.total_items, work, records, out_of_time)
     return checks
 
 
-def _records(paths: Sequence[Path], done: int, out_of_time: Callable[[], bool]) -> Check:
+def _record_checks(
+    total: int | None, work: Work, paths: Sequence[Path], out_of_time: Callable[[], bool]
+) -> list[Check]:
+    """Records against the items done, or against those of the job file where the logs count something else."""
+    if work.counts_items:
+        done = work.done if work.whole else None
+        return [] if done is None else [_records(paths, done, done, out_of_time)]
+    if total is None:
+        return [Check("records", None, _no_items(work))]
+    return [_records(paths, math.ceil(COMPLETE_SHARE * total), total, out_of_time)]
+
+
+def _records(paths: Sequence[Path], enough: int, items: int, out_of_time: Callable[[], bool]) -> Check:
     lines = 0
     for path in paths:
         if out_of_time():
@@ -113,4 +135,4 @@ def _records(paths: Sequence[Path], done: int, out_of_time: Callable[[], bool]) 
         if count is None:
             return Check("records", None, f"{path.name} is too large to count its records")
         lines += count
-    return Check("records", lines >= done, f"{lines} records for {done} items")
+    return Check("records", lines >= enough, f"{lines} records for {items} items")

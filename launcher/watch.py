@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from exporter.derive.work import unit_word, work_of
 from launcher.report import duration_words
 
 BAR_CELLS = 28
@@ -43,11 +44,17 @@ def clock_words(moment: float | None) -> str:
 
 
 def progress_words(view: Mapping[str, Any]) -> str:
-    """``34.5% 2070/6000 items``; a dash before anything is known."""
-    items, expected = view["items"], view["items_expected"]
+    """``34.5% 2070/6000 items``; words in its place before anything is known, or where units differ."""
+    items, expected, unit = view["items"], view["items_expected"], unit_word(view)
     if items is None:
-        return "no progress yet"
-    return f"{100 * items / expected:.1f}% {items}/{expected} items" if expected else f"{items} items"
+        units = work_of(view.get("workers", ())).units
+        return f"{' and '.join(units)}, which do not add up" if len(units) > 1 else "no progress yet"
+    return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
+
+
+def _rate_words(view: Mapping[str, Any]) -> str:
+    """``37.5 items/s``; nothing while no rate is known."""
+    return f"{view['rate']:.1f} {unit_word(view)}/s" if view["rate"] else ""
 
 
 def eta_words(view: Mapping[str, Any]) -> str:
@@ -100,8 +107,8 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     items, expected = view["items"], view["items_expected"]
     share = min(1.0, items / expected) if items is not None and expected else 0.0
     cells = int(share * BAR_CELLS)
-    rate = f"  {view['rate']:.1f} items/s" if view["rate"] else ""
-    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {progress_words(view)}{rate}")
+    words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {words}")
 
 
 def _facts(view: Mapping[str, Any]) -> str:
@@ -132,10 +139,12 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Table:
     # those that need a look come first when not all fit
     ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or _is_done(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
-    rows = [_worker_row(worker, view["time"]) for worker in shown]
-    for index, (name, right) in enumerate(_COLUMNS):
+    mixed = len(work_of(view["workers"]).units) > 1
+    rows = [_worker_row(worker, view["time"], told=mixed) for worker in shown]
+    for index, (column, right) in enumerate(_COLUMNS):
+        name = ("POSITION" if mixed else unit_word(view).upper()) if column == "ITEMS" else column
         # in a narrow window the others give way: who it is, how it is and how far it is stay readable
-        least = max(map(len, (name, *(str(row[index]) for row in rows)))) if name in _KEPT else None
+        least = max(map(len, (name, *(str(row[index]) for row in rows)))) if column in _KEPT else None
         table.add_column(
             name,
             justify="right" if right else "left",
@@ -178,12 +187,15 @@ def worker_state(worker: Mapping[str, Any]) -> str:
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 
 
-def _worker_row(worker: Mapping[str, Any], now: float) -> tuple[RenderableType, ...]:
+def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> tuple[RenderableType, ...]:
+    """Its cells; ``told`` puts what it counts beside its position."""
     state = worker_state(worker)
     bad = not worker["up"] and not _is_done(worker) and worker["start"] is not None
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
+    if told and worker["items"] is not None:
+        items += f" {unit_word(worker)}"
     last = worker.get("last_progress")
     return (
         escape(worker["worker"]),
@@ -249,7 +261,7 @@ class LineLog:
     def _summary(self, view: Mapping[str, Any]) -> str:
         up = sum(worker["up"] for worker in view["workers"])
         words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {up}/{len(view['workers'])} up"]
-        words += [progress_words(view), f"{view['rate']:.1f} items/s" if view["rate"] else "", eta_words(view)]
+        words += [progress_words(view), _rate_words(view), eta_words(view)]
         if len(view["workers"]) <= 8:
             words.append(
                 " ".join(

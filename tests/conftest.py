@@ -20,6 +20,9 @@ for _number, _action in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _action)
 
+# What one job of the tests leaves for the next of its name must not decide what that one shows.
+os.environ["GPUJOB_HISTORY_DIR"] = ""
+
 GOLDEN = Path(__file__).resolve().parent / "golden"
 UPDATE_GOLDEN = "--update-golden"
 HARD_NAMES = ("a space", 'a"quote', "a\nnewline", "a) b (", "node[01-03,7]", "back\\slash", "Übung 日本", "")

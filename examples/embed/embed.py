@@ -206,6 +206,7 @@ class Options:
     passage_bytes: int
     rate: float | None
     log_every: int
+    progress_file: Path | None
     checkpoint_every: int
     checkpoint_seconds: float
     fresh: bool
@@ -336,6 +337,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="items between log lines, and each second (%(default)s)",
     )
+    help_text = "a line of JSON for each log line, appended to this file ($GPUJOB_PROGRESS_FILE)"
+    add("--progress-file", nargs="?", const="", metavar="FILE", help=help_text)
     add = group.add_mutually_exclusive_group().add_argument
     help_text = "go on from the last checkpoint of the same work, if there is one (the default)"
     add("--resume", dest="fresh", action="store_false", default=False, help=help_text)
@@ -392,6 +395,8 @@ def parse_options(arguments: Sequence[str], environ: dict[str, str]) -> Options:
     checkpoint_dir = given.checkpoint_dir or Path(environ.get("GPUJOB_CHECKPOINT_DIR") or output_dir)
     values |= {"output_dir": output_dir, "checkpoint_dir": checkpoint_dir}
     values["corpus"] = tuple(given.corpus)
+    progress_file = given.progress_file or environ.get("GPUJOB_PROGRESS_FILE") or None
+    values["progress_file"] = Path(progress_file) if progress_file and given.progress_file is not None else None
     values["at"] = given.at or 0
     options = Options(**values)
 
@@ -409,6 +414,8 @@ def parse_options(arguments: Sequence[str], environ: dict[str, str]) -> Options:
         problems.append("--at: no failure that takes place at an item is asked for")
     if (options.only_rank is not None or options.once) and not placed and options.crash_after_ms is None:
         problems.append("--only-rank and --once: no failure is asked for")
+    if given.progress_file == "" and not progress_file:
+        problems.append("--progress-file: name a file, there is none in GPUJOB_PROGRESS_FILE")
     if problems:
         top.error("; ".join(problems))
     return options
@@ -640,6 +647,7 @@ class Worker:
                     self.done = self._saved = checkpoint.done
                     self._output_bytes = checkpoint.output_bytes
                     logging.info("Resuming at %d/%d items from %s", self.done, options.share, path.name)
+                    self._tell(resumed=True)
             if self._saved is None:
                 path.unlink(missing_ok=True)
         for left in options.checkpoint_dir.glob(f".checkpoint_worker_{options.shard}_step_*.json.tmp"):
@@ -668,6 +676,17 @@ class Worker:
         rate = (self.done - before) / max(now - since, 1e-6)
         self._logged.append((now, self.done))
         logging.info("Processed %d/%d items (%.1f items/s)", self.done, self.options.share, rate)
+        self._tell(rate=round(rate, 1))
+
+    def _tell(self, **facts: float) -> None:
+        """The position for whoever follows the progress file; nothing in silence."""
+        path = self.options.progress_file
+        if path is not None and logging.getLogger().isEnabledFor(logging.INFO):
+            try:
+                with open(path, "a") as out:
+                    out.write(json.dumps({"done": self.done, "total": self.options.share, **facts}) + "\n")
+            except OSError as error:
+                raise EmbedError(f"cannot write to {str(path)!r}: {error.strerror}") from error
 
     def _wait(self, seconds: float) -> None:
         """Do nothing for so long, or until a signal asks for the end."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from exporter.collectors.base import Collector, Context
 from exporter.collectors.disk import DiskCollector
+from exporter.collectors.fom import FomCollector
 from exporter.collectors.job import JobCollector
 from exporter.collectors.logs import LogsCollector
 from exporter.collectors.memory import MemoryCollector
@@ -17,6 +18,7 @@ COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
     WorkersCollector,
     MemoryCollector,
     LogsCollector,
+    FomCollector,
     OutputsCollector,
     DiskCollector,
     SelfCollector,

@@ -16,6 +16,16 @@ Snapshot = TypeVar("Snapshot")
 WORKER_LABELS = ("worker", "role", "rank")
 
 
+@dataclass
+class Board:
+    """What one collector has found and another shows."""
+
+    phase: str | None = None
+    """What the job is at instead of its work, as its logs say: checkpointing or evaluating."""
+    checkpoints: tuple[float, ...] = ()
+    """Moments at which its last checkpoint files were written, in order."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What every collector is made from."""
@@ -28,6 +38,7 @@ class Context:
     """Told by the kernel when a process ends."""
     kernel: KernelLog | None = None
     """The kernel's log, where there is one to read."""
+    board: Board = field(default_factory=Board)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -49,6 +60,8 @@ class Status:
     """Of the job on this node, from its control group."""
     launch: dict[str, Any] = field(default_factory=dict)
     """Checks of the launch: what has been seen of every worker, and what has not."""
+    figures_of_merit: list[dict[str, Any]] = field(default_factory=list)
+    """What the job has told of itself, on this node."""
 
     def worker(self, rank: int) -> dict[str, Any]:
         """The entry of one worker, made when it is not there."""

@@ -15,6 +15,7 @@ from exporter.families import Family, Samples
 from exporter.manifest import Task
 from exporter.readers.diagnostics import RunFiles, is_written, read_run_files, write_diagnostics
 from exporter.readers.leftovers import find_leftovers
+from exporter.readers.packs import read_errors
 from exporter.readers.procfs import read_start_ticks
 from exporter.readers.stacks import find_py_spy, python_processes, read_stacks
 from exporter.readers.worker_logs import extra_logs
@@ -87,12 +88,12 @@ class DiagnosticsCollector:
             run = task.rank, int(ended["restart"])
             if run not in self._done and ended["reason"] not in CONSEQUENCES:
                 self._done.add(run)
-                yield run[1], partial(build_failure, ended=ended)
+                yield run[1], partial(build_failure, ended=ended, errors=read_errors())
         if not entry.get("stalled") or not entry["up"]:
             self._stalls.pop(task.rank, None)
         elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._stalls.get(task.rank):
             self._stalls[task.rank] = stall
-            yield stall[0], partial(build_stall, since=stall[1])
+            yield stall[0], partial(build_stall, since=stall[1], errors=read_errors())
 
     def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, Build]]) -> None:
         found = []

@@ -30,7 +30,7 @@ class JobSnapshot:
 
 
 class JobCollector:
-    """Facts of the manifest and the phase that the orchestrator publishes."""
+    """Facts of the manifest, and the phase: what the orchestrator says, or while it runs what the logs say."""
 
     name = "job"
     interval_s = 1.0
@@ -49,10 +49,13 @@ class JobCollector:
         self._manifest = context.manifest
         self._identity = context.identity
         self._tasks = context.tasks
+        self._board = context.board
 
     def read(self) -> JobSnapshot:
         state = records.read_json(self._manifest.run_dir / records.STATE_FILE) or {}
         phase = state.get("phase")
+        if phase == "running" and self._board.phase is not None:
+            phase = self._board.phase
         stop = state.get("stop")
         return JobSnapshot(
             phase=phase if isinstance(phase, str) and phase in PHASES else "launching",

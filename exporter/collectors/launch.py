@@ -10,11 +10,12 @@ from typing import Any
 from exporter import records
 from exporter.collectors.base import Context, Status
 from exporter.derive.launch import LEVELS, LaunchCheck, NodeLaunch, WorkerLaunch, check_launch, verified
-from exporter.derive.patterns import POSITION
+from exporter.derive.patterns import Kind
 from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.manifest import Task
 from exporter.readers.launch import read_open_gpus, read_size, why_not_writable
+from exporter.readers.lexicon import own_patterns
 from exporter.readers.procfs import read_environment
 from exporter.readers.worker_logs import extra_logs, log_paths
 
@@ -200,7 +201,7 @@ class LaunchCollector:
             output_files=files,
             gives_progress=known
             or manifest.total_items is not None
-            or any(pattern.name == POSITION for pattern in manifest.progress),
+            or any(pattern.kind is Kind.POSITION for pattern in own_patterns(manifest.progress)),
             has_gpus=any(task.gpus for task in manifest.tasks),
             tells_devices=not manifest.attached,
         )

@@ -1,23 +1,28 @@
 """Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
 
+import contextlib
 import math
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from exporter import records
+from exporter.collectors import pace
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
-from exporter.derive.eta import Estimate, RecentRateEstimator
-from exporter.derive.patterns import ERRORS, PROGRESS, Pattern, Scan, Scanner, compile_pattern, merge
-from exporter.derive.progress import Progress, expected_items
+from exporter.collectors.follow import PROGRESS_FILE, LogFacts, WorkerLogs
+from exporter.derive.eta import Prior, peer_pace
+from exporter.derive.lexicon import Lexicon
+from exporter.derive.marks import phase
 from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
-from exporter.manifest import LogPattern, Task
-from exporter.readers.tail import LogTail
-from exporter.readers.worker_logs import extra_logs, log_paths
+from exporter.manifest import Manifest, Task
+from exporter.readers.history import read_history
+from exporter.readers.lexicon import lexicon_of
+from exporter.readers.log_state import read_state, write_state
+from exporter.readers.worker_logs import LogFinder, log_paths, progress_path
 
 ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
 ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
@@ -40,6 +45,22 @@ ETA = Family(
 )
 FINISH = Family("worker_finish_timestamp_seconds", "When the worker should be done.", labels=WORKER_LABELS)
 LAST_PROGRESS = Family("worker_progress_last_timestamp_seconds", "When the position last rose.", labels=WORKER_LABELS)
+PROGRESS_INFO = Family(
+    "worker_progress_info",
+    "What the position counts, the pattern that gives it, and the pack of the log.",
+    labels=(*WORKER_LABELS, "unit", "pattern", "pack"),
+    kind="info",
+)
+SLOWDOWN = Family(
+    "worker_slowdown_ratio",
+    "Time per item now over that at the fastest earlier speed of the run; absent while there was no other speed.",
+    labels=WORKER_LABELS,
+)
+UNMATCHED = Family(
+    "worker_progress_unmatched",
+    "Whether a log has been written for minutes in which no pattern finds anything.",
+    labels=WORKER_LABELS,
+)
 STALLED = Family(
     "worker_stalled",
     "Whether a worker with work left has been silent for the stall timeout.",
@@ -58,50 +79,36 @@ LOG_ERRORS = Family(
 LOG_BYTES = Family("log_bytes_total", "Log bytes read.", labels=WORKER_LABELS, kind="counter")
 LOG_LINES = Family("log_lines_total", "Log lines read.", labels=WORKER_LABELS, kind="counter")
 LOG_LAG = Family("log_lag_bytes", "Log bytes written and not read yet.", labels=WORKER_LABELS)
+TIMEOUTS = Family(
+    "log_pattern_timeouts_total",
+    "Records that a pattern of the job was not searched in to the end, since that took too long.",
+    labels=("pattern",),
+    kind="counter",
+)
 
-VALUE_FRESH_S = 900.0
-"""A logged value older than this is no longer shown: silence is not the last value."""
+COMMON_ERRORS = frozenset(
+    (
+        *("cuda_oom", "cuda_error", "nccl_timeout", "host_oom", "disk_full"),
+        *("connection", "peer_lost", "data_error", "python_traceback"),
+    )
+)
+"""Counted from 0 on, as are those of the job file, so that the first one is an increase. The others of each worker
+appear once seen: two dozen series for each worker that nearly always are 0 would be half of the page."""
+SAVE_INTERVAL_S = 30.0
+"""What was read after the last save is read again after a restart: nothing is counted twice."""
+LOOK_S = 2.0
+"""One look reads for about so long; what is left then waits for the next one."""
 
 
 @dataclass(frozen=True)
-class LogFacts:
-    """What the logs of one worker have said so far."""
+class LogsSnapshot:
+    """What one look has found."""
 
-    task: Task
-    position: int | None
-    expected: int | None
-    processed: int | None
-    last_rise: float | None
-    rate: float | None
-    average_rate: float | None
-    eta: Estimate | None
-    stalled: bool | None
-    values: tuple[tuple[str, float, float], ...]
-    """(name, value, time) of each value that is fresh."""
-    errors: tuple[tuple[str, str, int], ...]
-    """(pattern, severity, lines) of each error pattern."""
-    bytes_read: int
-    lines: int
-    lag_bytes: int
-    read_at: float
-
-
-@dataclass
-class _Followed:
-    """One worker's logs and what came out of them."""
-
-    task: Task
-    errors: dict[str, int]
-    tails: dict[str, LogTail] = field(default_factory=dict)
-    restart: int = -1
-    progress: Progress = field(default_factory=Progress)
-    estimator: RecentRateEstimator = field(default_factory=RecentRateEstimator)
-    values: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lines: int = 0
-    ended: bool = False
-    """Whether its latest run has ended: it has no rate and no time left then."""
-    source: str | None = None
-    """The log of this run that gives the position: a worker may write the same lines to two."""
+    workers: tuple[LogFacts, ...]
+    pace: pace.Pace
+    timeouts: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the user should be told of the patterns."""
 
 
 class LogsCollector:
@@ -109,147 +116,133 @@ class LogsCollector:
 
     name = "logs"
     families = (
-        ITEMS,
-        ITEMS_EXPECTED,
-        ITEMS_PROCESSED,
-        THROUGHPUT,
-        ETA,
-        FINISH,
-        LAST_PROGRESS,
-        STALLED,
-        LOG_VALUE,
-        LOG_VALUE_TIME,
-        LOG_ERRORS,
-        LOG_BYTES,
-        LOG_LINES,
-        LOG_LAG,
+        *(ITEMS, ITEMS_EXPECTED, ITEMS_PROCESSED, PROGRESS_INFO, THROUGHPUT, ETA, FINISH, LAST_PROGRESS),
+        *(STALLED, SLOWDOWN, UNMATCHED, LOG_VALUE, LOG_VALUE_TIME),
+        *(LOG_ERRORS, LOG_BYTES, LOG_LINES, LOG_LAG, TIMEOUTS),
+        *pace.FAMILIES,
     )
 
     def __init__(self, context: Context) -> None:
         manifest = context.manifest
         self._context = context
         self.interval_s = manifest.check_interval_s
-        progress = merge(PROGRESS, _compile(manifest.progress))
-        errors = merge(ERRORS, _compile(manifest.errors))
-        self._scanner = Scanner(progress, errors)
-        self._severity = {pattern.name: pattern.severity or "warning" for pattern in errors}
-        self._rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
-        self._followed = [_Followed(task, dict.fromkeys(self._severity, 0)) for task in context.tasks]
+        self._from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
+        self._finder = _finder(manifest)
+        self._deadline = deadline(context)
+        self._records = manifest.run_dir / records.WORKERS_DIR
+        self._lexicon: Lexicon | None = None
+        self._workers: list[WorkerLogs] = []
+        """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
+        self._next = 0
+        """Worker at which the next look begins, so that all get their turn when there is much to read."""
+        self._saved_at = context.clock.monotonic()
 
-    def read(self) -> tuple[LogFacts, ...]:
-        restarts = self._restarts()
-        extra = extra_logs(self._context.manifest, self._rank_of)
-        return tuple(self._look(followed, restarts, extra) for followed in self._followed)
+    def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
+        """The workers of this node, where a sidecar before this one has left them."""
+        context, manifest = self._context, self._context.manifest
+        identity = context.identity
+        saved = read_state(manifest.run_dir, identity.node, identity.job_id, identity.attempt) or {}
+        priors = earlier_runs(manifest.job_name)
+        found = []
+        for task in context.tasks:
+            prior, state = priors.get(task.role), saved.get(str(task.rank))
+            worker = WorkerLogs(task, manifest, lexicon, prior)
+            if state is not None:
+                try:
+                    worker.restore(state)
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    worker = WorkerLogs(task, manifest, lexicon, prior)  # from the top of its logs
+            found.append(worker)
+        return found
 
-    def _restarts(self) -> dict[tuple[str, int], int]:
-        """Latest run of each worker, by (worker, rank), from the names of the start records."""
-        latest: dict[tuple[str, int], int] = {}
-        attempt = self._context.identity.attempt
-        folder = self._context.manifest.run_dir / records.WORKERS_DIR
-        for followed in self._followed:
-            task, restart = followed.task, max(0, followed.restart)
-            while (folder / f"{records.record_name(task.worker, task.rank, attempt, restart + 1)}.start.json").exists():
-                restart += 1
-            latest[(task.worker, task.rank)] = restart
-        return latest
+    def read(self) -> LogsSnapshot:
+        clock = self._context.clock
+        now, until = clock.time(), clock.monotonic() + LOOK_S
+        if self._lexicon is None:
+            self._lexicon = lexicon_of(self._context.manifest)
+            self._workers = self._follow(self._lexicon)
+        workers, count = self._workers, len(self._workers)
+        extra = self._finder.find() if self._finder is not None else {}
+        for place in range(count):
+            worker = workers[(self._next + place) % count]
+            self._look(worker, extra.get(worker.task.rank, ()), now, until)
+            if clock.monotonic() > until:
+                self._next = (self._next + place + 1) % count
+                break
+        self._save(workers)
+        peers = {
+            role: peer_pace(worker.pace for worker in workers if worker.task.role == role)
+            for role in {worker.task.role for worker in workers}
+        }
+        facts = tuple(worker.facts(now, peers[worker.task.role]) for worker in workers)
+        self._context.board.phase = phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
+        engines = self._lexicon.engines.values()
+        timeouts = {name: 0 for engine in engines for name in engine.timeouts}
+        for engine in engines:
+            for name, given_up in engine.timeouts.items():
+                timeouts[name] += given_up
+        return LogsSnapshot(
+            workers=facts,
+            pace=pace.pace(facts, now, self._deadline, self._context.board.checkpoints),
+            timeouts=tuple(timeouts.items()),
+            notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
+        )
 
-    def _look(
-        self, followed: _Followed, restarts: dict[tuple[str, int], int], extra: dict[int, list[Path]]
-    ) -> LogFacts:
-        task, context = followed.task, self._context
-        restart = restarts[(task.worker, task.rank)]
-        while followed.restart < restart:
-            if followed.restart >= 0:
-                self._drain(followed)  # the last words of the run before, ahead of the first of the next
-                for tail in followed.tails.values():
-                    tail.close()
-                followed.progress.begin_run()
-                followed.source = None
-            followed.restart += 1
-            for path in log_paths(
-                task, context.manifest.run_dir, context.identity.node, context.identity.attempt, followed.restart
-            ):
-                followed.tails.setdefault(str(path), LogTail(str(path)))
-        for name in map(str, extra.get(task.rank, ())):
-            if name not in followed.tails:
-                followed.tails[name] = LogTail(name)
-                followed.tails[name].skip_older(context.identity.start)
-        self._drain(followed)
-        followed.ended = self._has_ended(task, followed.restart)
-        if followed.ended:
-            for tail in followed.tails.values():
-                self._take_text(followed, tail.rest(), tail.path)
-        if followed.progress.position is not None:
-            # one reading per look: lines that came in one piece have no times of their own
-            followed.estimator.update(context.clock.time(), followed.progress.position, self._expected(followed))
-        return self._facts(followed)
+    def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float) -> None:
+        context, task, clock = self._context, worker.task, self._context.clock
+        run_dir, identity = context.manifest.run_dir, context.identity
 
-    def _drain(self, followed: _Followed) -> None:
-        for tail in followed.tails.values():
-            for chunk in tail.read():
-                self._take_text(followed, chunk, tail.path)
+        def out_of_time() -> bool:
+            return clock.monotonic() > until
+
+        for restart in range(worker.restart + 1, self._restart(task, worker.restart) + 1):
+            if worker.restart >= 0:
+                worker.look(now, ended=True, until=out_of_time)  # its last words, ahead of the first of the next
+            worker.begin_run(restart)
+            for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
+                worker.follow(str(path))
+            worker.follow(str(progress_path(task, run_dir, identity.node, identity.attempt, restart)), PROGRESS_FILE)
+        for path in extra:
+            tail = worker.follow(str(path))
+            if tail is not None:
+                tail.skip_older(identity.start)
+        worker.look(now, ended=self._has_ended(task, worker.restart), until=out_of_time)
+
+    def _restart(self, task: Task, restart: int) -> int:
+        """Latest run of a worker, from the names of the start records."""
+        restart = max(0, restart)
+        while os.path.exists(self._record(task, restart + 1, "start")):
+            restart += 1
+        return restart
 
     def _has_ended(self, task: Task, restart: int) -> bool:
         """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
+        return os.path.exists(self._record(task, restart, "exit"))
+
+    def _record(self, task: Task, restart: int, kind: str) -> str:
+        """Path of a record of one run, which its wrapper writes."""
         name = records.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
-        return (self._context.manifest.run_dir / records.WORKERS_DIR / f"{name}.exit.json").exists()
+        return f"{self._records}/{name}.{kind}.json"
 
-    def _take_text(self, followed: _Followed, text: bytes, path: str) -> None:
-        if text:
-            followed.lines += text.count(b"\n") + (not text.endswith((b"\n", b"\r")))
-            self._take(followed, self._scanner.scan(text), path)
+    def _save(self, workers: Sequence[WorkerLogs]) -> None:
+        """Leave for the next sidecar of this node what this one knows."""
+        now = self._context.clock.monotonic()
+        if now - self._saved_at < SAVE_INTERVAL_S:
+            return
+        self._saved_at = now
+        identity = self._context.identity
+        state = {str(worker.task.rank): worker.state() for worker in workers}
+        write_state(self._context.manifest.run_dir, identity.node, identity.job_id, identity.attempt, state)
 
-    def _take(self, followed: _Followed, scan: Scan, path: str) -> None:
-        now = self._context.clock.time()
-        if scan.positions and followed.source is None:
-            followed.source = path
-        positions = scan.positions if path == followed.source else []
-        for resumed, done, total in positions:
-            if resumed:
-                followed.progress.resume(done, total)
-            else:
-                followed.progress.update(now, done, total)
-        for name, value in scan.values.items():
-            followed.values[name] = (value, now)
-        for name, count in scan.errors.items():
-            followed.errors[name] += count
-
-    def _expected(self, followed: _Followed) -> int | None:
-        if followed.progress.total is not None:
-            return followed.progress.total
-        manifest = self._context.manifest
-        return expected_items(manifest.total_items, len(manifest.tasks), followed.task.rank)
-
-    def _facts(self, followed: _Followed) -> LogFacts:
-        now = self._context.clock.time()
-        progress, estimator = followed.progress, followed.estimator
-        alarms = estimator.alarms(now, self._context.manifest.stall_timeout_s)
-        return LogFacts(
-            task=followed.task,
-            position=progress.position,
-            expected=self._expected(followed),
-            processed=progress.processed,
-            last_rise=progress.last_rise,
-            rate=None if followed.ended else estimator.rate(now),
-            average_rate=estimator.average_rate(now),
-            eta=None if followed.ended else estimator.estimate(now),
-            stalled=alarms["stalled"] and not followed.ended if progress.position is not None else None,
-            values=tuple(
-                (name, value, time) for name, (value, time) in followed.values.items() if now - time < VALUE_FRESH_S
-            ),
-            errors=tuple((name, self._severity[name], count) for name, count in followed.errors.items()),
-            bytes_read=sum(tail.bytes_read for tail in followed.tails.values()),
-            lines=followed.lines,
-            lag_bytes=sum(tail.lag_bytes for tail in followed.tails.values()),
-            read_at=now,
-        )
-
-    def render(self, snapshot: tuple[LogFacts, ...], out: Samples) -> None:
-        for facts in snapshot:
+    def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
+        for facts in snapshot.workers:
             labels = worker_labels(facts.task)
             out.add(ITEMS, facts.position, **labels)
             out.add(ITEMS_EXPECTED, facts.expected, **labels)
             out.add(ITEMS_PROCESSED, facts.processed, **labels)
+            if facts.unit is not None:
+                told = {"unit": facts.unit, "pattern": facts.pattern or "", "pack": facts.pack}
+                out.add(PROGRESS_INFO, 1, **labels, **told)
             out.add(THROUGHPUT, facts.rate, **labels, window="current")
             out.add(THROUGHPUT, facts.average_rate, **labels, window="average")
             if facts.eta is not None:
@@ -260,37 +253,71 @@ class LogsCollector:
             out.add(LAST_PROGRESS, facts.last_rise, **labels)
             if facts.stalled is not None:
                 out.add(STALLED, int(facts.stalled), **labels)
-            for name, value, time in facts.values:
+            out.add(SLOWDOWN, facts.slowdown, **labels)
+            out.add(UNMATCHED, int(facts.unmatched is not None), **labels)
+            for name, value, seen in facts.values:
                 out.add(LOG_VALUE, value, **labels, name=name)
-                out.add(LOG_VALUE_TIME, time, **labels, name=name)
+                out.add(LOG_VALUE_TIME, seen, **labels, name=name)
             for pattern, severity, count in facts.errors:
+                if not count and pattern not in self._from_zero:
+                    continue
                 out.add(LOG_ERRORS, count, **labels, pattern=pattern, severity=severity)
             out.add(LOG_BYTES, facts.bytes_read, **labels)
             out.add(LOG_LINES, facts.lines, **labels)
             out.add(LOG_LAG, facts.lag_bytes, **labels)
+        for name, given_up in snapshot.timeouts:
+            out.add(TIMEOUTS, given_up, pattern=name)
+        pace.render(snapshot.pace, snapshot.workers, out)
 
-    def describe(self, snapshot: tuple[LogFacts, ...], status: Status) -> None:
-        for facts in snapshot:
+    def describe(self, snapshot: LogsSnapshot, status: Status) -> None:
+        for facts in snapshot.workers:
             status.worker(facts.task.rank).update(
                 items=facts.position,
                 items_expected=facts.expected,
                 items_processed=facts.processed,
+                unit=facts.unit,
+                pack=facts.pack,
+                epoch=facts.epoch,
                 rate=facts.rate,
                 average_rate=facts.average_rate,
                 eta=facts.eta._asdict() if facts.eta is not None else None,
+                confidence=facts.confidence,
                 last_progress=facts.last_rise,
                 stalled=facts.stalled,
+                slowdown=facts.slowdown,
+                at=facts.phase,
                 values={name: value for name, value, _ in facts.values if math.isfinite(value)},  # JSON has no others
                 log_errors={pattern: count for pattern, _, count in facts.errors if count},
                 log_lag_bytes=facts.lag_bytes,
+                prior=facts.prior.to_json() if facts.prior is not None else None,
+                log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
             )
+        status.job["pattern_notes"] = [*snapshot.notes]
+        pace.describe(snapshot.pace, status)
 
 
-def _compile(patterns: Iterable[LogPattern]) -> list[Pattern]:
-    compiled = []
-    for pattern in patterns:
-        try:
-            compiled.append(compile_pattern(safe_label(pattern.name), pattern.pattern, pattern.severity))
-        except (re.error, ValueError, OverflowError):
-            continue  # the launcher refuses these before it submits
-    return compiled
+def earlier_runs(job_name: str) -> dict[str, Prior]:
+    """What the last run of a job of this name tells of its workers, by role."""
+    found = {}
+    for run in read_history(job_name, os.environ):
+        for role, prior in run.prior.items():
+            with contextlib.suppress(ValueError):
+                found[role] = Prior.from_json(prior)
+    return found
+
+
+def deadline(context: Context) -> float | None:
+    """When the time limit of the job is over, as far as it is known."""
+    identity, limit_s = context.identity, context.manifest.time_limit_s
+    if identity.end is not None:
+        return identity.end
+    return identity.start + limit_s if identity.start is not None and limit_s is not None else None
+
+
+def _finder(manifest: Manifest) -> LogFinder | None:
+    """What finds log files beside those of the tasks."""
+    group = manifest.logs
+    if group is None or group.pattern is None:
+        return None
+    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+    return LogFinder(manifest.directory(group), group.pattern, rank_of)

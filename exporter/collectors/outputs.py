@@ -13,6 +13,11 @@ BYTES = Family("output_bytes", "Their size.", labels=("group",))
 GROWTH = Family("output_growth_bytes_per_second", "Growth over the last minute.", labels=("group",))
 MTIME = Family("output_file_mtime_timestamp_seconds", "When the newest of them was last written.", labels=("group",))
 
+CHECKPOINT = "checkpoint"
+"""Name of the group whose files are checkpoints."""
+SAME_CHECKPOINT_S = 60.0
+CHECKPOINTS_KEPT = 16
+
 
 @dataclass(frozen=True)
 class GroupFacts:
@@ -46,6 +51,7 @@ class OutputsCollector:
         self._ranks = {task.rank for task in context.tasks}
         self._others = {task.rank for task in context.manifest.tasks} - self._ranks
         self._first_node = context.identity.node_index == 0
+        self._board = context.board
 
     def read(self) -> tuple[GroupFacts, ...]:
         found = []
@@ -58,7 +64,16 @@ class OutputsCollector:
             size = sum(file.size_bytes for file in files)
             self._growth[group.name].update(self._clock.monotonic(), size)
             found.append(GroupFacts(group.name, len(files), size, self._growth[group.name].per_second(), newest(files)))
+            if group.name == CHECKPOINT:
+                self._note_checkpoint(found[-1].mtime)
         return tuple(found)
+
+    def _note_checkpoint(self, mtime: float | None) -> None:
+        """Remember when checkpoints were written: files of one that are written within a minute are one."""
+        saved = self._board.checkpoints
+        if mtime is not None and (not saved or mtime > saved[-1]):
+            again = len(saved) > 0 and mtime - saved[-1] < SAME_CHECKPOINT_S
+            self._board.checkpoints = (*(saved[:-1] if again else saved), mtime)[-CHECKPOINTS_KEPT:]
 
     def _answers_for(self, file: FileFacts) -> bool:
         rank = worker_rank(file.name, self._ranks_of_roles)

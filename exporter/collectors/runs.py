@@ -15,6 +15,7 @@ from exporter.derive.workers import worker_rank
 from exporter.manifest import Task
 from exporter.readers.kmsg import KernelLog, OomVictim
 from exporter.readers.leftovers import find_leftovers
+from exporter.readers.lexicon import lexicon_of
 from exporter.readers.process_tree import ProcessTree, TreeDetails, TreeSample
 from exporter.readers.procfs import read_pid_namespace, read_start_ticks
 from exporter.readers.worker_logs import extra_logs, log_paths, read_end
@@ -322,7 +323,7 @@ class WorkerRuns:
         evidence = exit_evidence(
             record,
             stop=stop,
-            log=last_words(self._log_ends(run.restart, run.start)),
+            log=last_words(self._log_ends(run.restart, run.start), lexicon_of(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from exporter.derive.exits import signal_name
 from exporter.derive.log_errors import LogError, last_error, plain_line
+from exporter.derive.patterns import Pattern
 from exporter.derive.redact import redact, redact_all
+from exporter.derive.work import unit_word
 
 SCHEMA = 1
 LOG_LINES = 100
@@ -128,17 +130,24 @@ class Moment:
     """Of processes that still run, by what they are."""
 
 
-def build_failure(files: RunFiles, moment: Moment, ended: Mapping[str, Any]) -> dict[str, Any]:
-    """The diagnosis of an end; ``ended`` has its reason and the evidence for it, as the status and the report do."""
-    return _build("failure", files, moment, {"exit": _exit(files, ended)})
+def build_failure(
+    files: RunFiles, moment: Moment, ended: Mapping[str, Any], errors: Sequence[Pattern]
+) -> dict[str, Any]:
+    """The diagnosis of an end; ``ended`` has its reason and the evidence for it, as the status and the report do.
+
+    ``errors`` are the error patterns of all jobs.
+    """
+    return _build("failure", files, moment, {"exit": _exit(files, ended)}, errors)
 
 
-def build_stall(files: RunFiles, moment: Moment, since: float | None) -> dict[str, Any]:
+def build_stall(files: RunFiles, moment: Moment, since: float | None, errors: Sequence[Pattern]) -> dict[str, Any]:
     """The diagnosis of a worker that runs and has made no progress ``since`` then."""
-    return _build("stall", files, moment, {"since": since})
+    return _build("stall", files, moment, {"since": since}, errors)
 
 
-def _build(kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any]) -> dict[str, Any]:
+def _build(
+    kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any], errors: Sequence[Pattern]
+) -> dict[str, Any]:
     status = moment.status
     workers = {int(entry["rank"]): entry for entry in status.get("workers", ())}
     own = workers.get(files.rank, {})
@@ -148,7 +157,7 @@ def _build(kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any]) 
         "time": moment.time,
         **{name: getattr(files, name) for name in ("worker", "role", "rank", "ranks", "node", "attempt", "restart")},
         **what,
-        "error": _last_error(files.logs),
+        "error": _last_error(files.logs, errors),
         "progress": {key: own[key] for key in _PROGRESS_KEYS if own.get(key) is not None},
         "course": list(moment.course),
         "process": _process(own, files, moment.details),
@@ -168,7 +177,7 @@ def _build(kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any]) 
 
 
 _PROGRESS_KEYS = (
-    *("state", "up", "items", "items_expected", "items_processed", "rate", "last_progress", "stalled"),
+    *("state", "up", "unit", "items", "items_expected", "items_processed", "rate", "last_progress", "stalled"),
     *("values", "log_errors"),
 )
 _JOB_KEYS = frozenset({"job_id", "job_name", "user", "phase", "stop_reason", "start", "end", "attempt", "nodes"})
@@ -208,16 +217,16 @@ def _process(own: Mapping[str, Any], files: RunFiles, details: Mapping[str, Any]
 def _peer(entry: Mapping[str, Any]) -> dict[str, Any]:
     ended = entry.get("exit")
     found = {key: entry.get(key) for key in ("worker", "rank", "up", "state", "restarts", "items", "last_progress")}
-    found["stalled"] = entry.get("stalled")
+    found |= {"unit": entry.get("unit"), "stalled": entry.get("stalled")}
     found["exit"] = {key: ended.get(key) for key in ("reason", "code", "signal", "time")} if ended else None
     return found
 
 
-def _last_error(logs: Sequence[LogEnd]) -> dict[str, Any] | None:
+def _last_error(logs: Sequence[LogEnd], errors: Sequence[Pattern]) -> dict[str, Any] | None:
     """The most telling last error of all logs: one with a traceback before others, of two alike the later log's."""
     best: tuple[tuple[bool, bool], LogEnd, LogError] | None = None
     for log in logs:
-        error = last_error(log.text)
+        error = last_error(log.text, errors)
         if error is not None and (best is None or (error.certain, bool(error.traceback)) >= best[0]):
             best = (error.certain, bool(error.traceback)), log, error
     if best is None:
@@ -408,7 +417,7 @@ def _peer_text(peer: Mapping[str, Any]) -> str:
     if peer["stalled"]:
         words.append("stalled")
     if peer["items"] is not None:
-        words.append(f"{peer['items']} items, last at {_clock(peer['last_progress'])}")
+        words.append(f"{peer['items']} {unit_word(peer)}, last at {_clock(peer['last_progress'])}")
     return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(words)}"
 
 

@@ -1,5 +1,6 @@
 """Why a worker ended: from evidence to a reason, and never further than the evidence goes."""
 
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ DISK_FULL_BYTES = 1 << 20
 """Less than this left is a full disk: a log cannot say so, since it could not be written."""
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
 """Log classes that are reasons, those that lead to others first."""
+GPU_XID = "gpu_xid"
+"""Log class of what the driver says of a GPU; whether the device is at fault is in the line itself."""
 PEER_LOST = "peer_lost"
 """Log class of a worker that has lost another one: a consequence when there was an earlier failure."""
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
@@ -94,6 +97,9 @@ class GpuFault:
 
 HARDWARE_XIDS = frozenset({46, 48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 142, 143, 154})
 """NVIDIA's Xid catalogue: memory, bus, NVLink, GSP and the device itself. 13, 31, 43 and 45 are the program's."""
+_DEVICE_WORDS = re.compile(
+    r"NVRM: Xid \(PCI:[^)]{1,40}\): (?P<xid>\d{1,4})(?!\d)|fallen off the bus|[Uu]ncorrectable [\w ]{0,40}error"
+)
 
 
 @dataclass(frozen=True)
@@ -246,10 +252,16 @@ def _log_evidence(evidence: Evidence) -> tuple[str, str] | None:
     if PEER_LOST in log.classes and peer is not None and after_a_peer:
         return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
     for reason in _LOG_REASONS:
-        if reason in log.classes:
+        if reason in log.classes or (reason == "gpu_fault" and _blames_the_device(log)):
             words = "; ".join(_log_words(evidence))
             return reason, words or f"its log says {reason}"
     return None
+
+
+def _blames_the_device(log: LastWords) -> bool:
+    """Whether the decisive line is of a GPU that is at fault, not of a program at fault on it."""
+    found = _DEVICE_WORDS.search(log.line or "") if GPU_XID in log.classes else None
+    return found is not None and (found["xid"] is None or int(found["xid"]) in HARDWARE_XIDS)
 
 
 def _disk_evidence(evidence: Evidence) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from exporter.derive.patterns import ERRORS
+from exporter.derive.patterns import Pattern
 from exporter.derive.redact import redact
 
 MOST_BYTES = 256 * 1024
@@ -186,19 +186,20 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("message", re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): |^\*{3} ")),
     ("message", re.compile(r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$")),
 )
-_CRITICAL = tuple(pattern for pattern in ERRORS if pattern.severity == "critical")
 _TRIGGER = re.compile(
     b'Traceback|File "|Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
     b"|Segmentation|Bus error|Illegal|Floating point|Killed|corruption|corrupted|free\\(|alloc\\(|chunk\\(|smashing"
     b"|overflow|Assertion|panicked|MPI|mpi|prterun|exitcode|ERROR|FATAL|CRITICAL|error|fatal|\\*\\*\\*|not found"
     b"|No such file|Permission denied|out of memory|of memory|NCCL|collective operation|No space|quota|oom"
+    b"|NVRM|fallen off the bus"
 )
 
 
 class _Reader:
-    """Goes through the lines of a log once and notes what fails."""
+    """Goes through the lines of a log once and notes what fails; ``critical`` are patterns that tell of an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, critical: Sequence[Pattern]) -> None:
+        self._critical = critical
         self.found: list[_Failure] = []
         self._open: dict[str, _Failure] = {}
         self._states = {
@@ -368,7 +369,7 @@ class _Reader:
         if match is not None and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
             return _ERROR, match[1].rpartition(".")[2]
         encoded = text.encode("utf-8", "replace")
-        for known in _CRITICAL:
+        for known in self._critical:
             if known.may_match(encoded) and known.regex.search(encoded):
                 return _ERROR, known.name
         if match := _MENTION.search(text):
@@ -383,16 +384,17 @@ class _Reader:
         return [failure for failure in self.found if failure.entries]
 
 
-def last_error(text: bytes) -> LogError | None:
+def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
     """The last error in the end of a log, or None when it tells of none.
 
     Of exceptions that followed from each other the first in time is the error, and so is the
     exception right before a crash, the first rank's among those of several ranks, and the process's
-    own before the summary of its launcher.
+    own before the summary of its launcher. ``errors`` are the patterns of all jobs: a line by which a
+    critical one is found is an error by itself.
     """
     skipped = max(0, len(text) - MOST_BYTES)
     lines = text[skipped:].split(b"\n")
-    reader = _Reader()
+    reader = _Reader([pattern for pattern in errors if pattern.severity == "critical"])
     for place, raw in enumerate(lines):
         reader.feed(place, raw)
     found = reader.close()

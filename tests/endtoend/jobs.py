@@ -140,7 +140,12 @@ class JobSpace:
     ) -> Any:
         """Run a command of gpujob on the head."""
         return self.cluster.run(
-            [GPUJOB, *arguments], user=self.user, cwd=cwd or self.directory, env=env or {}, timeout=120, check=check
+            [GPUJOB, *arguments],
+            user=self.user,
+            cwd=cwd or self.directory,
+            env={"GPUJOB_HISTORY_DIR": "", **(env or {})},
+            timeout=120,
+            check=check,
         )
 
     def submit(self, spec: dict[str, Any], *, cwd: Path | None = None) -> Job:

@@ -22,7 +22,7 @@ SCRIPT = FOLDER / "embed.py"
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(INFO|WARNING)\] .+")
 POSITION = re.compile(r"Processed (\d+)/(\d+) items")
 RATE = re.compile(r"(\d+\.?\d*) items/s")
-OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GPUJOB_OUTPUT_DIR", "GPUJOB_CHECKPOINT_DIR")
+OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GPUJOB_OUTPUT_DIR", "GPUJOB_CHECKPOINT_DIR", "GPUJOB_PROGRESS_FILE")
 HARD = [
     "a space",
     'a"quote',
@@ -545,6 +545,51 @@ def test_a_bad_environment_is_a_clear_error(tmp_path: Path) -> None:
     done = run(cwd=tmp_path, env=environment(RANK="first"))
     assert done.returncode == 2
     assert "RANK in the environment: 'first' is not a whole number of at least 0" in done.stderr
+
+
+# The progress file
+
+
+def told_in(path: Path) -> list[dict[str, Any]]:
+    """Updates in a progress file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_progress_file_tells_what_the_log_tells(tmp_path: Path) -> None:
+    done = run("--items", 60, "--log-every", 20, "--progress-file", "told.jsonl", cwd=tmp_path)
+    told = [(update["done"], update["total"]) for update in told_in(tmp_path / "told.jsonl")]
+    assert told == [tuple(map(int, position)) for position in POSITION.findall(done.stdout)]
+    assert told[-1] == (60, 60)
+
+
+def test_the_progress_file_of_the_launcher_is_used_when_it_is_asked_for(tmp_path: Path) -> None:
+    variables = environment(GPUJOB_OUTPUT_DIR=str(tmp_path), GPUJOB_PROGRESS_FILE=str(tmp_path / "told.jsonl"))
+    assert run("--items", 5, cwd=tmp_path, env=variables).returncode == 0
+    assert not (tmp_path / "told.jsonl").exists()
+    assert run("--items", 5, "--fresh", "--progress-file", cwd=tmp_path, env=variables).returncode == 0
+    assert told_in(tmp_path / "told.jsonl")[-1]["done"] == 5
+
+
+def test_a_resume_is_told_in_the_progress_file(tmp_path: Path) -> None:
+    options = ("--items", 60, "--checkpoint-every", 20)
+    run(*options, "--at", 40, "--exit-code", 3, cwd=tmp_path)
+    run(*options, "--progress-file", "told.jsonl", cwd=tmp_path)
+    first, *later = told_in(tmp_path / "told.jsonl")
+    assert first == {"done": 40, "total": 60, "resumed": True}
+    assert not any("resumed" in update for update in later)
+
+
+def test_silence_is_silence_in_the_progress_file_too(tmp_path: Path) -> None:
+    run("--items", 20, "--no-log", "--progress-file", "told.jsonl", cwd=tmp_path)
+    assert not (tmp_path / "told.jsonl").exists()
+
+
+def test_a_progress_file_that_is_not_named_or_cannot_be_written_is_told(tmp_path: Path) -> None:
+    done = run("--items", 5, "--progress-file", cwd=tmp_path)
+    assert (done.returncode, "there is none in GPUJOB_PROGRESS_FILE" in done.stderr) == (2, True)
+    done = run("--items", 5, "--progress-file", "no/told.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "embed.py: error: cannot write to 'no/told.jsonl': No such file or directory" in done.stderr
 
 
 def test_help_has_an_example(tmp_path: Path) -> None:

@@ -714,6 +714,51 @@ def test_a_worker_that_falls_short_of_its_own_total_is_told(
     assert all(f"\nwarning: {line}\n" in outcome.summary(found, judged, "/r") for line in short)
 
 
+def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "steps") -> dict[str, Any]:
+    """The same status, of workers that count steps up to a total of their logs."""
+    found["workers"] = [{**worker, "unit": unit, "items_expected": expected} for worker in found["workers"]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (in_steps(status((ended(), 50), (ended(), 50))), "COMPLETED", ""),
+        (in_steps(status((ended(), 50), (ended(), None))), "COMPLETED", ""),
+        (in_steps(status((ended(), 50), (ended(), 40))), "INCOMPLETE", "40 of 50 steps were done; 99 % are enough"),
+        (in_steps(status((ended(), 50), (ended(), 40), total=None)), "INCOMPLETE", "40 of 50 steps were done"),
+        (in_steps(status((ended(), 30), (ended(), 40)), expected=None), "COMPLETED", ""),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50))), "COMPLETED", "50 of 50 steps were done"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 40))), "FAILED", "40 of 50 steps were done; 99 % are enough"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50)), expected=None), "UNKNOWN", "nobody knows"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50)), unit="tokens"), "UNKNOWN", "nobody knows"),
+        (
+            in_steps(status((ended(), 50), (ended(), 40)), unit="tokens"),
+            *("COMPLETED", "warning: worker_w1 has exited with 0 after 40 of the 50 tokens that its log tells"),
+        ),
+    ],
+)
+def test_what_is_no_count_of_items_is_not_compared_with_the_items_of_the_job(
+    found: dict[str, Any], state: str, words: str
+) -> None:
+    judged = outcome.judge(found, (), None)
+    assert (judged.state, "; ".join(judged.why)[: len(words)]) == (state, words)
+
+
+def test_the_report_of_a_job_that_counts_steps_says_so(tmp_path: Path) -> None:
+    found = Job(tmp_path).status()
+    counted = {"exit": ended(), "unit": "steps", "items_expected": 100, "items_processed": 95}
+    found["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in found["workers"]]
+    found["job"]["total_items"] = 240
+    judged = outcome.judge(found, (), None)
+    report = outcome.report(found, judged, str(tmp_path), 6.0, {})
+    assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == ["steps", 94, 100, 95]
+    text = render_report(report)
+    assert "- steps: 94 of 100, 19.0 steps/s over the whole job\n" in text
+    assert "- steps: FAILED: 94 of 100 steps were done; 99 % are enough\n" in text
+    assert ", 95/100 steps\n" in outcome.summary(found, judged, "/r")
+
+
 def test_the_summary_has_a_line_for_each_worker() -> None:
     found = status(
         (ended(), 50), (ended("app_error", 3), 20), (ended("killed_unknown", None, "SIGKILL"), 7), (UNKNOWN, None)
@@ -862,7 +907,7 @@ def flags(folder: Path) -> list[str]:
 
 def all_at(job: Launched, items: int) -> Callable[[], bool]:
     """Whether all workers are up and have done this many items."""
-    return lambda: [(worker["up"], worker["items"]) for worker in job.workers()] == [(True, items)] * 4
+    return lambda: [(worker["up"], worker.get("items")) for worker in job.workers()] == [(True, items)] * 4
 
 
 def test_a_script_and_the_flags_a_killed_worker_is_seen(

@@ -40,6 +40,7 @@ from exporter.readers.diagnostics import (
     read_run_files,
     write_diagnostics,
 )
+from exporter.readers.packs import read_errors
 from exporter.refresh import Slot
 from exporter.service import Service
 from exporter.sidecar import Sidecar
@@ -47,6 +48,7 @@ from tests.exporter.support import NODE, Wrappers, make_context, make_manifest, 
 from tests.exporter.test_sidecar_process import SidecarProcess
 
 NOW = 1_763_784_821.0
+ERRORS = read_errors()
 ENDED = {"reason": "app_error", "code": 1, "signal": None, "time": NOW, "evidence": ["exit status 1"], "restart": 0}
 TRACEBACK = b"""\
 Traceback (most recent call last):
@@ -135,7 +137,7 @@ def test_it_holds_what_is_asked_at_night() -> None:
     files = make_files(log_of(b"Processed 3/50 items\n", "node01_worker_w0.out"), log_of(b"start\n" + TRACEBACK))
     status = make_status(worker_entry(), worker_entry(1, state="disk_sleep"))
     moment = Moment(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
-    body = build_failure(files, moment, ENDED)
+    body = build_failure(files, moment, ENDED, ERRORS)
     assert (body["worker"], body["rank"], body["node"], body["kind"]) == ("worker_w0", 0, NODE, "failure")
     ended = body["exit"]
     assert (ended["reason"], ended["code"], ended["signal"], ended["pid"]) == ("app_error", 1, None, 4711)
@@ -159,28 +161,37 @@ def test_it_holds_what_is_asked_at_night() -> None:
     json.dumps(body)
 
 
+def test_a_position_is_told_in_its_unit() -> None:
+    workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
+    body = build_failure(make_files(), Moment(NOW, make_status(*workers)), ENDED, ERRORS)
+    assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
+    text = render(body)
+    assert "worker_w1 (rank 1): sleeping, 12 steps, last at" in text
+    assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
+
+
 def test_it_is_made_of_next_to_nothing_too() -> None:
     files = make_files(start={}, ended={}, state={})
-    body = build_failure(files, Moment(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None})
+    body = build_failure(files, Moment(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS)
     assert (body["error"], body["logs"], body["peers"], body["exit"]["end"]) == (None, [], [], None)
     assert "killed_unknown at an unknown time" in render(body)
 
 
 def test_of_several_logs_the_one_with_a_traceback_counts() -> None:
     logs = [log_of(TRACEBACK, "a.out"), log_of(b"ValueError: only a line\n", "b.err")]
-    body = build_failure(make_files(*logs), Moment(NOW, {}), ENDED)
+    body = build_failure(make_files(*logs), Moment(NOW, {}), ENDED, ERRORS)
     assert body["error"]["file"] == "a.out"
 
 
 def test_the_place_of_an_error_is_that_in_the_whole_file() -> None:
     log = LogEnd("a.err", 10_000, TRACEBACK, 9_000, 120)
-    error = build_failure(make_files(log), Moment(NOW, {}), ENDED)["error"]
+    error = build_failure(make_files(log), Moment(NOW, {}), ENDED, ERRORS)["error"]
     assert (error["line_number"], error["offset"]) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
 
 
 def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
     text = b"".join(b"line %d\n" % at for at in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
-    (log,) = build_failure(make_files(log_of(text)), Moment(NOW, {}), ENDED)["logs"]
+    (log,) = build_failure(make_files(log_of(text)), Moment(NOW, {}), ENDED, ERRORS)["logs"]
     assert len(log["lines"]) == LOG_LINES
     assert log["cut"] is True
     assert log["lines"][0] == "line 202"
@@ -189,7 +200,7 @@ def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
 
 
 def test_a_stall_says_since_when() -> None:
-    body = build_stall(make_files(), Moment(NOW, make_status(worker_entry(stalled=True))), NOW - 300)
+    body = build_stall(make_files(), Moment(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS)
     assert (body["kind"], body["since"]) == ("stall", NOW - 300)
     assert render(body).startswith("worker_w0 (rank 0) on node01 makes no progress since 2025-11-22 04:08:41 UTC\n")
 
@@ -214,7 +225,7 @@ def test_no_secret_is_in_it_wherever_it_was() -> None:
     status["filesystems"][0]["group"] = leak
     files = make_files(log_of(text), ended={"error": leak}, state={"stop": {"cause": leak}})
     moment = Moment(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
-    body = build_failure(files, moment, {**ENDED, "evidence": [leak]})
+    body = build_failure(files, moment, {**ENDED, "evidence": [leak]}, ERRORS)
     for secret in SECRETS.values():
         assert secret not in json.dumps(body)
         assert secret not in render(body)
@@ -231,7 +242,7 @@ def test_it_stays_within_its_size(piece: str, logs: int, stack_count: int) -> No
     text = (piece * MOST_LOG_BYTES)[:MOST_LOG_BYTES].encode()
     shown = {f"process {at}": piece * 40_000 for at in range(stack_count)}
     files = make_files(*(LogEnd(f"log{at}", len(text), text, 0, 0) for at in range(logs)))
-    body = build_failure(files, Moment(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED)
+    body = build_failure(files, Moment(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED, ERRORS)
     assert len(json.dumps(body, ensure_ascii=False).encode()) <= MOST_JSON_BYTES
     whole = render(body)
     assert len(whole.encode()) <= MOST_TEXT_BYTES
@@ -306,7 +317,7 @@ def body_of(**changes: Any) -> dict[str, Any]:
     files = make_files(
         **{name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
     )
-    body = build_failure(files, Moment(NOW, {}), ENDED)
+    body = build_failure(files, Moment(NOW, {}), ENDED, ERRORS)
     body["exit"]["end"] = end
     return {**body, **changes}
 
@@ -363,7 +374,7 @@ def test_a_poorer_diagnosis_of_the_same_end_does_not_replace_a_richer_one(tmp_pa
 def test_a_stall_stands_beside_the_failure(tmp_path: Path) -> None:
     write_diagnostics(tmp_path, body_of(), "text")
     for since in (1.0, 2.0):
-        write_diagnostics(tmp_path, build_stall(make_files(), Moment(NOW, {}), since), "text")
+        write_diagnostics(tmp_path, build_stall(make_files(), Moment(NOW, {}), since, ERRORS), "text")
     assert written(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
     assert (records.read_json(tmp_path / records.DIAGNOSTICS_DIR / "worker_w0_stall.json") or {})["since"] == 2.0
 

@@ -28,6 +28,8 @@ TERM, KILL, SEGV, ABRT, HUP, USR1 = (
 )
 PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
 FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
 NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
 LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
 
@@ -122,6 +124,27 @@ CASES = {
         Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 31, "Xid 31"),)),
         "app_error",
     ),
+    "a device that has lost memory, as the log says": (
+        Evidence(code=1, log=LastWords(("cuda_error", "gpu_xid"), ECC)),
+        "gpu_fault",
+    ),
+    "a device that fell off the bus, as the driver says in the log": (
+        Evidence(signal=ABRT, log=LastWords(("gpu_xid", "nccl_timeout"), XID.format(79))),
+        "gpu_fault",
+    ),
+    "an error of the program, as the driver says in the log": (
+        Evidence(code=1, log=LastWords(("gpu_xid",), XID.format(31))),
+        "app_error",
+    ),
+    "a word of the driver before another error": (
+        Evidence(code=1, log=LastWords(("gpu_xid",), "ValueError: bad shard")),
+        "app_error",
+    ),
+    "a word of the driver in a log without an error": (Evidence(code=1, log=LastWords(("gpu_xid",))), "app_error"),
+    "no driver for the device": (
+        Evidence(code=1, log=LastWords(("gpu_driver",), "Failed to initialize NVML: Driver/library version mismatch")),
+        "app_error",
+    ),
     "a lost connection after a peer had failed": (
         Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 99.0, "crashed_signal")),
         "terminated_peer",
@@ -183,6 +206,11 @@ def test_an_end_long_before_the_notice_is_no_consequence_of_it() -> None:
     """As when a run was cancelled and started again, and the job ended an hour later."""
     evidence = Evidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
     assert verdict(evidence).reason == "cancelled"
+
+
+def test_a_fault_of_a_device_that_the_log_tells_is_told_with_its_place() -> None:
+    found = verdict(Evidence(code=1, log=LastWords(("gpu_xid",), ECC, "train.py:7, in w.err")))
+    assert found.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
 
 
 @pytest.mark.parametrize("number", [USR1, HUP])

@@ -15,11 +15,14 @@ from exporter import collectors
 from exporter.clock import SystemClock
 from exporter.collectors.base import Context
 from exporter.collectors.disk import DiskCollector
+from exporter.collectors.follow import LogFacts
+from exporter.collectors.fom import Figure, FomCollector
 from exporter.collectors.job import JobCollector, JobSnapshot
 from exporter.collectors.launch import LaunchCollector, LaunchSnapshot
-from exporter.collectors.logs import LogFacts, LogsCollector
+from exporter.collectors.logs import LogsCollector, LogsSnapshot
 from exporter.collectors.memory import MemoryCollector, MemorySnapshot
 from exporter.collectors.outputs import GroupFacts, OutputsCollector
+from exporter.collectors.pace import Pace
 from exporter.collectors.runs import Exit, WorkerFacts
 from exporter.collectors.self import SelfCollector, SelfSnapshot
 from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
@@ -98,39 +101,48 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
     busy = LogFacts(
         task=FIRST,
+        read_at=START + 600,
+        pack="generic",
+        unit="items",
+        pattern="items",
         position=650,
         expected=1000,
         processed=700,
+        epoch=None,
         last_rise=START + 595.5,
         rate=1.25,
         average_rate=1.0833333333333333,
         eta=Estimate(280.0, 250.5, 310.0),
+        confidence="high",
         stalled=False,
+        slowdown=1.25,
+        phase="checkpointing",
+        checkpoints=(START + 100, START + 300, START + 500),
+        checkpoint_seconds=(10.0, 12.0, 11.0),
         values=(("loss", 0.125, START + 590), ("epoch", 3.0, START + 500)),
         errors=errors,
         bytes_read=123_456_789_012,
         lines=1_000_000,
         lag_bytes=512,
-        read_at=START + 600,
     )
-    silent = LogFacts(
-        task=SECOND,
-        position=None,
-        expected=None,
-        processed=None,
-        last_rise=None,
-        rate=None,
-        average_rate=None,
-        eta=None,
-        stalled=None,
-        values=(),
-        errors=errors[:1],
-        bytes_read=0,
-        lines=0,
-        lag_bytes=0,
+    silent = LogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
+    found = Pace(
         read_at=START + 600,
+        deadline=START + 1000,
+        eta=Estimate(280.0, 250.5, 310.0),
+        met_probability=0.999,
+        checkpoint_next=START + 711,
+        checkpoint_fits=True,
+        lags={FIRST.rank: 0.0, SECOND.rank: 0.25},
     )
-    return LogsCollector(CONTEXT), (busy, silent)
+    return LogsCollector(CONTEXT), LogsSnapshot((busy, silent), found, (("slow", 2),))
+
+
+def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return FomCollector(CONTEXT), (
+        Figure("gflops", 511.264069, START + 60.5),
+        Figure("samples_per_second", 12.0, START + 90),
+    )
 
 
 def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -157,6 +169,7 @@ MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "workers": workers,
     "memory": memory,
     "logs": logs,
+    "fom": fom,
     "outputs": outputs,
     "disk": disk,
     "self": own,

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import records
+from exporter.collectors import follow
 from exporter.collectors.base import Status
+from exporter.collectors.follow import VALUE_FRESH_S, LogFacts
 from exporter.collectors.logs import (
     ETA,
     FINISH,
@@ -25,13 +28,15 @@ from exporter.collectors.logs import (
     LOG_LINES,
     LOG_VALUE,
     LOG_VALUE_TIME,
+    SAVE_INTERVAL_S,
     STALLED,
     THROUGHPUT,
-    VALUE_FRESH_S,
-    LogFacts,
+    TIMEOUTS,
+    UNMATCHED,
     LogsCollector,
 )
 from exporter.manifest import LogPattern, PathGroup, Task
+from exporter.readers.log_state import LOG_STATE_DIR
 from exporter.readers.tail import CHUNK_BYTES
 from tests.exporter.support import (
     NODE,
@@ -54,6 +59,7 @@ class Logs:
 
     def __init__(self, run_dir: Path, *tasks: Task, **changes: Any) -> None:
         self.run_dir = run_dir
+        run_dir.mkdir(exist_ok=True)
         self.manifest = make_manifest(run_dir, *(tasks or (TASK,)), **changes)
         self.clock = FakeClock()
         self.collector = self.fresh()
@@ -61,7 +67,8 @@ class Logs:
 
     def fresh(self) -> LogsCollector:
         """A collector that has read nothing yet, as after a new start of the sidecar."""
-        return LogsCollector(make_context(self.manifest, self.clock))
+        self.context = make_context(self.manifest, self.clock)
+        return LogsCollector(self.context)
 
     def append(self, text: str | bytes, name: str = f"{NODE}_worker_w0.out") -> None:
         with (self.run_dir / name).open("ab") as out:
@@ -74,7 +81,7 @@ class Logs:
 
     def facts(self) -> LogFacts:
         """What a look says of the first worker."""
-        return self.collector.read()[0]
+        return self.collector.read().workers[0]
 
     def page(self) -> str:
         return page_of(self.collector, self.collector.read())
@@ -119,7 +126,7 @@ def test_the_share_of_a_jobs_total_stands_in_where_the_log_tells_none(tmp_path: 
     own = LogPattern("items", r"done (\d+)")
     logs = Logs(tmp_path, make_task(0), make_task(1), total_items=101, progress=(own,))
     logs.append("done 7\n")
-    first, second = logs.collector.read()
+    first, second = logs.collector.read().workers
     assert (first.position, first.expected, second.expected) == (7, 51, 50)
 
 
@@ -158,7 +165,7 @@ def test_a_sidecar_that_starts_late_counts_the_same(logs: Logs) -> None:
 def test_the_sum_of_work_done_equals_the_lines_however_they_arrive(
     tmp_path_factory: pytest.TempPathFactory, places: list[int], seed: int
 ) -> None:
-    """Each line is one item; two runs, the second one resumes where the first one ended."""
+    """Each line is one item; two runs, the second one resumes where the first one ended; sidecars come and go."""
     logs, chance = Logs(tmp_path_factory.mktemp("logs")), random.Random(seed)
     middle = chance.randrange(0, 100)
     texts = [items(*range(1, middle + 1)), f"Resuming at {middle}/100 items\n" + items(*range(middle + 1, 101))]
@@ -168,18 +175,20 @@ def test_the_sum_of_work_done_equals_the_lines_however_they_arrive(
             logs.append(piece, f"{NODE}_worker_w0{'_r1' if restart else ''}.out")
             if chance.random() < 0.5:
                 logs.facts()
-            logs.clock.advance(1)
+            if chance.random() < 0.3:
+                logs.collector = logs.fresh()  # the sidecar was killed, some time after it has saved its state
+            logs.clock.advance(chance.choice((1, SAVE_INTERVAL_S)))
     facts = logs.facts()
     assert (facts.processed, facts.position, facts.lines, facts.lag_bytes) == (100, 100, 101, 0)
 
 
 def test_a_position_that_falls_takes_nothing_back(logs: Logs) -> None:
-    logs.append(items(80))
+    logs.append(items(179, 180, total=200))
     logs.facts()
-    logs.append(items(50, 55))
+    logs.append(items(100, 105, total=200))
     page = logs.page()
-    assert samples_of(page, ITEMS) == {LABELS: 55}
-    assert samples_of(page, ITEMS_PROCESSED) == {LABELS: 85}
+    assert samples_of(page, ITEMS) == {LABELS: 105}
+    assert samples_of(page, ITEMS_PROCESSED) == {LABELS: 185}
 
 
 def test_a_last_line_without_a_newline_counts_once_its_worker_has_ended(logs: Logs) -> None:
@@ -233,9 +242,10 @@ def test_a_worker_that_is_done_does_not_stall(logs: Logs) -> None:
 
 def test_the_jobs_own_stall_timeout_counts(tmp_path: Path) -> None:
     logs = Logs(tmp_path, stall_timeout_s=10.0)
-    logs.append(items(5))
-    logs.facts()
-    logs.clock.advance(11)
+    steady(logs, 10, 1.0)
+    logs.clock.advance(8)
+    assert not logs.facts().stalled
+    logs.clock.advance(2)
     assert logs.facts().stalled
 
 
@@ -284,7 +294,7 @@ def test_files_of_the_jobs_own_log_pattern_belong_to_the_worker_in_their_names(t
     logs.append(items(3), "mylogs/worker_0.log")
     logs.append(items(8), "mylogs/worker_1.log")
     logs.append(items(99), "mylogs/summary.log")
-    assert [facts.position for facts in logs.collector.read()] == [3, 8]
+    assert [facts.position for facts in logs.collector.read().workers] == [3, 8]
 
 
 def test_a_number_behind_the_name_of_a_role_counts_within_the_role(tmp_path: Path) -> None:
@@ -293,7 +303,7 @@ def test_a_number_behind_the_name_of_a_role_counts_within_the_role(tmp_path: Pat
     (tmp_path / "mylogs").mkdir()
     logs.append(items(3), "mylogs/prefill_w0.log")
     logs.append(items(8), "mylogs/decode_w0.log")
-    assert [facts.position for facts in logs.collector.read()] == [3, 8]
+    assert [facts.position for facts in logs.collector.read().workers] == [3, 8]
 
 
 def test_a_log_of_an_earlier_job_is_passed_over(tmp_path: Path) -> None:
@@ -321,12 +331,13 @@ def test_the_same_lines_in_two_logs_count_once(tmp_path: Path) -> None:
 
 def test_a_node_follows_its_own_workers_alone(tmp_path: Path) -> None:
     logs = Logs(tmp_path, make_task(0), make_task(1, node_index=1))
-    assert [facts.task.rank for facts in logs.collector.read()] == [0]
+    assert [facts.task.rank for facts in logs.collector.read().workers] == [0]
 
 
-def test_more_than_one_look_can_take_is_read_in_several(logs: Logs) -> None:
+def test_more_than_one_look_can_take_is_read_in_several(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "LOOK_BYTES", 2 * CHUNK_BYTES)
     line = "x" * 99 + "\n"
-    logs.append(line * (65 * CHUNK_BYTES // 100) + items(7))
+    logs.append(line * (3 * CHUNK_BYTES // 100) + items(7))
     first = logs.facts()
     assert first.lag_bytes > 0
     assert first.position is None
@@ -350,3 +361,138 @@ def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
     assert (shown["items"], shown["items_expected"], shown["items_processed"]) == (5, 100, 5)
     assert (shown["values"], shown["log_errors"]) == ({"loss": 2.0}, {"connection": 1})
     assert (shown["eta"], shown["rate"], shown["stalled"]) == (None, None, False)
+
+
+def test_a_new_sidecar_goes_on_where_the_last_one_left_its_state(logs: Logs) -> None:
+    logs.append(items(*range(1, 31)) + "loss: 2\nConnection refused\n")
+    logs.facts()
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
+    logs.facts()  # not in what was saved
+    logs.append("00 items\n")
+    once = logs.facts()
+    logs.collector = logs.fresh()
+    again = logs.facts()
+    for facts in (once, again):
+        assert (facts.position, facts.processed, facts.lines) == (33, 33, 36)
+        assert ("connection", "warning", 2) in facts.errors
+        assert facts.values == (("loss", 2.0, logs.clock.now - SAVE_INTERVAL_S),)
+    assert again.bytes_read == once.bytes_read
+
+
+def test_the_time_left_is_the_same_after_a_new_start(logs: Logs) -> None:
+    steady(logs, 61)
+    logs.clock.advance(SAVE_INTERVAL_S)
+    before = logs.facts()
+    logs.collector = logs.fresh()
+    assert logs.facts().eta == before.eta is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "job_id": "7", "attempt": 0, "logs": 3}']
+)
+def test_a_state_that_is_none_costs_nothing(logs: Logs, text: str) -> None:
+    steady(logs, 10)
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    path.write_text(text)
+    logs.collector = logs.fresh()
+    assert logs.facts().position == 50
+
+
+def test_every_part_of_the_state_may_be_missing(logs: Logs) -> None:
+    steady(logs, 10)
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    body = json.loads(path.read_text())
+    for key in body["logs"]["0"]:
+        cut_short = {**body, "logs": {"0": {name: value for name, value in body["logs"]["0"].items() if name != key}}}
+        path.write_text(json.dumps(cut_short))
+        logs.collector = logs.fresh()
+        assert logs.facts().position == 50, key
+
+
+def test_the_pack_is_found_out_from_the_lines(logs: Logs) -> None:
+    logs.append("".join(f"Embedding:  {n}%|###  | {n}/100 [00:{n:02d}<00:50,  1.00it/s]\r" for n in range(1, 40)))
+    facts = logs.facts()
+    assert (facts.pack, facts.position, facts.expected) == ("tqdm", 39, 100)
+
+
+def test_a_pack_is_found_out_from_the_head_of_a_long_log_and_late_in_a_log_that_grows(logs: Logs) -> None:
+    logs.append("***** Running training *****\n  Num examples = 1,000\n  Total optimization steps = 500\n")
+    logs.append(("x" * 99 + "\n") * 12_000)
+    assert logs.facts().pack == "hf-trainer"
+    late = Logs(logs.run_dir / "late")
+    for look in range(20):
+        late.append(items(look))
+        late.facts()
+        late.clock.advance(1)
+    late.append("Embedding:  3%|###  | 3/100 [00:03<00:50,  1.00it/s]\n")
+    late.clock.advance(60)
+    late.append("Embedding:  4%|###  | 4/100 [00:03<00:50,  1.00it/s]\n")
+    assert late.facts().pack == "tqdm"
+
+
+def test_a_pack_that_the_job_file_names_counts_alone(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, pack="generic")
+    logs.append("Embedding:  3%|###  | 3/100 [00:03<00:50,  1.00it/s]\n")
+    facts = logs.facts()
+    assert (facts.pack, facts.position) == ("generic", None)
+
+
+def test_lines_with_times_tell_their_history_at_once(logs: Logs) -> None:
+    begin = logs.clock.now - 1000
+    stamps = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin + 10 * n)) for n in range(1, 101)]
+    logs.append("".join(f"{stamp} Processed {n}/200 items\n" for n, stamp in enumerate(stamps, 1)))
+    path = logs.run_dir / f"{NODE}_worker_w0.out"
+    os.utime(path, (logs.clock.now, logs.clock.now))
+    facts = logs.facts()
+    assert facts.rate == pytest.approx(0.1, rel=0.02)
+    assert facts.eta is not None
+    assert facts.eta.seconds == pytest.approx(1000, rel=0.05)
+    assert facts.last_rise == pytest.approx(logs.clock.now, abs=1)
+
+
+def test_a_progress_file_counts_before_the_log(logs: Logs) -> None:
+    logs.append(items(3))
+    (logs.run_dir / records.PROGRESS_DIR).mkdir()
+    logs.append('{"done": 10, "total": 50, "loss": 0.5}\nnot json\n', f"progress/{NODE}_worker_w0.jsonl")
+    logs.facts()
+    logs.append(items(4))
+    facts = logs.facts()
+    assert (facts.position, facts.expected) == (10, 50)
+    assert facts.values == (("loss", 0.5, logs.clock.now),)
+    assert any("1 line" in problem for problem in facts.problems)
+
+
+def test_a_log_that_no_pattern_is_for_is_told_with_the_nearest_pack(logs: Logs) -> None:
+    logs.append("training step number 3 of an unknown program done\n" * 40)
+    assert logs.facts().unmatched is None
+    logs.clock.advance(200)
+    logs.append("training step number 4 of an unknown program done\n")
+    facts = logs.facts()
+    assert facts.unmatched is not None
+    assert "training step number 4 of an unknown program done" in facts.unmatched
+    assert samples_of(logs.page(), UNMATCHED) == {LABELS: 1}
+
+
+def test_a_checkpoint_that_is_being_saved_is_the_phase_of_the_job(logs: Logs) -> None:
+    steady(logs, 20)
+    logs.append("Saving checkpoint\n")
+    logs.facts()
+    assert logs.context.board.phase == "checkpointing"
+    logs.clock.advance(400)
+    assert not logs.facts().stalled, "the log has said what it is at"
+    logs.append(items(101, total=1000))
+    logs.facts()
+    assert logs.context.board.phase is None
+
+
+def test_an_expression_that_never_ends_is_given_up_and_counted(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, progress=(LogPattern("bad", r"(x+x+)+y"),))
+    logs.append("x" * 5000 + "\n" + items(3))
+    assert logs.facts().position == 3
+    assert samples_of(logs.page(), TIMEOUTS) == {'pattern="bad"': 1}

@@ -1,5 +1,6 @@
 """``monitor_config.yaml``: what it gives, and everything that is wrong with it at once."""
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,10 @@ NEEDED = ("job_name", "num_workers", "output_dir", "log_dir")
 
 
 def problems(text: str, given: Collection[str] = NEEDED) -> list[str]:
-    """The problems of a text, without the head line."""
+    """The problems of a text, without the head line; what shows the place in a pattern goes with its problem."""
     with pytest.raises(ExporterError) as caught:
         parse_monitor_config(text, "c.yaml", given)
-    head, *found = str(caught.value).split("\n")
+    head, *found = re.split(r"\n(?!    )", str(caught.value))
     if not found:
         return [head.removeprefix("c.yaml: ")]
     assert head == f"c.yaml: {len(found)} problem{'s' if len(found) > 1 else ''}"
@@ -140,14 +141,20 @@ alert: {}
         "monitoring.launch_timeout: 0 must be above 0",
         'monitoring.stall_timeout: "soon" is not a number of seconds',
         (
-            'progress_patterns.items_processed: "(\\d+" is not a regular expression: '
-            "missing ), unterminated subpattern at position 0"
+            "progress_patterns.items_processed: is not a regular expression: missing ), unterminated subpattern at "
+            "position 0; to find such a character as it is, write a backslash before it\n    (\\d+\n    ^"
         ),
-        "progress_patterns.epoch: \"Epoch \\d+\" has no group for the number; for example 'Epoch (\\d+)'",
+        (
+            'progress_patterns.epoch: "Epoch \\d+" has no group for the number; '
+            "put parentheses around it, as in Epoch (\\d+)"
+        ),
         "progress_patterns.loss: 3 is not a regular expression",
         'error_patterns[0].colour: unknown key "colour" (known: name, pattern, severity)',
         'error_patterns[0].severity: "fatal" is not one of "critical", "warning", "info"',
-        'error_patterns[0].pattern: "(x" is not a regular expression: missing ), unterminated subpattern at position 0',
+        (
+            "error_patterns[0].pattern: is not a regular expression: missing ), unterminated subpattern at position 0; "
+            "to find such a character as it is, write a backslash before it\n    (x\n    ^"
+        ),
         'error_patterns[1]: "oom" is not a mapping with a pattern and a severity',
         (
             'alert: unknown key "alert"; did you mean "alerts"? '
@@ -249,7 +256,7 @@ def test_null_is_no_value() -> None:
 
 
 def test_patterns_with_the_same_words_have_names_of_their_own() -> None:
-    text = "error_patterns: [{pattern: 'a+'}, {pattern: 'a*'}, {pattern: '++', name: x}, {pattern: 'b', name: bad}]"
+    text = "error_patterns: [{pattern: 'a+'}, {pattern: 'a.'}, {pattern: '++', name: x}, {pattern: 'b', name: bad}]"
     with pytest.raises(ExporterError, match=r"error_patterns\[2\].pattern"):
         parse_monitor_config(text, "c", NEEDED)
     found: dict[str, Any] = parse_monitor_config(text.replace("{pattern: '++', name: x}, ", ""), "c", NEEDED)

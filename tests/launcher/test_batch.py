@@ -5,6 +5,7 @@ The jobs are played at the same time, each in a folder of its own.
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,8 +75,22 @@ class Submitted:
             step.wait()
 
 
+WORKER = """
+import json, os, urllib.request
+print(*(os.environ[name] for name in ("RANK", "GPUJOB_NODE", "SLURMD_NODENAME")), flush=True)
+with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
+    print(json.dumps({"done": 1, "total": 1}), file=out)
+figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
+proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=20)
+"""
+"""A worker that tells its progress and a figure of merit."""
+
+
 def play_to_the_end(folder: Path) -> Batch:
-    job = Submitted(folder, "sh -c 'echo $RANK $GPUJOB_NODE $SLURMD_NODENAME'")
+    script = folder.with_name("worker.py")
+    script.write_text(WORKER)
+    job = Submitted(folder, f"{sys.executable} {script}")
     return job.run(SLURM_RESTART_COUNT="1")
 
 
@@ -119,6 +134,11 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
         assert (batch.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
         start = read_json(batch.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
         assert (start["node"], start["step"] is not None) == (node, True)
+        told = (batch.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
+        assert json.loads(told) == {"done": 1, "total": 1}
+        figures = read_json(batch.run_dir / f"status/{node}.json")["figures_of_merit"]
+        assert (f"rank_{rank}", 1.5) in [(figure["name"], figure["value"]) for figure in figures]
+        assert len(figures) == 2
     assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
     assert "All 2 sidecars listen" in batch.log()
     assert not (batch.run_dir / "targets.json").exists()

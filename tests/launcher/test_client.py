@@ -95,6 +95,27 @@ def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[s
     assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
 
 
+def both(page: dict[str, Any], *entries: dict[str, Any]) -> None:
+    """Let the sidecar tell of two workers that run."""
+    known = [{"rank": rank, "worker": f"worker_w{rank}", **entry} for rank, entry in enumerate(entries)]
+    page.update({**status(), "workers": known})
+
+
+def test_the_work_of_workers_in_step_is_that_of_the_slowest(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
+    both(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
+    keys = ("unit", "items", "items_expected", "items_processed", "rate")
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
+    assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
+    both(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
+    assert [JobClient(run_dir).look()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
+    both(sidecar, {**entry, "unit": "items"}, entry)
+    assert [JobClient(run_dir).look()[key] for key in keys] == [None] * 5
+
+
 def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     write(run_dir / "status/here.json", status(items=3))

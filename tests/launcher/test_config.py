@@ -84,9 +84,28 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
         ("slurm: {directives: {nodes: 2}}", "slurm.directives: 'nodes' is given by resources.nodes; leave it out here"),
         ("slurm: {directives: {--requeue: true}}", "'--requeue' is not a long option of sbatch; write it without --"),
         ("patterns: {output: a/b}", "patterns.output: 'a/b' is not a pattern of file names; directories go into"),
-        ("progress: {patterns: {items: '('}}", "progress.patterns.items: '(' is not a regular expression: "),
+        (
+            "progress: {patterns: {items: 'a ('}}",
+            (
+                "progress.patterns.items: is not a regular expression: missing ), unterminated subpattern at position "
+                "2; to find such a character as it is, write a backslash before it\n    a (\n      ^"
+            ),
+        ),
+        ("progress: {patterns: {loss: loss}}", "has no group for the number; put parentheses around it"),
+        ("progress: {patterns: {a.b: '(x*)'}}", "matches the empty text and so every line"),
+        ("progress: {patterns: {a: 5}}", "progress.patterns.a: 5 is not a text"),
+        (
+            "progress: {patterns: {items: 'a (\\d)', items_processed: '(b)'}}",
+            'progress.patterns.items_processed: is another word for "items", which is there too; leave one of them out',
+        ),
+        ("errors: [{pattern: ok}, {pattern: '[a'}]", "errors[1].pattern: is not a regular expression: unterminated"),
+        (
+            "errors: [{pattern: x}, {pattern: y, name: x}]",
+            "errors[1]: the pattern 'x' is there more than once; give each a name of its own",
+        ),
         ("progress: {total_items: 0}", "progress.total_items: 0 must be greater than or equal to 1"),
-        ("progress: {pack: tqmd}", 'progress.pack: "tqmd" is not one of "auto" or "generic"'),
+        ("progress: {pack: tqmd}", 'progress.pack: unknown pack "tqmd"; did you mean "tqdm"? (known: auto, '),
+        ("progress: {pack: [tqdm]}", "progress.pack: ['tqdm'] is not a text"),
         ("errors: [{severity: info}]", "errors[0].pattern: is missing"),
         ("monitoring: {check_interval: 0}", "monitoring.check_interval: 0 must be greater than 0"),
         ("monitoring: {check_interval: .inf}", "monitoring.check_interval: inf must be "),

@@ -177,6 +177,7 @@ def test_the_environment_names_the_worker_and_its_directories() -> None:
         "GPUJOB_NODES": "n1,n2",
         "GPUJOB_ATTEMPT": "0",
         "GPUJOB_RESTART": "2",
+        "GPUJOB_PROGRESS_FILE": "/home/ana/work/logs/4459_my_job_20251122_041341/progress/n2_pre_w0_r2.jsonl",
         "GPUJOB_RUN_DIR": "/home/ana/work/logs/4459_my_job_20251122_041341",
         "GPUJOB_OUTPUT_DIR": "/home/ana/work/out",
         "GPUJOB_CHECKPOINT_DIR": "/ckpt",
@@ -193,6 +194,28 @@ def test_the_environment_of_the_role_comes_after_that_of_the_job() -> None:
     plan = plan_of(spec)
     environment = task_environment(plan, plan.tasks[0], facts_of(plan), 0)
     assert [environment[name] for name in ("A", "B", "RANK")] == ["role worker_w0", "job 0", "mine"]
+
+
+def test_each_task_and_run_has_a_progress_file_of_its_own() -> None:
+    spec = job_spec(
+        resources={"nodes": 3, "gpus_per_node": 2},
+        workers=[{"role": "pre", "gpus": 4, "command": "x"}, {"role": "post", "count": 2, "gpus": 1, "command": "x"}],
+    )
+    plan = plan_of(spec)
+    runs = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    files = {
+        task_environment(plan, planned, dataclasses.replace(facts_of(plan), attempt=attempt), restart)[
+            "GPUJOB_PROGRESS_FILE"
+        ]
+        for planned in plan.tasks
+        for attempt, restart in runs
+    }
+    assert len(files) == len(plan.tasks) * len(runs)
+
+
+def test_a_progress_file_that_the_job_file_names_is_left_as_it_is() -> None:
+    plan = plan_of(job_spec(env={"GPUJOB_PROGRESS_FILE": "/scratch/{rank}.jsonl"}))
+    assert task_environment(plan, plan.tasks[0], facts_of(plan), 0)["GPUJOB_PROGRESS_FILE"] == "/scratch/0.jsonl"
 
 
 def test_checkpoints_go_where_the_output_goes_unless_told_otherwise() -> None:
@@ -236,7 +259,7 @@ def test_a_local_plan_listens_on_this_machine_alone() -> None:
 
 def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
     spec = job_spec(
-        progress={"patterns": {"items_processed": "a", "batch_number": "b", "loss": "c"}},
+        progress={"patterns": {"items_processed": "a(.)", "batch_number": "b(.)", "loss": "c(.)"}},
         errors=[{"pattern": "(out of memory|OOM)", "severity": "critical"}, {"pattern": "x", "name": "mine"}],
     )
     manifest = plan_of(spec).manifest

@@ -209,6 +209,18 @@ def test_a_sample_of_the_log_must_hold_a_position(
     assert (item.code, item.status) == told_of
 
 
+def test_a_sample_is_read_by_the_pack_of_the_job(tmp_path: Path) -> None:
+    bar = "Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]"
+    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar}))
+    assert (item.status, item.message) == ("ok", "position 10 of 100 found by the pack tqdm")
+    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar, "pack": "tqdm"}))
+    assert (item.status, item.message) == ("ok", "position 10 of 100 found")
+    (item,) = check_sample(subject_of(tmp_path, progress={"sample": bar, "pack": "generic"}))
+    assert item.code == "no-position"
+    (item,) = check_sample(subject_of(tmp_path, progress={"pack": "tqdm"}))
+    assert item.message.startswith("the patterns of the pack tqdm without a sample")
+
+
 def test_own_patterns_that_find_nothing_in_the_sample_are_doubtful(tmp_path: Path) -> None:
     progress = {"sample": "Processed 1/2 items, lr=0.5", "patterns": {"lr": r"lr=([\d.]+)", "gnorm": r"gnorm=(\d+)"}}
     items = check_sample(subject_of(tmp_path, progress=progress))
@@ -217,6 +229,12 @@ def test_own_patterns_that_find_nothing_in_the_sample_are_doubtful(tmp_path: Pat
         ("no-match", "warning", "progress.patterns.gnorm"),
     ]
     assert items[0].message == "position 1 of 2 found"
+
+
+def test_an_own_position_beside_another_one_is_doubtful_and_a_resume_is_not(tmp_path: Path) -> None:
+    progress = {"sample": "Processed 1/2 items", "patterns": {"step": r"at (\d+) of (\d+)", "resume": r"from (\d+)"}}
+    items = check_sample(subject_of(tmp_path, progress=progress))
+    assert told(items, "warning") == [("no-match", "warning", "progress.patterns.step")]
 
 
 def test_the_directory_of_targets_must_be_one_to_write_to(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from exporter import records
+from exporter.derive.work import work_of
 from exporter.manifest import read_manifest
 from launcher.report import EXIT_STATUS, build_report, duration_words, merge_workers, render_report, write_report
 from launcher.verify import Check, verify
@@ -201,19 +202,111 @@ def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path
     assert (report["state"], report["exit_status"]) == ("INCOMPLETE", 8)
 
 
+BARS = "".join(f"\rTraining: {done:3d}%|##        | {done}/100 [00:05<00:45,  2.00it/s]" for done in (7, 8, 9)) + "\n"
+
+
+def test_the_position_is_read_by_the_pack_that_the_log_is_of(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, log=BARS).ended(1, log="Epoch 2/3, Batch 4/10, loss: 0.5\n").report()
+    assert [(worker["items"], worker["items_expected"]) for worker in report["workers"]] == [(9, 100), (14, 30)]
+    named = RunDir(tmp_path / "named", progress={"pack": "generic"}).ended(0, log=BARS).ended(1).report()
+    assert named["items"] is None
+
+
+def checks(report: dict[str, Any]) -> list[tuple[str, bool | None, str]]:
+    """The checks of a report, without those of the workers."""
+    found = [(check["name"], check["passed"], check["detail"]) for check in report["verification"]["checks"]]
+    return [check for check in found if check[0] not in ("workers", "outputs")]
+
+
+def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_path: Path) -> None:
+    report = RunDir(tmp_path, count=1, progress={"total_items": 5000}).ended(0, log="Batch 10/10\n").report()
+    assert [report[key] for key in ("state", "unit", "items", "items_expected")] == ["COMPLETED", "batches", 10, 10]
+    assert checks(report) == [
+        ("batches", True, "10 of 10 batches done"),
+        ("items", None, "the log counts batches, not items"),
+    ]
+
+
+def test_of_workers_in_step_the_slowest_counts(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 298/300\n")
+    report = run_dir.report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["steps", 298, 300]
+    assert [worker["unit"] for worker in report["workers"]] == ["steps", "steps"]
+    assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
+    text = render_report(report)
+    assert "\n- steps: 298 of 300\n" in text
+    assert "\n| worker | rank | node | end | steps | restarts |\n" in text
+    assert "\n- steps: ok: 298 of 300 steps done; 99% are enough\n" in text
+
+
+def test_a_job_that_ends_before_its_last_step_is_incomplete(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
+    assert (report["state"], report["exit_status"], report["items"]) == ("INCOMPLETE", 8, 200)
+    assert checks(report) == [("steps", False, "200 of 300 steps done; 99% are enough")]
+
+
+def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_path: Path) -> None:
+    own = {"step": r"at step (?P<done>\d+)"}
+    run_dir = RunDir(tmp_path, progress={"total_items": 100, "patterns": own})
+    report = run_dir.ended(0, log="at step 30\n").ended(1, log="at step 30\n").report()
+    assert (report["state"], report["items"], report["items_expected"]) == ("COMPLETED", 30, None)
+    assert checks(report) == [("items", None, "the log counts steps, not items")]
+
+
+def test_workers_that_count_different_things_are_not_added_up(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_items": 100})
+    report = run_dir.ended(0, log="step 5/30\n").ended(1, log="Processed 50/50 items\n").report()
+    assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == [None] * 4
+    assert checks(report) == [("items", None, "the logs count steps and items, which do not add up")]
+    text = render_report(report)
+    assert "| end | position | restarts |\n" in text
+    assert " | 5/30 steps | 0 |\n" in text
+    assert " | 50/50 items | 0 |\n" in text
+
+
+def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1)
+    entry = {"unit": "steps", "items": 300, "items_expected": 300, "exit": {"reason": "completed"}}
+    workers = [{**entry, "rank": rank, "items_processed": 200 + rank} for rank in range(2)]
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
+    report = run_dir.report()
+    assert (report["items"], report["items_processed"], report["throughput_items_per_second"]) == (300, 200, 1.0)
+    assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in render_report(report)
+
+
+def test_the_end_of_a_log_that_counts_something_else_moves_no_position(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=1).ended(0, log="step 7/9\n")
+    entry = {"rank": 0, "unit": "tokens", "items": 5000, "items_expected": None, "items_processed": 5000}
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
+    report = run_dir.report()
+    assert [report[key] for key in ("unit", "items", "items_processed")] == ["tokens", 5000, 5000]
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [{**entry, "unit": "steps"}]}))
+    assert [run_dir.report()[key] for key in ("unit", "items", "items_expected")] == ["steps", 7, 9]
+
+
 def test_the_report_of_a_job_that_runs_says_so(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0)
     report = build_report(run_dir.path, now=START + 200, ended=False)
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
 
 
-def checks_of(folder: Path, **values: Any) -> dict[str, Check]:
+STEPS = {"unit": "steps", "expected": 50}
+
+
+def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[str, Check]:
     """Checks of a job of two workers and 100 items, by name."""
-    path = settled_run_dir(folder, {"name": "job", "workers": [{"command": "x"}], "progress": {"total_items": 100}})
-    given = {"items_processed": None, "positions": [50, 50], "reasons": ["completed"] * 2, **values}
-    for name, text in given.pop("files", {}).items():
+    progress = {} if total is None else {"total_items": total}
+    path = settled_run_dir(folder, {"name": "job", "workers": [{"command": "x"}], "progress": progress})
+    given = {"processed": None, "unit": None, "positions": [50, 50], "expected": None, **values}
+    for name, text in given.get("files", {}).items():
         (path / name).write_text(text)
-    return {check.name: check for check in verify(read_manifest(path), **given)}
+    done = given["processed"]
+    workers = [
+        {"items": position, "items_expected": given["expected"], "items_processed": done, "unit": given["unit"]}
+        for position in given["positions"]
+    ]
+    reasons = values.get("reasons", ["completed"] * 2)
+    return {check.name: check for check in verify(read_manifest(path), work=work_of(workers), reasons=reasons)}
 
 
 @pytest.mark.parametrize(
@@ -222,13 +315,39 @@ def checks_of(folder: Path, **values: Any) -> dict[str, Check]:
         ({}, "workers", True, "2 of 2 workers completed"),
         ({"reasons": ["completed", None]}, "workers", False, "1 of 2 workers completed"),
         ({}, "items", True, "100 of 100 items done"),
-        ({"items_processed": 130}, "items", True, "100 of 100 items done (130 with those done again)"),
+        ({"processed": 65}, "items", True, "100 of 100 items done (130 with those done again)"),
         ({"positions": [50, 40]}, "items", False, "90 of 100 items done"),
         ({"positions": [None, None]}, "items", False, "no log said how many of 100 items were done"),
         ({"files": {"output_worker_0.jsonl": "x\n" * 100}}, "outputs", True, "1 files, 200 bytes"),
         ({"files": {"output_worker_0.jsonl": ""}}, "outputs", False, "1 files, 0 bytes; empty: output_worker_0.jsonl"),
         ({"files": {"output_worker_0.jsonl": "x\n" * 100}}, "records", True, "100 records for 100 items"),
         ({"files": {"output_worker_0.jsonl": "x\n" * 90}}, "records", False, "90 records for 100 items"),
+        ({"total": None}, "items", None, "the job file gives no progress.total_items"),
+        (
+            {"total": None, "expected": 60},
+            "items",
+            None,
+            "the job file gives no progress.total_items; the logs say 100",
+        ),
+        ({**STEPS, "positions": [50, 50]}, "items", None, "the log counts steps, not items"),
+        ({**STEPS, "positions": [50, 50]}, "steps", True, "50 of 50 steps done"),
+        ({**STEPS, "positions": [50, 50], "processed": 70}, "steps", True, "50 of 50 steps done (70 with those done"),
+        ({**STEPS, "positions": [50, 40]}, "steps", False, "40 of 50 steps done; 99% are enough"),
+        ({**STEPS, "positions": [None, 50]}, "steps", True, "50 of 50 steps done"),
+        ({**STEPS, "total": None, "positions": [50, 40]}, "steps", False, "40 of 50 steps done; 99% are enough"),
+        ({**STEPS, "files": {"output_worker_0.jsonl": "x\n" * 99}}, "records", True, "99 records for 100 items"),
+        ({**STEPS, "files": {"output_worker_0.jsonl": "x\n" * 98}}, "records", False, "98 records for 100 items"),
+        (
+            {**STEPS, "total": None, "files": {"output_worker_0.jsonl": "x\n"}},
+            *("records", None, "the log counts steps, not items"),
+        ),
+        (
+            {"total": None, "unit": "tokens", "expected": 60},
+            "items",
+            None,
+            "the job file gives no progress.total_items; ",
+        ),
+        ({"unit": "tokens"}, "items", None, "the log counts tokens, not items"),
     ],
 )
 def test_the_work_is_checked(
@@ -237,6 +356,10 @@ def test_the_work_is_checked(
     check = checks_of(tmp_path, **values)[name]
     assert check.passed is passed
     assert check.detail.startswith(detail)
+
+
+def test_steps_of_the_log_take_the_place_of_items_that_nobody_has_told(tmp_path: Path) -> None:
+    assert "items" not in checks_of(tmp_path, total=None, **STEPS)
 
 
 def test_without_output_files_there_is_nothing_to_check(tmp_path: Path) -> None:

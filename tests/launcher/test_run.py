@@ -765,7 +765,7 @@ def test_a_worker_gets_the_environment_of_the_user_and_ours_alone(bare_environme
 
 @scenario
 def two_nodes(folder: Path) -> Ended:
-    command = "sh -c 'echo $GPUJOB_NODE $CUDA_VISIBLE_DEVICES'"
+    command = "sh -c 'echo $GPUJOB_NODE $CUDA_VISIBLE_DEVICES $GPUJOB_FOM_URL'"
     spec = quick_job(
         monitoring={"check_interval": 0.5, "linger": 0},
         resources={"nodes": 2, "gpus_per_node": 2},
@@ -786,6 +786,24 @@ def test_several_nodes_of_a_local_job_are_virtual_ones(two_nodes: Ended) -> None
     assert len(set(nodes)) == 2
     assert [line.split()[0] for line in printed_by(two_nodes)] == [nodes[0], nodes[0], nodes[1], nodes[1]]
     assert two_nodes.report["monitoring"]["nodes_with_final_values"] == sorted(nodes)
+
+
+def test_each_worker_is_told_of_the_sidecar_of_its_node(two_nodes: Ended) -> None:
+    ports = {
+        node: read_json(two_nodes.job.run_dir / f"sidecars/{node}.json")["port"] for node in two_nodes.report["nodes"]
+    }
+    assert len(set(ports.values())) == 2
+    for line in printed_by(two_nodes):
+        node, _, url = line.split()
+        assert url == f"http://127.0.0.1:{ports[node]}/fom"
+
+
+def test_a_worker_that_nobody_watches_has_a_place_for_progress_and_none_for_figures(bare_environment: Ended) -> None:
+    variables = environment_of(bare_environment)
+    assert variables[b"GPUJOB_FOM_URL"] == b""
+    progress = Path(os.fsdecode(variables[b"GPUJOB_PROGRESS_FILE"]))
+    assert progress.parent == bare_environment.job.run_dir / "progress"
+    assert progress.parent.is_dir()
 
 
 def test_virtual_nodes_do_not_share_gpus(two_nodes: Ended) -> None:

@@ -43,7 +43,9 @@ def test_the_umask_of_the_user_counts(tmp_path: Path) -> None:
         staging = staged(plan_of(workdir=str(tmp_path)))
     finally:
         os.umask(before)
-    assert stat.S_IMODE(staging.stat().st_mode) == 0o700
+    folders = [staging, *(path for path in staging.iterdir() if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    assert staging / "progress" in folders
 
 
 def test_directories_of_the_job_are_made(tmp_path: Path) -> None:

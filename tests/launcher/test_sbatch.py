@@ -197,6 +197,7 @@ def test_a_step_gets_nothing_that_the_batch_step_was_given_for_itself() -> None:
         *("SLURM_NPROCS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID", "SLURM_STEPID"),
         *("SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURM_THREADS_PER_CORE", "SLURM_UMASK"),
         *("SLURM_EXPORT_ENV", "SLURM_DISTRIBUTION", "SLURM_GTIDS", "SBATCH_EXPORT", "SBATCH_PARTITION"),
+        *("GPUJOB_RANK", "GPUJOB_FOM_URL", "GPUJOB_PROGRESS_FILE"),
     }
     kept = {
         *(
@@ -208,5 +209,6 @@ def test_a_step_gets_nothing_that_the_batch_step_was_given_for_itself() -> None:
             "SLURM_RESTART_COUNT",
         ),
         *("SLURM_JOB_END_TIME", "SLURM_JOB_NUM_NODES", "PATH", "HOME", "CUDA_VISIBLE_DEVICES", "MY_SLURM_NTASKS"),
+        "GPUJOB_HISTORY_DIR",
     }
     assert set(scrub(dict.fromkeys(leaking | kept, "x"))) == kept

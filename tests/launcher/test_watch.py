@@ -257,6 +257,26 @@ def test_progress_is_told_as_far_as_it_is_known() -> None:
     assert progress_words({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
 
 
+def test_progress_is_told_in_the_unit_of_the_job() -> None:
+    assert progress_words({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
+    assert progress_words({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
+    assert progress_words({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
+
+
+def in_units(*units: str, **over: Any) -> dict[str, Any]:
+    """A view of workers that count in these units."""
+    workers = [worker(rank, unit=unit) for rank, unit in enumerate(units)]
+    return a_view(workers=workers, unit=units[0] if len(set(units)) == 1 else None, **over)
+
+
+def test_workers_that_count_different_things_say_what_each_counts() -> None:
+    shown = screen(in_units("steps", "items", items=None, items_expected=None, rate=None), 120)
+    assert "]  steps and items, which do not add up\n" in shown
+    assert " POSITION " in shown
+    assert " 750/1500 steps " in shown
+    assert " 751/1500 items " in shown
+
+
 def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
     assert eta_words(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
     late = a_view(limit_end=NOW + 65)
@@ -307,6 +327,16 @@ def test_a_line_tells_the_state_of_the_job(lines: Lines) -> None:
         "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
         " | ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15 | worker_w0 750 worker_w1 751"
     )
+
+
+def test_steps_are_called_steps_everywhere(lines: Lines) -> None:
+    view = in_units("steps", "steps", items=750, items_expected=1500, rate=12.5)
+    shown = screen(view, 120)
+    assert "  50.0% 750/1500 steps  12.5 steps/s\n" in shown
+    assert "     STEPS " in shown
+    assert "items" not in shown.lower()
+    (line,) = lines.show(view)
+    assert " | 50.0% 750/1500 steps | 12.5 steps/s | " in line
 
 
 def test_a_line_is_written_when_something_has_changed(lines: Lines) -> None:

@@ -1,0 +1,165 @@
+"""Earlier runs of a job, in a small file of the user: what the first minutes of the next one are judged by.
+
+``GPUJOB_HISTORY_DIR`` says where the files are, and empty that there are none; without it they are in
+``gpujob/history`` of ``$XDG_STATE_HOME``, which is ``~/.local/state`` unless it is set. A node without a
+home, a home that cannot be written to and a file that holds something else are all ordinary.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HISTORY_SCHEMA = 1
+HISTORY_VARIABLE = "GPUJOB_HISTORY_DIR"
+MOST_RUNS = 5
+MOST_BYTES = 64 * 1024
+_NAME_LENGTH = 64
+_HASH_LENGTH = 12
+
+log = logging.getLogger("gpujob.history")
+_told: set[Path] = set()
+"""Files of which has been said that they hold something else."""
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """One run of a job that completed."""
+
+    time: float
+    """When it ended, epoch seconds."""
+    workers: int
+    total: int | None
+    """Items of the whole job, where they were known."""
+    seconds: float
+    """How long it took."""
+    prior: Mapping[str, Mapping[str, Any]]
+    """What is known beforehand of the workers of each role; JSON-ready."""
+
+
+def run_history(
+    workers: Sequence[Mapping[str, Any]], total: int | None, seconds: float, now: float
+) -> RunHistory | None:
+    """A run that has completed, from the last status of its workers; None when none of them has told its course.
+
+    Of each role the worker in the middle stands for all.
+    """
+    of_roles: dict[str, list[Mapping[str, Any]]] = {}
+    for worker in workers:
+        if worker.get("prior"):
+            of_roles.setdefault(str(worker["role"]), []).append(worker["prior"])
+    if not of_roles:
+        return None
+    middle = {
+        role: sorted(priors, key=lambda prior: float(prior["pace"]))[len(priors) // 2]
+        for role, priors in of_roles.items()
+    }
+    return RunHistory(now, len(workers), total, seconds, middle)
+
+
+def history_path(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The file of the jobs of this name; None when there is no place for one."""
+    if HISTORY_VARIABLE in environ:
+        folder = environ[HISTORY_VARIABLE]
+    elif os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # another is to be ignored (XDG Base Directory)
+        folder = f"{environ['XDG_STATE_HOME']}/gpujob/history"
+    else:
+        folder = f"{environ['HOME']}/.local/state/gpujob/history" if os.path.isabs(environ.get("HOME", "")) else ""
+    if not folder or "\0" in folder:
+        return None
+    word = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:_NAME_LENGTH].strip("._") or "job"
+    number = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
+    return Path(folder, f"{word}-{number}.json")
+
+
+def read_history(name: str, environ: Mapping[str, str]) -> tuple[RunHistory, ...]:
+    """The last runs of the jobs of this name that completed, oldest first."""
+    path = history_path(name, environ)
+    return _read(path) if path is not None else ()
+
+
+def write_history(name: str, environ: Mapping[str, str], run: RunHistory) -> bool:
+    """Add a run to the history of its job; whether it was kept. Of more than a few the oldest go.
+
+    Of two that end in the same moment one may be lost.
+    """
+    path = history_path(name, environ)
+    if path is None:
+        return False
+    runs = [*_read(path), run][-MOST_RUNS:]
+    while len(text := _render(name, runs)) > MOST_BYTES:
+        del runs[0]
+        if not runs:
+            return False
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as error:
+        log.info("the history of the job is not kept: %s: %s", path, error.strerror)
+        return False
+    return True
+
+
+def _render(name: str, runs: list[RunHistory]) -> bytes:
+    body = {"schema": HISTORY_SCHEMA, "job_name": name, "runs": [asdict(run) for run in runs]}
+    return json.dumps(body).encode("ascii") + b"\n"
+
+
+def _replace(path: Path, text: bytes) -> None:
+    """Write the file in one step, beside others that write it on other nodes."""
+    number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(number, "wb") as out:
+            out.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _read(path: Path) -> tuple[RunHistory, ...]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return ()  # reading from a pipe would not end
+        with path.open("rb") as source:
+            text = source.read(MOST_BYTES + 1)
+    except OSError:
+        return ()
+    try:
+        if len(text) > MOST_BYTES:
+            raise ValueError("too large")
+        return tuple(_parse_run(entry) for entry in _parse_runs(text))[-MOST_RUNS:]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        if path not in _told:
+            _told.add(path)
+            log.warning("%s is not a history of a job and is not used; the next run that completes replaces it", path)
+        return ()
+
+
+def _parse_runs(text: bytes) -> list[dict[str, Any]]:
+    body = json.loads(text)
+    if body["schema"] != HISTORY_SCHEMA or not isinstance(body["runs"], list):
+        raise ValueError("of another kind")
+    return body["runs"]
+
+
+def _parse_run(entry: dict[str, Any]) -> RunHistory:
+    run = RunHistory(**{name: entry[name] for name in RunHistory.__dataclass_fields__})
+    numbers = (run.time, run.workers, run.seconds, run.total if run.total is not None else 0)
+    if any(isinstance(number, bool) or not (math.isfinite(number) and number >= 0) for number in numbers):
+        raise ValueError("a number that cannot be")
+    if not (isinstance(run.workers, int) and isinstance(run.total, int | None)):
+        raise TypeError("a count that is none")
+    if not isinstance(run.prior, dict) or not all(isinstance(prior, dict) for prior in run.prior.values()):
+        raise TypeError("a prior that is none")
+    return run
