@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
+from exporter.derive.eta import Estimate
+from exporter.derive.marks import PHASES as PHASES_OF_LOGS
+from exporter.derive.time_limit import met_probability
 from exporter.derive.work import rate_of, work_of
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
@@ -130,6 +133,8 @@ class JobClient:
         published = records.read_json(self.run_dir / records.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
+        limit_end = job.get("end") or (start + limit if start and limit else None)
+        eta = None if report else _slowest(workers)
         return {
             "schema": VIEW_SCHEMA,
             "time": now,
@@ -137,17 +142,19 @@ class JobClient:
             "job_name": self.manifest.job_name,
             "user": self.manifest.user,
             "state": state,
-            "phase": "finished" if report else published.get("phase", "launching"),
+            "phase": "finished" if report else _phase(str(published.get("phase", "launching")), statuses.values()),
             "start": start,
             "end": summary["end"],
             "time_limit_s": limit,
-            "limit_end": job.get("end") or (start + limit if start and limit else None),
+            "limit_end": limit_end,
             "unit": work.unit,
             "items": work.done,
             "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
             "items_processed": work.processed,
             "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
-            "eta": None if report else _slowest(workers),
+            "eta": eta,
+            "time_limit_met_probability": met_probability(now, limit_end, Estimate(**eta)) if eta else None,
+            "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             "workers": workers,
             "outputs": _merge_outputs(statuses.values()),
             "filesystems": _merge_filesystems(statuses.values()),
@@ -197,6 +204,11 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
         "eta",
         "last_progress",
         "stalled",
+        "at",
+        "confidence",
+        "slowdown",
+        "lag",
+        "pack",
         "values",
     )
     joined = {**worker, **{key: seen.get(key) for key in extra}}
@@ -215,12 +227,13 @@ def _sum(values: Iterable[Any]) -> Any:
 def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
     """Time left of the job: the longest over its workers, each end of the interval for itself.
 
-    None as long as a worker that runs cannot tell.
+    None as long as a worker that runs and tells where it stands cannot tell when it is done. Workers without a
+    position do not count beside those that have one: often the first one alone writes.
     """
     progressing = any(worker["items"] is not None for worker in workers)
     estimates = []
     for worker in workers:
-        if worker["exit"] or (progressing and worker["items"] is None and not worker["critical"]):
+        if worker["exit"] or (progressing and worker["items"] is None):
             continue
         if not worker.get("eta"):
             return None
@@ -228,6 +241,20 @@ def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
     if not estimates:
         return None
     return {key: max(float(estimate[key]) for estimate in estimates) for key in ("seconds", "low", "high")}
+
+
+def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
+    """Phase of the job: what the orchestrator says, or while it runs what the logs of a node say."""
+    if published != "running":
+        return published
+    told = [str(status["job"].get("phase")) for status in statuses if status.get("job")]
+    return next((phase for phase in told if phase in PHASES_OF_LOGS), published)
+
+
+def _first_to_stop(status: Mapping[str, Any]) -> str | None:
+    """Of several workers of a node that have stalled, the one that did so first."""
+    rank = (status.get("job") or {}).get("first_to_stop")
+    return next((str(worker["worker"]) for worker in status.get("workers", ()) if worker.get("rank") == rank), None)
 
 
 def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,10 @@ from launcher.report import duration_words
 BAR_CELLS = 28
 MOST_WORKERS = 32
 MOST_EVENTS = 6
+LIKELY = 0.99
+"""A chance below this is told beside the margin."""
+LAG = 0.2
+"""A worker that is so far behind the others is named."""
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
@@ -69,6 +73,9 @@ def eta_words(view: Mapping[str, Any]) -> str:
     if limit:
         margin = limit - now - eta["seconds"]
         words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_words(abs(margin))}"
+        met = view["time_limit_met_probability"]
+        if met is not None and met < LIKELY:
+            words += f" ({100 * met:.0f}% likely in time)"
     return words
 
 
@@ -124,6 +131,13 @@ def _facts(view: Mapping[str, Any]) -> str:
     )
     if outputs or spaces:
         lines.append(", ".join([*outputs, *(f"disk {space} free" for space in spaces)]))
+    lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
+    if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
+        lines.append(
+            f"{lagging['worker']} on {clean(lagging['node'])} is {100 * lagging['lag']:.0f}% behind the others"
+        )
+    if view["first_to_stop"]:
+        lines.append(f"{view['first_to_stop']} stopped first, of those without progress")
     silent = [node["node"] for node in view["nodes"] if node["error"]]
     if silent:
         lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
@@ -183,6 +197,8 @@ def worker_state(worker: Mapping[str, Any]) -> str:
         return str(worker["exit"]["reason"])
     if worker.get("stalled") and worker["state"] != "stopped":
         return "stalled"
+    if worker.get("at") and worker["state"] != "stopped":
+        return str(worker["at"])
     words = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 

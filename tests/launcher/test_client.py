@@ -139,6 +139,29 @@ def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar
     assert JobClient(run_dir).look()["phase"] == "completing"
 
 
+def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    records.write_state(str(run_dir), "running")
+    sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
+    assert JobClient(run_dir).look()["phase"] == "checkpointing"
+
+
+def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
+    run_dir: Path, sidecar: dict[str, Any]
+) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    eta = {"seconds": 60.0, "low": 50.0, "high": 80.0}
+    both(sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None})
+    view = JobClient(run_dir).look()
+    assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
+
+
+def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    both(sidecar, {"state": "running"}, {"state": "running"})
+    sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
+    assert JobClient(run_dir).look()["first_to_stop"] == "worker_w1"
+
+
 def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: dict[str, Any]) -> None:
     record(run_dir, "start", pid=77, start=1500.0)
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=3, signal=None)

@@ -81,6 +81,8 @@ def a_view(**over: Any) -> dict[str, Any]:
         "items_processed": 4600,
         "rate": 37.5,
         "eta": {"seconds": 125.0, "low": 100.0, "high": 3700.0},
+        "time_limit_met_probability": 0.995,
+        "first_to_stop": None,
         "workers": workers,
         "outputs": [
             {"group": "output", "files": 6, "bytes": 5 * 1024**2, "growth_bytes_per_second": 2048.0, "mtime": NOW},
@@ -281,6 +283,8 @@ def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
     assert eta_words(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
     late = a_view(limit_end=NOW + 65)
     assert eta_words(late).endswith("margin to the limit -1m 00s")
+    doubtful = a_view(limit_end=NOW + 65, time_limit_met_probability=0.123)
+    assert eta_words(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
     assert eta_words(a_view(eta=None)) == "ETA unknown yet"
     assert eta_words(ended_view()) == "took 1h 01m"
 
@@ -288,6 +292,18 @@ def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
 def test_the_state_of_a_worker_is_a_word() -> None:
     states = [worker_state(entry) for entry in a_view()["workers"]]
     assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
+
+
+def test_what_a_worker_is_at_is_its_state() -> None:
+    assert worker_state({**a_view()["workers"][0], "at": "checkpointing"}) == "checkpointing"
+
+
+def test_who_holds_the_others_back_is_named() -> None:
+    view = a_view(first_to_stop="worker_w2")
+    view["workers"][0]["lag"] = 0.37
+    picture = screen(view, 120)
+    assert f"{view['workers'][0]['worker']} on {view['workers'][0]['node']} is 37% behind the others" in picture
+    assert "worker_w2 stopped first, of those without progress" in picture
 
 
 # Lines for pipes and files
