@@ -38,7 +38,8 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
     """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
 
     Where nobody knows a worker's exit status, the items or steps that its log counts decide: all of them is a
-    completed worker, fewer a failed one. Where all have exited with 0, fewer are an incomplete job.
+    completed worker, fewer a failed one. Where all have exited with 0, fewer items than the job has are an incomplete
+    job; fewer steps than a log tells are none: training stops early, and logs skip lines.
     ``missing`` tells which workers were never found.
     """
     workers: Sequence[Mapping[str, Any]] = status["workers"]
@@ -57,7 +58,7 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
     short = short_of_their_own(status)
     if failed:
         return Outcome("FAILED", (*failed, *not_found))
-    if not doubtful and done is not None and total is not None and not enough:
+    if not doubtful and work.counts_items and done is not None and total is not None and not enough:
         return Outcome("INCOMPLETE", (share, *not_found))
     if not doubtful:
         return Outcome("COMPLETED", (*not_found, *short))
@@ -86,7 +87,7 @@ def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
     whole = max(totals, default=0)
     # each log may tell the total of the job
     of_the_job = work.unit is not None and len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole
-    if _total(status, work) or of_the_job:
+    if (work.counts_items and _total(status, work)) or of_the_job:
         return []
     return [
         f"warning: {worker['worker']} has exited with 0 after {items} of the {total} {unit_word(worker)} "

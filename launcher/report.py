@@ -2,16 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from exporter import records
+from exporter.derive import progress_lines
 from exporter.derive.exits import CONSEQUENCES, Stop, first_cause, parse_stop
-from exporter.derive.progress import Track, expected_items
+from exporter.derive.findings import Mark, Position
+from exporter.derive.progress import Track, share_of
 from exporter.derive.work import ITEMS, unit_word, work_of
+from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
-from exporter.readers.worker_logs import log_paths, read_begin, read_end
+from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
 from launcher.judge import Judge, failures
 from launcher.verify import verify
 
@@ -64,21 +68,35 @@ def read_runs(
 
 
 def last_position(
-    manifest: Manifest, task: Task, attempt: int, restart: int, node: str
+    manifest: Manifest, task: Task, attempt: int, restart: int, node: str, since: float | None = None
 ) -> tuple[int, int | None, str] | None:
-    """Position, total and unit that the end of a task's logs tells, for a job that was not watched."""
+    """Position, total and unit that a task's logs and its progress file tell at their end, as if they were followed.
+
+    ``since`` is when this run began: files of the job's own log pattern that are older are of another.
+    """
     lexicon = lexicon_of(manifest)
-    paths = log_paths(task, manifest.run_dir, node, attempt, restart)
+    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+    others = extra_logs(manifest, rank_of, since).get(task.rank, [])
+    paths = (*log_paths(task, manifest.run_dir, node, attempt, restart), *others)
     ends = {str(path): read_end(path, LOG_TAIL_BYTES) for path in paths}
     pack = lexicon.pack_of(*(read_begin(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
+    tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
     track = Track(
         lexicon.preference(pack),
-        epoch_bases=lexicon.epoch_bases(pack),
-        share=expected_items(manifest.total_items, len(manifest.tasks), task.rank),
+        epoch_bases={**lexicon.epoch_bases(pack), progress_lines.PATTERN: 0},
+        share=share_of(manifest.total_items, tasks, task.rank),
     )
     for path, text in ends.items():
         for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
             track.update(path, position, float(moment))
+    own = progress_path(task, manifest.run_dir, node, attempt, restart)
+    told = progress_lines.findings(read_end(own, LOG_TAIL_BYTES), 0)
+    in_order: list[Position | Mark] = [*told.positions, *told.marks]
+    for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
+        if isinstance(record, Mark):
+            track.mark(record, float(moment))
+        else:
+            track.update(str(own), record, float(moment), order=1)
     if track.done is None or track.unit is None:
         return None
     return int(track.done), None if track.total is None else int(track.total), track.unit
@@ -293,7 +311,7 @@ def _worker(
     )
     if ended and runs and (position is None or not seen.get("exit")):
         # its sidecar did not see the end: the log knows more, unless its end counts something else
-        told = last_position(manifest, task, attempt, len(runs) - 1, node)
+        told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
         if told is not None and (position is None or told[2] == unit_word(seen)):
             last, total, unit = told
             if position is not None and processed is not None:

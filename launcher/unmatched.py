@@ -22,14 +22,16 @@ _FORMS = tuple(
     re.compile(f"(?P<before>{_WORDS})?{form}")
     for form in (
         rf"(?<![\w./:-])(?P<done>{_COUNT})(?P<between> {{0,3}}(?:/|\bof\b) {{0,9}})(?P<total>{_COUNT})(?![\w/:-])",
+        rf"(?<![\w.])(?P<done>{_COUNT})(?![\w.%])",
         r"(?<![\w.])(?P<percent>\d{1,3})(?:\.\d{1,6})?(?P<behind> ?%)",
-        rf"(?<![\w.])(?P<done>{_COUNT})(?![\w.])",
     )
 )
 """The forms of progress, the surest first."""
 _NAME_OF = {word: word for word in UNIT_OF} | {"iter": "step", "iteration": "step", "iterations": "steps"}
 _COUNTED = {*_NAME_OF, "round", "rounds", "sample", "samples", "example", "examples", "document", "documents"}
 """Words of which a number is a count even when nothing says how many there are in all."""
+_OF_PROGRESS = re.compile(r"(?i)progress|complete|done|finished|processed|\|")
+"""What stands in a line in which a percentage is that of the work."""
 _AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
 
 
@@ -74,6 +76,8 @@ def _pattern_of(line: str, match: re.Match[str]) -> tuple[str, str] | None:
     part = match.groupdict()
     before = part["before"] or ""
     after = _AFTER.match(line, match.end())
+    if "percent" in part and not _OF_PROGRESS.search(line):
+        return None  # most shares are of memory, of caches, of a peak rate
     if not before and after is None:
         return None  # nothing would tell this number from others
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", f"{before} {after[0] if after is not None else ''}")]

@@ -13,16 +13,16 @@ from exporter.derive.log_errors import plain_line
 from exporter.derive.log_time import StampReader, zone_offset
 from exporter.derive.marks import Marks
 from exporter.derive.packs import looks_like_progress
-from exporter.derive.progress import Track, expected_items, total_of_ranks
+from exporter.derive.progress import Track, share_of, total_of_ranks
 from exporter.derive.scanning import Scan, records
 from exporter.manifest import Manifest, Task
 from exporter.readers.tail import LogTail
 
 VALUE_FRESH_S = 900.0
 """A logged value older than this is no longer shown: silence is not the last value."""
-MOST_VALUES = 64
-"""Names of values of one worker: each is a series."""
-UNMATCHED_AFTER_S = 180.0
+MOST_VALUES, MOST_RANKS = 64, 512
+"""Names of values of one worker, of which each is a series; and ranks that say one of them."""
+UNMATCHED_AFTER_S = 120.0
 """A log that has told nothing for so long since its first text is one that no pattern is for."""
 SAMPLE_BYTES = 16 << 10
 """Kept of such a log, to say what it looks like."""
@@ -31,7 +31,9 @@ EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 LOOK_BYTES = 256 << 20
 """Read of one file in one look at most."""
 LATE_S = 600.0
-"""Lines with older times than this are a backlog, even in a file that has been read to its end before."""
+"""A line that has just been written and says an older time has another clock, or another zone than the others."""
+SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
+"""Clocks are shifted for summer by so much, or twice: other differences are lines that come late."""
 RUNNING, WAITING = "running_requests", "queued_requests"
 """Values of an LLM server that tell when its last batch begins to run dry."""
 LOG, PROGRESS_FILE = 0, 1
@@ -76,7 +78,9 @@ class LogFacts:
     prior: Prior | None = None
     """What a later run of the same job may expect."""
     unmatched: str | None = None
-    """What its log looks like, when it has told nothing for some minutes."""
+    """What its log looks like, when it has told nothing for some minutes,"""
+    unmatched_at: float | None = None
+    """and since when that is so."""
     ended: bool = False
 
 
@@ -91,6 +95,8 @@ class _Source:
     """To be added to times in it, once it is known."""
     live: bool = False
     """Whether it has been read to its end before: what comes now has just been written."""
+    lasting: bool = False
+    """Whether it is of all runs of the worker, not of one."""
 
 
 class WorkerLogs:
@@ -110,8 +116,10 @@ class WorkerLogs:
         self._asked, self._asked_at = 0, 0.0
         self._pack = GENERIC if self._auto is not None else lexicon.pack
         self._track = self._new_track(None)
-        self._estimator = Estimator(prior)
-        self._changes = 0
+        self._prior = prior
+        self._estimator = self._new_estimator()
+        self._changes = -1
+        """Of the count in the track that the estimator has seen; another one is no work that follows from it."""
         self._values: dict[str, dict[int | None, Value]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
         self._lines = 0
@@ -127,7 +135,8 @@ class WorkerLogs:
     @property
     def _share(self) -> int | None:
         """Items of this worker, as the job file says."""
-        return expected_items(self._manifest.total_items, len(self._manifest.tasks), self.task.rank)
+        tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
+        return share_of(self._manifest.total_items, tasks, self.task.rank)
 
     def _new_track(self, state: Mapping[str, Any] | None) -> Track:
         preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
@@ -135,6 +144,11 @@ class WorkerLogs:
         if state is None:
             return Track(preference, epoch_bases=bases, share=self._share)
         return Track.from_state(state, preference, epoch_bases=bases, share=self._share)
+
+    def _new_estimator(self) -> Estimator:
+        """One that knows nothing but how an earlier run went that counted the same."""
+        fits = self._prior is not None and self._prior.unit == self._track.unit
+        return Estimator(self._prior if fits else None)
 
     # -- what is followed ------------------------------------------------------------------------
 
@@ -150,22 +164,29 @@ class WorkerLogs:
 
     def begin_run(self, restart: int) -> None:
         """The files of the run before are done with; a position of the new one counts from zero."""
-        for source in self._sources.values():
-            self._closed_bytes += source.tail.bytes_read
-            source.tail.close()
-        self._sources = {}
+        for path, source in list(self._sources.items()):
+            if not source.lasting:
+                self._closed_bytes += source.tail.bytes_read
+                source.tail.close()
+                del self._sources[path]
         self._told_phase = None
         if self.restart >= 0:
             self._track.begin_run()
             self.marks.begin_run()
         self.restart = restart
 
-    def follow(self, path: str, order: int = LOG) -> LogTail | None:
+    def follow(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """The tail of a file that is followed from now on; None when it is followed already."""
         if path in self._sources:
             return None
-        self._sources[path] = _Source(LogTail(path), order)
+        self._sources[path] = _Source(LogTail(path), order, lasting=lasting)
         return self._sources[path].tail
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is more to read in the files of this run than the last look had time for."""
+        tails = (source.tail for source in self._sources.values() if not source.lasting)
+        return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -265,7 +286,7 @@ class WorkerLogs:
         told: list[Position | Mark] = [*found.positions, *found.marks]
         for record in sorted(told, key=lambda record: record.offset):
             t = self._moment(source, record.stamp, now)
-            arrival = now if source.live and now - t < LATE_S else t
+            arrival = now if source.live else t
             if reading is not None and reading[0] != t:
                 self._estimate(*reading)
                 reading = None
@@ -284,7 +305,13 @@ class WorkerLogs:
             self._estimate(*reading)
 
     def _set_value(self, name: str, rank: int | None, value: Value, t: float) -> None:
-        self._values.setdefault(name, {})[rank] = Value(value.number, value.offset, t)
+        of_ranks = self._values.setdefault(name, {})
+        if rank not in of_ranks and len(of_ranks) >= MOST_RANKS:
+            for old in [old for old, last in of_ranks.items() if t - (last.stamp or 0.0) >= VALUE_FRESH_S]:
+                del of_ranks[old]
+            if len(of_ranks) >= MOST_RANKS:
+                return
+        of_ranks[rank] = Value(value.number, value.offset, t)
 
     def _take_mark(self, mark: Mark, t: float, arrival: float) -> None:
         self._track.mark(mark, t)
@@ -301,24 +328,29 @@ class WorkerLogs:
             return
         if self._changes != self._track.changes:
             self._changes = self._track.changes
-            self._estimator = Estimator()
+            self._estimator = self._new_estimator()
         self._estimator.update(t, done, total, arrival)
 
     def _moment(self, source: _Source, stamp: float | None, now: float) -> float:
         """When a record was written, as its own time says; else now."""
         if stamp is None or source.zone_s is None:
             return now
-        return min(stamp + source.zone_s, now)
+        t = min(stamp + source.zone_s, now)
+        return now if source.live and now - t > LATE_S else t
 
     def _learn_zone(self, source: _Source, found: Findings, now: float) -> None:
         """What is to be added to times without a zone: clocks of logs are those of the node, or UTC."""
         told: list[Position | Mark | Value] = [*found.positions, *found.marks]
         told += [value for of_ranks in found.values.values() for value in of_ranks.values()]
         stamps = [record.stamp for record in told if record.stamp is not None]
-        if not stamps or (source.zone_s is not None and source.live):
+        if not stamps:
             return
         last = max(stamps)
-        if source.live:
+        if source.zone_s is not None and source.live:
+            shift = round((now - last - source.zone_s) / SHIFT_S) * SHIFT_S
+            if shift and abs(now - last - source.zone_s - shift) <= SHIFT_SLACK_S:
+                source.zone_s = zone_offset(last, now)
+        elif source.live:
             source.zone_s = zone_offset(last, now)
         elif not source.tail.lag_bytes:
             source.zone_s = zone_offset(last, source.tail.mtime or now)
@@ -372,8 +404,9 @@ class WorkerLogs:
             lines=self._lines,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
             problems=self._problems(),
-            prior=estimator.prior() if ended else None,
+            prior=estimator.prior(track.unit) if ended else None,
             unmatched=self._unmatched(now),
+            unmatched_at=self._first_text + UNMATCHED_AFTER_S if self._first_text is not None else None,
             ended=ended,
         )
 
@@ -396,7 +429,9 @@ class WorkerLogs:
         shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
         nearest = self._auto.nearest(self._sample) if self._auto is not None else None
         near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
-        return f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
+        words = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
+        path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
+        return f"{words}; `gpujob scan {path}` shows what is found" if path is not None else words
 
     # -- over a restart of the sidecar -----------------------------------------------------------
 
@@ -421,7 +456,8 @@ class WorkerLogs:
             "told_phase": self._told_phase,
             "unusable": self._unusable,
             "sources": [
-                [path, source.order, source.zone_s, source.tail.state()] for path, source in self._sources.items()
+                [path, source.order, source.lasting, source.zone_s, source.tail.state()]
+                for path, source in self._sources.items()
             ],
         }
 
@@ -439,8 +475,8 @@ class WorkerLogs:
         self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
         self._first_text, self._told_phase = state["first_text"], state["told_phase"]
         self._unusable = int(state["unusable"])
-        for path, order, zone_s, tail in state["sources"]:
-            self._sources[path] = _Source(LogTail.restore(path, tail), order, zone_s=zone_s)
+        for path, order, lasting, zone_s, tail in state["sources"]:
+            self._sources[path] = _Source(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
 
 
 def _whole(number: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -99,6 +100,8 @@ SAVE_INTERVAL_S = 30.0
 LOOK_S = 2.0
 """One look reads for about so long; what is left then waits for the next one."""
 
+log = logging.getLogger("gpujob.logs")
+
 
 @dataclass(frozen=True)
 class LogsSnapshot:
@@ -150,8 +153,10 @@ class LogsCollector:
             if state is not None:
                 try:
                     worker.restore(state)
-                except (KeyError, TypeError, ValueError, AttributeError):
-                    worker = WorkerLogs(task, manifest, lexicon, prior)  # from the top of its logs
+                    worker.state(), worker.facts(context.clock.time())  # whatever is wrong in it shows now
+                except Exception as error:  # noqa: BLE001 - a file, in which anything can be
+                    log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
+                    worker = WorkerLogs(task, manifest, lexicon, prior)
             found.append(worker)
         return found
 
@@ -159,8 +164,9 @@ class LogsCollector:
         clock = self._context.clock
         now, until = clock.time(), clock.monotonic() + LOOK_S
         if self._lexicon is None:
-            self._lexicon = lexicon_of(self._context.manifest)
-            self._workers = self._follow(self._lexicon)
+            lexicon = lexicon_of(self._context.manifest)
+            self._workers = self._follow(lexicon)
+            self._lexicon = lexicon
         workers, count = self._workers, len(self._workers)
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
@@ -198,12 +204,14 @@ class LogsCollector:
         for restart in range(worker.restart + 1, self._restart(task, worker.restart) + 1):
             if worker.restart >= 0:
                 worker.look(now, ended=True, until=out_of_time)  # its last words, ahead of the first of the next
+                if worker.unread:
+                    return  # they are many, and go on at the next look
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.follow(str(path))
             worker.follow(str(progress_path(task, run_dir, identity.node, identity.attempt, restart)), PROGRESS_FILE)
         for path in extra:
-            tail = worker.follow(str(path))
+            tail = worker.follow(str(path), lasting=True)
             if tail is not None:
                 tail.skip_older(identity.start)
         worker.look(now, ended=self._has_ended(task, worker.restart), until=out_of_time)
@@ -292,6 +300,11 @@ class LogsCollector:
                 prior=facts.prior.to_json() if facts.prior is not None else None,
                 log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
             )
+            if facts.unmatched is not None and facts.unmatched_at is not None:
+                told = {"time": facts.unmatched_at, "level": "warning", "event": "progress unknown"}
+                status.events.append(
+                    {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
+                )
         status.job["pattern_notes"] = [*snapshot.notes]
         pace.describe(snapshot.pace, status)
 

@@ -51,6 +51,7 @@ class OutputsCollector:
         self._ranks = {task.rank for task in context.tasks}
         self._others = {task.rank for task in context.manifest.tasks} - self._ranks
         self._first_node = context.identity.node_index == 0
+        self._start = context.identity.start
         self._board = context.board
 
     def read(self) -> tuple[GroupFacts, ...]:
@@ -69,7 +70,9 @@ class OutputsCollector:
         return tuple(found)
 
     def _note_checkpoint(self, mtime: float | None) -> None:
-        """Remember when checkpoints were written: files of one that are written within a minute are one."""
+        """Remember when checkpoints of this job were written: files that are written within a minute are of one."""
+        if mtime is not None and self._start is not None and mtime < self._start:
+            return  # left by an earlier job: the time since then is no rhythm
         saved = self._board.checkpoints
         if mtime is not None and (not saved or mtime > saved[-1]):
             again = len(saved) > 0 and mtime - saved[-1] < SAME_CHECKPOINT_S

@@ -16,9 +16,9 @@ UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"
 def own_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
     """A pattern of a job file; PatternError when it cannot be used.
 
-    One with a severity is an error. ``resume`` says where the work goes on. ``items`` is a position, and so is one
-    with a group ``done``, or one that is named by what it counts (``step``, ``batches``) and has two groups. All
-    others are values.
+    One with a severity is an error. ``resume`` says where the work goes on. A position is one with a group ``done``,
+    and one that is named by what it counts (``items``, ``step``, ``batches``); of epochs only with two groups, or it
+    is the value of that name. All others are values.
     """
     if severity is not None:
         return compile_pattern(name, text, severity, kind=Kind.ERROR, own=True)
@@ -27,7 +27,8 @@ def own_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
         return compile_pattern(name, text, kind=Kind.RESUME, unit=unit, own=True)
     pattern = compile_pattern(name, text, kind=Kind.VALUE, own=True)
     groups = pattern.regex.groupindex
-    if name == UNITS[0] or "done" in groups or (unit is not None and pattern.regex.groups >= 2 and not groups):
+    counts = unit is not None and not groups and pattern.regex.groups >= (2 if unit == "epochs" else 1)
+    if name == UNITS[0] or "done" in groups or counts:
         return compile_pattern(name, text, kind=Kind.POSITION, unit=unit, own=True)
     return pattern
 
@@ -84,9 +85,9 @@ class Lexicon:
         return tuple(found)
 
     def preference(self, pack: str) -> tuple[str, ...]:
-        """Names of the patterns that give a position, the preferred one first."""
-        names = (pattern.name for pattern in self.progress(pack) if pattern.kind is Kind.POSITION)
-        return tuple(dict.fromkeys(names))
+        """Names of the patterns that give a position, the preferred one first; whole epochs, the coarsest, come last."""
+        positions = [pattern for pattern in self.progress(pack) if pattern.kind is Kind.POSITION]
+        return tuple(dict.fromkeys(p.name for p in sorted(positions, key=lambda p: p.unit == "epochs")))
 
     def epoch_bases(self, pack: str) -> dict[str, int]:
         """The number of the first epoch, by pattern."""

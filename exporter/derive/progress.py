@@ -1,18 +1,35 @@
 """From positions in a log to work done: resumes, restarts and counters that fall."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from exporter.derive.findings import ADDED_UP, Mark, Position, Value
 
 
-def expected_items(total_of_job: int | None, tasks: int, rank: int) -> int | None:
-    """Share of the task with this rank when a job's items are dealt out in turn; None without a total."""
-    if total_of_job is None or tasks <= 0:
+def expected_items(total_of_job: int | None, workers: int, index: int) -> int | None:
+    """Share of one of so many workers when a job's items are dealt out in turn; None without a total."""
+    if total_of_job is None or workers <= 0:
         return None
-    return total_of_job // tasks + (rank < total_of_job % tasks)
+    return total_of_job // workers + (index < total_of_job % workers)
+
+
+def share_of(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool]], rank: int) -> int | None:
+    """Share of the worker of the task with this rank when a job's items are dealt out to the workers of its role.
+
+    ``tasks`` are all of the job, as (role, worker, rank, whether it is critical). Every task of a worker has the
+    share of the whole worker. None without a total or such a task, and where it cannot be told which of several roles
+    does the items: it can where one alone is critical.
+    """
+    tasks = sorted(tasks, key=lambda task: task[2])
+    own = next(((role, worker) for role, worker, of, _ in tasks if of == rank), None)
+    if own is None:
+        return None
+    if len({role for role, *_ in tasks}) > 1 and {role for role, _, _, critical in tasks if critical} != {own[0]}:
+        return None
+    workers = list(dict.fromkeys(worker for role, worker, *_ in tasks if role == own[0]))
+    return expected_items(total_of_job, len(workers), workers.index(own[1]))
 
 
 EPOCH_BASE = 1
@@ -231,7 +248,8 @@ class Track:
     - A count with another total is another counter, such as that of a validation, while the one in force has work left;
       between marks of an evaluation always. It counts for nothing, and ``aside`` tells of it.
 
-    ``processed`` is the work done since the job started, in units of the pattern in force, and never falls.
+    ``processed`` is the work done since the job started, in units of the pattern in force. It falls only where a source
+    of higher order counts in another unit: there it begins again at what the runs before have done in that one, if any.
     Everything is None before the first position.
     """
 
@@ -243,7 +261,10 @@ class Track:
         epochs: int | None = None,
         share: int | None = None,
     ) -> None:
-        """``epochs``: how many there are where the log does not say; ``share``: the total where it does not."""
+        """``epochs``: how many there are where the log does not say; ``share``: the total where it does not.
+
+        A worker that has done more than its share was dealt another one, so that its total is not known.
+        """
         self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
         self._epoch_bases = dict(epoch_bases or {})
         self._epochs = epochs
@@ -254,7 +275,10 @@ class Track:
         self.epoch: int | None = None
         self.epochs: int | None = epochs
         self.changes = 0
-        """How often another pattern has come into force: positions before and after are not of one count."""
+        """How often another pattern, or a source of higher order, has come into force: positions before and after are
+        not of one count."""
+        self._before: tuple[str, float] | None = None
+        """Unit and work of the runs before this one."""
         self._patterns: dict[str, _Pattern] = {}
         self._order = 0
         self._evaluating_since: float | None = None
@@ -284,10 +308,16 @@ class Track:
     @property
     def total(self) -> float | None:
         """Where it will end: as the log says, else the worker's share as the job file says."""
-        total = self._resumed[2] if self._resumed is not None else None
+        told = self._told_total
+        if told is not None or self.unit not in (None, "items", "requests"):
+            return told
+        return None if self._share is not None and (self.done or 0) > self._share else self._share
+
+    @property
+    def _told_total(self) -> float | None:
         if self.pattern is not None:
-            total = self._patterns[self.pattern].standing()[1]
-        return total if total is not None or self.unit not in (None, "items", "requests") else self._share
+            return self._patterns[self.pattern].standing()[1]
+        return self._resumed[2] if self._resumed is not None else None
 
     @property
     def aside(self) -> bool:
@@ -297,6 +327,8 @@ class Track:
 
     def begin_run(self) -> None:
         """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
+        if self.unit is not None and self.processed is not None:
+            self._before = self.unit, self.processed
         self._order = 0
         self._evaluating_since = None
         self._from = 0.0
@@ -334,12 +366,18 @@ class Track:
             return False
         if order > self._order:
             self._order = order
-            if self.pattern is not None:
-                self._resumed = (self.unit or unit, self.done or 0, self.total)
+            force = self._patterns[self.pattern] if self.pattern is not None else None
+            goes_on = force is not None and self.pattern == name and force.source in (None, source)
+            if force is not None and not goes_on:
+                self._resumed = (force.unit, self.done or 0, self._told_total)
                 self._from = None  # the same work, in other words
                 self._bases = {}
-            self._patterns.clear()
-            self.pattern = None
+                self.changes += 1
+                if force.unit != unit:
+                    self.processed = self._before[1] if self._before is not None and self._before[0] == unit else 0
+            # what it has counted in an earlier run goes on
+            self._patterns = {name: force} if force is not None and goes_on else {}
+            self.pattern = name if goes_on else None
         pattern = self._patterns.setdefault(name, _Pattern(unit))
         if pattern.source is None:
             pattern.source = source
@@ -545,7 +583,7 @@ class Track:
 
 _STATE = (
     *("pattern", "processed", "last_rise", "epoch", "epochs", "changes"),
-    *("_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
+    *("_before", "_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
 )
 _PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
 

@@ -32,6 +32,8 @@ WORKING = "working"
 
 _MOST_COUNT = 10**18 - 1
 _COUNTS = ("done", "total", "epoch", "epochs", "rank")
+_OF = (("done", "total"), ("epoch", "epochs"))
+"""Of which each first one is a part of the second."""
 _WORDS = ("unit", "phase")
 _KEYS = {*_COUNTS, *_WORDS, "resumed"}
 _UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
@@ -67,7 +69,7 @@ class Updates(Findings):
 def parse_update(record: bytes, offset: int) -> Update | None:
     """The update in one record that begins at ``offset``; None when it is none, or says nothing.
 
-    A count that is no whole number from 0 up makes the record unusable; a fraction is rounded down.
+    A count that is no whole number from 0 up, or more than all, makes the record unusable; a fraction is rounded down.
     A value may be NaN, infinite or negative: a loss can be.
     """
     if len(record) > MOST_RECORD_BYTES:
@@ -86,6 +88,8 @@ def parse_update(record: bytes, offset: int) -> Update | None:
             if count is None:
                 return None
             counts[key] = count
+    if any(counts.get(done, 0) > counts.get(total, _MOST_COUNT) for done, total in _OF):
+        return None
     words = {key: told[key] for key in _WORDS if told.get(key) is not None}
     resumed = told.get("resumed") or False
     if not all(isinstance(word, str) for word in words.values()) or not isinstance(resumed, bool):

@@ -10,7 +10,8 @@ backwards, and its literals, which stand in many records then, are left out of t
 """
 
 import re
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import itemgetter, or_
@@ -48,6 +49,10 @@ PART_BYTES = 64 * 1024
 RECORD_TIMEOUT_S = 0.1
 LOOK_TIMEOUT_S = 0.5
 """Time that one pattern may take in one look by searches that are not bounded by their form."""
+WINDOW_S, SLOT_S = 5.0, 0.1
+"""In so long all of them together, in whatever logs, may take ``LOOK_TIMEOUT_S``; that is kept account of by slots."""
+MOST_GIVEN_UP = 20
+"""Searches of a pattern that are given up before it is left out."""
 SHORTEST, MOST_ALONE = 2, 3
 """Literals so short, and so few of the next length, are found sooner one by one."""
 MOST_AUTOMATA = 64
@@ -121,6 +126,15 @@ class _Unit:
     def safe(self) -> int:
         """Bytes of a record up to which any search ends soon."""
         return safe_length(self.pattern.regex)
+
+    def leave_out(self) -> None:
+        """Match nothing from now on."""
+        self.search = _match_nothing
+        self.safe = sys.maxsize
+
+
+def _match_nothing(_: bytes | bytearray) -> None:
+    return None
 
 
 class _Group:
@@ -268,14 +282,20 @@ class _Chunk:
 
 
 class Engine:
-    """Searches logs for patterns. ``clock`` gives seconds that only rise, to bound the time that patterns may take."""
+    """Searches logs for patterns.
+
+    ``clock`` gives seconds that only rise, to bound the time that patterns may take together. A pattern whose searches
+    are given up too often is left out from then on.
+    """
 
     def __init__(self, patterns: Sequence[Pattern], clock: Callable[[], float] | None = None) -> None:
         self.clock = clock
         self.timeouts: dict[str, int] = {}
         """Records that a pattern was not searched in to the end, since that took too long."""
-        self.notes = tuple(note for pattern in patterns if pattern.own for note in _notes(pattern))
-        """What the user should be told of the patterns."""
+        self._notes = [note for pattern in patterns if pattern.own for note in _notes(pattern)]
+        self._given_up: Counter[Pattern] = Counter()
+        self._taken: deque[tuple[float, float]] = deque()
+        """When searches that may be slow were made, and how long they took, by slots of time."""
         self.forward: list[_Unit] = []
         """Each match counts."""
         self.late: list[_Unit] = []
@@ -299,12 +319,20 @@ class Engine:
             # of patterns that begin with the same word, like ERROR, what follows tells which it can be
             if unit.also and shared[unit.literals] > 1:
                 unit.literals, unit.also = unit.also, unit.literals
-        self.bare = [unit for unit in (*self.forward, *self.late) if not unit.literals]
         self._groups: dict[int, tuple[_Group, ...]] = {}
         self._of_masks: dict[int, tuple[_Unit, ...]] = {}
         self._careful: dict[str, Any] = {}
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self.bare = [unit for unit in (*self.forward, *self.late) if not unit.literals]
         self.forward_mask = sum(unit.bit for unit in self.forward)
         self.every_mask = self.forward_mask | sum(unit.bit for unit in self.late)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should be told of the patterns; grows when one is left out."""
+        return tuple(self._notes)
 
     def _add(self, order: int, pattern: Pattern, extractor: Extractor, key: int | None = None) -> _Unit:
         unit = _Unit(len(self._units), order, pattern, extractor, key)
@@ -351,6 +379,43 @@ class Engine:
             except regex.error:
                 self._careful[key] = None
         return self._careful[key]
+
+    def now(self) -> float:
+        """Seconds by the clock; 0 without one."""
+        return 0.0 if self.clock is None else self.clock()
+
+    def has_time(self, now: float) -> bool:
+        """Whether searches that may be slow have not used up their time yet; always without a clock."""
+        while self._taken and self._taken[0][0] <= now - WINDOW_S:
+            self._taken.popleft()
+        return sum(taken for _, taken in self._taken) < LOOK_TIMEOUT_S
+
+    def took(self, now: float, taken: float) -> None:
+        """Note how long a search took that has just ended."""
+        if self.clock is None:
+            return
+        if self._taken and now - self._taken[-1][0] < SLOT_S:
+            begun, before = self._taken.pop()
+            self._taken.append((begun, before + taken))
+        else:
+            self._taken.append((now, taken))
+
+    def give_up(self, pattern: Pattern) -> None:
+        """Note that a search was stopped, and leave the pattern out when that happens too often."""
+        self._given_up[pattern] += 1
+        if self._given_up[pattern] != MOST_GIVEN_UP:
+            return
+        self._notes.append(
+            f'pattern "{pattern.name}" was given up {MOST_GIVEN_UP} times and is left out from now on: '
+            f"each time a search took over {RECORD_TIMEOUT_S} s"
+        )
+        for unit in self._units:
+            if unit.pattern == pattern:
+                unit.leave_out()  # scans under way still have it
+        self.forward, self.late, self.in_chunks = (
+            [unit for unit in units if unit.pattern != pattern] for units in (self.forward, self.late, self.in_chunks)
+        )
+        self._sum_up()
 
 
 def _groups(units: Iterable[_Unit]) -> tuple[_Group, ...]:
@@ -687,18 +752,25 @@ class Scan:
     def _search_carefully(self, unit: _Unit, record: bytes) -> Match | None:
         """Search a record in bounded time; None as well when that was not enough."""
         engine, name = self._engine, unit.name
-        spent = self._spent.get(name, 0.0)
-        if spent < LOOK_TIMEOUT_S and (expression := engine.careful(unit.pattern)) is not None:
-            begun = engine.clock() if engine.clock is not None else 0.0
+        spent, begun = self._spent.get(name, 0.0), engine.now()
+        if (
+            spent < LOOK_TIMEOUT_S
+            and engine.has_time(begun)
+            and (expression := engine.careful(unit.pattern)) is not None
+        ):
+            begun = engine.now()  # compiling it takes long, once
             least = 0.0
             try:
                 found: Match | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
                 return found
             except TimeoutError:
                 least = RECORD_TIMEOUT_S
+                engine.give_up(unit.pattern)
             finally:
-                taken = engine.clock() - begun if engine.clock is not None else 0.0
-                self._spent[name] = spent + max(least, taken)
+                now = engine.now()
+                taken = max(least, now - begun)
+                self._spent[name] = spent + taken
+                engine.took(now, taken)
         engine.timeouts[name] = engine.timeouts.get(name, 0) + 1
         return None
 

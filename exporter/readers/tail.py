@@ -9,6 +9,7 @@ Whatever happens to the file, each record comes once. Where a look was too late 
 - what was written and truncated away between two looks;
 - how a record went on that was unfinished when the file was truncated: it is left out;
 - files that were rotated away and deleted, compressed or moved to another directory between two looks;
+- what is written to a deleted file after it, and the path, have been without anything new for a minute;
 - a truncated file that has grown again, when its last 128 bytes before our position are the same as before.
 """
 
@@ -27,6 +28,8 @@ COPY_MARK_BYTES = 64
 """Of a file with another inode at least so much must agree: short texts agree by chance."""
 SETTLED_S = 2.0
 """A file that was written to within this time may have been written to again without a new mtime."""
+GONE_S = 60.0
+"""So long after the last that was written to it a deleted file with no other at its path is kept open."""
 SPARE_BUFFERS = 4
 
 RETURN = 13
@@ -68,7 +71,8 @@ class LogTail:
     top. Until something is written to that one, the old one is followed. A file that shrinks, or whose text before
     our position has changed, is read from its top. One that was replaced by a copy of itself (an editor, rsync) is
     read on. A file that is not there yet gives nothing; links are followed; what is not a regular file is never
-    opened.
+    opened. One of which all is passed over is not kept open until it is written to, and a deleted one not for ever:
+    its blocks are free only then.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,6 +95,8 @@ class LogTail:
         self._place = path  # where that file was when it was opened, links resolved
         self._waiting = 0  # size of the file at the path while another one is being read
         self._inode: int | None = None  # of the file that was read, while it is not open
+        self._parked: tuple[int, ...] | None = None  # facts of a file that need not be open while they are the same
+        self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is as it is
         self._reset()
 
     def _reset(self) -> None:
@@ -165,6 +171,7 @@ class LogTail:
                     yield from self.pieces(most_bytes, until)
             elif at_end and time.time() - facts.st_mtime > SETTLED_S:
                 self._quiet = written
+                self._park()
         finally:
             if len(_spare) < SPARE_BUFFERS:
                 _spare.append(buffer)
@@ -201,6 +208,7 @@ class LogTail:
     def start_at_end(self) -> None:
         """Pass over what is in the file, the rest of an unfinished record too. For a tail that has not been read."""
         self.start_near_end(0)
+        self._park()
 
     def start_near_end(self, most_bytes: int) -> None:
         """Begin with the first record that starts within the last ``most_bytes``. For a tail that has not been read."""
@@ -248,10 +256,19 @@ class LogTail:
         self.problem = None
         self._waiting = 0
         found = self._stat()
+        if self._parked is not None:
+            if self.problem is not None:
+                return None
+            if found is not None and _same(found) == self._parked:
+                self.size, self.mtime = found.st_size, found.st_mtime
+                return None
         if self._inode is not None:
             self._resume(found)
             if self._inode is not None:
                 return None  # out of reach for now
+            if self._parked is not None:
+                self.problem = None  # all was passed over: nothing that was read is gone
+        self._parked = None
         if self._file is None:
             if found is None or not self._open(self.path):
                 return None
@@ -260,7 +277,13 @@ class LogTail:
             return found, False
         old = os.fstat(self._fd)
         if self._awaits(old, found):
-            return old, False
+            if not self._is_gone(old, found):
+                return old, False
+            if self._unread(old):
+                return old, True
+            self._forget_file()
+            self._begin_anew()
+            return None
         if found is None:  # the next file has been moved away as well
             return (old, True) if self._unread(old) else self._advance(old, None)
         if not old.st_nlink and found.st_size >= old.st_size and self._adopt(found):
@@ -269,6 +292,29 @@ class LogTail:
             self._waiting = found.st_size
             return old, True
         return self._advance(old, found)
+
+    def _is_gone(self, old: os.stat_result, found: os.stat_result | None) -> bool:
+        """Whether the file has been deleted for long, with nothing written to it and no file at the path since."""
+        if old.st_nlink or found is not None or self.problem is not None:
+            self._gone = None
+            return False
+        now, written = time.monotonic(), _written(old)
+        if self._gone is None or self._gone[1] != written:
+            self._gone = now, written
+        return now - self._gone[0] >= GONE_S
+
+    def _park(self) -> None:
+        """Close a file of which nothing but what was passed over is there, unless it was written to just now."""
+        if self._file is None or self.bytes_read or not self._offset:
+            return
+        found = self._stat()
+        if (
+            found is not None
+            and (found.st_dev, found.st_ino, found.st_size) == (*self._file, self._offset)
+            and time.time() - found.st_mtime > SETTLED_S
+        ):
+            self.close()
+            self._parked = _same(found)
 
     def _unread(self, old: os.stat_result) -> bool:
         return _written(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
@@ -354,7 +400,7 @@ class LogTail:
             os.close(self._fd)
         facts = os.fstat(fd)
         self._fd, self._file, self._place = fd, (facts.st_dev, facts.st_ino), place
-        self._quiet = None
+        self._quiet = self._gone = None
 
     def _search(self) -> str | None:
         """Where the file that was read is now: in its directory, by its inode."""
@@ -536,6 +582,21 @@ class LogTail:
         self._begin = self._offset = place
 
 
+def originals(name: str) -> Iterator[str]:
+    """The logs of which rotation may have given this name, as far as the name alone tells.
+
+    ``rank_0_1.log`` is none: a short number behind ``_`` or ``-`` may as well be another log's.
+    """
+    stem, extension = os.path.splitext(name)
+    for head, tail in ((name, ""), (stem, extension)):
+        for place in range(1, len(head)):
+            if not ROTATED.fullmatch(head, place):
+                continue
+            number = SEPARATED_NUMBER.fullmatch(head, place)
+            if number is None or head[place] == "." or os.path.splitext(head[:place])[1]:
+                yield head[:place] + tail
+
+
 def _between(name: str, head: str, tail: str) -> str | None:
     """The number or date that rotation has put into a name, or None."""
     middle = name[len(head) : len(name) - len(tail)]
@@ -546,6 +607,11 @@ def _between(name: str, head: str, tail: str) -> str | None:
 def _written(facts: os.stat_result) -> tuple[int, int, int]:
     """What changes when a file is written to."""
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _same(facts: os.stat_result) -> tuple[int, ...]:
+    """What stays the same while this file stays at its path and is not written to."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from exporter import records
 from exporter.manifest import Manifest, Task
 from exporter.readers.files import read_files
+from exporter.readers.tail import originals
 
 SETTLED_S = 2.0
 """A folder changed within this time may have been changed again without a new mtime."""
@@ -54,14 +55,20 @@ def extra_logs(
 
 
 class LogFinder:
-    """Files of a log pattern by rank, at the price of one ``stat`` while no name in their folder has changed."""
+    """Files of a log pattern by rank, at the price of one ``stat`` while no name in their folder has changed.
+
+    What was rotated away from one of them is left out: who follows that one reads the renamed file to its end.
+    """
 
     def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
         self._directory = directory
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._rank_of = rank_of
-        self._known: dict[str, tuple[int | None, Path]] = {}
+        self._known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
+        """By name: rank, path, and the logs of which rotation may have given this name."""
+        self._ranks: dict[str, int] = {}
+        """Of all files that were ever there: between a rotation and the next record there may be none of that name."""
         self._found: dict[int, list[Path]] = {}
         self._folder: tuple[int, int, int] | None = None
         """Device, inode and mtime of the folder when it was read, if that tells of every change since."""
@@ -83,7 +90,7 @@ class LogFinder:
         return self._found
 
     def _scan(self) -> bool:
-        known: dict[str, tuple[int | None, Path]] = {}
+        known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
         try:
             with os.scandir(self._directory) as entries:
                 for entry in entries:
@@ -91,13 +98,19 @@ class LogFinder:
                     if (name.startswith(".") and not self._hidden) or not self._matches(name):
                         continue
                     if entry.is_file(follow_symlinks=False):
-                        known[name] = self._known.get(name) or (self._rank_of(name), self._directory / name)
+                        known[name] = self._known.get(name) or (
+                            self._rank_of(name),
+                            self._directory / name,
+                            tuple(originals(name)),
+                        )
         except OSError:
             return False  # what was found before stays until the folder can be read again
         self._known, self._found = known, {}
+        self._ranks.update((name, rank) for name, (rank, _, _) in known.items() if rank is not None)
         for name in sorted(known):
-            rank, path = known[name]
-            if rank is not None:
+            rank, path, others = known[name]
+            # a name that tells another rank is another worker's
+            if rank is not None and all(self._ranks.get(other) != rank for other in others):
                 self._found.setdefault(rank, []).append(path)
         return True
 

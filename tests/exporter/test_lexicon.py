@@ -74,7 +74,7 @@ def test_two_patterns_of_one_layer_may_have_one_name() -> None:
 
 
 def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
-    assert lexicon().preference("trainer") == ("global", "step", "epoch", "items")
+    assert lexicon().preference("trainer") == ("global", "step", "items", "epoch")
     assert lexicon(("items", r"own (\d+)"), ("loss", r"own (\d+)")).preference("trainer") == (
         *("items", "global", "step", "epoch"),
     )
@@ -94,7 +94,7 @@ def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
         ("batch", r"(\d+)/(\d+)", None, Kind.POSITION, "batches"),
         ("tokens", r"(?P<done>\d+)", None, Kind.POSITION, "tokens"),
         ("documents", r"(?P<done>\d+)/(?P<total>\d+)", None, Kind.POSITION, "items"),
-        ("step", r"(\d+)", None, Kind.VALUE, None),
+        ("step", r"(\d+)", None, Kind.POSITION, "steps"),
         ("epoch", r"(\d+)", None, Kind.VALUE, None),
         ("ratio", r"(\d+)/(\d+)", None, Kind.VALUE, None),
         ("step", r"(?P<loss>\S+) (?P<lr>\S+)", None, Kind.VALUE, None),

@@ -1,6 +1,7 @@
 """Logs of real files that grow, from lines to progress, time left and errors."""
 
 import json
+import math
 import os
 import random
 import time
@@ -496,3 +497,108 @@ def test_an_expression_that_never_ends_is_given_up_and_counted(tmp_path: Path) -
     logs.append("x" * 5000 + "\n" + items(3))
     assert logs.facts().position == 3
     assert samples_of(logs.page(), TIMEOUTS) == {'pattern="bad"': 1}
+
+
+def test_a_log_of_all_runs_is_not_read_again_when_its_worker_is_restarted(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
+    (tmp_path / "mylogs").mkdir()
+    logs.append(items(*range(1, 31)) + "Connection refused\n", "mylogs/worker_0.log")
+    before = logs.facts()
+    logs.restart(1)
+    logs.clock.advance(5)
+    after = logs.facts()
+    for facts in (before, after):
+        assert (facts.processed, facts.lines, facts.last_rise) == (30, 31, before.last_rise)
+        assert ("connection", "warning", 1) in facts.errors
+    assert after.bytes_read == before.bytes_read
+    logs.append(items(1, 2), "mylogs/worker_0.log")
+    assert logs.facts().processed == 32
+
+
+def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "LOOK_BYTES", CHUNK_BYTES)
+    logs.append(("x" * 99 + "\n") * (3 * CHUNK_BYTES // 100) + items(50) + "Connection refused\n")
+    logs.restart(0)
+    logs.restart(1)
+    logs.append(items(1, 2), f"{NODE}_worker_w0_r1.out")
+    for _ in range(5):
+        facts = logs.facts()
+    assert (facts.position, facts.processed) == (2, 52)
+    assert ("connection", "warning", 1) in facts.errors
+
+
+def test_a_clock_that_is_set_back_for_winter_stops_nothing(logs: Logs) -> None:
+    def line(number: int, shift: float) -> str:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(logs.clock.now + shift))
+        return f"{stamp} Processed {number}/100 items loss: {number}\n"
+
+    for number in range(1, 30):
+        logs.append(line(number, 7200 if number < 15 else 3600))
+        facts = logs.facts()
+        assert facts.last_rise == pytest.approx(logs.clock.now, abs=1)
+        assert facts.values[0][2] == pytest.approx(logs.clock.now, abs=1)
+        assert not facts.stalled
+        logs.clock.advance(30)
+
+
+def test_a_log_of_two_clocks_stops_nothing(logs: Logs) -> None:
+    for number in range(1, 30):
+        utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(logs.clock.now))
+        local = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(logs.clock.now + 9 * 3600))
+        logs.append(f"{local} loss: 2\n{utc} Processed {number}/100 items\n")
+        facts = logs.facts()
+        assert facts.last_rise == pytest.approx(logs.clock.now, abs=1)
+        assert [name for name, _, _ in facts.values] == ["loss"]
+        logs.clock.advance(30)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("lines",), math.inf),
+        (("values",), [["loss", None, 2.0, 0, "now"]]),
+        (("marks", "since"), "x"),
+        (("sources",), [[5, 0, False, None, {}]]),
+        (("track", "processed"), "many"),
+        (("estimator",), {"version": 1}),
+    ],
+)
+def test_a_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, ...], value: object) -> None:
+    steady(logs, 10)
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    body = json.loads(path.read_text())
+    at = body["logs"]["0"]
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path.write_text(json.dumps(body))
+    logs.collector = logs.fresh()
+    assert (logs.facts().position, logs.facts().lines) == (50, 10)
+
+
+def test_ranks_that_are_no_ranks_do_not_pile_up(logs: Logs) -> None:
+    (logs.run_dir / records.PROGRESS_DIR).mkdir()
+    for look in range(3):
+        lines = "".join(f'{{"loss": 2, "rank": {look * 700 + n}}}\n' for n in range(700))
+        logs.append(lines, f"progress/{NODE}_worker_w0.jsonl")
+        logs.facts()
+        logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    assert len(json.loads(path.read_text())["logs"]["0"]["values"]) == follow.MOST_RANKS
+
+
+def test_a_log_that_says_nothing_is_an_event_with_the_next_step(logs: Logs) -> None:
+    logs.append("hello\n" * 3)
+    logs.facts()
+    logs.clock.advance(200)
+    status = Status()
+    logs.collector.describe(logs.collector.read(), status)
+    (event,) = status.events
+    assert (event["event"], event["worker"], event["time"]) == (
+        *("progress unknown", "worker_w0"),
+        logs.clock.now - 200 + follow.UNMATCHED_AFTER_S,
+    )
+    assert "gpujob scan" in event["detail"]

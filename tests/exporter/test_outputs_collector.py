@@ -99,6 +99,19 @@ def test_a_node_answers_for_its_own_workers_and_the_first_for_what_is_nobodys(tm
     assert [collector_of(manifest, node).read()[0].files for node in range(4)] == [4, 1, 0, 1]
 
 
+def test_checkpoints_of_an_earlier_job_are_none_of_this_one(tmp_path: Path) -> None:
+    manifest = make_manifest(tmp_path, groups=(PathGroup("checkpoint", "out", "*.pt"),))
+    fill(tmp_path, "old.pt")
+    os.utime(tmp_path / "out" / "old.pt", (1.0, 999.0))
+    context = make_context(manifest, start=1000.0)
+    collector = OutputsCollector(context)
+    assert (collector.read()[0].mtime, context.board.checkpoints) == (999.0, ())
+    fill(tmp_path, "new.pt")
+    os.utime(tmp_path / "out" / "new.pt", (1.0, 1600.0))
+    collector.read()
+    assert context.board.checkpoints == (1600.0,)
+
+
 def test_a_file_in_place_of_the_directory_has_no_files(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file", encoding="ascii")
     assert collector_of(make_manifest(tmp_path)).read()[0].files == 0

@@ -278,6 +278,16 @@ def test_colours_hide_no_evidence() -> None:
     )
 
 
+@pytest.mark.parametrize("line", [b"Epoch 1/3\n", b"  Epoch 1/10\n", b"Epoch 2/10\nloss 0.5\n"])
+def test_a_line_that_names_an_epoch_speaks_for_no_framework(line: bytes) -> None:
+    assert choice(line * 3) in (None, "generic")
+
+
+def test_an_epoch_and_its_bar_together_are_keras() -> None:
+    for sample in NAMED["keras"].samples[1:6]:
+        assert choice(b"Epoch 1/10\n", sample.text + b"\n") == "keras"
+
+
 def test_kinds_of_evidence_count_more_than_records() -> None:
     deepspeed = b"[2026-03-01 00:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], \n"
     lightning = b"GPU available: True (cuda), used: True\nLOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1]\n"

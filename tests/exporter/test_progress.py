@@ -17,6 +17,7 @@ from exporter.derive.progress import (
     RANK_FRESH_S,
     Track,
     expected_items,
+    share_of,
     total_of_ranks,
 )
 
@@ -36,6 +37,37 @@ def test_the_shares_of_all_tasks_are_the_whole(total: int, tasks: int) -> None:
 def test_without_a_total_or_tasks_no_share_is_known() -> None:
     assert expected_items(None, 4, 0) is None
     assert expected_items(10, 0, 0) is None
+
+
+SERVER, CLIENT = ("server", "server_w0", 0), ("client", "client_w0", 1)
+
+
+def test_a_worker_on_two_nodes_has_the_share_of_one() -> None:
+    tasks = [("worker", f"worker_w{rank // 2}", rank, True) for rank in range(4)]
+    assert [share_of(11, tasks[::-1], rank) for rank in range(4)] == [6, 6, 5, 5]
+    assert share_of(11, tasks[:2], 1) == 11
+    assert share_of(None, tasks, 0) is share_of(11, tasks, 9) is None
+
+
+@pytest.mark.parametrize(
+    ("critical", "shares"),
+    [((True, True), [None, None]), ((False, False), [None, None]), ((False, True), [None, 10])],
+)
+def test_of_several_roles_the_one_that_is_critical_does_the_items(
+    critical: tuple[bool, bool], shares: list[int | None]
+) -> None:
+    tasks = [(*SERVER, critical[0]), (*CLIENT, critical[1])]
+    assert [share_of(10, tasks, rank) for rank in range(2)] == shares
+
+
+def test_a_worker_that_has_done_more_than_its_share_has_no_known_total() -> None:
+    track = Track(share=50)
+    feed(track, at(50))
+    assert track.total == 50
+    feed(track, at(51))
+    assert track.total is None
+    feed(track, at(52, 60))
+    assert track.total == 60
 
 
 OFFSETS = itertools.count()
@@ -110,6 +142,28 @@ def test_a_source_of_higher_order_takes_the_place_of_the_log_without_progress_or
     assert track.processed == 107
     track.begin_run()
     assert track.update("a.out", at(5, 1000), 8.0), "a new run has its sources to find again"
+
+
+def test_a_source_of_higher_order_in_another_unit_begins_another_count() -> None:
+    track = Track()
+    feed(track, at(5, 100, "steps"), at(9, 100, "steps"))
+    assert track.update("file", at(900, 2000, name="progress_file"), 5.0, order=1)
+    assert (track.unit, track.processed, track.changes) == ("items", 0, 1)
+    assert track.update("file", at(950, 2000, name="progress_file"), 6.0, order=1)
+    assert (track.processed, track.changes) == (50, 1)
+
+
+def test_a_source_of_higher_order_goes_on_with_its_own_count_in_a_later_run() -> None:
+    track = Track(("steps",))
+    track.update("file", at(900, 2000, name="progress_file"), 1.0, order=1)
+    track.begin_run()
+    track.update("file_r1", at(100, 2000, name="progress_file"), 2.0, order=1)
+    assert (track.done, track.processed, track.changes) == (100, 1000, 0)
+    track.begin_run()
+    feed(track, at(1, 10, "steps"), start=3.0)
+    track = Track.from_state(json.loads(json.dumps(track.state())), ("steps",))
+    track.update("file_r2", at(10, 2000, name="progress_file"), 4.0, order=1)
+    assert (track.unit, track.done, track.processed) == ("items", 10, 1000)
 
 
 def test_the_first_pattern_is_in_force_until_one_with_a_total_is_seen() -> None:

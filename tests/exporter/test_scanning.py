@@ -406,6 +406,103 @@ def test_the_time_of_many_slow_searches_adds_up() -> None:
     assert engine.timeouts == {"slow": 7}
 
 
+class Watch:
+    """A clock that a search moves on: each reading is so many seconds after the one before."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> list[float]:
+    """When each search that may be slow was begun; every one of them is given up."""
+    begun: list[float] = []
+
+    class Never:
+        def search(self, record: bytes, timeout: float, concurrent: bool) -> None:
+            begun.append(watch.now)
+            watch.now += timeout
+            raise TimeoutError
+
+    monkeypatch.setattr(Engine, "careful", lambda *_: Never())
+    return begun
+
+
+def test_the_time_of_slow_searches_is_bounded_over_all_patterns_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(0.0)
+    begun = stopped(monkeypatch, watch)
+    engine = Engine([pattern(f"slow{i}", f"(a|aa)+{i}", Kind.ERROR, own=True) for i in range(8)], watch)
+    text = b"".join(b"aa%d\n" % i for i in range(8)) * 2
+    for _ in range(16):
+        engine.scan(text)
+    assert len(begun) == 5
+    assert sum(engine.timeouts.values()) == 16 * 16
+    watch.now += scanning.WINDOW_S
+    engine.scan(text)
+    assert len(begun) == 10
+
+
+@given(st.lists(st.floats(0.0, 3.0), max_size=40))
+def test_in_no_window_do_slow_searches_take_much_longer_than_they_may(pauses: list[float]) -> None:
+    watch = Watch(0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        begun = stopped(patch, watch)
+        engine = Engine([pattern(f"slow{i}", f"(a|aa)+{i}", Kind.ERROR, own=True) for i in range(3)], watch)
+        for pause in pauses:
+            watch.now += pause
+            engine.scan(b"aa0\naa1\naa2\n" * 4)
+    most = scanning.LOOK_TIMEOUT_S + 2 * scanning.RECORD_TIMEOUT_S
+    for start in begun:
+        inside = [moment for moment in begun if start <= moment < start + scanning.WINDOW_S - scanning.SLOT_S]
+        assert len(inside) * scanning.RECORD_TIMEOUT_S <= most
+
+
+def test_without_a_clock_each_look_has_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = stopped(monkeypatch, Watch(0.0))
+    engine = Engine([pattern("slow", "(a|aa)+$", Kind.ERROR, own=True)])
+    for _ in range(3):
+        engine.scan(b"aa\n" * 10)
+    assert len(begun) == 15
+
+
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.VALUE, Kind.POSITION, Kind.PAIRS])
+@pytest.mark.parametrize("is_backlog", [False, True])
+def test_a_pattern_that_is_given_up_again_and_again_is_left_out_and_the_user_told(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, is_backlog: bool
+) -> None:
+    begun = stopped(monkeypatch, Watch(0.0))
+    keys = {"keys": (("a", "a"),)} if kind is Kind.PAIRS else {}
+    slow = pattern("slow", r"(?P<done>(?:\d|\d\d)+)/(?P<total>\d+)", kind, own=True, **keys)
+    engine = Engine([slow, pattern("oom", "OOM", Kind.ERROR)])
+    before, text = engine.notes, b"1/2 a=1 OOM\n" * 40
+    if is_backlog:
+        monkeypatch.setattr(scanning, "SMALL_BYTES", 0)
+    for _ in range(10):
+        scan = engine.begin()
+        scan.feed(text, len(text), 0)
+        assert scan.finish(lambda offset, size: text[offset : offset + size]) == Findings(errors={"oom": 40})
+    assert len(begun) == scanning.MOST_GIVEN_UP
+    assert engine.notes[: len(before)] == before
+    assert [note for note in engine.notes[len(before) :] if 'pattern "slow" was given up 20 times' in note] == [
+        engine.notes[-1]
+    ]
+    counted = dict(engine.timeouts)
+    engine.scan(text)
+    assert engine.timeouts == counted
+
+
+def test_skipped_searches_leave_no_pattern_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(0.0)
+    begun = stopped(monkeypatch, watch)
+    engine = Engine([pattern("slow", "(a|aa)+$", Kind.ERROR, own=True)], watch)
+    notes = engine.notes
+    engine.scan(b"aa\n" * 100)
+    assert (len(begun), engine.timeouts, engine.notes) == (5, {"slow": 100}, notes)
+
+
 def test_the_user_is_told_of_patterns_that_cost_much() -> None:
     engine = Engine(
         [

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.readers import tail as tail_module
-from exporter.readers.tail import CHUNK_BYTES, COPY_MARK_BYTES, MARK_BYTES, LogTail
+from exporter.readers.tail import CHUNK_BYTES, COPY_MARK_BYTES, GONE_S, MARK_BYTES, LogTail
 from tests.exporter.support import open_files
 from tests.strategies import PLACES, cut
 
@@ -203,6 +204,66 @@ def test_what_was_written_since_a_moment_is_not_passed_over(path: Path) -> None:
         tail = LogTail(str(path))
         tail.skip_older(moment)
         assert look(tail) == [b"of this job\n"]
+
+
+def stale(path: Path, text: bytes = b"of another job\n") -> LogTail:
+    """A tail that has passed over an old file."""
+    path.write_bytes(text)
+    os.utime(path, (1000, 1000))
+    tail = LogTail(str(path))
+    tail.skip_older(2000)
+    return tail
+
+
+def test_logs_of_another_job_are_not_kept_open(tmp_path: Path) -> None:
+    tails = [stale(tmp_path / f"{number}.log") for number in range(50)]
+    for _ in range(2):
+        assert open_files(str(tmp_path)) == []
+        assert [look(tail) for tail in tails] == [[]] * 50
+    assert {(tail.size, tail.mtime, tail.lag_bytes, tail.problem) for tail in tails} == {(15, 1000.0, 0, None)}
+    append(tmp_path / "7.log", b"of this one\n")
+    assert [number for number, tail in enumerate(tails) if look(tail) == [b"of this one\n"]] == [7]
+    assert open_files(str(tmp_path)) == [str(tmp_path / "7.log")]
+
+
+def test_a_log_that_was_passed_over_is_not_kept_open_by_a_reader_started_anew(path: Path) -> None:
+    tail = restart(stale(path))
+    assert (look(tail), open_files(str(path))) == ([], [])
+    append(path, b"new\n")
+    assert look(tail) == [b"new\n"]
+
+
+def test_a_fresh_log_that_was_passed_over_is_closed_once_it_has_settled(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(path, b"one\n")
+    tail = LogTail(str(path))
+    tail.start_at_end()
+    assert (look(tail), open_files(str(path))) == ([], [str(path)])
+    later = time.time() + 100
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert (look(tail), open_files(str(path))) == ([], [])
+
+
+@pytest.mark.parametrize("text", [b"new\n", b"of a third job\n", b"of another job, which is longer\n"])
+def test_a_log_that_was_passed_over_and_is_begun_anew_is_read_from_its_top(path: Path, text: bytes) -> None:
+    tail = stale(path, b"of this job..\n\n")
+    path.write_bytes(text)
+    assert (look(tail), tail.problem, tail.generation) == ([text], None, 1)
+
+
+def test_a_log_that_was_passed_over_is_followed_when_it_is_renamed_or_deleted(path: Path) -> None:
+    tail = stale(path)
+    path.rename(path.with_suffix(".1"))
+    assert look(tail) == []
+    append(path.with_suffix(".1"), b"last\n")
+    append(path, b"new\n")
+    assert look(tail) == [b"last\n", b"new\n"]
+    other = stale(path.with_name("other.log"))
+    (path.with_name("other.log")).unlink()
+    assert (look(other), other.problem) == ([], None)
+    append(path.with_name("other.log"), b"new\n")
+    assert (look(other), other.problem) == ([b"new\n"], None)
 
 
 def test_nothing_is_passed_over_where_nothing_is(path: Path) -> None:
@@ -505,6 +566,53 @@ def test_a_deleted_log_is_read_to_its_end(path: Path) -> None:
         assert look(tail) == [b"two\n"]
         append(path, b"new\n")
         assert look(tail) == [b"thr", b"new\n"]
+
+
+def test_a_deleted_log_is_closed_after_a_while_so_that_its_blocks_are_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tail = LogTail(str(path))
+    append(path, b"one\n")
+    look(tail)
+    with path.open("ab", buffering=0) as writer:
+        path.unlink()
+        writer.write(b"two\n")
+        assert look(tail) == [b"two\n"]
+        now += GONE_S - 1
+        writer.write(b"three\nlast wo")
+        assert look(tail) == [b"three\n"], "still written to"
+    now += GONE_S - 1
+    assert look(tail) == []
+    assert open_files(str(path)) == [f"{path} (deleted)"]
+    now += 1
+    assert (look(tail), tail.generation) == ([b"last wo"], 1)
+    assert (open_files(str(path)), tail.lag_bytes, tail.problem) == ([], 0, None)
+    assert look(tail) == []
+    append(path, b"new\n")
+    assert pieces(tail) == [(b"new\n", 0)]
+    assert tail.bytes_read == len(b"one\ntwo\nthree\nlast wonew\n")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_log_that_is_not_known_to_be_deleted_is_kept_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    append(path, b"one\n")
+    tail = LogTail(str(path))
+    look(tail)
+    path.rename(path.with_suffix(".1"))
+    if not moved:
+        path.with_suffix(".1").unlink()
+        path.touch()  # whoever made it has written nothing yet
+    for _ in range(3):
+        now += GONE_S
+        assert look(tail) == []
+    append(path, b"two\n")
+    assert look(tail) == [b"two\n"]
 
 
 @pytest.mark.parametrize("closed", [False, True])

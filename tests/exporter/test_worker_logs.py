@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from exporter.derive.workers import worker_rank
 from exporter.readers.worker_logs import RESCAN_S, LogFinder, log_paths, progress_path, read_end, run_suffix
 from tests.exporter.support import make_task
 
@@ -136,3 +137,53 @@ def test_a_folder_that_cannot_be_read_for_a_while_keeps_its_files(
         assert list(finder.find()) == [0]
     (tmp_path / "1.log").touch()
     assert list(finder.find()) == [0, 1]
+
+
+ROTATED_AWAY = [
+    "worker_0.log.1",
+    "worker_0.log-20260101",
+    "worker_0.log_2",
+    "worker_0.2026-01-01.log",
+    "worker_0.1.log",
+]
+OTHERS = ["worker_0.err", "worker_0_1.log", "worker_0.logs", "worker_0-2.log", "worker_0.log.old"]
+
+
+def by_worker(name: str) -> int | None:
+    return worker_rank(name, {})
+
+
+def found_names(finder: LogFinder) -> list[str]:
+    return [path.name for paths in finder.find().values() for path in paths]
+
+
+@pytest.mark.parametrize("name", ROTATED_AWAY)
+def test_what_was_rotated_away_from_a_found_log_is_no_log_of_its_own(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "worker_0.log"
+    log.touch()
+    finder = LogFinder(tmp_path, "worker_0*", by_worker)
+    assert found_names(finder) == ["worker_0.log"]
+    log.rename(tmp_path / name)
+    assert found_names(finder) == [], "the log of this name comes with the next record"
+    log.touch()
+    assert found_names(finder) == ["worker_0.log"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_log_of_the_worker_is_found_beside_the_first(tmp_path: Path, name: str) -> None:
+    (tmp_path / "worker_0.log").touch()
+    (tmp_path / name).touch()
+    assert sorted(found_names(LogFinder(tmp_path, "worker_0*", by_worker))) == sorted(["worker_0.log", name])
+
+
+@pytest.mark.parametrize("name", ROTATED_AWAY)
+def test_what_looks_rotated_is_found_where_the_log_itself_is_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert found_names(LogFinder(tmp_path, "worker_0*", by_worker)) == [name]
+
+
+def test_numbers_at_the_end_that_are_ranks_make_no_rotation(tmp_path: Path) -> None:
+    names = ["worker", "worker-0", "worker_1", "worker_2"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert sorted(found_names(LogFinder(tmp_path, "worker*", by_worker))) == names[1:]

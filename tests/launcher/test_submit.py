@@ -25,7 +25,10 @@ JOB = {
     "slurm": {"partition": "gpu", "account": "nlp2", "time_limit": "00:10:00"},
     "env": {"HF_TOKEN": "hunter2"},
 }
-FILES = ["config.yaml", "manifest.json", "plan.json", "sbatch_script.sh", "sidecars", "state.json", "status", "workers"]
+FILES = [
+    *("config.yaml", "manifest.json", "plan.json", "progress", "sbatch_script.sh", "sidecars", "state.json", "status"),
+    "workers",
+]
 """What a run directory holds before the job has an id."""
 
 

@@ -65,7 +65,9 @@ def test_the_wheel_holds_both_packages_and_the_entry_and_nothing_else(wheel: Pat
     assert {name.partition("/")[0] for name in names} == {
         *("exporter", "launcher", "gpujob_entry.py", f"gpujob-{__version__}.dist-info")
     }
-    assert not [name for name in names if "__pycache__" in name or "test" in name]
+    assert not [name for name in names if "__pycache__" in name or "/test" in name or name.startswith("test")]
+    packs = {str(path.relative_to(ROOT)) for path in (ROOT / "exporter" / "packs").iterdir()}
+    assert packs <= names
 
 
 def test_the_wheel_names_its_commands_and_needs(wheel: Path) -> None:
@@ -78,7 +80,8 @@ def test_the_wheel_names_its_commands_and_needs(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     needs = {need.partition(">")[0] for need in metadata.get_all("Requires-Dist", []) if "extra" not in need}
     assert needs == {
-        *("aiohttp", "click", "nvidia-ml-py", "prometheus-client", "psutil", "pydantic", "pyyaml", "requests", "rich")
+        *("ahocorasick-rs", "aiohttp", "click", "nvidia-ml-py", "prometheus-client", "psutil", "pydantic", "pyyaml"),
+        *("regex", "requests", "rich"),
     }
     assert "py3-none-any" in wheel.name
 

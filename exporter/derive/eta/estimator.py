@@ -368,8 +368,11 @@ class Estimator:
             return None
         return confidence(estimate, self._blocks.count, self.alarms(now)["stalled"])
 
-    def prior(self) -> Prior | None:
-        """What this run tells of the next of its kind; None when it was too short for that."""
+    def prior(self, unit: str | None = None) -> Prior | None:
+        """What this run, of items of this ``unit``, tells of the next of its kind.
+
+        None when it was too short for that, or its numbers are those of no job.
+        """
         blocks, speed = self._blocks, self._changes.speed
         cold = blocks.cold
         items = blocks.items - cold.items
@@ -378,7 +381,7 @@ class Estimator:
         pace = (blocks.seconds - cold.seconds) / items
         if pace <= 0:
             return None
-        end = (self._done or 0.0, blocks.seconds)
+        done = self._done or 0.0
         regular = [kind for kind in self._pauses.kinds() if kind.period]
         this = Prior(
             pace=pace,
@@ -386,11 +389,13 @@ class Estimator:
             warm_up_seconds=max(0.0, cold.seconds - pace * cold.items),
             gap=self._rhythm.gap,
             pauses=tuple(UsualPause(kind.name, kind.seconds, kind.period) for kind in regular if kind.period),
-            items=self._done or 0.0,
+            items=done,
             seconds=self._at - self._began,
-            curve=(*self._curve.points, end) if self._curve.points and self._curve.points[-1] < end else (),
+            curve=self._curve.until(done, blocks.seconds),
+            unit=unit,
         )
-        return this.after(self._prior)
+        found = this.after(self._prior)
+        return found if found.fault() is None else None
 
     # State
 

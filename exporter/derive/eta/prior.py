@@ -16,6 +16,9 @@ YOUNG_DOUBT = 1.0
 CURVE_GROWTH = 0.3
 CURVE_POINTS = 40
 MOST_POINTS = 100
+MOST_PAUSES = 48
+LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
+"""Paces, spreads, times and counts beyond these are of no job, and would overflow in what is made of them."""
 SAME_LENGTH = 0.02
 """Runs whose totals differ by no more than this are taken to be alike from beginning to end."""
 DISAGREEMENT = 2.5
@@ -47,11 +50,23 @@ class Curve:
 
     def add(self, done: float, seconds: float, total: float | None) -> None:
         """Where the work stands."""
-        self.points.append((done, float(f"{seconds:.7g}")))
+        self.points.append(curve_point(done, seconds))
         apart = CURVE_GROWTH * (done - self.points[0][0])
         if total is not None:
             apart = min(apart, total / CURVE_POINTS)
         self.next = done + apart if len(self.points) < MOST_POINTS else math.inf
+
+    def until(self, done: float, seconds: float) -> tuple[tuple[float, float], ...]:
+        """The points up to the end of the run, each count once; empty when the run was interrupted."""
+        if not self.points:
+            return ()
+        # Rounded like those before it, the end never lies below them.
+        return (*(point for point in self.points if point[0] < done), curve_point(done, seconds))
+
+
+def curve_point(done: float, seconds: float) -> tuple[float, float]:
+    """A point of a curve: its seconds to seven digits, which is all that a forecast needs."""
+    return done, float(f"{seconds:.7g}")
 
 
 class Prior(NamedTuple):
@@ -72,6 +87,8 @@ class Prior(NamedTuple):
     curve: tuple[tuple[float, float], ...] = ()
     """Items done and seconds of work so far, from the beginning to the end; empty when the run was interrupted."""
     runs: int = 1
+    unit: str | None = None
+    """What the items are; None when it is not known."""
 
     def work(self, start: float, done: float) -> float:
         """Seconds of work from one count to another."""
@@ -111,14 +128,34 @@ class Prior(NamedTuple):
                 name: float(data[name]) for name in ("pace", "spread", "warm_up_seconds", "gap", "items", "seconds")
             }
             curve = tuple((float(done), float(seconds)) for done, seconds in data["curve"])
-            prior = cls(pauses=pauses, curve=curve, runs=int(data["runs"]), **numbers)
-        except (KeyError, TypeError, ValueError) as error:
+            prior = cls(pauses=pauses, curve=curve, runs=int(data["runs"]), unit=data.get("unit"), **numbers)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"not a prior: {error!r}") from error
-        if not (0 < prior.pace < math.inf and 0 < prior.spread < math.inf):
-            raise ValueError("not a prior: its pace and spread must be above 0")
-        if any(not pause.period >= 1 for pause in pauses) or any(not a[0] < b[0] for a, b in pairwise(curve)):
-            raise ValueError("not a prior: pauses come after at least one item, and the curve must rise")
+        fault = prior.fault()
+        if fault is not None:
+            raise ValueError(f"not a prior: {fault}")
         return prior
+
+    def fault(self) -> str | None:
+        """What in it no run can have been like, in words; None when it can be used."""
+        if not all(LEAST_NUMBER <= number <= MOST_NUMBER for number in (self.pace, self.spread)):
+            return "its pace and spread must be above 0 and finite"
+        if not 1 <= self.runs <= MOST_NUMBER:
+            return "it must be of one run or more"
+        if not all(name is None or isinstance(name, str) for name in (self.unit, *(p.name for p in self.pauses))):
+            return "its unit and the names of its pauses must be text"
+        if len(self.pauses) > MOST_PAUSES or len(self.curve) > MOST_POINTS + 1:  # the end is a point too
+            return "it has more pauses or points than are kept of a run"
+        numbers = [self.warm_up_seconds, self.gap, self.items, self.seconds]
+        numbers += [number for pause in self.pauses for number in (pause.seconds, pause.period)]
+        numbers += [number for point in self.curve for number in point]
+        if not all(0 <= number <= MOST_NUMBER for number in numbers):
+            return "its numbers must not be negative, and must be finite"
+        if any(pause.period < 1 for pause in self.pauses):
+            return "pauses come after at least one item"
+        if any(not (a[0] < b[0] and a[1] <= b[1]) for a, b in pairwise(self.curve)):
+            return "its curve must rise"
+        return None
 
     def after(self, earlier: "Prior | None") -> "Prior":
         """This run together with those before it: its own pace, and the spread that they show."""

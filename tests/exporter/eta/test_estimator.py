@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.derive.eta import Estimate, Estimator
+from exporter.derive.eta import Estimate, Estimator, Prior
 
 Line = tuple[float, float, float | None]
 
@@ -145,6 +145,54 @@ def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataOb
         assert one.alarms(t + 5) == other.alarms(t + 5)
         assert one.rate(t) == other.rate(t)
     assert one.state() == other.state()
+
+
+def comes_back(prior: Prior | None) -> bool:
+    """Whether the next run can read it; there may be none."""
+    return prior is None or Prior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
+
+
+@given(ODD_LINES)
+def test_the_prior_of_odd_lines_can_be_read_again(
+    lines: list[tuple[float, float, float | None, float | None, str | None]],
+) -> None:
+    assert comes_back(fed_odd(lines).prior())
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1e-3]) | st.floats(0, 1e5), st.floats(0.125, 40)), max_size=80),
+    st.sampled_from([None, 20, 400, 2000]),
+    st.floats(0, 1e5),
+)
+@example([(7.3, 1.0)] * 40, 40, 0.0)
+def test_the_prior_of_any_run_can_be_read_again(
+    steps: list[tuple[float, float]], total: float | None, start: float
+) -> None:
+    estimator = Estimator()
+    t, done = start, 0.0
+    for seconds, rise in [(0.0, 0.0), *steps]:
+        t, done = t + seconds, done + rise
+        estimator.update(t, done, total)
+        prior = estimator.prior("items")
+        assert comes_back(prior)
+        assert prior is None or prior.unit == "items"
+    assert comes_back(fed([(t + place * 7.3, place, 50) for place in range(50)], Estimator(estimator.prior())).prior())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("items", [12, 40, 150, 3000])
+def test_a_finished_run_leaves_a_prior_that_ends_where_it_ended(items: int, seed: int) -> None:
+    prior = fed(run(items, 9.7, seed=seed)).prior()
+    assert prior is not None
+    assert comes_back(prior)
+    assert [done for done, _ in prior.curve].count(items) == 1
+    assert prior.curve[-1][1] == pytest.approx(prior.work(1, items), rel=1e-6)
+
+
+@pytest.mark.parametrize("rise", [1e-300, 1e-20])
+def test_a_run_with_numbers_of_no_job_leaves_no_prior(rise: float) -> None:
+    assert fed([(10.0 * place, rise * place, 1.0) for place in range(40)]).prior() is None
 
 
 @pytest.mark.parametrize(
