@@ -85,7 +85,7 @@ class Lexicon:
         return tuple(found)
 
     def preference(self, pack: str) -> tuple[str, ...]:
-        """Names of the patterns that give a position, the preferred one first; whole epochs, the coarsest, come last."""
+        """Names of the patterns that give a position, the preferred first; whole epochs, the coarsest, come last."""
         positions = [pattern for pattern in self.progress(pack) if pattern.kind is Kind.POSITION]
         return tuple(dict.fromkeys(p.name for p in sorted(positions, key=lambda p: p.unit == "epochs")))
 
