@@ -476,6 +476,8 @@ class WorkerLogs:
         self._first_text, self._told_phase = state["first_text"], state["told_phase"]
         self._unusable = int(state["unusable"])
         for path, order, lasting, zone_s, tail in state["sources"]:
+            if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
+                raise TypeError(f"{path!r} is no log, or has no position")  # counts without a position count twice
             self._sources[path] = _Source(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
 
 

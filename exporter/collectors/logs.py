@@ -136,6 +136,8 @@ class LogsCollector:
         self._lexicon: Lexicon | None = None
         self._workers: list[WorkerLogs] = []
         """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
+        self._restored: set[int] = set()
+        """Ranks whose state has been read and not been tried yet."""
         self._next = 0
         """Worker at which the next look begins, so that all get their turn when there is much to read."""
         self._saved_at = context.clock.monotonic()
@@ -153,6 +155,7 @@ class LogsCollector:
             if state is not None:
                 try:
                     worker.restore(state)
+                    self._restored.add(task.rank)
                     worker.state(), worker.facts(context.clock.time())  # whatever is wrong in it shows now
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
@@ -170,8 +173,8 @@ class LogsCollector:
         workers, count = self._workers, len(self._workers)
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
-            worker = workers[(self._next + place) % count]
-            self._look(worker, extra.get(worker.task.rank, ()), now, until)
+            number = (self._next + place) % count
+            self._look_at(number, extra.get(workers[number].task.rank, ()), now, until)
             if clock.monotonic() > until:
                 self._next = (self._next + place + 1) % count
                 break
@@ -193,6 +196,20 @@ class LogsCollector:
             timeouts=tuple(timeouts.items()),
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
         )
+
+    def _look_at(self, number: int, extra: Sequence[Path], now: float, until: float) -> None:
+        """A look at one worker; the first one shows whether a restored state can be used."""
+        worker = self._workers[number]
+        try:
+            self._look(worker, extra, now, until)
+        except Exception as error:
+            if worker.task.rank not in self._restored or self._lexicon is None:
+                raise
+            log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
+            self._workers[number] = WorkerLogs(worker.task, self._context.manifest, self._lexicon)
+            self._look(self._workers[number], extra, now, until)
+        finally:
+            self._restored.discard(worker.task.rank)
 
     def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float) -> None:
         context, task, clock = self._context, worker.task, self._context.clock

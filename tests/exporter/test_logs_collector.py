@@ -560,6 +560,8 @@ def test_a_log_of_two_clocks_stops_nothing(logs: Logs) -> None:
         (("marks", "since"), "x"),
         (("sources",), [[5, 0, False, None, {}]]),
         (("track", "processed"), "many"),
+        (("sources", "0", "4", "offset"), "far"),
+        (("sources", "0", "4", "mark"), 7),
         (("estimator",), {"version": 1}),
     ],
 )
@@ -571,7 +573,7 @@ def test_a_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, 
     body = json.loads(path.read_text())
     at = body["logs"]["0"]
     for key in place[:-1]:
-        at = at[key]
+        at = at[int(key)] if isinstance(at, list) else at[key]
     at[place[-1]] = value
     path.write_text(json.dumps(body))
     logs.collector = logs.fresh()

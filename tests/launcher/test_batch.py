@@ -4,6 +4,7 @@ The jobs are played at the same time, each in a folder of its own.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), tim
 def play_to_the_end(folder: Path) -> Batch:
     script = folder.with_name("worker.py")
     script.write_text(WORKER)
-    job = Submitted(folder, f"{sys.executable} {script}")
+    job = Submitted(folder, shlex.join([sys.executable, str(script)]))
     return job.run(SLURM_RESTART_COUNT="1")
 
 
