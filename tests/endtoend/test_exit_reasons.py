@@ -105,13 +105,18 @@ def told(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]:
     return dict(end)
 
 
-def failed(done: Ended, worker: str, reason: str, *words: str) -> dict[str, Any]:
-    """The job failed because of this worker, and its peers were ended for that reason."""
+def failed(done: Ended, worker: str, reason: str, *words: str, shared: bool = False) -> dict[str, Any]:
+    """The job failed because of this worker, and its peers were ended for that reason.
+
+    ``shared``: what failed is common to all, so that a peer may fail of it before it is ended.
+    """
     report = done.report
     assert (report["state"], report["exit_status"]) == ("FAILED", 1)
     assert (report["cause"]["worker"], report["cause"]["reason"]) == (worker, reason)
     for peer in (other["worker"] for other in report["workers"] if other["worker"] != worker):
         end = done.worker(peer)["exit"]
+        if shared and end["reason"] == reason:
+            continue
         assert (end["reason"], end["signal"]) == ("terminated_peer", "SIGTERM")
         assert f"{worker} rank {report['cause']['rank']}" in "; ".join(end["evidence"])
         assert f"ended by {reason}" in "; ".join(end["evidence"])
@@ -616,7 +621,7 @@ def test_a_program_without_its_interpreter_was_never_launched(no_interpreter: En
 
 def test_a_disk_that_a_worker_fills_is_the_reason(disk_full: Ended) -> None:
     assert disk_full.outcome == 1
-    assert failed(disk_full, "odd_w0", "disk_full", "exit status 1")["code"] == 1
+    assert failed(disk_full, "odd_w0", "disk_full", "exit status 1", shared=True)["code"] == 1
 
 
 def test_gpu_memory_that_runs_out_is_read_from_the_log(cuda_memory: Ended) -> None:
