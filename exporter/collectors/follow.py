@@ -281,7 +281,9 @@ class WorkerLogs:
                     self._set_value(name, rank, value, self._moment(source, value.stamp, now))
         reading: tuple[float, float] | None = None
         if RUNNING in found.values and WAITING in found.values:
-            requests = [total_of_ranks(name, self._values[name], now, VALUE_FRESH_S) for name in (RUNNING, WAITING)]
+            requests = [
+                total_of_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
+            ]
             self._estimator.queue(*(number or 0.0 for number in requests))
         told: list[Position | Mark] = [*found.positions, *found.marks]
         for record in sorted(told, key=lambda record: record.offset):

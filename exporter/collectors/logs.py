@@ -4,6 +4,8 @@ import contextlib
 import logging
 import math
 import os
+import queue
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,7 @@ from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Manifest, Task
-from exporter.readers.history import read_history
+from exporter.readers.history import RunHistory, read_history
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.log_state import read_state, write_state
 from exporter.readers.worker_logs import LogFinder, log_paths, progress_path
@@ -97,6 +99,8 @@ COMMON_ERRORS = frozenset(
 appear once seen: two dozen series for each worker that nearly always are 0 would be half of the page."""
 SAVE_INTERVAL_S = 30.0
 """What was read after the last save is read again after a restart: nothing is counted twice."""
+HISTORY_S = 2.0
+"""Earlier runs are waited for so long: they help in the first minutes only."""
 LOOK_S = 2.0
 """One look reads for about so long; what is left then waits for the next one."""
 
@@ -136,32 +140,38 @@ class LogsCollector:
         self._lexicon: Lexicon | None = None
         self._workers: list[WorkerLogs] = []
         """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
+        self._priors: dict[str, Prior] = {}
         self._restored: set[int] = set()
         """Ranks whose state has been read and not been tried yet."""
         self._next = 0
         """Worker at which the next look begins, so that all get their turn when there is much to read."""
         self._saved_at = context.clock.monotonic()
+        self._unsaved: str | None = None
+        """Why the last state could not be saved."""
 
     def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
         """The workers of this node, where a sidecar before this one has left them."""
         context, manifest = self._context, self._context.manifest
         identity = context.identity
         saved = read_state(manifest.run_dir, identity.node, identity.job_id, identity.attempt) or {}
-        priors = earlier_runs(manifest.job_name)
+        self._priors = earlier_runs(manifest.job_name)
         found = []
         for task in context.tasks:
-            prior, state = priors.get(task.role), saved.get(str(task.rank))
-            worker = WorkerLogs(task, manifest, lexicon, prior)
+            worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
             if state is not None:
                 try:
                     worker.restore(state)
-                    self._restored.add(task.rank)
                     worker.state(), worker.facts(context.clock.time())  # whatever is wrong in it shows now
+                    self._restored.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
-                    worker = WorkerLogs(task, manifest, lexicon, prior)
+                    worker = self._fresh(task, lexicon)
             found.append(worker)
         return found
+
+    def _fresh(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
+        """A worker of whose logs nothing has been read yet."""
+        return WorkerLogs(task, self._context.manifest, lexicon, self._priors.get(task.role))
 
     def read(self) -> LogsSnapshot:
         clock = self._context.clock
@@ -206,7 +216,7 @@ class LogsCollector:
             if worker.task.rank not in self._restored or self._lexicon is None:
                 raise
             log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
-            self._workers[number] = WorkerLogs(worker.task, self._context.manifest, self._lexicon)
+            self._workers[number] = self._fresh(worker.task, self._lexicon)
             self._look(self._workers[number], extra, now, until)
         finally:
             self._restored.discard(worker.task.rank)
@@ -257,7 +267,12 @@ class LogsCollector:
         self._saved_at = now
         identity = self._context.identity
         state = {str(worker.task.rank): worker.state() for worker in workers}
-        write_state(self._context.manifest.run_dir, identity.node, identity.job_id, identity.attempt, state)
+        problem = write_state(self._context.manifest.run_dir, identity.node, identity.job_id, identity.attempt, state)
+        if problem is not None and self._unsaved is None:
+            log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
+        elif problem is None and self._unsaved is not None:
+            log.warning("positions in logs are saved again")
+        self._unsaved = problem
 
     def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
         for facts in snapshot.workers:
@@ -327,12 +342,22 @@ class LogsCollector:
 
 
 def earlier_runs(job_name: str) -> dict[str, Prior]:
-    """What the last run of a job of this name tells of its workers, by role."""
+    """What the last run of a job of this name tells of its workers, by role; nothing where that takes long.
+
+    The home directory may hang where the run directory does not.
+    """
+    runs: queue.SimpleQueue[Sequence[RunHistory]] = queue.SimpleQueue()
+    threading.Thread(
+        target=lambda: runs.put(read_history(job_name, os.environ)), name="earlier-runs", daemon=True
+    ).start()
     found = {}
-    for run in read_history(job_name, os.environ):
-        for role, prior in run.prior.items():
-            with contextlib.suppress(ValueError):
-                found[role] = Prior.from_json(prior)
+    try:
+        for run in runs.get(timeout=HISTORY_S):
+            for role, prior in run.prior.items():
+                with contextlib.suppress(ValueError):
+                    found[role] = Prior.from_json(prior)
+    except queue.Empty:
+        log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_S)
     return found
 
 

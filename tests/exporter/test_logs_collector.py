@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from exporter import records
 from exporter.collectors import follow
+from exporter.collectors import logs as logs_module
 from exporter.collectors.base import Status
 from exporter.collectors.follow import VALUE_FRESH_S, LogFacts
 from exporter.collectors.logs import (
@@ -604,3 +606,42 @@ def test_a_log_that_says_nothing_is_an_event_with_the_next_step(logs: Logs) -> N
         logs.clock.now - 200 + follow.UNMATCHED_AFTER_S,
     )
     assert "gpujob scan" in event["detail"]
+
+
+def test_a_server_that_says_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
+    names = [*(f"v{number}" for number in range(follow.MOST_VALUES)), follow.RUNNING, follow.WAITING]
+    logs = Logs(tmp_path, progress=tuple(LogPattern(name, f"{name}=(\\d+)") for name in names))
+    logs.append("".join(f"{name}=7\n" for name in names))
+    assert len(logs.facts().values) == follow.MOST_VALUES
+    logs.append(f"{follow.RUNNING}=1 {follow.WAITING}=2\n")
+    assert logs.facts().lines == len(names) + 1
+
+
+def test_a_history_that_hangs_keeps_no_log_from_being_read(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(logs_module, "read_history", lambda *_: answer.wait() or ())
+    monkeypatch.setattr(logs_module, "HISTORY_S", 0.05)
+    logs.append(items(3))
+    try:
+        assert logs.facts().position == 3
+    finally:
+        answer.set()
+    assert "earlier runs of the job are not known" in caplog.text
+
+
+def test_a_state_that_cannot_be_saved_is_told_once_and_so_is_that_it_can_be_again(
+    logs: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs.facts()
+    place = logs.run_dir / LOG_STATE_DIR
+    place.write_text("in the way")
+    for _ in range(3):
+        logs.clock.advance(SAVE_INTERVAL_S)
+        logs.facts()
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["positions in logs are not saved"]
+    place.unlink()
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    assert caplog.messages[1:] == ["positions in logs are saved again"]
