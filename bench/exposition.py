@@ -18,9 +18,10 @@ ROUNDS = 15
 
 
 def _page(out: Samples, tick: int) -> str:
-    for family in FAMILIES:
-        for rank in range(WORKERS):
-            out.add(family, tick * 1.5 + rank, worker=f"worker_w{rank}", role="worker", rank=rank)
+    for rank in range(WORKERS):
+        row = out.row(worker=f"worker_w{rank}", role="worker", rank=rank)
+        for family in FAMILIES:
+            row.add(family, tick * 1.5 + rank)
     return out.page()
 
 

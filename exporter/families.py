@@ -6,7 +6,7 @@ library's ``generate_latest`` costs 6 to 9 microseconds a sample, this about one
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,38 +43,79 @@ class Family:
         return PREFIX + self.name
 
 
+class Row:
+    """Series that share labels: a worker's, say. Made by ``Samples.row``.
+
+    The text of a sample is made when its series begins, and again when its value changes.
+    """
+
+    __slots__ = ("_constant", "_kept", "_labels", "_lines", "_used")
+
+    def __init__(self, labels: Mapping[str, object], constant: Sequence[str], lines: dict[Family, list[str]]) -> None:
+        self._labels, self._constant, self._lines = labels, constant, lines
+        self._kept: dict[object, tuple[Value, str, str]] = {}
+        """Value, line, and what of the line stands before the value, by family or by that and its other labels."""
+        self._used: dict[object, tuple[Value, str, str]] = {}
+
+    def add(self, family: Family, value: Value, **more: object) -> None:
+        """Add one sample; None means "not known" and adds nothing.
+
+        The labels of the row and these must be exactly those declared.
+        """
+        if value is None:
+            return
+        key = (family, *more.values()) if more else family
+        kept = self._kept.get(key)
+        if kept is None or (len(more) > 1 and not self._in_order(family, more)):
+            prefix = self._prefix(family, more)
+            kept = (value, prefix + _number(value), prefix)
+            if len(more) > 1:
+                key = (family, *(more[name] for name in family.labels if name in more))
+        elif kept[0] != value:
+            prefix = kept[2]
+            kept = (value, prefix + _number(value), prefix)
+        self._used[key] = kept
+        lines = self._lines.get(family)
+        if lines is None:
+            lines = self._lines[family] = []
+        lines.append(kept[1])
+
+    def _in_order(self, family: Family, more: Mapping[str, object]) -> bool:
+        return family.labels[-len(more) :] == tuple(more)
+
+    def _prefix(self, family: Family, more: Mapping[str, object]) -> str:
+        labels = {**self._labels, **more}
+        if labels.keys() != set(family.labels):
+            raise ValueError(f"{family.name} has labels {family.labels}, not {tuple(labels)}")
+        pairs = [*self._constant, *(f'{name}="{_escape(str(labels[name]))}"' for name in family.labels)]
+        return f"{family.full_name}{{{','.join(pairs)}}} " if pairs else f"{family.full_name} "
+
+    def end_page(self) -> bool:
+        """Forget the series that were not on this page; whether there is any other."""
+        self._kept, self._used = self._used, {}
+        return bool(self._kept)
+
+
 class Samples:
     """Samples of one page, with the labels that all of them carry.
 
-    One object serves every page: the text before a sample's value is made once per series and
-    kept while the series lasts.
+    One object serves every page: the text of a sample is kept while its series lasts.
     """
 
     def __init__(self, constant_labels: Mapping[str, str]) -> None:
         self._constant = [f'{name}="{_escape(value)}"' for name, value in constant_labels.items()]
-        self._kept: dict[tuple[Family, tuple[object, ...]], str] = {}
-        self._used: dict[tuple[Family, tuple[object, ...]], str] = {}
         self._lines: dict[Family, list[str]] = {}
+        self._rows: dict[tuple[tuple[str, object], ...], Row] = {}
+        self.add = self.row().add
+        """Add one sample with all of its labels, in any order; see ``Row.add``."""
 
-    def add(self, family: Family, value: Value, **labels: object) -> None:
-        """Add one sample; None means "not known" and adds nothing.
-
-        Labels must be exactly those declared, in any order.
-        """
-        if value is None:
-            return
-        key = (family, tuple(labels.values()))
-        prefix = self._kept.get(key)
-        if prefix is None or tuple(labels) != family.labels:
-            if labels.keys() != set(family.labels):
-                raise ValueError(f"{family.name} has labels {family.labels}, not {tuple(labels)}")
-            key = (family, tuple(labels[name] for name in family.labels))
-            prefix = self._kept.get(key) or self._prefix(family, key[1])
-        self._used[key] = prefix
-        lines = self._lines.get(family)
-        if lines is None:
-            lines = self._lines[family] = []
-        lines.append(prefix + _number(value))
+    def row(self, **labels: object) -> Row:
+        """What adds samples that have these labels, and perhaps others."""
+        key = tuple(labels.items())
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = Row(labels, self._constant, self._lines)
+        return row
 
     def mark(self) -> dict[Family, int]:
         """Where the page stands, for ``take_back``."""
@@ -87,12 +128,6 @@ class Samples:
             del self._lines[family][kept:]
             if not kept:
                 del self._lines[family]
-
-    def _prefix(self, family: Family, values: Iterable[object]) -> str:
-        pairs = self._constant + [
-            f'{name}="{_escape(str(value))}"' for name, value in zip(family.labels, values, strict=True)
-        ]
-        return f"{family.full_name}{{{','.join(pairs)}}} " if pairs else f"{family.full_name} "
 
     def page(self, *, openmetrics: bool = False) -> str:
         """The page of all samples added since the last one, families in the order of their first sample."""
@@ -107,7 +142,9 @@ class Samples:
             parts.extend(lines)
         if openmetrics:
             parts.append("# EOF")
-        self._kept, self._used, self._lines = self._used, {}, {}
+        self._lines.clear()
+        for key in [key for key, row in self._rows.items() if not row.end_page() and key]:
+            del self._rows[key]
         return "\n".join(parts) + "\n" if parts else ""
 
 

@@ -122,6 +122,8 @@ class WorkerLogs:
         """Of the count in the track that the estimator has seen; another one is no work that follows from it."""
         self._values: dict[str, dict[int | None, Value]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
+        self._told_errors: tuple[tuple[str, str, int], ...] | None = None
+        """The same for ``facts``, made anew after a change."""
         self._lines = 0
         self._closed_bytes = 0
         self._first_text: float | None = None
@@ -273,8 +275,10 @@ class WorkerLogs:
     def _take(self, source: _Source, found: Findings, now: float) -> None:
         """What a piece says, in the order of its records; positions of one moment are one reading of the estimator."""
         self._learn_zone(source, found, now)
-        for name, count in found.errors.items():
-            self._errors[name] += count
+        if found.errors:
+            self._told_errors = None
+            for name, count in found.errors.items():
+                self._errors[name] += count
         for name, of_ranks in found.values.items():
             if name in self._values or len(self._values) < MOST_VALUES:
                 for rank, value in of_ranks.items():
@@ -371,6 +375,9 @@ class WorkerLogs:
     def facts(self, now: float, peers: float | None = None) -> LogFacts:
         """What is known at this moment; ``peers`` is the usual pace of workers like this one."""
         track, estimator, ended = self._track, self._estimator, self._ended
+        if self._told_errors is None:
+            severities = self._lexicon.severities
+            self._told_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
         alarms = estimator.alarms(now, self._manifest.stall_timeout_s)
         eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
@@ -401,7 +408,7 @@ class WorkerLogs:
             checkpoints=tuple(self.marks.begun.get("checkpointing", ())),
             checkpoint_seconds=tuple(self.marks.durations.get("checkpointing", ())),
             values=tuple(values),
-            errors=tuple((name, self._lexicon.severities[name], count) for name, count in self._errors.items()),
+            errors=self._told_errors,
             bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
             lines=self._lines,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
@@ -474,6 +481,7 @@ class WorkerLogs:
         for name, rank, number, offset, t in state["values"]:
             self._values.setdefault(name, {})[rank] = Value(number, offset, t)
         self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
+        self._told_errors = None
         self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
         self._first_text, self._told_phase = state["first_text"], state["told_phase"]
         self._unusable = int(state["unusable"])

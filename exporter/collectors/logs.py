@@ -276,35 +276,35 @@ class LogsCollector:
 
     def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
         for facts in snapshot.workers:
-            labels = worker_labels(facts.task)
-            out.add(ITEMS, facts.position, **labels)
-            out.add(ITEMS_EXPECTED, facts.expected, **labels)
-            out.add(ITEMS_PROCESSED, facts.processed, **labels)
+            row = out.row(**worker_labels(facts.task))
+            row.add(ITEMS, facts.position)
+            row.add(ITEMS_EXPECTED, facts.expected)
+            row.add(ITEMS_PROCESSED, facts.processed)
             if facts.unit is not None:
                 told = {"unit": facts.unit, "pattern": facts.pattern or "", "pack": facts.pack}
-                out.add(PROGRESS_INFO, 1, **labels, **told)
-            out.add(THROUGHPUT, facts.rate, **labels, window="current")
-            out.add(THROUGHPUT, facts.average_rate, **labels, window="average")
+                row.add(PROGRESS_INFO, 1, **told)
+            row.add(THROUGHPUT, facts.rate, window="current")
+            row.add(THROUGHPUT, facts.average_rate, window="average")
             if facts.eta is not None:
-                out.add(ETA, facts.eta.low, **labels, quantile="0.1")
-                out.add(ETA, facts.eta.seconds, **labels, quantile="0.5")
-                out.add(ETA, facts.eta.high, **labels, quantile="0.9")
-                out.add(FINISH, facts.read_at + facts.eta.seconds, **labels)
-            out.add(LAST_PROGRESS, facts.last_rise, **labels)
+                row.add(ETA, facts.eta.low, quantile="0.1")
+                row.add(ETA, facts.eta.seconds, quantile="0.5")
+                row.add(ETA, facts.eta.high, quantile="0.9")
+                row.add(FINISH, facts.read_at + facts.eta.seconds)
+            row.add(LAST_PROGRESS, facts.last_rise)
             if facts.stalled is not None:
-                out.add(STALLED, int(facts.stalled), **labels)
-            out.add(SLOWDOWN, facts.slowdown, **labels)
-            out.add(UNMATCHED, int(facts.unmatched is not None), **labels)
+                row.add(STALLED, int(facts.stalled))
+            row.add(SLOWDOWN, facts.slowdown)
+            row.add(UNMATCHED, int(facts.unmatched is not None))
             for name, value, seen in facts.values:
-                out.add(LOG_VALUE, value, **labels, name=name)
-                out.add(LOG_VALUE_TIME, seen, **labels, name=name)
+                row.add(LOG_VALUE, value, name=name)
+                row.add(LOG_VALUE_TIME, seen, name=name)
             for pattern, severity, count in facts.errors:
                 if not count and pattern not in self._from_zero:
                     continue
-                out.add(LOG_ERRORS, count, **labels, pattern=pattern, severity=severity)
-            out.add(LOG_BYTES, facts.bytes_read, **labels)
-            out.add(LOG_LINES, facts.lines, **labels)
-            out.add(LOG_LAG, facts.lag_bytes, **labels)
+                row.add(LOG_ERRORS, count, pattern=pattern, severity=severity)
+            row.add(LOG_BYTES, facts.bytes_read)
+            row.add(LOG_LINES, facts.lines)
+            row.add(LOG_LAG, facts.lag_bytes)
         for name, given_up in snapshot.timeouts:
             out.add(TIMEOUTS, given_up, pattern=name)
         pace.render(snapshot.pace, snapshot.workers, out)

@@ -92,7 +92,7 @@ def render(found: Pace, workers: Sequence[LogFacts], out: Samples) -> None:
     out.add(CHECKPOINT_NEXT, found.checkpoint_next)
     out.add(CHECKPOINT_FITS, None if found.checkpoint_fits is None else int(found.checkpoint_fits))
     for facts in workers:
-        out.add(LAG, found.lags.get(facts.task.rank), **worker_labels(facts.task))
+        out.row(**worker_labels(facts.task)).add(LAG, found.lags.get(facts.task.rank))
 
 
 def describe(found: Pace, status: Status) -> None:

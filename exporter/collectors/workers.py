@@ -156,35 +156,35 @@ class WorkersCollector:
 
     def render(self, snapshot: WorkersSnapshot, out: Samples) -> None:
         for facts in snapshot.workers:
-            labels = worker_labels(facts.task)
-            out.add(UP, int(facts.up), **labels)
+            row = out.row(**worker_labels(facts.task))
+            row.add(UP, int(facts.up))
             for state in STATES:
-                out.add(STATE, int(state == facts.state), **labels, state=state)
-            out.add(START, facts.start, **labels)
-            out.add(CPU, facts.cpu_s, **labels)
-            out.add(IO_READ, facts.io_read_bytes, **labels)
-            out.add(IO_WRITE, facts.io_write_bytes, **labels)
+                row.add(STATE, int(state == facts.state), state=state)
+            row.add(START, facts.start)
+            row.add(CPU, facts.cpu_s)
+            row.add(IO_READ, facts.io_read_bytes)
+            row.add(IO_WRITE, facts.io_write_bytes)
             if facts.sample is not None:
-                out.add(RSS, facts.sample.rss_bytes, **labels)
-                out.add(CHILDREN, facts.sample.children, **labels)
-                out.add(THREADS, facts.sample.threads, **labels)
+                row.add(RSS, facts.sample.rss_bytes)
+                row.add(CHILDREN, facts.sample.children)
+                row.add(THREADS, facts.sample.threads)
             if facts.details is not None:
-                out.add(PSS, facts.details.pss_bytes if facts.up else None, **labels)
-                out.add(OPEN_FILES, facts.details.open_files if facts.up else None, **labels)
-                out.add(SWITCHES, facts.details.voluntary_switches, **labels, kind="voluntary")
-                out.add(SWITCHES, facts.details.involuntary_switches, **labels, kind="involuntary")
-            out.add(RESTARTS, facts.restart, **labels)
+                row.add(PSS, facts.details.pss_bytes if facts.up else None)
+                row.add(OPEN_FILES, facts.details.open_files if facts.up else None)
+                row.add(SWITCHES, facts.details.voluntary_switches, kind="voluntary")
+                row.add(SWITCHES, facts.details.involuntary_switches, kind="involuntary")
+            row.add(RESTARTS, facts.restart)
             counts = dict.fromkeys(REASONS, 0)
             for ended in facts.exits:
                 counts[ended.reason] = counts.get(ended.reason, 0) + 1
             for reason, count in counts.items():
-                out.add(EXITS, count, **labels, reason=reason)
+                row.add(EXITS, count, reason=reason)
             if facts.exits:
                 last = facts.exits[-1]
-                out.add(LAST_CODE, last.code, **labels)
-                out.add(LAST_SIGNAL, last.signal, **labels)
+                row.add(LAST_CODE, last.code)
+                row.add(LAST_SIGNAL, last.signal)
                 for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
-                    out.add(LAST_TIME, end, **labels, reason=reason)
+                    row.add(LAST_TIME, end, reason=reason)
 
     def describe(self, snapshot: WorkersSnapshot, status: Status) -> None:
         for facts in snapshot.workers:
