@@ -1,10 +1,23 @@
 """What each expert would have said earlier in this run, and how near the truth it was."""
 
+import bisect
 import math
+from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.derive.eta.experts import TREND_SHARE, Outlook, Segment, Trend, forecasts, trends
+from exporter.derive.eta.blocks import Blocks
+from exporter.derive.eta.changes import Speed
+from exporter.derive.eta.experts import (
+    TREND_SHARE,
+    Outlook,
+    Segment,
+    Trend,
+    exponential_work,
+    forecasts,
+    linear_work,
+    trends,
+)
 
 SPACING = 200
 """A checkpoint stands at each such part of the total."""
@@ -12,6 +25,8 @@ MOST_CHECKPOINTS = 64
 MOST_LOSS = 1.0
 MOST_TREND = 3.0
 """A trend that leads further (of the logarithm) from the mean of late is none."""
+RECENT = 1 / 3
+"""Part of the work that the recent mean is taken over."""
 NEARNESS = 1.0
 """How near (in logarithms) a past horizon must be to the one asked for."""
 FAR_WEIGHT = 0.02
@@ -20,6 +35,7 @@ OLD_SPEED = 0.02
 """Factor for what was said at another speed."""
 PRIOR_LOSSES = (0.10, 0.05, 0.07, 0.09, 0.09, 0.12)
 PRIOR_WEIGHT = 0.3
+PRIOR_SUMS = tuple(loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES)
 FIRST_WEIGHTS = (0.05, 0.6, 0.1, 0.05, 0.15, 0.05)
 PRIOR_ERROR = 0.08
 PRIOR_ERROR_WEIGHT = 0.5
@@ -57,23 +73,73 @@ def short(number: float) -> float:
     return float(f"{number:.7g}")
 
 
-def segment(before: Checkpoint, after: Checkpoint) -> Segment | None:
+def column() -> "array[float]":
+    """Numbers close together in memory: of floats that stand alone each takes three times as much."""
+    return array("d")
+
+
+@dataclass(slots=True)
+class Columns:
+    """The checkpoints of a run, each part by itself."""
+
+    items: "array[float]" = field(default_factory=column)
+    seconds: "array[float]" = field(default_factory=column)
+    at: "array[float]" = field(default_factory=column)
+    left: "array[float]" = field(default_factory=column)
+    eta: "array[float]" = field(default_factory=column)
+    outlook: "tuple[array[float], ...]" = field(default_factory=lambda: tuple(column() for _ in Outlook._fields))
+
+    def add(self, point: Checkpoint) -> None:
+        """One more checkpoint."""
+        self.items.append(point.items)
+        self.seconds.append(point.seconds)
+        self.at.append(point.at)
+        self.left.append(point.left)
+        self.eta.append(point.eta)
+        for numbers, number in zip(self.outlook, point.outlook, strict=True):
+            numbers.append(number)
+
+    def thin(self) -> None:
+        """Drops every second one; the first one stays."""
+        for numbers in (self.items, self.seconds, self.at, self.left, self.eta, *self.outlook):
+            del numbers[1::2]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def rows(self) -> list[Checkpoint]:
+        """The checkpoints, one by one."""
+        outlooks = zip(*self.outlook, strict=True)
+        rows = zip(self.items, self.seconds, self.at, self.left, self.eta, outlooks, strict=True)
+        return [
+            Checkpoint(items, seconds, at, left, eta, Outlook(*outlook))
+            for items, seconds, at, left, eta, outlook in rows
+        ]
+
+
+def segment(before_items: float, before_seconds: float, after_items: float, after_seconds: float) -> Segment | None:
     """The work between two checkpoints; None when there was none that took time."""
-    items, seconds = after.items - before.items, after.seconds - before.seconds
+    items, seconds = after_items - before_items, after_seconds - before_seconds
     if items <= 0 or seconds <= 0:
         return None
     pace = seconds / items
-    return Segment((before.items + after.items) / 2, items, pace, math.log(pace))
+    return Segment((before_items + after_items) / 2, items, pace, math.log(pace))
 
 
 @dataclass(slots=True)
 class History:
     """Checkpoints of a run and the trends through them."""
 
-    checkpoints: list[Checkpoint] = field(default_factory=list)
     linear: Trend | None = None
     exponential: Trend | None = None
-    _segments: list[Segment | None] | None = None
+    _points: Columns = field(default_factory=Columns)
+    _segments: list[Segment | None] = field(default_factory=list)
+    """From checkpoint to checkpoint; None also where it is too long ago to count for a trend."""
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """In the order of the work."""
+        return self._points.rows()
 
     def state(self) -> list[Any]:
         """For restored()."""
@@ -83,11 +149,13 @@ class History:
     def restored(cls, state: list[Any]) -> "History":
         """The history of which this is the state."""
         checkpoints, linear, exponential = state
-        return cls(
-            [Checkpoint._make([*rest, Outlook(*outlook)]) for *rest, outlook in checkpoints],
+        history = cls(
             None if linear is None else Trend(*linear),
             None if exponential is None else Trend(*exponential),
         )
+        for *rest, outlook in checkpoints:
+            history._points.add(Checkpoint._make([*rest, Outlook(*outlook)]))
+        return history
 
     def add(self, checkpoint: Checkpoint, warm_up_items: float, change: float) -> None:
         """A checkpoint; every second one is dropped when there are too many, the first one stays.
@@ -95,30 +163,44 @@ class History:
         ``change``: items done when the present speed began.
         """
         outlook = Outlook(*map(short, checkpoint.outlook))
-        self.checkpoints.append(checkpoint._replace(eta=short(checkpoint.eta), outlook=outlook))
-        if len(self.checkpoints) > MOST_CHECKPOINTS:
-            self.checkpoints = self.checkpoints[::2]
-            self._segments = None
-        if len(self.checkpoints) % 2 == 0:  # trends change slowly, and fitting costs
+        self._points.add(checkpoint._replace(eta=short(checkpoint.eta), outlook=outlook))
+        if len(self._points) > MOST_CHECKPOINTS:
+            self._points.thin()
+            self._segments = []
+        if len(self._points) % 2 == 0:  # trends change slowly, and fitting costs
             self.linear, self.exponential = trends(self.segments(warm_up_items), change)
 
     def segments(self, warm_up_items: float) -> list[Segment]:
         """The last part of the work, from checkpoint to checkpoint."""
-        points = self.checkpoints
-        if self._segments is None:
-            self._segments = []
-        for index in range(len(self._segments), len(points) - 1):
-            self._segments.append(segment(points[index], points[index + 1]))
-        begin = (1 - TREND_SHARE) * points[-1].seconds
-        first = next(
-            (i for i, point in enumerate(points) if point.seconds >= begin and point.items >= warm_up_items),
-            len(points),
+        items, seconds, found = self._points.items, self._points.seconds, self._segments
+        first = max(
+            bisect.bisect_left(seconds, (1 - TREND_SHARE) * seconds[-1]), bisect.bisect_left(items, warm_up_items)
         )
-        return [part for part in self._segments[first:] if part is not None]
+        gone = min(first, len(found))
+        found[:gone] = [None] * gone
+        for i in range(len(found), len(items) - 1):
+            part = segment(items[i], seconds[i], items[i + 1], seconds[i + 1]) if i >= first else None
+            found.append(part)
+        return [part for part in found[first:] if part is not None]
 
-    def since(self, seconds: float) -> Checkpoint | None:
-        """The last checkpoint with at most so many seconds of work; None when there is none."""
-        return next((point for point in reversed(self.checkpoints) if point.seconds <= seconds), None)
+    def since(self, seconds: float) -> tuple[float, float] | None:
+        """Items and seconds of work at the last checkpoint with at most so many seconds; None when there is none."""
+        after = bisect.bisect_right(self._points.seconds, seconds)
+        return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
+
+    def outlook(self, blocks: Blocks, speed: Speed) -> Outlook:
+        """What each expert thinks of the seconds per item where the work stands, at this present speed."""
+        items, cold = blocks.items, blocks.cold
+        warm = items - cold.items
+        whole = (blocks.seconds - cold.seconds) / warm if warm > 0 else blocks.seconds / items
+        present = (speed.seconds + blocks.open_seconds) / (speed.items + blocks.open_items)
+        recent = whole
+        point = self.since((1 - RECENT) * blocks.seconds)
+        if point is not None and cold.items <= point[0] < items:
+            recent = (blocks.seconds - point[1]) / (items - point[0])
+        linear = self.linear_here(items, recent)
+        exponential = self.exponential_here(items, recent)
+        return Outlook(whole, present, recent, blocks.mean, *linear, *exponential)
 
     def linear_here(self, items: float, otherwise: float) -> tuple[float, float]:
         """Seconds per item by the linear trend and their change with each; ``otherwise`` where there is no trend."""
@@ -142,34 +224,56 @@ class History:
         What counts most is what was said at the same relative distance as is asked for now: as long ahead
         for as much behind. ``speed_items``: items done when the present speed began.
         """
-        sums = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
+        whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum = PRIOR_SUMS
         weight_sum = PRIOR_WEIGHT
-        error, error_weight = PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
+        error_sum, error_weight = PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
         distance = math.log(max(left, 1e-9) / items) if items > 0 else 0.0
         tested = False
-        for point in self.checkpoints:
-            since = items - point.items
-            truth = seconds - point.seconds
-            if since <= 0 or truth <= 0 or point.items <= 0:
+        log, exp = math.log, math.exp
+        nearness = 2 * NEARNESS * NEARNESS
+        points = self._points
+        then = zip(points.items, points.seconds, points.at, points.left, points.eta, *points.outlook, strict=True)
+        # Each expert by itself, not in a loop over forecasts(): this is most of what estimates cost.
+        for done, work, moment, rest, eta, whole, speed, recent, moving, level, slope, base, growth in then:
+            since = items - done
+            truth = seconds - work
+            if since <= 0 or truth <= 0 or done <= 0:
                 continue
-            u = math.log(since / point.items) - distance
-            weight = math.exp(-u * u / (2 * NEARNESS * NEARNESS)) + FAR_WEIGHT
-            if point.items < speed_items:
+            log_truth = log(truth)
+            u = log(since / done) - distance
+            weight = exp(-u * u / nearness) + FAR_WEIGHT
+            if done < speed_items:
                 weight *= OLD_SPEED
-            log_truth = math.log(truth)
-            for index, forecast in enumerate(forecasts(point.outlook, since)):
-                loss = abs(math.log(forecast) - log_truth) if forecast > 0 else MOST_LOSS
-                if loss > MOST_LOSS:
-                    loss = MOST_LOSS
-                sums[index] += weight * loss
+            most = weight * MOST_LOSS
             weight_sum += weight
             tested = True
-            if point.eta > 0 and point.left > 0 and at > point.at:
-                said = point.eta * since / point.left
-                error += weight * min(MOST_LOSS, abs(math.log(said / (at - point.at))))
+
+            said = whole * since
+            whole_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = speed * since
+            speed_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = moving * since
+            moving_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = recent * since
+            share = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            recent_sum += share
+            straight = curved = share  # a trend that is none says what the last third says
+            if slope or level != recent:
+                said = linear_work(level, slope, since)
+                straight = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            linear_sum += straight
+            if growth or base != recent:
+                said = exponential_work(base, growth, since)
+                curved = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            exponential_sum += curved
+
+            if eta > 0 and rest > 0 and at > moment:
+                loss = abs(log(eta * since / rest / (at - moment)))
+                error_sum += weight * loss if loss < MOST_LOSS else most
                 error_weight += weight
+        sums = (whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum)
         weights = expert_weights([loss / weight_sum for loss in sums]) if tested else FIRST_WEIGHTS
-        return Verdict(weights, error / error_weight)
+        return Verdict(weights, error_sum / error_weight)
 
 
 def expert_weights(losses: list[float]) -> tuple[float, ...]:

@@ -23,6 +23,9 @@ class Block(NamedTuple):
     items: float
 
 
+NO_WORK = Block(0.0, 0.0)
+
+
 @dataclass(slots=True)
 class Blocks:
     """Work so far, without pauses."""
@@ -39,12 +42,15 @@ class Blocks:
     """The first blocks."""
     warm_up: int = 0
     """How many of them are warm-up."""
+    cold: Block = NO_WORK
+    """The warm-up as one block."""
 
     @classmethod
     def restored(cls, state: list[Any]) -> "Blocks":
         """The blocks of which this is the state."""
-        blocks = cls(*state)
-        blocks.head = [Block(*block) for block in blocks.head]
+        *numbers, head, warm_up, cold = state
+        blocks = cls(*numbers)
+        blocks.head, blocks.warm_up, blocks.cold = [Block(*block) for block in head], warm_up, Block(*cold)
         return blocks
 
     def add(self, seconds: float, items: float) -> Block | None:
@@ -77,13 +83,9 @@ class Blocks:
         if found <= self.warm_up:
             return None
         self.warm_up = found
+        slow = self.head[:found]
+        self.cold = Block(sum(block.seconds for block in slow), sum(block.items for block in slow))
         return self.head[found:]
-
-    @property
-    def cold(self) -> Block:
-        """The warm-up as one block."""
-        slow = self.head[: self.warm_up]
-        return Block(sum(block.seconds for block in slow), sum(block.items for block in slow))
 
 
 def leading_slow(blocks: list[Block]) -> int:

@@ -178,8 +178,12 @@ class Changes:
 
     def fastest_before(self, work_seconds: float) -> Past | None:
         """The fastest earlier speed that lasted: 8 blocks and 2 % of all work."""
-        lasting = [past for past in self.past if past.blocks >= 8 and past.seconds > 0.02 * work_seconds]
-        return min(lasting, key=lambda past: past.pace, default=None)
+        fastest = None
+        for past in self.past:
+            lasting = past.blocks >= 8 and past.seconds > 0.02 * work_seconds
+            if lasting and (fastest is None or past.pace < fastest.pace):
+                fastest = past
+        return fastest
 
     def slowdown_ratio(self, work_seconds: float) -> float | None:
         """Present seconds per item over those of the fastest earlier speed; None when there was none."""

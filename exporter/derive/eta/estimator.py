@@ -6,39 +6,39 @@ are looked for, several experts see the work ahead, and a back-test on the run's
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple
 from typing import Any, TypedDict
 
 from exporter.derive.eta.backtest import FIRST_WEIGHTS, PRIOR_ERROR, SPACING, Checkpoint, History, Verdict, mixed
 from exporter.derive.eta.blocks import LEAST_S, Block, Blocks
 from exporter.derive.eta.changes import Changes
 from exporter.derive.eta.clock import Clock, Rhythm
-from exporter.derive.eta.experts import Outlook
-from exporter.derive.eta.interval import Estimate, around, confidence, deviation, start_doubt
+from exporter.derive.eta.interval import Estimate, confidence, deviation, half_width, start_doubt
 from exporter.derive.eta.job import leaning
 from exporter.derive.eta.pauses import Ahead, Announced, Pause, Pauses, is_pause, pause_factor
 from exporter.derive.eta.prior import FIRST_SPREAD, Curve, Prior, UsualPause, belief
+from exporter.derive.eta.standing import (
+    NAMED_STALL_S,
+    QUIET,
+    RATE_PAUSES,
+    RATE_S,
+    RATE_SILENCES,
+    STALL_TIMEOUT_S,
+    Forecast,
+    Patience,
+    Standing,
+    usual_patience,
+)
 from exporter.derive.eta.tail import TAIL_SD, Tail
 from exporter.derive.eta.throughput import Throughput
 
 VERSION = 1
 UNSEEN = 0.1
 """Doubt about what a run's own past says of its rest, when as much is left as is done."""
-RECENT = 1 / 3
-"""Part of the work that the recent mean is taken over."""
 MOST_S = 1e12
 MOST_ITEMS = 1e15
 """Numbers beyond these are no times and counts of a job."""
 OUT_OF_ORDER = 2
 """A count so many usual steps back, within a usual gap, is an old line and no resume."""
-YOUNG_STALL_S = 1800.0
-"""Silence that means something while only a few lines have come ..."""
-FIRST_STALL_S = 7200.0
-"""... and while only one has, when nothing tells how often they come."""
-LONGEST_WAIT = 6.0
-"""How many times as long as usual a request may take, in the tail of a batch."""
-NAMED_STALL_S = 3600.0
-"""How long a pause may last that the log has named for the first time."""
 
 
 class Alarms(TypedDict):
@@ -84,6 +84,11 @@ class Estimator:
         self._factor = pause_factor(0.0)
         self._next = 0.0
         """Items done at which the next checkpoint stands."""
+        self._standing: Standing | None = None
+        self._forecast: Forecast | None = None
+        """Both are kept until something comes in; None also while there is no forecast."""
+        self._leaning = 1.0
+        """How far peers have moved the forecast."""
 
     # What comes in
 
@@ -96,6 +101,7 @@ class Estimator:
         """
         if not (-MOST_S <= t <= MOST_S and 0 <= done <= MOST_ITEMS):
             return
+        self._forget()
         self._total = total if total is not None and 0 < total <= MOST_ITEMS else None
         at = self._read(t, arrival)
         if self._done is None:
@@ -116,11 +122,13 @@ class Estimator:
         It ends with resume(), with a pause of another name, or where the work for the next line should have begun.
         """
         if -MOST_S <= t <= MOST_S:
+            self._forget()
             self._announced.begin(name, self._read(t, arrival))
 
     def resume(self, t: float, arrival: float | None = None) -> None:
         """The log says at ``t`` that work goes on."""
         if -MOST_S <= t <= MOST_S:
+            self._forget()
             self._announced.end(self._read(t, arrival))
 
     def queue(self, running: float, waiting: float) -> None:
@@ -130,7 +138,12 @@ class Estimator:
         """
         if self._done is None or self._total is None or not (0 <= running <= MOST_ITEMS and 0 <= waiting <= MOST_ITEMS):
             return
+        self._forget()
         self._tail.look(running, waiting, self._total - self._done, self.pace)
+
+    def _forget(self) -> None:
+        """What has been said so far may no longer hold."""
+        self._standing = self._forecast = None
 
     def _read(self, t: float, arrival: float | None) -> float:
         return self._clock.read(t, arrival if arrival is not None and -MOST_S <= arrival <= MOST_S else None)
@@ -198,7 +211,7 @@ class Estimator:
         blocks = self._blocks
         if not self._changes.speed.items:
             return
-        outlook = self._outlook()
+        outlook = self._history.outlook(blocks, self._changes.speed)
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
@@ -213,31 +226,33 @@ class Estimator:
     def estimate(self, now: float, peers: float | None = None) -> Estimate | None:
         """Seconds left at ``now``; None without a total or before anything is known, 0 only when all is done.
 
-        Between lines it counts down. When a line is overdue it stands, and grows by half the time overdue: a pause that
-        is not known lasts about as long again. ``peers``: what peer_pace() says, for workers of one job.
+        Forecast.after() says how it goes on between lines. ``peers``: what peer_pace() says, for workers of one job.
         """
         if self._done is None or self._total is None:
             return None
-        left = self._total - self._done
-        if left <= 0:
+        if self._total <= self._done:
             return Estimate(0.0, 0.0, 0.0)
-        speed, gap = self._changes.speed, self._rhythm.gap
-        if speed.items:
-            work, sd = self._work_left(self._done, left, peers)
+        towards = leaning(self._changes.speed.pace, peers, self._blocks.count)
+        if self._forecast is None or towards != self._leaning:
+            self._leaning = towards
+            self._forecast = self._foresee(self._done, self._total)
+        return None if self._forecast is None else self._forecast.after(self._since(now))
+
+    def _foresee(self, done: float, total: float) -> Forecast | None:
+        left, gap = total - done, self._rhythm.gap
+        if self._changes.speed.items:
+            work, sd = self._work_left(done, left)
         elif self._prior is not None:
-            work = self._prior.left(self._done, self._total)
+            work = self._prior.left(done, total)
             sd = deviation(PRIOR_ERROR, 0.0, left, 1, self._prior.spread)
             gap = self._prior.gap + self._prior.warm_up_seconds
         else:
             return None
-        ahead = self._ahead(self._done, self._total)
-        since = self._since(now)
+        ahead = self._ahead(done, total)
         credit = 1.2 * max(gap, self._rhythm.silence, self._tail.wait(left)) + ahead.due
-        overdue = max(0.0, since - credit)
-        seconds = max(work + ahead.seconds - min(since, credit), 0.5 * gap, 1e-9) + 0.5 * overdue
-        return around(seconds, sd, overdue)
+        return Forecast(work + ahead.seconds, max(0.5 * gap, 1e-9), credit, half_width(sd))
 
-    def _work_left(self, done: float, left: float, peers: float | None) -> tuple[float, float]:
+    def _work_left(self, done: float, left: float) -> tuple[float, float]:
         """Seconds of work left, and the standard deviation of their logarithm."""
         blocks, speed = self._blocks, self._changes.speed
         if not self._judged:
@@ -245,7 +260,7 @@ class Estimator:
             self._verdict = self._history.judge(
                 blocks.items, blocks.seconds, self._at - self._lost, left, self._changed
             )
-        work = mixed(self._outlook(), left, self._verdict.weights) * leaning(speed.pace, peers, blocks.count)
+        work = mixed(self._history.outlook(blocks, speed), left, self._verdict.weights) * self._leaning
         sd, error, start = speed.sd, self._verdict.error, start_doubt(blocks.count)
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
@@ -260,21 +275,6 @@ class Estimator:
         believed = belief(self._prior, ratio, measured, math.hypot(doubt, min(1.0, unseen)), blocks.count)
         as_before = self._prior.left(done, done + left) * believed.scale
         return work * (as_before / work) ** believed.weight, min(doubt, believed.doubt)
-
-    def _outlook(self) -> Outlook:
-        """What each expert thinks of the seconds per item, here."""
-        blocks, history, speed = self._blocks, self._history, self._changes.speed
-        items, cold = blocks.items, blocks.cold
-        warm = items - cold.items
-        whole = (blocks.seconds - cold.seconds) / warm if warm > 0 else blocks.seconds / items
-        present = (speed.seconds + blocks.open_seconds) / (speed.items + blocks.open_items)
-        recent = whole
-        point = history.since((1 - RECENT) * blocks.seconds)
-        if point is not None and cold.items <= point.items < items:
-            recent = (blocks.seconds - point.seconds) / (items - point.items)
-        linear = history.linear_here(items, recent)
-        exponential = history.exponential_here(items, recent)
-        return Outlook(whole, present, recent, blocks.mean, *linear, *exponential)
 
     def _ahead(self, done: float, total: float) -> Ahead:
         """Pauses to come; one that goes on under its name is due."""
@@ -301,53 +301,54 @@ class Estimator:
         """Seconds since the last line that brought work."""
         return min(MOST_S, self._clock.at(now) - self._at)
 
-    def alarms(self, now: float, stall_timeout_s: float = 300.0, busy: bool | None = None) -> Alarms:
+    def _stand(self) -> Standing:
+        """How the work goes since the last line."""
+        if self._standing is None:
+            blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
+            left = self._left
+            self._standing = Standing(
+                unfinished=self._done is not None and left > 0,
+                patience=self._patience(left, silence),
+                slow=changes.slowed_down(blocks.seconds) and not self._tail.begun(left),
+                slowdown=changes.slowdown_ratio(blocks.seconds),
+                rate=self._throughput.rate,
+                rate_until=max(RATE_S, RATE_SILENCES * silence, RATE_PAUSES * self._pauses.largest),
+                items=blocks.items + self._pending,
+                elapsed=self._at - self._began,
+                quiet=QUIET * silence,
+            )
+        return self._standing
+
+    def _patience(self, left: float, silence: float) -> Patience:
+        speed, pauses, name = self._changes.speed, self._pauses, self._announced.name
+        sd = speed.sd
+        # Where the work varies much, a single step may take very long.
+        longest = speed.pace * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
+        usual = usual_patience(self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._at)
+        if name is None:
+            return usual
+        return usual._replace(
+            named_s=3 * pauses.size(name) or NAMED_STALL_S, named_after_s=self._announced.began - self._at
+        )
+
+    def alarms(self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None) -> Alarms:
         """What seems wrong at ``now``: no progress for longer than is usual, or work slower than it was.
 
         ``busy``: whether the GPUs work, where that is known. It doubts a stall, and idle ones confirm it.
         """
-        stalled = (
-            self._done is not None and self._left > 0 and self._since(now) > self._stall_limit(stall_timeout_s, busy)
-        )
-        slow = self._changes.slowed_down(self._blocks.seconds) and not self._tail.begun(self._left)
-        return {"stalled": stalled, "slowdown": slow}
-
-    def _stall_limit(self, stall_timeout_s: float, busy: bool | None) -> float:
-        """Seconds without progress from which on work has stalled."""
-        silence, largest = self._rhythm.silence, self._pauses.largest
-        if busy is False:
-            limit = max(stall_timeout_s, 4 * silence, 1.3 * largest)
-        elif self._rises < 4:
-            limit = max(stall_timeout_s, FIRST_STALL_S if self._rises < 2 else YOUNG_STALL_S, 8 * silence)
-        else:
-            speed = self._changes.speed
-            # Where the work varies much, a single step may take very long.
-            longest = speed.pace * self._rhythm.step * math.exp(4 * speed.sd - speed.sd**2 / 2)
-            limit = max(stall_timeout_s, 8 * silence, longest, 1.7 * largest, 0.04 * self._at)
-        limit = max(limit, LONGEST_WAIT * self._tail.wait(self._left))
-        if busy:
-            limit *= 3
-        if self._announced.name is not None:
-            size = self._pauses.size(self._announced.name)
-            limit = max(limit, 3 * size if size > 0 else NAMED_STALL_S) + self._announced.began - self._at
-        return limit
+        standing = self._stand()
+        return {"stalled": standing.stalled(self._since(now), stall_timeout_s, busy), "slowdown": standing.slow}
 
     def rate(self, now: float) -> float | None:
         """Items per second of work lately; None before there was any and when the last is long past.
 
         During a pause it is the rate of the work before, never 0.
         """
-        rate = self._throughput.rate
-        if rate is None or self._since(now) > max(60.0, 8 * self._rhythm.silence, 1.7 * self._pauses.largest):
-            return None
-        return rate
+        return self._stand().rate_after(self._since(now))
 
     def average_rate(self, now: float) -> float | None:
         """Items per second since the first line, pauses included; None before two lines."""
-        since = self._since(now) if self._left > 0 else 0.0
-        elapsed = self._at - self._began + (since if since > 2 * self._rhythm.silence else 0.0)
-        items = self._blocks.items + self._pending
-        return items / elapsed if items and elapsed > 0 else None
+        return self._stand().average_after(self._since(now))
 
     @property
     def pace(self) -> float | None:
@@ -356,7 +357,7 @@ class Estimator:
 
     def slowdown_ratio(self) -> float | None:
         """Present seconds per item over those of the fastest earlier speed; None when there was no other."""
-        return self._changes.slowdown_ratio(self._blocks.seconds)
+        return self._stand().slowdown
 
     def confidence(self, now: float, estimate: Estimate | None = None) -> str | None:
         """high, medium or low: how far the estimate is to be trusted; None when there is none.
@@ -366,7 +367,8 @@ class Estimator:
         estimate = estimate if estimate is not None else self.estimate(now)
         if estimate is None:
             return None
-        return confidence(estimate, self._blocks.count, self.alarms(now)["stalled"])
+        stalled = self._stand().stalled(self._since(now), STALL_TIMEOUT_S, None)
+        return confidence(estimate, self._blocks.count, stalled)
 
     def prior(self, unit: str | None = None) -> Prior | None:
         """What this run, of items of this ``unit``, tells of the next of its kind.
@@ -404,15 +406,15 @@ class Estimator:
         return {
             "version": VERSION,
             "prior": None if self._prior is None else self._prior.to_json(),
-            "clock": astuple(self._clock),
-            "rhythm": astuple(self._rhythm),
-            "blocks": astuple(self._blocks),
-            "throughput": astuple(self._throughput),
-            "changes": astuple(self._changes),
+            "clock": _columns(self._clock),
+            "rhythm": _columns(self._rhythm),
+            "blocks": _columns(self._blocks),
+            "throughput": _columns(self._throughput),
+            "changes": _columns(self._changes),
             "pauses": self._pauses.state(),
-            "announced": astuple(self._announced),
-            "tail": astuple(self._tail),
-            "curve": astuple(self._curve),
+            "announced": _columns(self._announced),
+            "tail": _columns(self._tail),
+            "curve": _columns(self._curve),
             "history": self._history.state(),
             "verdict": self._verdict,
             "judged": self._judged,
@@ -456,3 +458,16 @@ class Estimator:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of an estimator: {error!r}") from error
         return own
+
+
+def _columns(part: Any) -> list[Any]:
+    """The fields of a dataclass, those that are dataclasses themselves alike; lists are copied, not what is in them."""
+    found = []
+    for name in part.__dataclass_fields__:
+        value = getattr(part, name)
+        if isinstance(value, list):
+            value = value.copy()
+        elif hasattr(value, "__dataclass_fields__"):
+            value = _columns(value)
+        found.append(value)
+    return found

@@ -33,9 +33,13 @@ def deviation(error: float, sd: float, steps_left: float, blocks: int, start: fl
     return math.sqrt((PAST_ERRORS * error) ** 2 + chance + LEAST**2 + start**2)
 
 
-def around(seconds: float, sd: float, overdue: float) -> Estimate:
-    """The estimate with its interval; a line that is overdue moves only the upper end."""
-    width = math.exp(min(50.0, QUANTILE * sd))
+def half_width(sd: float) -> float:
+    """Factor from the middle estimate to the ends of its interval, where its logarithm has this deviation."""
+    return math.exp(min(50.0, QUANTILE * sd))
+
+
+def around(seconds: float, width: float, overdue: float) -> Estimate:
+    """The estimate with its interval of this half_width(); a line that is overdue moves only the upper end."""
     return Estimate(seconds, seconds / width, seconds * width + 2 * overdue)
 
 

@@ -69,6 +69,15 @@ class Kind(NamedTuple):
     """Seconds of work before the first."""
 
 
+class Known(NamedTuple):
+    """What is known of pauses, until the next one is seen."""
+
+    kinds: tuple[tuple[Kind, UsualPause | None], ...]
+    """Those seen, grouped, each with what earlier runs had of the kind."""
+    unseen: tuple[UsualPause, ...]
+    """What only earlier runs had."""
+
+
 class Ahead(NamedTuple):
     """Pauses to be expected."""
 
@@ -229,7 +238,7 @@ class Pauses:
     usual: tuple[UsualPause, ...] = ()
     step: float = 0.0
     """Usual rise from line to line at the latest pause."""
-    _kinds: list[Kind] | None = None
+    _known: Known | None = None
 
     def state(self) -> list[Any]:
         """For restored()."""
@@ -248,19 +257,29 @@ class Pauses:
         self.step = step
         self.seen = [*self.seen[1 - KEPT :], pause]
         self.largest = max(self.largest, pause.seconds)
-        self._kinds = None
+        self._known = None
 
     def restart(self, start: float) -> None:
         """Forgets where pauses were: the count is ``start`` now. How long they were stays known."""
         self.start = start
         self.seen = []
-        self._kinds = None
+        self._known = None
 
     def kinds(self) -> list[Kind]:
         """The pauses seen, grouped."""
-        if self._kinds is None:
-            self._kinds = kinds(self.seen, self.step)
-        return self._kinds
+        return [kind for kind, _ in self._grouped().kinds]
+
+    def _grouped(self) -> Known:
+        if self._known is None:
+            matched = []
+            unseen = list(self.usual)
+            for kind in kinds(self.seen, self.step):
+                before = next((usual for usual in unseen if same_kind(usual, kind)), None)
+                if before is not None:
+                    unseen.remove(before)
+                matched.append((kind, before))
+            self._known = Known(tuple(matched), tuple(unseen))
+        return self._known
 
     def size(self, name: str) -> float:
         """The longest of this name so far, or as earlier runs had it; 0 when it is new."""
@@ -272,16 +291,13 @@ class Pauses:
         if not self.seen and not self.usual:
             return Ahead(0.0, 0.0)
         course = Course(self.start, done, total, step)
-        expected = list(self.usual)
+        known = self._grouped()
         seconds = due = 0.0
-        for kind in self.kinds():
-            known = next((usual for usual in expected if same_kind(usual, kind)), None)
-            if known is not None:
-                expected.remove(known)
-            part = ahead_of(kind, known, course)
+        for kind, before in known.kinds:
+            part = ahead_of(kind, before, course)
             seconds += part.seconds
             due += part.due
-        for usual in expected:
+        for usual in known.unseen:
             last = usual.period * math.floor(self.start / usual.period)
             if done <= last + 1.5 * usual.period:  # else it should have been seen
                 count, here = regular_ahead(last, usual.period, 0.0, course)

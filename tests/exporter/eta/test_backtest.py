@@ -1,5 +1,7 @@
 """Experts judged by the run's own past."""
 
+import math
+import sys
 from itertools import pairwise
 
 import pytest
@@ -7,17 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.derive.eta.backtest import (
+    FAR_WEIGHT,
     FIRST_WEIGHTS,
     MOST_CHECKPOINTS,
+    MOST_LOSS,
+    NEARNESS,
+    OLD_SPEED,
     PRIOR_ERROR,
+    PRIOR_ERROR_WEIGHT,
     PRIOR_LOSSES,
+    PRIOR_WEIGHT,
     Checkpoint,
     History,
+    Verdict,
     expert_weights,
     mixed,
     segment,
 )
-from exporter.derive.eta.experts import EXPERTS, Outlook
+from exporter.derive.eta.experts import EXPERTS, Outlook, forecasts
 
 SAME = Outlook(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
 
@@ -87,12 +96,68 @@ def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -
     history = steady(100)
     parts = history.segments(0.0)
     points = history.checkpoints
-    assert parts == [segment(a, b) for a, b in pairwise(points) if a.seconds >= 0.4 * points[-1].seconds]
+    late = [(a, b) for a, b in pairwise(points) if a.seconds >= 0.4 * points[-1].seconds]
+    assert parts == [segment(a.items, a.seconds, b.items, b.seconds) for a, b in late]
 
 
 def test_the_past_is_found_by_its_work() -> None:
     history = steady(10)
-    found = history.since(31.0)
-    assert found is not None
-    assert found.seconds == 30.0
+    assert history.since(31.0) == (30.0, 30.0)
+    assert history.since(30.0) == (30.0, 30.0)
     assert history.since(1.0) is None
+
+
+def plainly_judged(history: History, now: Checkpoint, speed_items: float) -> Verdict:
+    """What judge() says of this moment, by forecasts() and without haste."""
+    losses = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
+    weights, error, error_weight = PRIOR_WEIGHT, PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
+    for point in history.checkpoints:
+        since, truth = now.items - point.items, now.seconds - point.seconds
+        if since <= 0 or truth <= 0:
+            continue
+        u = math.log(since / point.items) - math.log(now.left / now.items)
+        weight = (math.exp(-u * u / (2 * NEARNESS**2)) + FAR_WEIGHT) * (OLD_SPEED if point.items < speed_items else 1)
+        for index, said in enumerate(forecasts(point.outlook, since)):
+            losses[index] += weight * (min(MOST_LOSS, abs(math.log(said / truth))) if said > 0 else MOST_LOSS)
+        weights += weight
+        if point.eta > 0 and now.at > point.at:
+            error += weight * min(MOST_LOSS, abs(math.log(point.eta * since / point.left / (now.at - point.at))))
+            error_weight += weight
+    return Verdict(expert_weights([loss / weights for loss in losses]), error / error_weight)
+
+
+PACES = st.floats(1e-3, 1e3)
+SLOPES = st.just(0.0) | st.floats(-0.1, 0.1)
+OUTLOOKS = st.builds(Outlook, PACES, PACES, PACES, PACES, PACES, SLOPES, PACES, SLOPES) | PACES.map(
+    lambda pace: Outlook(pace, 1.0, pace, 1.0, pace, 0.0, pace, 0.0)
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.floats(0.1, 100), st.just(0.0) | st.floats(1, 1e4), OUTLOOKS), max_size=90
+    ),
+    st.sampled_from([0.0, 100.0]),
+)
+def test_experts_are_judged_by_their_forecasts(
+    course: list[tuple[int, float, float, Outlook]], speed_items: float
+) -> None:
+    history = History()
+    items = seconds = 0.0
+    for rise, took, eta, outlook in course:
+        items, seconds = items + rise, seconds + took
+        history.add(Checkpoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
+    now = Checkpoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
+    found = history.judge(now.items, now.seconds, now.at, now.left, speed_items)
+    if course:
+        plain = plainly_judged(history, now, speed_items)
+        assert found.weights == pytest.approx(plain.weights, rel=1e-6)
+        assert found.error == pytest.approx(plain.error)
+    again = History.restored(history.state())
+    assert again.judge(now.items, now.seconds, now.at, now.left, speed_items) == found
+
+
+def test_checkpoints_take_little_memory() -> None:
+    points = steady(50)._points
+    columns = (points.items, points.seconds, points.at, points.left, points.eta, *points.outlook)
+    assert sum(map(sys.getsizeof, columns)) < 10_000

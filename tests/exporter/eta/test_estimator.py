@@ -147,6 +147,48 @@ def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataOb
     assert one.state() == other.state()
 
 
+def told(estimator: Estimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
+    """All that one look asks for."""
+    return [
+        estimator.alarms(now, 120.0, busy),
+        estimator.estimate(now, peers),
+        estimator.rate(now),
+        estimator.average_rate(now),
+        estimator.confidence(now),
+        estimator.slowdown_ratio(),
+        estimator.pace,
+    ]
+
+
+PEERS = st.sampled_from([None, 0.5, 1.0, 300.0])
+LOOKS = st.lists(st.tuples(st.floats(0, 1e4), PEERS, st.sampled_from([None, True, False])), max_size=3)
+DOINGS = st.sampled_from(["line", "line", "line", "same line", "new total", "saving", "testing", "back", "queue"])
+
+
+@given(st.lists(st.tuples(DOINGS, st.floats(0, 500), st.integers(-2, 12), LOOKS), max_size=60), st.booleans())
+def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
+    steps: list[tuple[str, float, int, list[tuple[float, float | None, bool | None]]]], with_prior: bool
+) -> None:
+    estimator = Estimator(fed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
+    t, done, total = 0.0, 0, 200
+    for doing, seconds, rise, looks in steps:
+        t += seconds
+        if doing in ("saving", "testing"):
+            estimator.pause(doing, t)
+        elif doing == "back":
+            estimator.resume(t)
+        elif doing == "queue":
+            estimator.queue(abs(rise), max(0.0, 200.0 - done - abs(rise)))
+        else:
+            done = max(0, done + rise) if doing == "line" else done
+            total += 20 if doing == "new total" else 0
+            estimator.update(t, done, total)
+        for after, peers, busy in looks:
+            fresh = Estimator.from_state(json.loads(json.dumps(estimator.state())))
+            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
+            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
+
+
 def comes_back(prior: Prior | None) -> bool:
     """Whether the next run can read it; there may be none."""
     return prior is None or Prior.from_json(json.loads(json.dumps(prior.to_json()))) == prior

@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.derive.eta.interval import Estimate, around, confidence, deviation, start_doubt
+from exporter.derive.eta.interval import Estimate, around, confidence, deviation, half_width, start_doubt
 
 SHARES = st.floats(0, 3)
 
 
 @given(st.floats(0, 1e12), SHARES, st.floats(0, 1e9))
 def test_the_interval_holds_the_estimate(seconds: float, sd: float, overdue: float) -> None:
-    estimate = around(seconds, sd, overdue)
+    estimate = around(seconds, half_width(sd), overdue)
     assert 0 <= estimate.low <= estimate.seconds <= estimate.high
 
 
 def test_an_overdue_line_moves_only_the_upper_end() -> None:
-    plain, late = around(100.0, 0.1, 0.0), around(100.0, 0.1, 50.0)
+    plain, late = around(100.0, 1.1, 0.0), around(100.0, 1.1, 50.0)
     assert late.low == plain.low
     assert late.high == plain.high + 100
 
