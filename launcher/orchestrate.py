@@ -32,12 +32,14 @@ from launcher.report import (
     EXIT_STATUS,
     REPORT_TEXT_FILE,
     build_report,
+    read_statuses,
     render_report,
     write_report,
 )
 from launcher.run_records import RunRecords
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
+from launcher.status_events import StatusEvents
 from launcher.steps import ENDING_SIGNALS, Ending, Running, Steps
 from launcher.wrap import read_start_ticks
 
@@ -51,6 +53,8 @@ ASK_AFTER_S = 0.5
 FINAL_VALUES_S = 15.0
 LAST_VALUES_S = 0.7
 """The same while KillWait is running."""
+STATUSES_S = 5.0
+"""Between two looks at what the sidecars have written: they write it as often."""
 VERIFY_S = 60.0
 """How long output files may be read for their records while the nodes wait."""
 KILL_MARGIN_S = 1.5
@@ -94,6 +98,8 @@ class Orchestrator:
         self._looks_at_launch = True
         self._ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
+        self._status_events = StatusEvents(self._events, self._plan.manifest.total_items)
+        self._statuses_due = 0.0
 
     # -- signals ---------------------------------------------------------------------------------
 
@@ -207,6 +213,8 @@ class Orchestrator:
                 self._state(phase)
                 say("All workers are up")
             self._sidecars.care(revive=self._stop is None)
+            if time.monotonic() >= self._statuses_due:
+                self._attempt_to("read what the sidecars say", self._take_statuses)
             if self._looks_at_launch and self._stop is None:
                 self._looks_at_launch = False  # not again after a defect
                 self._attempt_to("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
@@ -217,6 +225,11 @@ class Orchestrator:
                 say(f"Leaving {len(self._running)} workers to be ended from outside")
                 return
             self._sleep(TICK_S)
+
+    def _take_statuses(self) -> None:
+        """Write down what the sidecars have seen since the last time."""
+        self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), say)
+        self._statuses_due = time.monotonic() + STATUSES_S
 
     def _kill_the_rest(self) -> bool:
         """Kill the workers that did not end in time; whether there is still something to wait for.
@@ -419,6 +432,7 @@ class Orchestrator:
 
     def _report(self) -> int:
         """Write the report and say it; its exit status."""
+        self._attempt_to("read what the sidecars say", self._take_statuses)
         # reading output files takes its time, and there is none once Slurm is ending the job
         deadline = self._deadline if self._signal is not None else time.monotonic() + VERIFY_S
         report = build_report(

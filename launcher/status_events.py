@@ -1,0 +1,52 @@
+"""What the sidecars have seen, as lines of ``events.jsonl``: files, checkpoints, disks, and each tenth of the work."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from exporter.derive.work import work_of
+from exporter.events import EventLog
+
+OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
+"""Of workers the orchestrator itself tells."""
+MILESTONES = 10
+"""Parts of the work of which each is an event when it is done."""
+
+
+class StatusEvents:
+    """Copies new events from the sidecars' statuses, each once.
+
+    A sidecar that is started again tells the same with the same time, or not at all.
+    """
+
+    def __init__(self, events: EventLog, total_items: int | None) -> None:
+        self._events = events
+        self._total_items = total_items
+        self._told: set[tuple[object, ...]] = set()
+        self._milestone = 0
+
+    def take(self, statuses: Mapping[str, Mapping[str, Any]], say: Callable[[str], None] = lambda _: None) -> None:
+        """Write what is new in the statuses of the nodes; ``say`` is told of it, too."""
+        found = [(node, event) for node, status in statuses.items() for event in status.get("events") or ()]
+        for node, event in sorted(found, key=lambda entry: float(entry[1]["time"])):
+            key = (node, *(event.get(name) for name in ("time", "event", "worker", "detail")))
+            if event.get("event") in OWN or key in self._told:
+                continue
+            self._told.add(key)
+            facts = {name: value for name, value in event.items() if name != "event" and value is not None}
+            self._events.write(str(event["event"]), **{**facts, "node": node})
+            words = " ".join(str(word) for word in (event["event"], event.get("worker")) if word)
+            say(f"{node}: {words}: {event.get('detail', '')}")
+        self._take_progress(worker for status in statuses.values() for worker in status.get("workers") or ())
+
+    def _take_progress(self, workers: Iterable[Mapping[str, Any]]) -> None:
+        work = work_of(workers)
+        expected = work.expected_of(self._total_items)
+        if work.done is None or not expected:
+            return
+        reached = min(MILESTONES, work.done * MILESTONES // expected)
+        if reached > self._milestone:
+            self._milestone = reached
+            share = f"{100 * reached // MILESTONES}%"
+            self._events.write(
+                "milestone", level="info", detail=f"{share} done", items=work.done, items_expected=expected
+            )
