@@ -79,6 +79,10 @@ class Manifest:
     errors: tuple[LogPattern, ...] = ()
     total_items: int | None = None
     """Items of the whole job."""
+    total_epochs: int | None = None
+    """Epochs of each worker, where its logs do not say how many there are,"""
+    total_steps: int | None = None
+    """and steps."""
     time_limit_s: float | None = None
     check_interval_s: float = 5.0
     launch_timeout_s: float = 60.0

@@ -286,6 +286,8 @@ class ProgressOptions(_Model):
     """How progress is read from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
+    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, where its log does not say.")
+    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, where its log does not say.")
     pack: PackName = Field(AUTO, description="Whose lines the logs hold; `auto` finds it out from them.")
     patterns: dict[str, str] = Field({}, description="Regular expressions by name, over those of the pack.")
     sample: str | list[str] | None = Field(

@@ -200,6 +200,8 @@ def _manifest(
         progress=progress_patterns(spec),
         errors=error_patterns(spec),
         total_items=spec.progress.total_items,
+        total_epochs=spec.progress.total_epochs,
+        total_steps=spec.progress.total_steps,
         time_limit_s=parse_time_limit(time_limit) if time_limit else None,
         check_interval_s=monitoring.check_interval,
         launch_timeout_s=monitoring.launch_timeout,

@@ -84,6 +84,8 @@ def last_position(
     track = Track(
         lexicon.preference(pack),
         epoch_bases={**lexicon.epoch_bases(pack), progress_lines.PATTERN: 0},
+        epochs=manifest.total_epochs,
+        steps=manifest.total_steps,
         share=share_of(manifest.total_items, tasks, task.rank),
     )
     for path, text in ends.items():

@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -13,16 +13,22 @@ from launcher.errors import ConfigError
 
 Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]
+Place = tuple[int, int]
+"""Line and column of a text, from 0."""
 
 
 def parse(text: str, source: str, model: type[Spec]) -> Spec:
     """The YAML ``text`` as a ``model``; raises ConfigError with every problem."""
+    twice: dict[Place, str] = {}
     try:
-        body = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+        loader = _UniqueKeys(text, twice)
+        try:
+            body = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(source, [f"{place}not YAML: {getattr(error, 'problem', None) or error}"]) from error
+        wrong = _not_yaml(getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error))
+        raise ConfigError(source, [*_in_order(twice), wrong]) from error
     except Exception as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
         raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
@@ -31,22 +37,40 @@ def parse(text: str, source: str, model: type[Spec]) -> Spec:
         if any(field.is_required() for field in model.model_fields.values()):
             raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
     if not isinstance(body, dict):
-        raise ConfigError(source, [f"holds a {type(body).__name__}, not a mapping of keys to values"])
+        wrong = f"holds a {type(body).__name__}, not a mapping of keys to values"
+        raise ConfigError(source, [*_in_order(twice), wrong])
     try:
         if problems := [f"{_join(location)}: {what}" for location, what in _unusable(body, [])]:
-            raise ConfigError(source, problems)
-        return model.model_validate(body)
+            raise ConfigError(source, [*_in_order(twice), *problems])
+        spec = model.model_validate(body)
     except ValidationError as error:
-        raise ConfigError(source, _problems(error, model)) from error
+        raise ConfigError(source, [*_in_order(twice), *_problems(error, model)]) from error
     except (RecursionError, OverflowError, ValueError) as error:
-        raise ConfigError(source, [f"holds a value that cannot be used: {type(error).__name__}: {error}"]) from error
+        wrong = f"holds a value that cannot be used: {type(error).__name__}: {error}"
+        raise ConfigError(source, [*_in_order(twice), wrong]) from error
+    if twice:
+        raise ConfigError(source, _in_order(twice))
+    return spec
+
+
+def _not_yaml(mark: yaml.Mark | None, wrong: str) -> str:
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}not YAML: {wrong}"
+
+
+def _in_order(twice: Mapping[Place, str]) -> list[str]:
+    return [twice[place] for place in sorted(twice)]
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings say a key once: of two, the library would keep the last without a word."""
+    """YAML whose mappings say a key once: of two, the library would keep the last without a word.
 
-    def __init__(self, stream: str) -> None:
+    So does this one, and adds the other to ``twice``, so that the rest of the file is looked at, too.
+    """
+
+    def __init__(self, stream: str, twice: dict[Place, str]) -> None:
         super().__init__(stream)
+        self._twice = twice
         self._checked: set[int] = set()
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -66,11 +90,12 @@ class _UniqueKeys(yaml.SafeLoader):
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     continue
                 key = self.construct_object(key_node, deep=True)
-                wrong = "a key is a list or mapping" if isinstance(key, list | dict | set) else None
-                if wrong is None and key in seen:
-                    wrong = f"the key {key!r} is there twice"
-                if wrong is not None:
+                if isinstance(key, list | dict | set):
+                    wrong = "a key is a list or mapping"
                     raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
+                if key in seen:
+                    mark = key_node.start_mark
+                    self._twice[mark.line, mark.column] = _not_yaml(mark, f"the key {key!r} is there twice")
                 seen.add(key)
         return super().construct_mapping(node, deep)
 

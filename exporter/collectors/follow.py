@@ -143,9 +143,10 @@ class WorkerLogs:
     def _new_track(self, state: Mapping[str, Any] | None) -> Track:
         preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_lines.PATTERN] = 0  # as the loop that prints them counts
+        epochs, steps = self._manifest.total_epochs, self._manifest.total_steps
         if state is None:
-            return Track(preference, epoch_bases=bases, share=self._share)
-        return Track.from_state(state, preference, epoch_bases=bases, share=self._share)
+            return Track(preference, epoch_bases=bases, epochs=epochs, steps=steps, share=self._share)
+        return Track.from_state(state, preference, epoch_bases=bases, epochs=epochs, steps=steps, share=self._share)
 
     def _new_estimator(self) -> Estimator:
         """One that knows nothing but how an earlier run went that counted the same."""

@@ -133,6 +133,16 @@ def test_the_share_of_a_jobs_total_stands_in_where_the_log_tells_none(tmp_path: 
     assert (first.position, first.expected, second.expected) == (7, 51, 50)
 
 
+def test_the_epochs_and_steps_of_the_job_file_stand_in_where_the_log_tells_none(tmp_path: Path) -> None:
+    step = LogPattern("step", r"at step (\d+)")
+    logs = Logs(tmp_path, make_task(0), make_task(1), total_epochs=10, total_steps=70, progress=(step,))
+    logs.append("Epoch 3:  45%|#  | 45/100 [00:12<00:15, 3.66it/s, v_num=0]\n")
+    logs.append("at step 7\n", f"{NODE}_worker_w1.out")
+    first, second = logs.collector.read().workers
+    assert (first.position, first.expected, first.unit) == (345, 1000, "batches")
+    assert (second.position, second.expected, second.unit) == (7, 70, "steps")
+
+
 def test_a_run_that_resumes_counts_each_line_once(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     assert logs.facts().processed == 30

@@ -140,7 +140,10 @@ def test_a_manifest_that_lacks_something_is_refused_by_its_name(text: str, told:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"check_interval_s": "5"}, {"nodes": "2"}, {"job_name": 7}, {"stall_timeout_s": [1]}, {"total_items": "many"}],
+    [
+        *({"check_interval_s": "5"}, {"nodes": "2"}, {"job_name": 7}, {"stall_timeout_s": [1]}),
+        *({"total_items": "many"}, {"total_epochs": "90"}, {"total_steps": 1.5}),
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_value_of_the_wrong_type_is_refused(changes: dict[str, Any]) -> None:
@@ -152,6 +155,12 @@ def test_a_manifest_is_found_by_its_file_and_by_its_directory(tmp_path: Path) ->
     manifest = make_manifest(tmp_path.resolve())
     write_manifest(manifest)
     assert read_manifest(tmp_path) == read_manifest(tmp_path / "manifest.json") == manifest
+
+
+def test_totals_of_each_worker_are_in_the_file(tmp_path: Path) -> None:
+    write_manifest(make_manifest(tmp_path, total_epochs=90, total_steps=4500))
+    read = read_manifest(tmp_path)
+    assert (read.total_items, read.total_epochs, read.total_steps) == (None, 90, 4500)
 
 
 def test_the_run_directory_is_absolute_and_not_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

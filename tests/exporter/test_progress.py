@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.derive.counters import ASIDE_MOST_S, JITTER_RECORDS, RANK_FRESH_S
 from exporter.derive.findings import Mark, Position, Value
-from exporter.derive.progress import (
-    ASIDE_MOST_S,
-    EVALUATING_MOST_S,
-    JITTER_RECORDS,
-    RANK_FRESH_S,
-    Track,
-    expected_items,
-    share_of,
-    total_of_ranks,
-)
+from exporter.derive.progress import EVALUATING_MOST_S, Track, expected_items, share_of, total_of_ranks
 
 
 @pytest.mark.parametrize(
@@ -403,12 +395,62 @@ def test_counters_seen_once_in_an_epoch_are_not_taken_for_one_of_all() -> None:
     assert (track.done, track.total) == (160, 900)
 
 
-def test_fractions_of_an_epoch_are_progress() -> None:
+@pytest.mark.parametrize(("base", "first"), [(0, 0), (1, 1)])
+def test_a_bar_of_each_epoch_and_the_epochs_of_the_job_file_make_a_total(base: int, first: int) -> None:
+    track = Track(epoch_bases={"batches": base}, epochs=90)
+    feed(track, at(45, 100, "batches", epoch=first + 3))
+    assert (track.done, track.total) == (345, 9000)
+    track.begin_run()
+    assert track.epochs == 90
+    feed(track, at(1, 100, "batches", epoch=first + 4))
+    assert (track.done, track.total) == (401, 9000)
+
+
+def test_the_epochs_of_the_log_are_known_better_than_those_of_the_job_file() -> None:
+    track = Track(epochs=90)
+    feed(track, at(45, 100, "batches", epoch=4, epochs=10))
+    assert track.total == 1000
+    track = Track(epochs=90)
+    feed(track, at(4, 10, "epochs"), at(45, 100, "batches"))
+    assert track.total == 1000
+
+
+def test_an_epoch_after_the_last_of_the_job_file_leaves_the_total_unknown() -> None:
     track = Track(epochs=3)
-    assert track.update_epoch("a.out", "epoch", 0.35, None, 1.0)
-    assert track.update_epoch("a.out", "epoch", 0.5, None, 2.0)
-    assert not track.update_epoch("a.out", "epoch", float("nan"), None, 3.0)
-    assert (track.unit, track.done, track.total, track.processed, track.epoch) == ("epochs", 0.5, 3, 0.5, 0)
+    feed(track, *(at(10, 10, "batches", epoch=epoch) for epoch in (1, 2, 3)))
+    assert (track.done, track.total) == (30, 30)
+    feed(track, at(4, 10, "batches", epoch=4), at(5, 10, "batches", epoch=5))
+    assert (track.done, track.total, track.epochs) == (45, None, None)
+
+
+def test_epochs_that_are_counted_alone_end_where_the_job_file_says() -> None:
+    track = Track(epochs=3)
+    feed(track, at(2, None, "epochs"))
+    assert (track.done, track.total) == (2, 3)
+    feed(track, at(4, None, "epochs"))
+    assert (track.done, track.total) == (4, None)
+
+
+def test_steps_without_a_total_end_where_the_job_file_says() -> None:
+    track = Track(steps=500)
+    feed(track, at(5, None, "steps"))
+    assert (track.done, track.total) == (5, 500)
+    feed(track, at(6, 600, "steps"))
+    assert track.total == 600
+    track = Track(steps=500)
+    feed(track, at(501, None, "steps"))
+    assert track.total is None
+    track = Track(steps=500)
+    feed(track, at(5, None, "batches"))
+    assert track.total is None, "of batches that are gathered for a step there are more"
+
+
+def test_steps_of_which_the_job_file_tells_the_total_come_before_a_bar_with_one() -> None:
+    records = (at(5, None, "steps"), at(3, 20, "items"), at(6, None, "steps"))
+    for steps, pattern in ((500, "steps"), (None, "items")):
+        track = Track(("steps", "items"), steps=steps)
+        feed(track, *records)
+        assert track.pattern == pattern
 
 
 def test_shared_work_is_added_up_over_ranks() -> None:
@@ -580,10 +622,10 @@ def test_work_done_is_at_most_the_sum_of_the_rises(positions: list[tuple[int, in
 def test_a_track_goes_on_from_its_state(
     before: list[Position | Mark | str], after: list[Position | Mark | str]
 ) -> None:
-    track = Track(("one",), epochs=3)
+    track = Track(("one",), epochs=3, steps=50)
     for t, record in enumerate(before):
         play(track, record, float(t))
-    other = Track.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3)
+    other = Track.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3, steps=50)
     for t, record in enumerate(after, len(before)):
         play(track, record, float(t))
         play(other, record, float(t))

@@ -104,6 +104,9 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
             "errors[1]: the pattern 'x' is there more than once; give each a name of its own",
         ),
         ("progress: {total_items: 0}", "progress.total_items: 0 must be greater than or equal to 1"),
+        ("progress: {total_epochs: 0}", "progress.total_epochs: 0 must be greater than or equal to 1"),
+        ("progress: {total_steps: 1e3}", 'progress.total_steps: "1e3" is not a whole number'),
+        ("progress: {total_step: 5}", 'progress.total_step: unknown key "total_step"; did you mean "total_steps"?'),
         ("progress: {pack: tqmd}", 'progress.pack: unknown pack "tqmd"; did you mean "tqdm"? (known: auto, '),
         ("progress: {pack: [tqdm]}", "progress.pack: ['tqdm'] is not a text"),
         ("errors: [{severity: info}]", "errors[0].pattern: is missing"),
@@ -177,6 +180,19 @@ def test_a_mistake_in_a_worker_is_told_with_its_place(worker: str, problem: str)
 )
 def test_a_file_that_is_no_job_at_all_is_told_so(text: str, problem: str) -> None:
     assert any(problem in found for found in problems_of(text)), problems_of(text)
+
+
+def test_a_key_that_is_there_twice_hides_no_other_mistake() -> None:
+    job = "name: 5\nworkers: [{command: a, gpus: x, gpus: y}]\nenv: {A: a, A: b, A: c}\nnames: a\n"
+    assert [problem.partition("; ")[0].partition(" (")[0] for problem in problems_of(job)] == [
+        "line 2, column 33: not YAML: the key 'gpus' is there twice",
+        "line 3, column 13: not YAML: the key 'A' is there twice",
+        "line 3, column 19: not YAML: the key 'A' is there twice",
+        "name: 5 is not a text",
+        'workers[0].gpus: "y" is not a whole number',
+        'names: unknown key "names"',
+    ]
+    assert len(problems_of(LEAST + "name: y\n")) == 1, "a file with nothing else wrong is refused, too"
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,11 @@ def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
         ],
         slurm={"time_limit": "1-00", "directives": {"requeue": True, "comment": hard_name}},
         paths={"output_dir": hard_name},
-        progress={"total_items": 5, "patterns": {"items": r"(\d+)"}},
+        progress={"total_items": 5, "total_epochs": 3, "total_steps": 7, "patterns": {"items": r"(\d+)"}},
     )
     plan = plan_of(spec, {"target_dir": "/srv/targets", "cluster": hard_name}, workdir=f"/data/{hard_name}")
     manifest = parse_manifest(json.dumps(render_manifest(plan.manifest)), Path("/run"))
+    assert (manifest.total_items, manifest.total_epochs, manifest.total_steps) == (5, 3, 7)
     read = parse_plan(json.loads(json.dumps(dump_plan(plan))), manifest)
     assert read == dataclasses.replace(
         plan, resolved={}, manifest=dataclasses.replace(plan.manifest, run_dir=Path("/run"))

@@ -244,6 +244,12 @@ def checks(report: dict[str, Any]) -> list[tuple[str, bool | None, str]]:
     return [check for check in found if check[0] not in ("workers", "outputs")]
 
 
+def test_the_epochs_of_the_job_file_say_how_much_there_was_to_do(tmp_path: Path) -> None:
+    log = "Epoch: [0][100/100]\nEpoch: [1][ 50/100]\n"
+    report = RunDir(tmp_path, count=1, progress={"total_epochs": 2}).ended(0, log=log).report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["batches", 150, 200]
+
+
 def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_path: Path) -> None:
     report = RunDir(tmp_path, count=1, progress={"total_items": 5000}).ended(0, log="Batch 10/10\n").report()
     assert [report[key] for key in ("state", "unit", "items", "items_expected")] == ["COMPLETED", "batches", 10, 10]
