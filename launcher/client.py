@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.eta import Estimate
+from exporter.derive.eta import Estimate, slowest
 from exporter.derive.marks import PHASES as PHASES_OF_LOGS
 from exporter.derive.time_limit import met_probability
 from exporter.derive.work import rate_of, work_of
@@ -134,7 +134,7 @@ class JobClient:
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
         limit_end = job.get("end") or (start + limit if start and limit else None)
-        eta = None if report else _slowest(workers)
+        eta = None if report else _time_left(workers)
         return {
             "schema": VIEW_SCHEMA,
             "time": now,
@@ -152,8 +152,8 @@ class JobClient:
             "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
             "items_processed": work.processed,
             "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
-            "eta": eta,
-            "time_limit_met_probability": met_probability(now, limit_end, Estimate(**eta)) if eta else None,
+            "eta": eta._asdict() if eta else None,
+            "time_limit_met_probability": met_probability(now, limit_end, eta) if eta else None,
             "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             "workers": workers,
             "outputs": _merge_outputs(statuses.values()),
@@ -224,8 +224,8 @@ def _sum(values: Iterable[Any]) -> Any:
     return sum(known) if known else None
 
 
-def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Time left of the job: the longest over its workers, each end of the interval for itself.
+def _time_left(workers: list[dict[str, Any]]) -> Estimate | None:
+    """Time left of the job: that of its slowest worker.
 
     None as long as a worker that runs and tells where it stands cannot tell when it is done. Workers without a
     position do not count beside those that have one: often the first one alone writes.
@@ -237,10 +237,8 @@ def _slowest(workers: list[dict[str, Any]]) -> dict[str, float] | None:
             continue
         if not worker.get("eta"):
             return None
-        estimates.append(worker["eta"])
-    if not estimates:
-        return None
-    return {key: max(float(estimate[key]) for estimate in estimates) for key in ("seconds", "low", "high")}
+        estimates.append(Estimate(*(float(worker["eta"][key]) for key in Estimate._fields)))
+    return slowest(estimates)
 
 
 def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:

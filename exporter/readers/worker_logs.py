@@ -17,6 +17,8 @@ SETTLED_S = 2.0
 RESCAN_S = 60.0
 """After so long a folder is read again whatever its mtime says: not every file system keeps it."""
 
+_PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)\Z")
+
 
 def run_suffix(attempt: int, restart: int) -> str:
     """What tells the files of one run from those of the others: ``_a1`` after a requeue, ``_r1`` after a restart."""
@@ -40,18 +42,30 @@ def extra_logs(
 ) -> dict[int, list[Path]]:
     """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names.
 
-    With ``since`` those alone that were written to after it: others are of an earlier job.
+    What was rotated away from one of them is left out. With ``since`` those alone that were written to after it:
+    others are of an earlier job.
     """
     group = manifest.logs
     found: dict[int, list[Path]] = {}
     if group is None or group.pattern is None:
         return found
     directory = manifest.directory(group)
-    for file in read_files(directory, group.pattern):
-        rank = rank_of(file.name)
-        if rank is not None and (since is None or file.mtime >= since):
-            found.setdefault(rank, []).append(directory / file.name)
+    files = [file for file in read_files(directory, group.pattern) if since is None or file.mtime >= since]
+    ranks = {file.name: rank_of(file.name) for file in files}
+    for name, rank in ranks.items():
+        if rank is not None and not _is_rotated(name, rank, ranks):
+            found.setdefault(rank, []).append(directory / name)
     return found
+
+
+def _is_rotated(name: str, rank: int, ranks: Mapping[str, int | None]) -> bool:
+    """Whether a file was rotated away from one of these; a name that tells another rank is another worker's."""
+    return any(ranks.get(log) == rank for log in _originals(name))
+
+
+def _originals(name: str) -> tuple[str, ...]:
+    """The logs of which rotation may have given this name, packed or not."""
+    return tuple(originals(_PACKED.sub("", name)))
 
 
 class LogFinder:
@@ -101,7 +115,7 @@ class LogFinder:
                         known[name] = self._known.get(name) or (
                             self._rank_of(name),
                             self._directory / name,
-                            tuple(originals(name)),
+                            _originals(name),
                         )
         except OSError:
             return False  # what was found before stays until the folder can be read again

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from exporter.derive.workers import worker_rank
-from exporter.readers.worker_logs import RESCAN_S, LogFinder, log_paths, progress_path, read_end, run_suffix
-from tests.exporter.support import make_task
+from exporter.manifest import PathGroup
+from exporter.readers.worker_logs import (
+    RESCAN_S,
+    LogFinder,
+    extra_logs,
+    log_paths,
+    progress_path,
+    read_end,
+    run_suffix,
+)
+from tests.exporter.support import make_manifest, make_task
 
 
 @pytest.mark.parametrize(
@@ -145,6 +154,8 @@ ROTATED_AWAY = [
     "worker_0.log_2",
     "worker_0.2026-01-01.log",
     "worker_0.1.log",
+    "worker_0.log.2.gz",
+    "worker_0.log-20260101.zst",
 ]
 OTHERS = ["worker_0.err", "worker_0_1.log", "worker_0.logs", "worker_0-2.log", "worker_0.log.old"]
 
@@ -167,6 +178,35 @@ def test_what_was_rotated_away_from_a_found_log_is_no_log_of_its_own(tmp_path: P
     assert found_names(finder) == [], "the log of this name comes with the next record"
     log.touch()
     assert found_names(finder) == ["worker_0.log"]
+
+
+def extra_names(folder: Path, since: float | None = None) -> list[str]:
+    manifest = make_manifest(folder, make_task(0), logs=PathGroup("log", ".", "worker*"))
+    return [path.name for paths in extra_logs(manifest, by_worker, since).values() for path in paths]
+
+
+@pytest.mark.parametrize("name", ROTATED_AWAY)
+def test_a_rotated_log_is_read_once_at_the_end_of_a_job(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert extra_names(tmp_path) == [name], "the log itself is gone"
+    (tmp_path / "worker_0.log").touch()
+    assert extra_names(tmp_path) == ["worker_0.log"]
+    os.utime(tmp_path / "worker_0.log", (1, 1))
+    assert extra_names(tmp_path, since=1000.0) == [name], "the log is of an earlier job"
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "worker_1.log"])
+def test_another_log_is_read_beside_the_first_at_the_end_of_a_job(tmp_path: Path, name: str) -> None:
+    for other in ("worker_0.log", name):
+        (tmp_path / other).touch()
+    assert sorted(extra_names(tmp_path)) == sorted(["worker_0.log", name])
+
+
+def test_a_name_that_tells_another_rank_is_read_as_the_log_of_that_one(tmp_path: Path) -> None:
+    for name in ("w0.log", "w0.1.log"):
+        (tmp_path / name).touch()
+    manifest = make_manifest(tmp_path, make_task(0), logs=PathGroup("log", ".", "*.log"))
+    assert extra_logs(manifest, rank_of) == {0: [tmp_path / "w0.log"], 1: [tmp_path / "w0.1.log"]}
 
 
 @pytest.mark.parametrize("name", OTHERS)

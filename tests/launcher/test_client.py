@@ -156,6 +156,17 @@ def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
     assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
 
 
+def test_the_time_left_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    sure, unsure = {"seconds": 60.0, "low": 55.0, "high": 70.0}, {"seconds": 50, "low": 20, "high": 90}
+    entry = {"state": "running", "items": 7}
+    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
+    assert JobClient(run_dir).look()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
+    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
+    assert JobClient(run_dir).look()["eta"] is None, "one that runs cannot tell"
+
+
 def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
     both(sidecar, {"state": "running"}, {"state": "running"})
     sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
