@@ -1,10 +1,12 @@
 """Logs that are there, as files: whether one can be searched, and its records."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
 
 from exporter.readers.tail import CHUNK_BYTES
+from launcher.errors import LauncherError
 
 PROBE_BYTES = 64 << 10
 MOST_CONTROLS = 0.05
@@ -23,18 +25,38 @@ Read = Callable[[int, int], bytes]
 """Gives so many bytes of a log from an offset on, less where it ends."""
 
 
+class UnreadableLog(LauncherError):
+    """A log that cannot be read: why, and what to do."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}")
+
+
 def why_not_readable(path: str) -> str | None:
-    """Why a log cannot be read; None when it can."""
+    """Why a log cannot be read, and what to do; None when it can."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             return "is a directory; name the logs in it"
         if not stat.S_ISREG(mode):
-            return "is not a regular file"
+            return "is not a regular file; write what comes out of it to one, and name that"
         with open(path, "rb"):
             return None
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        return refusal(error)
+    except ValueError as error:
+        return f"is no name of a file ({error})"
+
+
+def refusal(error: OSError) -> str:
+    """What the refusal of a file means, and what to do."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "is not there; check the name, which counts from the working directory"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "may not be read by you; ask its owner, or run `chmod +r`"
+    return f"cannot be read ({error.strerror}); is its file system there?"
 
 
 def why_not_text(head: bytes) -> str | None:

@@ -11,13 +11,23 @@ from exporter.derive.findings import Findings
 from exporter.derive.lexicon import GENERIC, Lexicon
 from exporter.derive.literals import safe_length
 from exporter.derive.log_errors import plain_line
+from exporter.derive.log_time import StampReader
 from exporter.derive.packs import END_BYTES, LOOK_BYTES, AutoPack, Pack
 from exporter.derive.patterns import Kind, Pattern
-from exporter.derive.scanning import RECORD_TIMEOUT_S, Engine
+from exporter.derive.scanning import RECORD_TIMEOUT_S, SMALL_BYTES, Engine
 from exporter.readers.packs import read_packs
 from exporter.readers.tail import CHUNK_BYTES, LogTail
-from launcher.errors import LauncherError
-from launcher.log_file import PROBE_BYTES, Read, pieces, records_of, why_not_readable, why_not_text
+from launcher.log_file import (
+    PROBE_BYTES,
+    Read,
+    UnreadableLog,
+    pieces,
+    records_of,
+    refusal,
+    why_not_readable,
+    why_not_text,
+)
+from launcher.standing import Follower, Standing, Totals
 from launcher.unmatched import Candidate, progress_lines
 
 COUNT_ALL_BYTES = 64 << 20
@@ -28,6 +38,7 @@ EDGE_BYTES = 256 << 10
 """Of the beginning and of the end of a log, where lines without a match are looked for."""
 MOST_TEXT = 200
 """Characters of a record, or of a group, that are shown."""
+NO_TOTALS = Totals()
 _RECORD_END = re.compile(rb"[\r\n]")
 
 Span = tuple[int, int]
@@ -42,6 +53,8 @@ class Record:
     """As a terminal would show it, cut."""
     line: int = 0
     """Counted from 1; a line ends at a newline, so the states of a progress bar stand in one."""
+    unfinished: bool = False
+    """Whether nothing ends it: it may be half written."""
 
 
 @dataclass
@@ -93,6 +106,10 @@ class LogReport:
     """Whether the lines have told the pack, not the user."""
     evidence: Record | None = None
     """The first record that speaks for the pack that was chosen."""
+    position: Standing | None = None
+    """Where the work stands, without a last record that nothing ends."""
+    unfinished: Record | None = None
+    """A last record that nothing ends: a sidecar takes it when it ends, or the worker has ended."""
     found: list[Found] = field(default_factory=list)
     unmatched: list[Unmatched] = field(default_factory=list)
     nearest: tuple[str, str] | None = None
@@ -118,28 +135,36 @@ class LogReport:
         return not any(found.last for found in self.found if found.kind not in (Kind.ERROR, Kind.MARK))
 
 
-def scan_logs(paths: Sequence[str], lexicon: Lexicon, *, count_all: bool = False) -> list[LogReport]:
-    """A report on each log; raises LauncherError with all that cannot be read."""
-    problems = [f"{path}: {problem}" for path in paths if (problem := why_not_readable(path)) is not None]
-    if problems:
-        count = "1 log" if len(problems) == 1 else f"{len(problems)} logs"
-        raise LauncherError("\n  ".join([f"{count} cannot be read", *problems]))
-    return [scan_log(path, lexicon, count_all=count_all) for path in paths]
+def scan_logs(
+    paths: Sequence[str], lexicon: Lexicon, totals: Totals = NO_TOTALS, *, count_all: bool = False
+) -> tuple[list[LogReport], list[UnreadableLog]]:
+    """A report on each log that can be read, and the others."""
+    reports: list[LogReport] = []
+    unreadable: list[UnreadableLog] = []
+    for path in paths:
+        try:
+            reports.append(scan_log(path, lexicon, totals, count_all=count_all))
+        except UnreadableLog as error:
+            unreadable.append(error)
+    return reports, unreadable
 
 
-def scan_log(path: str, lexicon: Lexicon, *, count_all: bool = False) -> LogReport:
-    """The report on one log, which is read as far as it goes now."""
+def scan_log(path: str, lexicon: Lexicon, totals: Totals = NO_TOTALS, *, count_all: bool = False) -> LogReport:
+    """The report on one log, which is read as far as it goes now; raises UnreadableLog."""
+    if (problem := why_not_readable(path)) is not None:
+        raise UnreadableLog(path, problem)
     try:
         with open(path, "rb", buffering=0) as source:
-            size = os.fstat(source.fileno()).st_size
-            report = LogReport(path, size, pack=lexicon.pack)
+            facts = os.fstat(source.fileno())
+            report = LogReport(path, facts.st_size, pack=lexicon.pack)
             report.problem = why_not_text(source.read(PROBE_BYTES))
             if report.problem is None:
                 read: Read = lambda offset, count: os.pread(source.fileno(), count, offset)  # noqa: E731
-                _Look(report, lexicon, read).run(count_all or size <= COUNT_ALL_BYTES)
+                look = _Look(report, lexicon, totals, read, facts.st_mtime)
+                look.run(count_all or facts.st_size <= COUNT_ALL_BYTES)
             return report
     except OSError as error:
-        raise LauncherError(f"{path}: {error.strerror}") from error
+        raise UnreadableLog(path, refusal(error)) from error
 
 
 def _keys(pattern: Pattern) -> set[tuple[str, str]]:
@@ -167,10 +192,22 @@ def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
 class _Look:
     """One log while it is searched."""
 
-    def __init__(self, report: LogReport, lexicon: Lexicon, read: Read) -> None:
+    def __init__(self, report: LogReport, lexicon: Lexicon, totals: Totals, read: Read, written: float) -> None:
+        """``written``: when the last record of the log was, which times without a date are near to."""
         self._report = report
         self._lexicon = lexicon
+        self._totals = totals
         self._read = read
+        self._stamps = StampReader(written)
+        self._follower: Follower
+        """New with each search, of the pack that it is with."""
+        self._between: Span = 0, 0
+        """The part of a long log of which the search keeps only some positions; they are enough for where it stands.
+
+        Not so its beginning, which says how it counts, and its end.
+        """
+        self._timeouts: dict[str, int] = {}
+        """By pattern, those of the engine before the search."""
         self._patterns: tuple[Pattern, ...] = ()
         self._shared: set[int] = set()
         """Patterns whose findings could be those of others."""
@@ -187,10 +224,8 @@ class _Look:
         if auto is not None:
             report.chosen, report.pack = True, self._choose(auto)
         engine = lexicon.engine(report.pack)
-        before = dict(engine.timeouts)
         while (late := self._search(engine, auto)) is not None:
             report.pack, engine = late, lexicon.engine(late)
-            before = dict(engine.timeouts)
         report.notes = engine.notes
         begun = time.process_time()
         if count_all:
@@ -198,8 +233,12 @@ class _Look:
         self._locate()
         self._show(engine)
         report.timeouts = {
-            name: count - before.get(name, 0) for name, count in engine.timeouts.items() if count > before.get(name, 0)
+            name: count - self._timeouts.get(name, 0)
+            for name, count in engine.timeouts.items()
+            if count > self._timeouts.get(name, 0)
         }
+        self._follow(engine, self._between[1], self._finished)
+        report.position = self._follower.standing
         self._look_at_edges(engine)
         if report.chosen and report.pack != GENERIC:
             report.evidence = self._evidence(next(pack for pack in read_packs() if pack.name == report.pack))
@@ -224,7 +263,7 @@ class _Look:
                 for start, raw in records_of(text):
                     plain = plain_line(raw, None).encode("utf-8", "replace")
                     if any(pattern.may_match(plain) and pattern.regex.search(plain) for pattern in pack.detect):
-                        return _record(raw, offset + start)
+                        return self._record(raw, offset + start)
         return None
 
     # -- searching -------------------------------------------------------------------------------
@@ -234,10 +273,14 @@ class _Look:
         report = self._report
         self._patterns = (*self._lexicon.progress(report.pack), *self._lexicon.errors)
         self._spans, self._ends, self._offsets = [], {}, {}
+        self._follower, report.unfinished = Follower(report.path, self._lexicon, report.pack, self._totals), None
+        self._between = self._edges()
+        self._follow(engine, 0, self._between[0])
+        self._timeouts = dict(engine.timeouts)
         report.found = [_blank(pattern) for pattern in self._patterns]
         tail, begun, aside = LogTail(report.path), time.process_time(), 0.0
         try:
-            scan, begin, end = engine.begin(), 0, 0
+            scan, begin, end = engine.begin(self._stamps), 0, 0
             for piece in tail.pieces(max(report.size, 1)):
                 if auto is not None and not auto.settled and piece.offset >= LOOK_BYTES - CHUNK_BYTES:
                     before = time.process_time()
@@ -249,14 +292,16 @@ class _Look:
                 end = piece.offset + piece.end
                 if end - begin >= SEGMENT_BYTES:
                     self._take(scan.finish(tail.reread), (begin, end))
-                    scan, begin = engine.begin(), end
+                    scan, begin = engine.begin(self._stamps), end
             offset = max(end, int(tail.state()["offset"]))
             if rest := tail.rest():
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
+                if text := _shown(rest):
+                    report.unfinished = Record(offset, text, unfinished=True)
             self._take(scan.finish(tail.reread), (begin, end))
             if tail.problem is not None:
-                raise LauncherError(f"{report.path}: {tail.problem}")
+                raise UnreadableLog(report.path, tail.problem)
             report.size = end
             return None
         finally:
@@ -267,6 +312,7 @@ class _Look:
     def _take(self, findings: Findings, span: Span) -> None:
         """Keep what one part of the log says, over what earlier ones have said."""
         self._spans.append(span)
+        self._follower.take(findings, self._between[0], min(self._between[1], self._finished))
         owners: dict[tuple[str, str], list[int]] = {}
         for index, pattern in enumerate(self._patterns):
             if pattern.kind is Kind.ERROR:
@@ -354,6 +400,32 @@ class _Look:
             scan.feed(text, len(text), offset)
         return scan.finish(self._read)
 
+    def _edges(self) -> Span:
+        """Where the beginning of the log ends and its end begins, both of whole records; a short log is all end."""
+        last = self._report.size - SMALL_BYTES
+        if last <= 0:
+            return 0, 0
+        ended = _RECORD_END.search(self._read(last, SMALL_BYTES))
+        last = last if ended is None else last + ended.end()
+        text = self._read(0, SMALL_BYTES)
+        return min(last, max(text.rfind(b"\n"), text.rfind(b"\r")) + 1), last
+
+    def _follow(self, engine: Engine, begin: int, end: int) -> None:
+        """Follow every record of a part of the log, for where the work stands."""
+        text = self._read(begin, max(0, end - begin))
+        scan = engine.begin(self._stamps)
+        scan.feed(text, len(text), begin)
+        self._follower.take(scan.finish(self._read), begin, end)
+
+    @property
+    def _finished(self) -> int:
+        """Where the last record begins that nothing ends, or the log ends."""
+        unfinished = self._report.unfinished
+        return self._report.size if unfinished is None else unfinished.offset
+
+    def _record(self, raw: bytes, offset: int) -> Record:
+        return Record(offset, _shown(raw), unfinished=offset >= self._finished)
+
     def _show(self, engine: Engine) -> None:
         """The records of the last matches, and what their groups hold."""
         for index, offsets in self._offsets.items():
@@ -361,7 +433,7 @@ class _Look:
             text = self._read(offset, CHUNK_BYTES)
             ended = _RECORD_END.search(text)
             raw = text if ended is None else text[: ended.start()]
-            found.last = _record(raw, offset)
+            found.last = self._record(raw, offset)
             found.groups = _groups(engine, pattern, plain_line(raw, None).encode("utf-8", "replace"))
 
     def _look_at_edges(self, engine: Engine) -> None:
@@ -380,9 +452,15 @@ class _Look:
             cut = len(texts[1][0]) if first is None else first.end()
             texts[1] = texts[1][0][cut:], texts[1][1] + cut
             texts[0] = texts[0][0][: max(texts[0][0].rfind(b"\n"), texts[0][0].rfind(b"\r")) + 1], 0
-        lines = (Candidate(raw, offset + start) for text, offset in texts for start, raw in records_of(text))
-        for candidate, suggestion in progress_lines(lines, says_something):
-            report.unmatched.append(Unmatched(_record(candidate.raw, candidate.offset), suggestion))
+        lines = (
+            Candidate(raw, offset + start)
+            for text, offset in texts
+            for start, raw in records_of(text)
+            if offset + start < self._finished
+        )
+        names = [found.name for found in report.found if found.own or found.last]  # one of the same name hides it
+        for candidate, suggestion in progress_lines(lines, says_something, names):
+            report.unmatched.append(Unmatched(self._record(candidate.raw, candidate.offset), suggestion))
         if report.found_nothing:
             report.nearest = AutoPack(read_packs()).nearest(b"\n".join(text for text, _ in texts))
 
@@ -391,7 +469,7 @@ class _Look:
         report = self._report
         shown = [found.last for found in report.found if found.last is not None]
         shown += [unmatched.record for unmatched in report.unmatched]
-        shown += [report.evidence] if report.evidence is not None else []
+        shown += [record for record in (report.evidence, report.unfinished) if record is not None]
         shown.sort(key=lambda record: -record.offset)
         text = b""
         for text, offset in pieces(self._read, 0, report.size):
@@ -419,8 +497,8 @@ def _blank(pattern: Pattern) -> Found:
     )
 
 
-def _record(raw: bytes, offset: int) -> Record:
-    return Record(offset, plain_line(raw, MOST_TEXT).strip())
+def _shown(raw: bytes) -> str:
+    return plain_line(raw, MOST_TEXT).strip()
 
 
 def _groups(engine: Engine, pattern: Pattern, record: bytes) -> dict[str, str | None]:

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from exporter.derive.log_errors import plain_line
 from exporter.derive.patterns import Kind
+from launcher.log_file import UnreadableLog
 from launcher.scan import Found, LogReport, Record, Unmatched
+from launcher.standing import Standing
 
 SCHEMA = 1
 RECORD_CELLS = 100
@@ -15,9 +18,10 @@ LEAST_BYTES = 1 << 20
 """Of a log whose speed is shown: in a smaller one the patterns are hardly warm."""
 
 
-def to_json(reports: Sequence[LogReport]) -> dict[str, Any]:
+def to_json(reports: Sequence[LogReport], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
     """The reports as one JSON object; a number that JSON does not have is null, its text stands in the groups."""
-    return {"schema": SCHEMA, "logs": [_log(report) for report in reports]}
+    errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
+    return {"schema": SCHEMA, "logs": [_log(report) for report in reports], "errors": errors}
 
 
 def _log(report: LogReport) -> dict[str, Any]:
@@ -30,6 +34,8 @@ def _log(report: LogReport) -> dict[str, Any]:
         "pack": report.pack,
         "pack_chosen": report.chosen,
         "pack_evidence": _place(report.evidence),
+        "position": None if report.position is None else asdict(report.position),
+        "unfinished": _place(report.unfinished),
         "nearest_pack": None if report.nearest is None else {"name": report.nearest[0], "why": report.nearest[1]},
         "cpu_seconds": report.search_cpu_s,
         "bytes_per_cpu_second": report.bytes_per_s,
@@ -43,7 +49,7 @@ def _log(report: LogReport) -> dict[str, Any]:
 
 
 def _place(record: Record | None) -> dict[str, Any] | None:
-    return None if record is None else {"line": record.line, "offset": record.offset, "text": record.text}
+    return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
 
 
 def _pattern(found: Found) -> dict[str, Any]:
@@ -77,7 +83,7 @@ def render(reports: Sequence[LogReport]) -> list[str]:
 
 
 def _render(report: LogReport) -> Iterator[str]:
-    path = _plain(report.path)
+    path = plain(report.path)
     if report.problem is not None:
         yield f"{path}: {report.problem}"
         return
@@ -91,6 +97,8 @@ def _render(report: LogReport) -> Iterator[str]:
         f"searched in {report.search_cpu_s:.3f} s of CPU time{shown}, counted in {report.count_cpu_s:.3f} s"
     )
     yield f"  pack {report.pack}{_why(report)}"
+    if report.position is not None:
+        yield f"  position {_standing(report.position)}"
     table = [found for found in report.found if found.last is not None or found.matches or found.own]
     if table:
         yield from _table(table)
@@ -106,8 +114,13 @@ def _render(report: LogReport) -> Iterator[str]:
             name, pattern = unmatched.suggestion
             quoted = pattern.replace("'", "''")
             yield f"      progress.patterns: {name}: '{quoted}'"
+    if report.unfinished is not None:
+        yield (
+            f"  note: line {report.unfinished.line} ends in an unfinished record, which is not in the position; "
+            "a sidecar takes it when its end has come, or its worker has ended"
+        )
     for note in report.notes:
-        yield f"  note: {_plain(note)}"
+        yield f"  note: {plain(note)}"
     for name, count in report.timeouts.items():
         records = "1 record" if count == 1 else f"{count:,} records"
         yield f'  note: pattern "{name}" took too long in {records}, which it was not searched in to the end'
@@ -119,6 +132,20 @@ def _why(report: LogReport) -> str:
     if report.evidence is None:
         return ": nothing in it speaks for another one"
     return f", found out from line {report.evidence.line}: {report.evidence.text[:RECORD_CELLS]}"
+
+
+def _standing(position: Standing) -> str:
+    told = f"{_count(position.done)} {position.unit}"
+    if position.total is not None:
+        told = f"{_count(position.done)}/{_count(position.total)} {position.unit}"
+    if position.epoch is not None and position.unit != "epochs":
+        told += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
+    told += f", by {plain(position.pattern)}" if position.pattern is not None else ", where the work goes on"
+    return told + (", and another counter goes on after it" if position.aside else "")
+
+
+def _count(number: float) -> str:
+    return f"{number:.12g}"
 
 
 def _table(table: Sequence[Found]) -> Iterator[str]:
@@ -143,13 +170,13 @@ def _cells(found: Found) -> tuple[str, ...]:
         kind = f"error, {found.severity}"
     last = found.last
     return (
-        _plain(found.name),
+        plain(found.name),
         kind,
         "-" if found.matches is None else f"{found.matches:,}",
         _told(found),
         "" if last is None else str(last.line),
         "" if last is None else str(last.offset),
-        "" if last is None else last.text[:RECORD_CELLS],
+        "" if last is None else last.text[:RECORD_CELLS] + (" (unfinished)" if last.unfinished else ""),
     )
 
 
@@ -171,5 +198,6 @@ def _cut(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """A text from outside as a terminal may show it."""
     return plain_line(text.encode("utf-8", "surrogateescape"))

@@ -1,9 +1,11 @@
 """Records of a log that look like progress and that no pattern knows, and patterns that would."""
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from exporter.derive.findings import UNITS
 from exporter.derive.lexicon import UNIT_OF, own_pattern
 from exporter.derive.log_errors import plain_line
 from exporter.derive.packs import looks_like_progress
@@ -44,10 +46,13 @@ class Candidate:
 
 
 def progress_lines(
-    candidates: Iterable[Candidate], says_something: Callable[[bytes], bool]
+    candidates: Iterable[Candidate], says_something: Callable[[bytes], bool], names: Iterable[str] = ()
 ) -> Iterator[tuple[Candidate, tuple[str, str] | None]]:
-    """The first records that look like progress and say nothing, one of each form, with a pattern for them."""
-    seen, shown = set[bytes](), 0
+    """The first records that look like progress and say nothing, one of each form, with a pattern for them.
+
+    No two of these have one name, and none has one of ``names``.
+    """
+    seen, shown, taken = set[bytes](), 0, set(names)
     for candidate in candidates:
         if not looks_like_progress(candidate.raw):
             continue
@@ -56,23 +61,28 @@ def progress_lines(
             continue
         seen.add(form)
         if not says_something(candidate.raw):
-            yield candidate, suggestion(candidate.raw)
+            suggested = suggestion(candidate.raw, taken)
+            taken |= {suggested[0]} if suggested is not None else set()
+            yield candidate, suggested
             shown += 1
         if shown >= MOST_SHOWN or len(seen) >= MOST_TRIED:
             return
 
 
-def suggestion(raw: bytes) -> tuple[str, str] | None:
-    """Name and regular expression of a pattern that finds the position in a record; None when no number is one."""
+def suggestion(raw: bytes, taken: Collection[str] = ()) -> tuple[str, str] | None:
+    """Name and regular expression of a pattern that finds the position in a record; None when no number is one.
+
+    None as well where all names that say what is counted are taken.
+    """
     line = plain_line(raw, MOST_LINE)
     for form in _FORMS:
         for match in form.finditer(line):
-            if (found := _pattern_of(line, match)) is not None:
+            if (found := _pattern_of(line, match, taken)) is not None:
                 return found
     return None
 
 
-def _pattern_of(line: str, match: re.Match[str]) -> tuple[str, str] | None:
+def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tuple[str, str] | None:
     part = match.groupdict()
     before = part["before"] or ""
     after = _AFTER.match(line, match.end())
@@ -86,23 +96,36 @@ def _pattern_of(line: str, match: re.Match[str]) -> tuple[str, str] | None:
     name = next((_NAME_OF[word] for word in reversed(words) if word in _NAME_OF), "items")
     if "percent" in part or UNIT_OF[name] == "items":
         name = "items"
+    free = _free_name(name, taken)
+    if free is None:
+        return None
+    done, total = ("?P<done>", "?P<total>") if free not in UNIT_OF else ("", "")
     if "percent" in part:
         numbers = r"(?P<percent>\d+)" + (r"(?:\.\d+)?" if "." in match[0][len(before) :] else "") + part["behind"]
     elif "total" in part:
-        numbers = f"{_group(part['done'])}{_escaped(part['between'])}{_group(part['total'])}"
+        numbers = f"{_group(part['done'], done)}{_escaped(part['between'])}{_group(part['total'], total)}"
     else:
-        numbers = f"(?P<done>{_group(part['done'])[1:]}" + (r"(?![\d.])" if not after else "")
+        numbers = _group(part["done"], "?P<done>") + (r"(?![\d.])" if not after else "")
     text = _escaped(before) + numbers + (_escaped(after[0]) if after is not None and not before else "")
     try:
-        pattern = own_pattern(name, text)
+        pattern = own_pattern(free, text)
     except PatternError:
         return None
     found = pattern.regex.search(line.encode("utf-8", "replace"))
-    return (name, text) if pattern.kind is Kind.POSITION and found is not None else None
+    return (free, text) if pattern.kind is Kind.POSITION and found is not None else None
 
 
-def _group(number: str) -> str:
-    return r"([\d,_]+)" if re.search(r"[,_]", number) else r"(\d+)"
+def _free_name(name: str, taken: Collection[str]) -> str | None:
+    """This name, or another one that counts the same and is not taken; only for items there are always more."""
+    unit = UNIT_OF[name]
+    words = (name, unit, "batch" if unit == "batches" else unit.removesuffix("s"))
+    more = (f"items_{number}" for number in itertools.count(2)) if unit == UNITS[0] else ()
+    return next((word for word in itertools.chain(words, more) if word not in taken), None)
+
+
+def _group(number: str, name: str) -> str:
+    digits = r"[\d,_]+" if re.search(r"[,_]", number) else r"\d+"
+    return f"({name}{digits})"
 
 
 def _escaped(text: str) -> str:

@@ -1,10 +1,12 @@
 """What `gpujob scan` says of logs."""
 
+import errno
 import gzip
 import itertools
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,11 @@ from exporter.readers.lexicon import make_lexicon
 from exporter.readers.packs import pack_names
 from launcher import scan as scanning
 from launcher.cli import commands
-from launcher.errors import LauncherError
-from launcher.log_file import pieces
-from launcher.scan import Found, LogReport, scan_log, scan_logs
-from launcher.scan_text import to_json
-from launcher.unmatched import suggestion
+from launcher.log_file import pieces, refusal
+from launcher.scan import Found, LogReport, Record, scan_log, scan_logs
+from launcher.scan_text import render, to_json
+from launcher.standing import Totals
+from launcher.unmatched import Candidate, progress_lines, suggestion
 from tests.launcher.conftest import Golden
 from tests.launcher.support import gpujob
 
@@ -96,7 +98,11 @@ def test_each_match_is_told_with_its_line_its_byte_and_its_groups(folder: Path) 
     patterns = {(entry["name"], entry["kind"]): entry for entry in log["patterns"]}
     items = patterns["items", "position"]
     assert (items["done"], items["total"], items["unit"], items["matches"]) == (14, 400, "items", 3)
-    assert items["last"] == {"line": 4, "offset": LOG.index(b"Processed 14"), "text": "Processed 14/400 items"}
+    place = {"line": 4, "offset": LOG.index(b"Processed 14"), "text": "Processed 14/400 items", "unfinished": False}
+    assert items["last"] == place
+    position = {"done": 14, "total": 400, "unit": "items", "pattern": "items", "epoch": None, "epochs": None}
+    assert log["position"] == {**position, "aside": False}
+    assert log["unfinished"]["line"] == 6
     error = patterns["oom", "error"]
     assert (error["matches"], error["severity"], error["groups"]) == (1, "critical", {"1": "memory"})
     assert error["last"]["line"] == 2
@@ -109,7 +115,7 @@ def test_each_match_is_told_with_its_line_its_byte_and_its_groups(folder: Path) 
 def test_a_line_of_progress_that_no_pattern_knows_is_shown_with_one_that_would(folder: Path) -> None:
     (line,) = scanned(folder)["unmatched"]
     assert (line["line"], line["text"]) == (3, "Fancy progress 3/10 done")
-    assert line["suggestion"] == {"name": "items", "pattern": r"Fancy progress (\d+)/(\d+)"}
+    assert line["suggestion"] == {"name": "item", "pattern": r"Fancy progress (\d+)/(\d+)"}
 
 
 def test_the_pack_is_found_out_from_the_lines_and_says_by_which(tmp_path: Path) -> None:
@@ -166,14 +172,181 @@ def test_the_readme_names_every_pack() -> None:
     assert not [name for name in pack_names() if f"`{name}`" not in readme]
 
 
-def test_logs_that_cannot_be_read_are_all_named_at_once(folder: Path) -> None:
+UNREADABLE = """gpujob: 2 logs cannot be read
+  no.log: is not there; check the name, which counts from the working directory
+  .: is a directory; name the logs in it
+"""
+
+
+def test_logs_that_cannot_be_read_are_all_named_after_the_others_were_shown(folder: Path) -> None:
     done = gpujob("scan", "no.log", "train.log", ".", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, UNREADABLE)
+    assert "Processed 14/400 items" in done.stdout
+    done = gpujob("scan", "no.log", "train.log", ".", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (2, UNREADABLE)
+    body = json.loads(done.stdout)
+    assert [log["path"] for log in body["logs"]] == ["train.log"]
+    assert body["errors"] == [
+        {"path": "no.log", "problem": "is not there; check the name, which counts from the working directory"},
+        {"path": ".", "problem": "is a directory; name the logs in it"},
+    ]
+
+
+def test_where_no_log_can_be_read_nothing_is_shown(folder: Path) -> None:
+    done = gpujob("scan", "a\nb\x1b[2J.log", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "gpujob: 2 logs cannot be read\n  no.log: No such file or directory\n  .: is a directory; name the logs in it\n"
+    assert done.stderr.startswith("gpujob: 1 log cannot be read\n  ")
+    assert (done.stderr.count("\n"), "\x1b" in done.stderr) == (2, False)
+
+
+def test_a_log_that_fails_while_it_is_read_is_named_beside_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", refuse)
+    reports, (error,) = scan_logs([str(folder / "train.log")], make_lexicon("generic"))
+    assert (reports, error.problem) == ([], "cannot be read (Input/output error); is its file system there?")
+    _, (error,) = scan_logs(["/dev/null"], make_lexicon())
+    assert error.problem.startswith("is not a regular file; ")
+    assert to_json([], [error])["errors"] == [{"path": "/dev/null", "problem": error.problem}]
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [(errno.EACCES, "chmod +r"), (errno.ENOTDIR, "check the name"), (errno.ESTALE, "is its file system there?")],
+)
+def test_a_log_that_is_refused_is_told_with_the_cure(number: int, cure: str) -> None:
+    assert cure in refusal(OSError(number, os.strerror(number)))
+
+
+TRAINING = b"Batch 10/100\nBatch 20/100\nBatch 30/100\n"
+VALIDATION = b"Batch 1/12\nBatch 6/12\n"
+
+
+def standing_of(path: Path, text: bytes, own: Mapping[str, str] | None = None) -> tuple[float, float | None, bool]:
+    position = report_of(path, text, own=own).position
+    assert position is not None
+    return position.done, position.total, position.aside
+
+
+def test_the_position_is_that_of_the_work_and_not_of_a_validation_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    assert standing_of(path, TRAINING) == (30, 100, False)
+    assert standing_of(path, TRAINING + VALIDATION) == (30, 100, True)
+    assert standing_of(path, TRAINING + VALIDATION + b"Batch 40/100\n") == (40, 100, False)
+
+
+def test_of_a_long_log_the_position_is_as_near_the_end_as_of_a_short_one(tmp_path: Path) -> None:
+    text = b"".join(b"Batch %d/200000\n" % batch for batch in range(1, 100_001)) + VALIDATION
+    assert standing_of(tmp_path / "a.log", text) == (100_000, 200_000, True)
+
+
+def test_how_a_long_log_counts_is_told_by_its_beginning(tmp_path: Path) -> None:
+    epochs = [b"Epoch %d/3 Batch %d/100\n" % (epoch, batch) for epoch in range(3) for batch in range(1, 101)]
+    noise = b"nothing is said in this line\n" * (3 << 15)
+    text = epochs[0] + noise + b"".join(epochs[100:200]) + noise + b"".join(epochs[200:])
+    assert standing_of(tmp_path / "a.log", text) == (300, 300, False)
+
+
+def test_a_validation_that_goes_on_for_long_is_the_work_as_a_sidecar_says(tmp_path: Path) -> None:
+    lines = [b"12:00:00 Batch 30/100", b"12:01:00 Batch 1/12", b"13:01:00 Batch 6/12"]
+    assert standing_of(tmp_path / "a.log", b"\n".join([*lines, b""]))[:2] == (6, 12)
+    assert standing_of(tmp_path / "a.log", b"\n".join([*lines[:2], b""]))[:2] == (30, 100)
+
+
+def test_a_worker_that_evaluates_stands_where_it_was(tmp_path: Path) -> None:
+    text = b"Epoch 1: 100%|###| 50/50 [00:05<00:00, 9it/s, v_num=0]\nValidation DataLoader 0: 0%| | 0/9 [00:00<?]\n"
+    report = report_of(
+        tmp_path / "a.log", text + b"Epoch 1: 20%|# | 10/50 [00:05<00:00, 9it/s, v_num=0]\n", "lightning"
     )
-    with pytest.raises(LauncherError, match=r"^1 log cannot be read\n  /dev/null: is not a regular file$"):
-        scan_logs(["/dev/null"], make_lexicon())
+    assert report.position is not None
+    assert (report.position.done, report.position.epoch) == (100, 1)
+    assert "  position 100 batches, in epoch 1, by epoch_bar, and another counter goes on after it" in render([report])
+
+
+def test_the_epochs_of_the_job_file_give_the_position_its_total(folder: Path) -> None:
+    (folder / "train.log").write_bytes(b"Epoch 3:  45%|#  | 45/100 [00:12<00:15, 3.66it/s, v_num=0]\n")
+    (folder / "job.yaml").write_text(JOB.replace("pack: generic", "total_epochs: 10"))
+    position = scanned(folder, "--config", "job.yaml")["position"]
+    assert (position["done"], position["total"], position["unit"]) == (345, 1000, "batches")
+    found = scan_log(str(folder / "train.log"), make_lexicon(), Totals(epochs=5)).position
+    assert found is not None
+    assert (found.done, found.total) == (345, 500)
+    (folder / "train.log").write_bytes(b"at step 7\n")
+    job = JOB.replace("pack: generic", "total_steps: 70").replace("{lr:", r"{step: 'at step (\d+)', lr:")
+    (folder / "job.yaml").write_text(job)
+    position = scanned(folder, "--config", "job.yaml")["position"]
+    assert (position["done"], position["total"], position["unit"]) == (7, 70, "steps")
+
+
+def test_a_last_record_without_an_end_is_marked_and_not_in_the_position(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    whole = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items\n")
+    assert whole.unfinished is None
+    assert "unfinished" not in "\n".join(render([whole]))
+    half = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items")
+    assert half.unfinished == Record(23, "Processed 15/400 items", 2, unfinished=True)
+    assert half.position is not None
+    assert half.position.done == 14
+    found = next(found for found in half.found if found.name == "items")
+    assert (found.done, found.last) == (15, half.unfinished)
+    body = to_json([half])["logs"][0]
+    assert body["unfinished"]["unfinished"] is True
+    shown = render([half])
+    assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
+    assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)
+
+
+def test_a_long_last_record_without_an_end_is_not_in_the_position(tmp_path: Path) -> None:
+    text = b"Processed 14/400 items\nProcessed 15/400 items" + b"." * 400_000
+    assert standing_of(tmp_path / "a.log", text) == (14, 400, False)
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"\n\n", b"\n\x1b[0m"])
+def test_a_record_is_finished_by_a_newline_or_a_return(tmp_path: Path, end: bytes) -> None:
+    report = report_of(tmp_path / "a.log", b"Processed 14/400 items" + end)
+    assert report.unfinished is None
+    assert report.position is not None
+
+
+def test_for_a_half_written_line_no_pattern_is_suggested(tmp_path: Path) -> None:
+    assert report_of(tmp_path / "a.log", b"Processed 14/400 items\nProcessed 15/4").unmatched == []
+    assert len(report_of(tmp_path / "a.log", b"Processed 14/400 items\nProcessed 15/4\n").unmatched) == 1
+
+
+def suggested_names(*lines: str, names: Sequence[str] = ()) -> list[str | None]:
+    candidates = [Candidate(line.encode(), 0) for line in lines]
+    found = [suggested for _, suggested in progress_lines(candidates, lambda _: False, names)]
+    return [None if suggested is None else suggested[0] for suggested in found]
+
+
+def test_no_two_suggestions_have_one_name_and_all_can_be_used_together(tmp_path: Path) -> None:
+    lines = {"Fancy progress 3/10 done": (3, 10), "Sorted 4/20 rows": (4, 20), "Packed 1,000/5,000 rows": (1000, 5000)}
+    assert suggested_names(*lines, names=["item"]) == ["items", "items_2", "items_3"]
+    report = report_of(tmp_path / "a.log", "\n".join([*lines, ""]).encode())
+    own = dict(unmatched.suggestion for unmatched in report.unmatched if unmatched.suggestion)
+    assert list(own) == ["items", "item", "items_2"]
+    for line, numbers in lines.items():
+        report = report_of(tmp_path / "a.log", f"{line}\n".encode(), own=own)
+        (last,) = (found for found in by_name(report).values() if found.last)
+        assert (last.kind, last.unit, last.done, last.total) == (Kind.POSITION, "items", *numbers)
+
+
+def test_nothing_is_suggested_once_all_names_for_what_is_counted_are_taken() -> None:
+    lines = ("Training step 500 loss 0.4", "Tuning steps 7/9", "Polishing steps 7/9")
+    assert suggested_names(*lines) == ["step", "steps", None], "a pattern of another name would not count steps"
+    assert suggested_names("batch 3/9", "batches 3/9 of", "a batch 3/9") == ["batch", "batches", None]
+    assert suggested_names("done 7%", "Copied 8% done") == ["items", None], "a share is one of items alone"
+
+
+def test_a_suggestion_does_not_hide_a_pattern_that_finds_something(tmp_path: Path) -> None:
+    text = b"Processed 14/400 items\nFancy progress 3/10 done\n"
+    (unmatched,) = report_of(tmp_path / "a.log", text).unmatched
+    assert unmatched.suggestion == ("item", r"Fancy progress (\d+)/(\d+)")
+    (unmatched,) = report_of(tmp_path / "a.log", text[23:], own={"items": r"none (\d+)"}).unmatched
+    assert unmatched.suggestion == ("item", r"Fancy progress (\d+)/(\d+)")
 
 
 def test_an_unknown_pack_is_answered_with_the_nearest_name(folder: Path) -> None:
@@ -243,6 +416,7 @@ def test_a_log_searched_in_parts_says_the_same_as_a_whole(
         parts = report_of(path, text, own=own, count_all=count_all)
     assert (parts.records, parts.lines) == (whole.records, whole.lines)
     assert by_name(parts) == by_name(whole)
+    assert (parts.position, parts.unfinished) == (whole.position, whole.unfinished)
 
 
 @given(HARD_TEXT, st.integers(16, 80))
