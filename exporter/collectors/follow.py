@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from exporter.derive import progress_lines
@@ -134,7 +135,7 @@ class WorkerLogs:
         self._unusable = 0
         """Lines of the progress file that are no update."""
 
-    @property
+    @cached_property
     def _share(self) -> int | None:
         """Items of this worker, as the job file says."""
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]

@@ -192,6 +192,9 @@ class Counted:
 
     def standing(self) -> tuple[float | None, float | None]:
         """(done, total) of all ranks: the sum of those that share the work, or the slowest of those in step."""
+        if len(self.counts) == 1:
+            (count,) = self.counts.values()
+            return (count.done, count.total) if count.done is not None else (None, None)
         counts = self.present()
         if not counts:
             return None, None

@@ -137,8 +137,11 @@ class Track:
     @property
     def aside(self) -> bool:
         """Whether what moves is another counter than the one in force."""
-        counts = self._patterns[self.pattern].counts if self.pattern is not None else {}
-        return any(count.aside_since is not None for count in counts.values())
+        if self.pattern is not None:
+            for count in self._patterns[self.pattern].counts.values():
+                if count.aside_since is not None:
+                    return True
+        return False
 
     def begin_run(self) -> None:
         """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
