@@ -67,6 +67,8 @@ BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "
 LIST = "exporter.collectors.__init__"
 PACKS = ("exporter.readers.packs", "exporter.readers.lexicon")
 """Readers of what derive makes patterns of."""
+SEARCH = ("exporter.derive.automata", "exporter.derive.patience")
+"""Parts of the search in logs that are built on a package."""
 
 RULES = {
     "foundation": Rule(FOUNDATION, FOUNDATION),
@@ -76,8 +78,9 @@ RULES = {
     "families": Rule(("exporter.families",), ("prometheus_client",), never=MACHINE),
     "readers": Rule(("exporter.readers",), (*FOUNDATION, "exporter.readers", "psutil", "pynvml"), besides=PACKS),
     "packs": Rule(PACKS, (*FOUNDATION, "exporter.readers", "exporter.derive")),
-    "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE, besides=("exporter.derive.scanning",)),
-    "scanning": Rule(("exporter.derive.scanning",), ("exporter.derive", "ahocorasick_rs", "regex"), never=MACHINE),
+    "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE, besides=SEARCH),
+    "automata": Rule(SEARCH[:1], ("exporter.derive", "ahocorasick_rs"), never=MACHINE),
+    "patience": Rule(SEARCH[1:], ("exporter.derive", "regex"), never=MACHINE),
     "collectors": Rule(("exporter.collectors",), BELOW_COLLECTORS, besides=(LIST,)),
     "list of collectors": Rule((LIST,), ("exporter.collectors",)),
     "refresh": Rule(("exporter.refresh",), BELOW_COLLECTORS),

@@ -225,11 +225,15 @@ def _is_small(run: Sequence[Texts]) -> bool:
     """Whether the texts that a run stands for are few and short enough to be written out."""
     if len(run) == 1:
         return True
-    choices = [len(texts) for texts in run if len(texts) > 1]
-    return (
-        math.prod(choices) <= (MOST_TEXTS if len(choices) <= 1 else MOST_SPELLINGS)
-        and sum(max(map(len, texts)) for texts in run) <= MOST_LENGTH
-    )
+    ways, choices, length = 1, 0, 0
+    for texts in run:
+        if len(texts) == 1:
+            length += len(texts[0])
+        else:
+            ways *= len(texts)
+            choices += 1
+            length += max(map(len, texts), default=0)
+    return length <= MOST_LENGTH and ways <= (MOST_TEXTS if choices <= 1 else MOST_SPELLINGS)
 
 
 def _written_out(run: Sequence[Texts]) -> Texts:
@@ -392,12 +396,15 @@ def _one_loosely(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
     return b"(?:%s)" % text if whole else None
 
 
+@lru_cache(maxsize=256)
 def _class(characters: int) -> bytes:
     """The class of these bytes."""
     if characters == _ALL & ~(1 << 10):
         return b"."
     if not characters:
         return b"(?!)"
+    if characters.bit_count() == 1:
+        return re.escape(bytes((characters.bit_length() - 1,)))
     text, code = b"", 0
     while code < 256:
         first = code

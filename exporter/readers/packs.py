@@ -22,11 +22,6 @@ def read_packs() -> tuple[Pack, ...]:
     return complete(_read(name) for name in pack_names())
 
 
-def read_pack(name: str) -> Pack:
-    """The pack of this name; KeyError when there is none."""
-    return {pack.name: pack for pack in read_packs()}[name]
-
-
 @cache
 def read_errors() -> tuple[Pattern, ...]:
     """The error patterns of every job."""

@@ -27,8 +27,7 @@ from exporter.derive.packs import (
 )
 from exporter.derive.patterns import Kind, Pattern
 from exporter.derive.scanning import Engine
-from exporter.readers import packs as reader
-from exporter.readers.packs import ERRORS, PACKS, pack_names, read_errors, read_pack, read_packs
+from exporter.readers.packs import ERRORS, PACKS, pack_names, read_errors, read_packs
 
 ALL = read_packs()
 ERROR_PACK = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
@@ -214,7 +213,7 @@ def test_errors_keep_the_names_and_severities_that_rules_rely_on() -> None:
 
 
 def test_the_generic_pack_keeps_the_names_that_jobs_replace() -> None:
-    names = {pattern.name for pattern in read_pack("generic").patterns}
+    names = {pattern.name for pattern in NAMED["generic"].patterns}
     assert names >= {"items", "resume", "batch", "epoch", "throughput", "loss"}
 
 
@@ -453,6 +452,3 @@ def test_a_pack_cannot_take_from_one_that_is_not_there_or_from_itself(also: str)
 def test_every_file_beside_the_package_is_a_pack() -> None:
     assert set(pack_names()) == {path.stem for path in PACKS.glob("*.toml")} - {ERRORS}
     assert [found.name for found in ALL] == list(pack_names())
-    assert read_pack("tqdm").title
-    with pytest.raises(KeyError):
-        reader.read_pack("absent")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from exporter.derive.findings import Findings
 from exporter.derive.patterns import Kind, Pattern, PatternError, compile_all, compile_pattern
 from exporter.derive.scanning import Engine
-from exporter.readers.packs import read_errors, read_pack
+from exporter.readers.lexicon import make_lexicon
 
 HITS = {
     "items": ["Processed 120/1000 items", "2025-11-22 04:13:41 [INFO] Processed 0/7 items (12.5 items/s)"],
@@ -113,7 +113,8 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 connection_pool: 8
 """
 
-STANDARD = (*read_pack("generic").patterns, *read_errors())
+GENERIC = make_lexicon("generic")
+STANDARD = (*GENERIC.progress("generic"), *GENERIC.errors)
 ENGINE = Engine(STANDARD)
 
 
@@ -201,8 +202,8 @@ def test_a_log_that_is_not_utf8_is_scanned_all_the_same() -> None:
 def scan_elsewhere(text: str) -> str:
     """Positions in the value of an expression; in another process: a regular expression cannot be interrupted."""
     program = (
-        "from exporter.derive.scanning import Engine; from exporter.readers.packs import read_errors, read_pack\n"
-        f"print(Engine((*read_pack('generic').patterns, *read_errors())).scan({text}).positions)"
+        "from exporter.readers.lexicon import make_lexicon\n"
+        f"print(make_lexicon('generic').engine('generic').scan({text}).positions)"
     )
     argv = [sys.executable, "-I", "-c", program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

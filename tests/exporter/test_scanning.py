@@ -11,11 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.derive import scanning
+from exporter.derive import automata, chunks, patience, scanning
 from exporter.derive.extraction import Extractor
 from exporter.derive.findings import Findings, Mark, Position, Value
 from exporter.derive.patterns import Kind, Pattern, compile_pattern
 from exporter.derive.scanning import Engine, records
+from exporter.derive.units import Unit
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
@@ -124,7 +125,7 @@ def test_literals_that_overlap_hide_nothing(words: list[str], data: st.DataObjec
     engine = Engine(patterns)
     assert engine.scan(text.encode()) == expected(patterns, text.encode())
     scan = engine.begin()
-    scan._take_last(scanning._Chunk(text.encode(), len(text), 0), len(text))
+    scan._take_last(chunks.Chunk(text.encode(), len(text), 0), len(text))
     assert scan.finish(lambda place, size: text.encode()[place : place + size]) == expected(patterns, text.encode())
 
 
@@ -219,8 +220,70 @@ def test_literals_that_share_their_pieces_are_told_apart(words: list[str], data:
     found, whole = engine.scan(text), expected(patterns, text)
     assert (found.errors, found.positions) == (whole.errors, [replace(place, stamp=None) for place in whole.positions])
     scan = engine.begin()
-    scan._take_last(scanning._Chunk(text, len(text), 0), len(text))
+    scan._take_last(chunks.Chunk(text, len(text), 0), len(text))
     assert scan.finish(lambda place, size: text[place : place + size]).errors == whole.errors
+
+
+@given(LONG_WORDS, st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_piece_that_is_often_found_in_vain_still_finds_its_literals(words: list[str], data: st.DataObject) -> None:
+    parts = st.sampled_from([*words, *(word[1:] for word in words), "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
+    text = "".join(data.draw(st.lists(parts, max_size=40))).encode()
+    patterns = [pattern(word, f"{re.escape(word)}(?!7)", Kind.ERROR) for word in words[::2]]
+    patterns += [pattern(f"{word}#", rf"{re.escape(word)}(?:a|b ?)?(\d)(?:/(\d)|$)", Kind.POSITION) for word in words]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(automata, "OFTEN_IN_VAIN", 1)
+        engine, whole = Engine(patterns), expected(patterns, text)
+        for _ in range(2):
+            found = engine.scan(text)
+            assert found.errors == whole.errors
+            assert found.positions == [replace(place, stamp=None) for place in whole.positions]
+
+
+@given(st.lists(TEXTS, min_size=2, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_a_log_that_changes_has_other_automata_and_loses_nothing(parts: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "SMALL_BYTES", 0)
+        patch.setattr(scanning, "WINDOW_BYTES", 1)
+        patch.setattr(scanning, "BUILD_US", 0.1)
+        engine = Engine(MIXED)
+        scan, text = engine.begin(Heads()), b""
+        for part in parts:
+            scan.feed(part + b"\n", len(part) + 1, len(text))
+            text += part + b"\n"
+        found, whole = scan.finish(lambda place, size: text[place : place + size]), expected(MIXED, text)
+    assert found.errors == whole.errors
+    assert [place for place in found.positions if place.resumed] == [
+        place for place in whole.positions if place.resumed
+    ]
+    for name in ("items", "ranked"):
+        assert last(found.positions, name) == last(whole.positions, name)
+    for name in ("rate", "digit", "ab", "b"):
+        assert found.values.get(name) == whole.values.get(name)
+
+
+def test_automata_for_a_backlog_are_made_once_while_the_log_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[list[str]]()
+
+    def groups_of(units: Sequence[Unit], sample: bytes) -> tuple[automata.Group, ...]:
+        made.append([unit.name for unit in units])
+        return automata.groups_of(units, sample)
+
+    monkeypatch.setattr(scanning, "groups_of", groups_of)
+    engine = Engine(
+        [
+            pattern("oom", "out of memory", Kind.ERROR),
+            pattern("absent", r"never (\d+)", Kind.VALUE),
+            pattern("items", r"Done (\d+) of (\d+)", Kind.POSITION),
+        ]
+    )
+    scan = engine.begin()
+    for part in range(6):
+        chunk = FILLER + b"Done %d of 9\n" % part
+        scan.feed(chunk, len(chunk), part * len(chunk))
+    assert scan.finish(lambda place, size: b"").positions[-1].done == 5
+    assert made == [["oom", "absent"]]
 
 
 @pytest.mark.parametrize("others", [0, 40, 200])
@@ -440,7 +503,7 @@ def test_the_time_of_slow_searches_is_bounded_over_all_patterns_and_files(monkey
         engine.scan(text)
     assert len(begun) == 5
     assert sum(engine.timeouts.values()) == 16 * 16
-    watch.now += scanning.WINDOW_S
+    watch.now += patience.WINDOW_S
     engine.scan(text)
     assert len(begun) == 10
 
@@ -454,10 +517,10 @@ def test_in_no_window_do_slow_searches_take_much_longer_than_they_may(pauses: li
         for pause in pauses:
             watch.now += pause
             engine.scan(b"aa0\naa1\naa2\n" * 4)
-    most = scanning.LOOK_TIMEOUT_S + 2 * scanning.RECORD_TIMEOUT_S
+    most = patience.LOOK_TIMEOUT_S + 2 * patience.RECORD_TIMEOUT_S
     for start in begun:
-        inside = [moment for moment in begun if start <= moment < start + scanning.WINDOW_S - scanning.SLOT_S]
-        assert len(inside) * scanning.RECORD_TIMEOUT_S <= most
+        inside = [moment for moment in begun if start <= moment < start + patience.WINDOW_S - patience.SLOT_S]
+        assert len(inside) * patience.RECORD_TIMEOUT_S <= most
 
 
 def test_without_a_clock_each_look_has_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +547,7 @@ def test_a_pattern_that_is_given_up_again_and_again_is_left_out_and_the_user_tol
         scan = engine.begin()
         scan.feed(text, len(text), 0)
         assert scan.finish(lambda offset, size: text[offset : offset + size]) == Findings(errors={"oom": 40})
-    assert len(begun) == scanning.MOST_GIVEN_UP
+    assert len(begun) == patience.MOST_GIVEN_UP
     assert engine.notes[: len(before)] == before
     assert [note for note in engine.notes[len(before) :] if 'pattern "slow" was given up 20 times' in note] == [
         engine.notes[-1]
@@ -527,14 +590,14 @@ def test_record_ends_are_counted(text: bytes, count: int) -> None:
 @given(st.text("a\r\n", max_size=40), st.integers(1, 7))
 def test_record_ends_are_counted_in_parts_as_in_the_whole(text: str, part: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "PART_BYTES", part)
+        patch.setattr(chunks, "PART_BYTES", part)
         assert records(text.encode(), len(text)) == len(re.findall("\r\n|\r|\n", text))
 
 
 def test_patterns_that_are_safe_load_no_second_engine_of_expressions() -> None:
     program = (
-        "import sys; from exporter.derive.scanning import Engine; from exporter.readers.packs import *;"
-        "Engine([*read_pack('generic').patterns, *read_errors()]).scan(b'Processed 1/2 items\\nCUDA error: x\\n');"
+        "import sys; from exporter.readers.lexicon import make_lexicon;"
+        "make_lexicon('generic').engine('generic').scan(b'Processed 1/2 items\\nCUDA error: x\\n');"
         "print('regex' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=20, check=True)

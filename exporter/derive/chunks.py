@@ -1,0 +1,114 @@
+"""A piece of a log as records: each ends at a newline or at a carriage return, and colours in it hide nothing."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+PART_BYTES = 64 * 1024
+"""Copied at once to count record ends: what stays in the cache."""
+
+Buffer = bytes | bytearray | memoryview
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
+
+
+def records(buffer: bytes | bytearray, end: int) -> int:
+    """Record ends in the first ``end`` bytes; a return and a newline after it are one."""
+    count = 0
+    for start in range(0, end, PART_BYTES):
+        part = buffer[start : min(end, start + PART_BYTES)]
+        # leaving the ends out is several times faster than counting them
+        count += len(part) - len(part.replace(b"\n", b""))
+        if part.find(b"\r") >= 0:
+            count += len(part) - len(part.replace(b"\r", b""))
+    return count - buffer.count(b"\r\n", 0, end) if buffer.find(b"\r\n", 0, end) >= 0 else count
+
+
+class Chunk:
+    """Whole records, without their colours, and where they stand in the file."""
+
+    def __init__(self, buffer: Buffer, end: int, offset: int) -> None:
+        text = bytes(buffer[:end]) if isinstance(buffer, memoryview) else buffer
+        self.offset = offset
+        self._coloured: bytes | None = None
+        if text.find(b"\x1b", 0, end) >= 0:
+            self._coloured = bytes(memoryview(text)[:end]).replace(b"\r", b"\n")
+            text = _ESCAPE.sub(b"", self._coloured)
+            end = len(text)
+            self._near = (0, 0)
+        self.text = text
+        self.end = end
+        self.has_returns = text.find(b"\r", 0, end) >= 0
+        """Whether a record may end at a return."""
+
+    def start(self, place: int) -> int:
+        """Where the record begins in which a place lies."""
+        start = self.text.rfind(b"\n", 0, place) + 1
+        return max(start, self.text.rfind(b"\r", start, place) + 1) if self.has_returns else start
+
+    def stop(self, place: int) -> int:
+        """Where it ends, without what ends it."""
+        stop = self.text.find(b"\n", place, self.end)
+        if stop < 0:
+            stop = self.end
+        if self.has_returns:
+            back = self.text.find(b"\r", place, stop)
+            return stop if back < 0 else back
+        return stop
+
+    def view(self) -> Buffer:
+        return self.text if self.end == len(self.text) else memoryview(self.text)[: self.end]
+
+    def record(self, start: int, stop: int) -> bytes:
+        text = self.text[start:stop]
+        return text if isinstance(text, bytes) else bytes(text)
+
+    def where(self, start: int) -> int:
+        """Byte of the file at which the record begins that begins here."""
+        if self._coloured is None:
+            return self.offset + start
+        # colours hold no record ends: the same record has as many of them before it
+        text, coloured = self.text, self._coloured
+        plain, place = self._near
+        if self.end - start < abs(start - plain):
+            plain, place = self.end, len(coloured)
+        elif start < abs(start - plain):
+            plain, place = 0, 0
+        if start >= plain:
+            for _ in range(text.count(b"\n", plain, start)):
+                place = coloured.find(b"\n", place) + 1
+        else:
+            for _ in range(text.count(b"\n", start, plain)):
+                place = coloured.rfind(b"\n", 0, place)
+            place = coloured.rfind(b"\n", 0, place) + 1
+        self._near = (start, place)
+        return self.offset + place
+
+    def all(self) -> Iterator[tuple[int, int]]:
+        """Start and end of each record, those left out in which nothing stands."""
+        start = 0
+        while start < self.end:
+            stop = self.stop(start)
+            if stop > start:
+                yield start, stop
+            start = stop + 1
+
+    def backwards(self, literals: Sequence[bytes], begin: int) -> Iterator[tuple[int, int]]:
+        """Records behind ``begin`` that hold one of the literals, or all of them without any, the last one first."""
+        text, behind = self.text, self.end
+        lasts = [behind] * len(literals)
+        while behind > begin:
+            if literals:
+                # each literal is looked for again only where the last place of it is used up
+                place = begin - 1
+                for number, literal in enumerate(literals):
+                    if lasts[number] + len(literal) > behind:
+                        lasts[number] = text.rfind(literal, begin, behind)
+                    place = max(place, lasts[number])
+                if place < begin:
+                    return
+                start, stop = self.start(place), self.stop(place)
+            else:
+                stop = behind - (text[behind - 1] in b"\r\n")
+                start = self.start(stop)
+            if stop > start:
+                yield start, stop
+            behind = start
