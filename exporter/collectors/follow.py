@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.derive import progress_lines
 from exporter.derive.eta import Estimate, Estimator, Prior
@@ -41,8 +41,7 @@ LOG, PROGRESS_FILE = 0, 1
 """Order of sources: what a worker writes for us counts before what its log says."""
 
 
-@dataclass(frozen=True)
-class LogFacts:
+class LogFacts(NamedTuple):
     """What the logs of one worker have said so far."""
 
     task: Task

@@ -22,6 +22,7 @@ from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Manifest, Task
+from exporter.readers.folder_news import FolderNews
 from exporter.readers.history import RunHistory, read_history
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.log_state import read_state, write_state
@@ -137,6 +138,10 @@ class LogsCollector:
         self._finder = _finder(manifest)
         self._deadline = deadline(context)
         self._records = manifest.run_dir / records.WORKERS_DIR
+        self._news = FolderNews(self._records)
+        self._progress_news = FolderNews(manifest.run_dir / records.PROGRESS_DIR)
+        self._stale: set[int] = set()
+        """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
         self._lexicon: Lexicon | None = None
         self._workers: list[WorkerLogs] = []
         """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
@@ -181,6 +186,8 @@ class LogsCollector:
             self._workers = self._follow(lexicon)
             self._lexicon = lexicon
         workers, count = self._workers, len(self._workers)
+        if self._news.has_news(now) | self._progress_news.has_news(now):
+            self._stale.update(range(count))
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
             number = (self._next + place) % count
@@ -209,39 +216,48 @@ class LogsCollector:
 
     def _look_at(self, number: int, extra: Sequence[Path], now: float, until: float) -> None:
         """A look at one worker; the first one shows whether a restored state can be used."""
-        worker = self._workers[number]
+        worker, fresh = self._workers[number], number in self._stale
         try:
-            self._look(worker, extra, now, until)
+            whole = self._look(worker, extra, now, until, fresh=fresh)
         except Exception as error:
             if worker.task.rank not in self._restored or self._lexicon is None:
                 raise
             log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
             self._workers[number] = self._fresh(worker.task, self._lexicon)
-            self._look(self._workers[number], extra, now, until)
+            whole = self._look(self._workers[number], extra, now, until, fresh=True)
         finally:
             self._restored.discard(worker.task.rank)
+        if whole:
+            self._stale.discard(number)
 
-    def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float) -> None:
+    def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float, *, fresh: bool) -> bool:
+        """Whether it has come to the latest run of the worker."""
         context, task, clock = self._context, worker.task, self._context.clock
         run_dir, identity = context.manifest.run_dir, context.identity
 
         def out_of_time() -> bool:
             return clock.monotonic() > until
 
-        for restart in range(worker.restart + 1, self._restart(task, worker.restart) + 1):
+        latest = self._restart(task, worker.restart) if fresh or worker.restart < 0 else worker.restart
+        for restart in range(worker.restart + 1, latest + 1):
             if worker.restart >= 0:
                 worker.look(now, ended=True, until=out_of_time)  # its last words, ahead of the first of the next
                 if worker.unread:
-                    return  # they are many, and go on at the next look
+                    return False  # they are many, and go on at the next look
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.follow(str(path))
-            worker.follow(str(progress_path(task, run_dir, identity.node, identity.attempt, restart)), PROGRESS_FILE)
+        if fresh:
+            told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
+            if told.exists():
+                worker.follow(str(told), PROGRESS_FILE)
         for path in extra:
             tail = worker.follow(str(path), lasting=True)
             if tail is not None:
                 tail.skip_older(identity.start)
-        worker.look(now, ended=self._has_ended(task, worker.restart), until=out_of_time)
+        ended = self._has_ended(task, worker.restart) if fresh or worker.ended else False
+        worker.look(now, ended=ended, until=out_of_time)
+        return True
 
     def _restart(self, task: Task, restart: int) -> int:
         """Latest run of a worker, from the names of the start records."""
