@@ -111,7 +111,7 @@ class WorkerLogs:
         self._manifest = manifest
         self._lexicon = lexicon
         self._auto = lexicon.auto()
-        self._unsure = b""
+        self._unsure = bytearray()
         """Text in which the pack has not been looked for yet."""
         self._asked, self._asked_at = 0, 0.0
         self._pack = GENERIC if self._auto is not None else lexicon.pack
@@ -245,10 +245,11 @@ class WorkerLogs:
             self._asked, self._asked_at = self._asked + 1, now
             self._auto.feed(bytes(memoryview(text)[:end]))
         else:
-            self._unsure = (self._unsure + bytes(memoryview(text)[:end]))[-UNSURE_BYTES:]
+            self._unsure += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
             if len(self._unsure) >= UNSURE_BYTES or now - self._asked_at >= UNSURE_S:
-                self._auto.feed(self._unsure)
-                self._unsure, self._asked_at = b"", now
+                self._auto.feed(bytes(self._unsure[-UNSURE_BYTES:]))
+                self._unsure.clear()
+                self._asked_at = now
         return self._auto.choice or self._pack
 
     def _findings_of(self, source: _Source, text: bytes) -> Findings:
