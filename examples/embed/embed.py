@@ -224,6 +224,8 @@ class Options:
     ignore_sigterm: bool
     crash_after_ms: float | None
     no_log: bool
+    no_output: bool
+    cut_checkpoint: bool
 
     @property
     def share(self) -> int:
@@ -359,6 +361,8 @@ def parser() -> argparse.ArgumentParser:
     add("--leak", type=number(0), metavar="MIB_PER_SECOND", help="keep and touch more and more memory")
     add("--ignore-sigterm", action="store_true", help="so that only SIGKILL ends it")
     add("--no-log", action="store_true", help="work in silence")
+    add("--no-output", action="store_true", help="work on and say so, but write no more results")
+    add("--cut-checkpoint", action="store_true", help="leave the checkpoints from then on half-written")
     help_text = "exit 3 so long after the start, wherever it is (takes no --at)"
     add("--crash-after-ms", type=whole(0), metavar="MS", help=help_text)
     add = group.add_mutually_exclusive_group().add_argument
@@ -401,7 +405,8 @@ def parse_options(arguments: Sequence[str], environ: dict[str, str]) -> Options:
     options = Options(**values)
 
     ends = (options.throw, options.cuda_oom, options.exit_code is not None, options.signal)
-    placed = any((*ends, options.slow_down, options.stall, options.leak, options.ignore_sigterm, options.no_log))
+    stays = (options.slow_down, options.stall, options.leak, options.ignore_sigterm)
+    placed = any((*ends, *stays, options.no_log, options.no_output, options.cut_checkpoint))
     most = math.ceil(options.items / options.shards)
     problems = []
     if options.shard >= options.shards:
@@ -535,6 +540,8 @@ class Worker:
         self._saved: int | None = None
         self._broken = False
         self._slow_down = 1.0
+        self._keeps_results = False
+        self._cuts_checkpoints = False
         self._leaking_since: float | None = None
         self._leaked: list[bytes] = []
         self._leaked_bytes = 0
@@ -608,6 +615,8 @@ class Worker:
 
     def _flush(self) -> None:
         """Bring the finished lines into the file: a kill at any moment leaves at most the last one cut."""
+        if self._keeps_results:
+            self._lines.clear()
         if self._output is not None and self._lines:
             data = "".join(self._lines).encode("ascii")
             self._lines.clear()
@@ -628,7 +637,11 @@ class Worker:
         checkpoint = Checkpoint(fingerprint, self.done, self.options.share, self._output_bytes)
         name = checkpoint_name(self.options.shard, self.done)
         folder = self.options.checkpoint_dir
-        write_atomically(folder / name, json.dumps(asdict(checkpoint)) + "\n")
+        text = json.dumps(asdict(checkpoint)) + "\n"
+        if self._cuts_checkpoints:
+            (folder / name).write_text(text[: len(text) // 2])
+        else:
+            write_atomically(folder / name, text)
         self._saved = self.done
         for old in checkpoint_files(folder, self.options.shard)[CHECKPOINTS_KEPT:]:
             old.unlink(missing_ok=True)
@@ -723,6 +736,7 @@ class Worker:
             self._leaking_since = time.monotonic()
         self._slow_down = options.slow_down or 1.0
         self._flush()
+        self._keeps_results, self._cuts_checkpoints = options.no_output, options.cut_checkpoint
         if options.stall is not None:
             self._stall(options.stall)
         if options.throw:

@@ -613,3 +613,17 @@ def test_job_files_agree_with_their_command(name: str, embed: ModuleType) -> Non
     assert role["count"] * role["gpus"] <= job["resources"]["nodes"] * job["resources"]["gpus_per_node"]
     assert Path("output_worker_0.jsonl").match(job["patterns"]["output"])
     assert Path(embed.checkpoint_name(0, 250)).match(job["patterns"]["checkpoints"])
+
+
+def test_a_worker_without_output_works_on_and_says_so(tmp_path: Path) -> None:
+    done = run("--items", 200, "--no-output", "--at", 100, "--log-every", 50, cwd=tmp_path)
+    assert "Processed 200/200 items" in done.stdout
+    assert len(records(tmp_path)) == 100
+
+
+def test_a_checkpoint_that_is_cut_cannot_be_resumed_from(tmp_path: Path) -> None:
+    run("--items", 200, "--checkpoint-every", 50, "--cut-checkpoint", "--at", 120, cwd=tmp_path)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads((tmp_path / "checkpoint_worker_0_step_200.json").read_text())
+    again = run("--items", 200, "--checkpoint-every", 50, cwd=tmp_path)
+    assert "Cannot resume from checkpoint_worker_0_step_200.json: it is damaged" in again.stdout
