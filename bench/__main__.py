@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bench import eta, exits, exposition, kills, logs, processes, sidecar, tail, wrapper
+from bench import eta, exits, exposition, files, kills, logs, processes, sidecar, tail, wrapper
 
 BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "exposition": exposition.measure,
@@ -18,6 +18,7 @@ BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "kills": kills.measure,
     "logs": logs.measure,
     "tail": tail.measure,
+    "files": files.measure,
     "eta": eta.measure,
     "sidecar": sidecar.measure,
 }

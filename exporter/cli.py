@@ -17,6 +17,7 @@ from exporter.collectors.base import Context
 from exporter.errors import ExporterError
 from exporter.identity import Identity, identify
 from exporter.manifest import Manifest, read_manifest
+from exporter.readers.file_host import FileHost
 from exporter.readers.kmsg import KernelLog
 from exporter.refresh import Slot
 from exporter.sidecar import Sidecar, parse_listen_address
@@ -164,7 +165,7 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
     sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
     _be_modest()
     asyncio.run(service.Service(sidecar).run(_listen(sidecar, port)))
-    _leave(0)
+    _leave(sidecar, 0)
 
 
 def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
@@ -196,17 +197,18 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     if finder.outcome is None:
         finder.leave()
         print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
-        _leave(INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
+        _leave(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:
         print(outcome.summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
     except (OSError, UnicodeError):
         pass  # nobody reads it any more, or cannot in this locale; the report has it all
-    _leave(finder.outcome.exit_status)
+    _leave(sidecar, finder.outcome.exit_status)
 
 
 def _make(manifest: Manifest, identity: Identity) -> Sidecar:
     clock = SystemClock()
-    return Sidecar(Context(manifest, identity, clock, kernel=KernelLog(clock, identity.start)))
+    kernel, files = KernelLog(clock, identity.start), FileHost(clock)
+    return Sidecar(Context(manifest, identity, clock, kernel=kernel, files=files))
 
 
 def _listen(sidecar: Sidecar, port: int) -> socket.socket:
@@ -221,7 +223,8 @@ def _listen(sidecar: Sidecar, port: int) -> socket.socket:
     return service.open_socket(sidecar.host, port)
 
 
-def _leave(status: int) -> NoReturn:
+def _leave(sidecar: Sidecar, status: int) -> NoReturn:
+    sidecar.context.files.close()
     sys.stderr.flush()
     os._exit(status)  # a collector's thread that hangs in the kernel must not hold the end of the step
 

@@ -60,6 +60,20 @@ class LogPattern:
 
 
 @dataclass(frozen=True)
+class Verification:
+    """What the work must come to for a job that has ended well to be a success."""
+
+    complete_share: float = 0.99
+    """Share of the items of the job that is enough."""
+    outputs: int | None = None
+    """Least number of output files; None: one of each worker, where their names tell whose they are."""
+    records_per_item: float | None = 1.0
+    """Records in the output files for each item; None when they are not counted."""
+    checksums: bool = False
+    """Whether checksums of the output files are written into the run directory."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a sidecar must know that its environment does not tell."""
 
@@ -83,10 +97,15 @@ class Manifest:
     """Epochs of each worker, where its logs do not say how many there are,"""
     total_steps: int | None = None
     """and steps."""
+    resumes: bool = False
+    """Whether the job goes on where output files of earlier ones end: they count as its own."""
+    verify: Verification = Verification()
     time_limit_s: float | None = None
     check_interval_s: float = 5.0
     launch_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0
+    checkpoint_interval_s: float | None = None
+    """Seconds between two checkpoints, where they are not to be learned from the files."""
     linger_s: float = 30.0
     kill_wait_s: float = 30.0
     """Time between SIGTERM and SIGKILL when Slurm ends the job."""
@@ -149,9 +168,11 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
         )
         values["groups"] = tuple(PathGroup(**_known(PathGroup, group)) for group in body["groups"])
         values["logs"] = PathGroup(**_known(PathGroup, body["logs"])) if body.get("logs") else None
+        values["verify"] = Verification(**_known(Verification, body.get("verify", {})))
         for key in ("progress", "errors"):
             values[key] = tuple(LogPattern(**_known(LogPattern, entry)) for entry in body[key])
-        for owner in (Manifest, *values["tasks"], *values["groups"], *values["progress"], *values["errors"]):
+        parts = (*values["tasks"], *values["groups"], *values["progress"], *values["errors"], values["verify"])
+        for owner in (Manifest, *parts):
             _check_types(owner, values)
         return Manifest(**values, run_dir=run_dir)
     except (KeyError, TypeError, AttributeError) as error:

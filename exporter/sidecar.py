@@ -173,6 +173,7 @@ class Sidecar:
             "node": {"name": self.context.identity.node, "index": self.context.identity.node_index},
             "workers": [status.workers[rank] for rank in sorted(status.workers)],
             "outputs": status.outputs,
+            "checkpoints": status.checkpoints,
             "filesystems": status.filesystems,
             "memory": status.memory,
             "launch": status.launch,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.readers.files import read_space
 from exporter.readers.inventory import Inventory
+from exporter.readers.space import read_space
 from launcher.config import parse_time_limit
 from launcher.errors import SlurmError
 from launcher.items import Item

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.collectors.base import Collector, Context
+from exporter.collectors.checkpoints import CheckpointsCollector
 from exporter.collectors.disk import DiskCollector
 from exporter.collectors.fom import FomCollector
 from exporter.collectors.job import JobCollector
@@ -20,6 +21,7 @@ COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
     LogsCollector,
     FomCollector,
     OutputsCollector,
+    CheckpointsCollector,
     DiskCollector,
     SelfCollector,
 )

@@ -8,6 +8,7 @@ from exporter.clock import Clock, SystemClock
 from exporter.families import Family, Samples
 from exporter.identity import Identity
 from exporter.manifest import Manifest, Task
+from exporter.readers.file_host import FileHost
 from exporter.readers.kmsg import KernelLog
 from exporter.readers.pidfd import ExitWatch
 
@@ -24,6 +25,8 @@ class Board:
     """What the job is at instead of its work, as its logs say: checkpointing or evaluating."""
     checkpoints: tuple[float, ...] = ()
     """Moments at which its last checkpoint files were written, in order."""
+    running: frozenset[int] = frozenset()
+    """Ranks of this node's workers that are there while the job is running, not before or after that phase."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Context:
     kernel: KernelLog | None = None
     """The kernel's log, where there is one to read."""
     board: Board = field(default_factory=Board)
+    files: FileHost = field(default_factory=lambda: FileHost(SystemClock(), process=False))
+    """What looks at files that may hang."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -54,6 +59,8 @@ class Status:
     workers: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By rank."""
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: dict[str, Any] = field(default_factory=dict)
+    """Of the job, on its first node."""
     filesystems: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,8 @@ from exporter.derive.patterns import Kind
 from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.manifest import Task
-from exporter.readers.launch import read_open_gpus, read_size, why_not_writable
+from exporter.readers.file_host import Hanging
+from exporter.readers.launch import WriteWatch, read_open_gpus, read_size
 from exporter.readers.lexicon import own_patterns
 from exporter.readers.procfs import read_environment
 from exporter.readers.worker_logs import extra_logs, log_paths
@@ -68,6 +69,13 @@ class LaunchCollector:
         self._last = LaunchSnapshot(verified=False, final=False, checks={})
         self._opened: dict[int, int] = {}
         """GPUs that a process was seen to have open, by pid; one that has opened some is not looked at again."""
+        group = next((group for group in context.manifest.groups if group.name == "output"), None)
+        self._directory = None if group is None else context.manifest.directory(group)
+        self._writable = (
+            None
+            if self._directory is None
+            else context.files.watch("launch-output", partial(WriteWatch, str(self._directory)))
+        )
 
     @property
     def interval_s(self) -> float:
@@ -186,8 +194,6 @@ class LaunchCollector:
 
     def _node(self, status: Mapping[str, Any]) -> NodeLaunch:
         manifest = self._context.manifest
-        group = next((group for group in manifest.groups if group.name == "output"), None)
-        directory = manifest.directory(group) if group is not None else None
         reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
         files = None
         # on a shared file system a node counts only files of its own workers, the first one all others too
@@ -196,8 +202,8 @@ class LaunchCollector:
             files = reported["files"] if fresh or manifest.attached else 0
         known = any(worker.get("items") is not None for worker in status["workers"])
         return NodeLaunch(
-            output_dir=str(directory) if directory is not None else None,
-            output_problem=why_not_writable(directory) if directory is not None else None,
+            output_dir=str(self._directory) if self._directory is not None else None,
+            output_problem=self._problem(),
             output_files=files,
             gives_progress=known
             or manifest.total_items is not None
@@ -205,6 +211,18 @@ class LaunchCollector:
             has_gpus=any(task.gpus for task in manifest.tasks),
             tells_devices=not manifest.attached,
         )
+
+    def _problem(self) -> str | None:
+        """What keeps the job from writing its output, or None."""
+        if self._writable is None:
+            return None
+        (found,) = self._context.files.look([self._writable], self._context.clock.time())
+        if isinstance(found, Hanging):
+            return f"{self._directory} does not answer: its file system, {found.mount or 'which is not known,'} hangs"
+        if isinstance(found, Exception):
+            raise found
+        problem: str | None = found
+        return problem
 
     def render(self, snapshot: LaunchSnapshot, out: Samples) -> None:
         for name, check in snapshot.checks.items():

@@ -209,7 +209,10 @@ class LogsCollector:
                 timeouts[name] += given_up
         return LogsSnapshot(
             workers=facts,
-            pace=pace.pace(facts, now, self._deadline, self._context.board.checkpoints),
+            pace=pace.pace(
+                *(facts, now, self._deadline, self._context.board.checkpoints),
+                self._context.manifest.checkpoint_interval_s,
+            ),
             timeouts=tuple(timeouts.items()),
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
         )

@@ -53,14 +53,24 @@ class Pace:
     """Rank of the worker whose progress ended first, of those that have stalled."""
 
 
-def pace(workers: Sequence[LogFacts], now: float, deadline: float | None, saved: Sequence[float]) -> Pace:
-    """The pace of the job; ``saved`` are the moments of the last checkpoints as their files tell."""
+def pace(
+    workers: Sequence[LogFacts],
+    now: float,
+    deadline: float | None,
+    saved: Sequence[float],
+    checkpoint_interval_s: float | None = None,
+) -> Pace:
+    """The pace of the job; ``saved`` are the moments of the last checkpoints as their files tell.
+
+    ``checkpoint_interval_s`` is the one that the job file gives.
+    """
     running = [facts for facts in workers if not facts.ended and facts.position is not None]
     unknown = any(facts.eta is None for facts in running)
     eta = slowest([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
     logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)
     begun, durations = (logged.checkpoints, logged.checkpoint_seconds) if logged is not None else ((), ())
-    due = next_checkpoint(begun or tuple(saved), durations if begun else (), now) if running else None
+    saves, took = (begun, durations) if begun else (tuple(saved), ())
+    due = next_checkpoint(saves, took, now, checkpoint_interval_s) if running else None
     standings = [
         Standing(facts.task.rank, facts.position, facts.expected, f"{facts.task.role} {facts.unit}")
         for facts in workers

@@ -8,10 +8,10 @@ from typing import Any
 from exporter import records
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
 from exporter.collectors.runs import Exit, WorkerFacts, WorkerRuns
-from exporter.derive.exits import CONSEQUENCES, REASONS, Stop, parse_stop, signal_name
+from exporter.derive.exits import CONSEQUENCES, REASONS, parse_stop, signal_name
 from exporter.families import Family, Samples
 from exporter.manifest import Task
-from exporter.readers.files import read_mtime
+from exporter.readers.folder_news import FolderNews
 from exporter.readers.process_tree import TreeDetails
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
@@ -66,10 +66,6 @@ LAST_TIME = Family(
     labels=(*WORKER_LABELS, "reason"),
 )
 
-RECENT_S = 5.0
-"""For so long after a change of the folder of records each look reads them."""
-LOOK_ANYWAY_EVERY = 5
-
 _DETAILS = tuple(item.name for item in dataclasses.fields(TreeDetails))
 
 
@@ -109,37 +105,27 @@ class WorkersCollector:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
-        self._folder = context.manifest.run_dir / records.WORKERS_DIR
-        self._folder_time: float | None = None
-        self._looks = 0
+        self._news = FolderNews(context.manifest.run_dir / records.WORKERS_DIR)
         self._workers = [WorkerRuns(context, task, self._event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # where nobody else does it
-        now, stop = self._context.clock.time(), self._read_stop()
+        now, state = self._context.clock.time(), self._read_state()
+        stop = parse_stop(state)
         failures = [
             (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
         ]
-        fresh = self._has_news(now)
+        fresh = self._news.has_news(now)
         for worker in self._workers:
             peers = [peer for other, peer in failures if other is not worker]
             worker.look(stop, peers, now, fresh=fresh)
-        return WorkersSnapshot(tuple(worker.facts() for worker in self._workers), tuple(self._events))
+        found = tuple(worker.facts() for worker in self._workers)
+        at_work = state.get("phase") == "running"
+        self._context.board.running = frozenset(facts.task.rank for facts in found if facts.up and at_work)
+        return WorkersSnapshot(found, tuple(self._events))
 
-    def _has_news(self, now: float) -> bool:
-        """Whether records may have come since the last look, by the time of their folder.
-
-        Some file systems tell it to the second, and its clock may be another one: so it counts for a
-        while, and every few looks are without it.
-        """
-        before, self._folder_time = self._folder_time, read_mtime(self._folder)
-        self._looks += 1
-        recent = self._folder_time is None or abs(now - self._folder_time) < RECENT_S
-        return recent or self._folder_time != before or self._looks % LOOK_ANYWAY_EVERY == 0
-
-    def _read_stop(self) -> Stop | None:
-        state = records.read_json(self._context.manifest.run_dir / records.STATE_FILE) or {}
-        return parse_stop(state)
+    def _read_state(self) -> dict[str, object]:
+        return records.read_json(self._context.manifest.run_dir / records.STATE_FILE) or {}
 
     def _event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
         moment = time if time is not None else self._context.clock.time()

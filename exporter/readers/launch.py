@@ -35,6 +35,17 @@ def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:
     return len(devices) if seen else None
 
 
+class WriteWatch:
+    """Looks whether a directory can be written to."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def look(self, now: float) -> str | None:
+        """What keeps the user of this process from writing into it, or None."""
+        return why_not_writable(self._directory)
+
+
 def why_not_writable(directory: Path) -> str | None:
     """What keeps the user of this process from writing into a directory, or None."""
     try:

@@ -1,11 +1,11 @@
-"""Files of a group and the space they lie on."""
+"""Files of a group."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from exporter.readers.files import FileFacts, SpaceFacts, count_lines, newest, read_files, read_space
+from exporter.readers.files import FileFacts, read_files
 
 
 def names(directory: Path, pattern: str) -> list[str]:
@@ -84,44 +84,3 @@ def test_a_file_that_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "scandir", Entries)
     assert names(tmp_path, "*.pt") == ["a.pt"]
-
-
-def test_space_is_that_of_the_file_system(tmp_path: Path) -> None:
-    facts = os.statvfs(tmp_path)
-    space = read_space(tmp_path)
-    assert isinstance(space, SpaceFacts)
-    assert space.size_bytes == facts.f_blocks * facts.f_frsize
-    assert 0 <= space.available_bytes <= space.size_bytes
-
-
-def test_space_of_a_directory_that_is_not_there_is_that_of_its_nearest_parent(tmp_path: Path) -> None:
-    space, parent = read_space(tmp_path / "a" / "b"), read_space(tmp_path)
-    assert space is not None
-    assert parent is not None
-    assert space.size_bytes == parent.size_bytes
-
-
-def test_space_below_a_file_is_that_of_the_file_system_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert read_space(tmp_path / "file" / "out") is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n\n", 3), (b"a\n" * 700_000, 700_000)],
-    ids=lambda value: None if isinstance(value, bytes) else str(value),
-)
-def test_lines_are_counted_with_a_last_one_that_has_no_newline(tmp_path: Path, text: bytes, lines: int) -> None:
-    (tmp_path / "f").write_bytes(text)
-    assert count_lines(tmp_path / "f", 1 << 30) == lines
-
-
-def test_lines_of_a_file_that_is_too_large_are_not_counted(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"a\n" * 10)
-    assert count_lines(tmp_path / "f", 20) == 10
-    assert count_lines(tmp_path / "f", 19) is None
-
-
-def test_the_newest_of_no_files_is_unknown() -> None:
-    assert newest([]) is None
-    assert newest([FileFacts("a", 0, 5.0), FileFacts("b", 0, 7.0), FileFacts("c", 0, 6.0)]) == 7.0

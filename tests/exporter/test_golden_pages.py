@@ -14,23 +14,27 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from exporter import collectors
 from exporter.clock import SystemClock
 from exporter.collectors.base import Context
-from exporter.collectors.disk import DiskCollector
+from exporter.collectors.checkpoints import CheckpointsCollector, CheckpointsSnapshot
+from exporter.collectors.disk import DiskCollector, DiskSnapshot, GroupSpace
 from exporter.collectors.follow import LogFacts
 from exporter.collectors.fom import Figure, FomCollector
 from exporter.collectors.job import JobCollector, JobSnapshot
 from exporter.collectors.launch import LaunchCollector, LaunchSnapshot
 from exporter.collectors.logs import LogsCollector, LogsSnapshot
 from exporter.collectors.memory import MemoryCollector, MemorySnapshot
-from exporter.collectors.outputs import GroupFacts, OutputsCollector
+from exporter.collectors.outputs import GroupFacts, OutputsCollector, OutputsSnapshot
+from exporter.collectors.outputs import WorkerFacts as OutputOfWorker
 from exporter.collectors.pace import Pace
 from exporter.collectors.runs import Exit, WorkerFacts
 from exporter.collectors.self import SelfCollector, SelfSnapshot
 from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
+from exporter.derive.checkpoints import Checkpoint
 from exporter.derive.eta import Estimate
 from exporter.families import PREFIX, Samples
 from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
-from exporter.readers.files import SpaceFacts
 from exporter.readers.process_tree import TreeDetails, TreeSample
+from exporter.readers.quota import QuotaFacts
+from exporter.readers.space import SpaceFacts
 from exporter.refresh import FAMILIES, Slot
 from exporter.sidecar import Sidecar, declared_families
 from tests.conftest import GOLDEN
@@ -146,12 +150,39 @@ def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    known = GroupFacts("output", 12, 5 << 40, 1536.5, START + 599.5)
-    return OutputsCollector(CONTEXT), (known, GroupFacts("checkpoint", 0, 0, None, None))
+    known = GroupFacts(
+        *("output", 12, 5 << 40, 1536.5, START + 599.5),
+        records=123_456,
+        stalled=False,
+        valid=False,
+        invalid_files=2,
+        workers={
+            FIRST.rank: OutputOfWorker(8, 4 << 40, START + 599.5, 100_000, stalled=False),
+            SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
+        },
+    )
+    return OutputsCollector(CONTEXT), OutputsSnapshot((known, GroupFacts("checkpoint", 0, 0, None, None)))
+
+
+def checkpoints(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    last = Checkpoint("step 300", "step_300", "invalid", 300, None, 8, 5 << 40, START + 500.5, 12.0, valid=False)
+    found = CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
+    return CheckpointsCollector(CONTEXT), found
 
 
 def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    return DiskCollector(CONTEXT), (("output", SpaceFacts(3 << 40, 9 << 40)), ("run", SpaceFacts(0, 1 << 30)))
+    left = GroupSpace(
+        "output",
+        responding=True,
+        space=SpaceFacts(3 << 40, 9 << 40, 123_456_789, 1_000_000_000),
+        quota=QuotaFacts("project", 4 << 40, 1 << 40),
+        full_at=START + 7200.5,
+        mount="/lustre",
+        fstype="lustre",
+    )
+    gone = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", since=START + 590)
+    full = GroupSpace("run", responding=True, space=SpaceFacts(0, 1 << 40), full_at=START + 500)
+    return DiskCollector(CONTEXT), DiskSnapshot((left, gone, full))
 
 
 def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -171,6 +202,7 @@ MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "logs": logs,
     "fom": fom,
     "outputs": outputs,
+    "checkpoints": checkpoints,
     "disk": disk,
     "self": own,
     "launch": launch,

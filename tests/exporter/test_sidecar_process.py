@@ -103,7 +103,19 @@ def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> Non
     up = {sample.labels["rank"]: sample.value for sample in samples if sample.name == "gpujob_worker_up"}
     assert up == {"0": 1, "1": 0}
     success = {sample.labels["collector"]: sample.value for sample in samples if sample.name.endswith("_success")}
-    collectors = ("job", "workers", "memory", "logs", "fom", "outputs", "disk", "self", "launch", "publish")
+    collectors = (
+        "job",
+        "workers",
+        "memory",
+        "logs",
+        "fom",
+        "outputs",
+        "checkpoints",
+        "disk",
+        "self",
+        "launch",
+        "publish",
+    )
     assert success == dict.fromkeys(collectors, 1)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from exporter.readers.files import SpaceFacts
 from exporter.readers.inventory import Gpu, Inventory
+from exporter.readers.space import SpaceFacts
 from launcher import checklist, machine
 from launcher.checklist import broken_checklist, findings, make_checklist, render, to_json
 from launcher.errors import ConfigError

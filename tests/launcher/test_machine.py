@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from exporter.readers import inventory as nvml
-from exporter.readers.files import SpaceFacts
 from exporter.readers.inventory import Gpu, Inventory, read_inventory
+from exporter.readers.space import SpaceFacts
 from launcher import machine
 from launcher.machine import (
     GIB,

@@ -1,0 +1,209 @@
+"""What the names of checkpoint files tell: which of them are one checkpoint, its step, and what belongs to it."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+MOST_SHARDS = 20_000
+"""Names that tell of more shards than this tell nothing."""
+
+_OF = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
+_WORLD = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?<![A-Za-z])(?:rank|shard|worker|process|proc|gpu|task|part|node|host|replica|rng[-_]states?|random[-_]states?"
+    r"|tp|pp|dp|ep|cp)[-_=]?w?(\d{1,9})(?![0-9A-Za-z])",
+    re.IGNORECASE,
+)
+_WORKER = re.compile(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
+_DISTCP = re.compile(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
+_CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
+_SHARDS = (_OF, _WORLD, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
+_STEP = re.compile(
+    r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
+_DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
+_PLAIN = re.compile(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
+_DATE = re.compile(r"(?:19|20)\d{6,12}")
+_CHANGING = re.compile(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
+
+_EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
+_TEXT = (
+    *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
+    *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
+)
+_TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
+_MARKERS = {
+    *("commit_success.txt", "_success", "_complete", "_completed", "complete", "completed", "done", "success"),
+    *(".done", ".complete", ".completed", ".success", "_committed", "committed", ".metadata"),
+}
+_MARKER_ENDINGS = (".done", ".complete", ".completed", ".success", ".finished", ".committed")
+_SOME_CHECKPOINT = re.compile(
+    r"checkpoint|ckpt|model|last|best|latest|final|epoch|state|weights|adapter", re.IGNORECASE
+)
+_ALIAS = re.compile(r"(?<![A-Za-z])(?:last|latest|best|final|current|newest)(?![A-Za-z])", re.IGNORECASE)
+_ONE_OF_SEVERAL = re.compile(
+    r"(?:(?:pytorch|adapter|ema|diffusion_pytorch)_)?"
+    r"(?:model|optimizer|optim|scheduler|lr_scheduler|scaler|rng_states?|random_states?|trainer_state|consolidated)",
+    re.IGNORECASE,
+)
+_COMPANIONS = re.compile(
+    r"tfevents|^tokenizer|^vocab|^merges|^training_args|^special_tokens|^added_tokens", re.IGNORECASE
+)
+
+
+class Name(NamedTuple):
+    """What the name of one entry of a checkpoint folder tells."""
+
+    key: str
+    """The same for all that are one checkpoint."""
+    step: int | None = None
+    epoch: int | None = None
+    versioned: bool = False
+    """Whether the next checkpoint will have another name."""
+    alias: bool = False
+    """Whether it may be another name of a checkpoint, as ``last.ckpt`` is."""
+    marker: bool = False
+    """Whether it only says that the checkpoint is whole."""
+
+
+@lru_cache(maxsize=4096)
+def parse_name(name: str, directory: bool = False) -> Name | None:
+    """What the name of a file or directory tells; None for one that is no checkpoint.
+
+    ``name`` is without marks of a temporary file. Numbers of ranks and shards are left out of the key, so
+    ``ckpt_step100_rank0.pt`` and ``optim_step100_rank7.pt`` are one checkpoint. A word for a step or an epoch
+    counts before other numbers; decimals (``val_loss=0.25``) tell nothing.
+    """
+    if name.lower() in _TRACKERS or (name == "checkpoint" and not directory) or _COMPANIONS.search(name):
+        return None
+    stem, marker = _without_marker(name)
+    bare = stem
+    for pattern in _SHARDS:
+        bare = pattern.sub("", bare)
+    step, epoch = _last_number(_STEP, bare), _last_number(_EPOCH, bare)
+    if step is None and epoch is None:
+        numbers = [match[1] for match in _PLAIN.finditer(_DECIMAL.sub("", bare))]
+        if len(numbers) == 1 and not _DATE.fullmatch(numbers[0]):
+            step = int(numbers[0])
+        elif numbers:
+            step = None if any(_DATE.fullmatch(number) for number in numbers) else int(numbers[-1])
+            return Name(f"numbers {' '.join(numbers)}", step, versioned=True, marker=marker)
+    if step is not None or epoch is not None:
+        key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
+        return Name(key, step, epoch, versioned=True, marker=marker)
+    return _fixed_name(stem, bare, directory, marker)
+
+
+def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> Name | None:
+    """What a name without a step tells: each checkpoint is written over the last one."""
+    telling = _SOME_CHECKPOINT.search(stem)
+    text = stem.lower().endswith(_TEXT) and not stem.endswith(".index.json")
+    if (directory or (text and not marker)) and not telling:
+        return None
+    if text and not directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
+        return None
+    if _ONE_OF_SEVERAL.match(bare) and not directory:
+        return Name("fixed model", marker=marker)
+    while (shorter := _EXTENSION.sub("", bare)) != bare and shorter:
+        bare = shorter
+    return Name(f"fixed {bare.strip('-_.')}", alias=_ALIAS.search(bare) is not None, marker=marker)
+
+
+def _without_marker(name: str) -> tuple[str, bool]:
+    for ending in _MARKER_ENDINGS:
+        if name.lower().endswith(ending) and len(name) > len(ending):
+            return name[: -len(ending)], True
+    return name, False
+
+
+def _last_number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else None
+
+
+def is_marker(path: str) -> bool:
+    """Whether a file within a checkpoint's directory is one that is written when all the others are."""
+    return path.rpartition("/")[2].lower() in _MARKERS
+
+
+def is_sharded(path: str) -> bool:
+    """Whether a path tells the rank or the number of a shard."""
+    return any(pattern.search(path) for pattern in _SHARDS)
+
+
+def shape(path: str, name: Name) -> str:
+    """A path as the next checkpoint has it too: with ``#`` for its step, its epoch and what looks like a hash."""
+    numbers = {number for number in (name.step, name.epoch) if number is not None}
+    kept = [match.span() for pattern in _SHARDS for match in pattern.finditer(path)]
+    parts, end = [], 0
+    for match in _CHANGING.finditer(path):
+        inside = any(start <= match.start() < stop for start, stop in kept)
+        number = int(match[0]) if match[0].isdecimal() and len(match[0]) <= 18 else None
+        if inside or (number is not None and number not in numbers and (numbers or not name.versioned)):
+            continue
+        parts += [path[end : match.start()], "#"]
+        end = match.end()
+    return "".join((*parts, path[end:]))
+
+
+def missing_numbers(paths: Collection[str]) -> Iterator[str]:
+    """Paths of the shards that others tell of: ``…-00003-of-00004…`` where only 1, 2 and 4 are there.
+
+    Shards count from 1 unless there is one with the number 0; ranks of a world size from 0.
+    """
+    yield from _missing_of_total(paths)
+    yield from _missing_of_world(paths)
+
+
+def _missing_of_total(paths: Iterable[str]) -> Iterator[str]:
+    seen: dict[tuple[str, str], set[int]] = {}
+    written: dict[tuple[str, str], re.Match[str]] = {}
+    for path in paths:
+        for match in _OF.finditer(path):
+            place = (path[: match.start()], path[match.end(1) :])
+            seen.setdefault(place, set()).add(int(match[1]))
+            written[place] = match
+    for (before, after), numbers in seen.items():
+        match = written[before, after]
+        total, width = int(match[3]), len(match[1])
+        if 0 < total <= MOST_SHARDS and max(numbers) <= total:
+            first = 0 if 0 in numbers else 1
+            for number in range(first, first + total):
+                if number not in numbers:
+                    yield f"{before}{number:0{width}}{after}"
+
+
+def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
+    seen: dict[tuple[str, str], set[int]] = {}
+    totals: dict[tuple[str, str], int] = {}
+    for path in paths:
+        world, ranks = _WORLD.search(path), list(_RANK.finditer(path))
+        if world and len(ranks) == 1 and not _OF.search(path):
+            place = (path[: ranks[0].start(1)], path[ranks[0].end(1) :])
+            seen.setdefault(place, set()).add(int(ranks[0][1]))
+            totals[place] = int(world[1])
+    for (before, after), numbers in seen.items():
+        total = totals[before, after]
+        if total <= MOST_SHARDS and max(numbers) < total:
+            for number in range(total):
+                if number not in numbers:
+                    yield f"{before}{number}{after}"
+
+
+def common_name(names: Collection[str]) -> str:
+    """One name for the entries of a checkpoint: with ``*`` where names of its shards differ."""
+    shortest = min(names, key=lambda name: (len(name), name))
+    if len(names) == 1:
+        return shortest
+    spans = sorted(
+        match.span(1) for pattern in (_RANK, _WORKER, _OF, _CONSOLIDATED) for match in pattern.finditer(shortest)
+    )
+    parts, end = [], 0
+    for start, stop in spans:
+        if start >= end:
+            parts += [shortest[end:start], "*"]
+            end = stop
+    return "".join((*parts, shortest[end:]))

@@ -1,0 +1,620 @@
+"""Files directly in one folder, followed at little cost however many there are.
+
+Names are read again when the folder has changed, facts of those files at every look that have lately been written, and
+those of all others in turn. Of a file that nothing happens to there is its name and a place in a few arrays, no object.
+"""
+
+import fnmatch
+import heapq
+import os
+import re
+import stat
+import time
+from array import array
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import NamedTuple
+
+SURE_S = 2.0
+"""The time of a folder may stand still for so long while names change: it is read again after that."""
+ANYWAY_S = 60.0
+"""Names are read again after so long in any case: a network file system may give an old time of its folder."""
+SHARE = 20.0
+"""Reading names takes at most one part in so many of the time,"""
+MOST_REST_S = 600.0
+"""and is not put off for longer than this, whatever the last time took."""
+SCAN_S = 0.5
+"""One look reads names for about so long, facts of new files included; what is left then waits for the next one,"""
+STAT_S = 0.15
+"""and facts of known files for so long."""
+CHUNK = 4096
+AHEAD = 8
+"""Where the names go on in the order of the last pass is looked for among the next so many."""
+
+HOT_S = 120.0
+"""Files that have changed within this time are looked at each time,"""
+HOT_LEAST = 256
+"""those that changed last even if that is longer ago,"""
+HOT_MOST = 4096
+"""and of more than so many those that changed last."""
+TURN = 64
+"""Of the others so many at each look."""
+
+NOBODY = -1
+"""Owner of files that count and are nobody's,"""
+SKIPPED = -2
+"""of those that do not count,"""
+PASSED_OVER = -3
+"""and of what has such a name and is no regular file."""
+NAMED = 20
+"""So many of those are kept by name."""
+
+KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+class Change(NamedTuple):
+    """A known file as it was found changed; times in epoch seconds, sizes in bytes."""
+
+    file: int
+    """A number that the file keeps while it is looked at each time, under any name."""
+    owner: int
+    mtime: float
+    size: int
+    before: tuple[float, int]
+    """Time and size at the look before."""
+
+
+class Hot:
+    """A file that is looked at each time."""
+
+    __slots__ = ("look", "number", "since")
+
+    def __init__(self, number: int, since: float, look: int) -> None:
+        self.number = number
+        self.since = since
+        """When it was last found changed, or first looked at,"""
+        self.look = look
+        """and at which look."""
+
+
+class Totals:
+    """Files of one owner; those that were born appeared since the first look."""
+
+    __slots__ = ("born_bytes", "born_files", "born_mtime", "bytes", "changed_at", "files", "newest")
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.bytes = 0
+        self.newest: float | None = None
+        """Latest time of them."""
+        self.changed_at: float | None = None
+        """When one was last found new or changed, since the first look."""
+        self.born_files = 0
+        self.born_bytes = 0
+        """Their sizes when they were found,"""
+        self.born_mtime: float | None = None
+        """and the latest of their times."""
+
+
+class Listener:
+    """Is told of files by their slots; a slot may be given to another file after ``removed``."""
+
+    def added(self, slot: int) -> None:
+        """A file that counts is there for the first time."""
+
+    def changed(self, slot: int) -> None:
+        """It was written."""
+
+    def removed(self, slot: int) -> None:
+        """It is gone; its owner is still known."""
+
+    def moved(self, old: int, new: int) -> None:
+        """It has another name and slot; ``added`` was told of the new one, ``removed`` follows for the old."""
+
+    def placed(self, slot: int) -> None:
+        """One that was added had a name before that does not count."""
+
+    def cooled(self, slot: int) -> None:
+        """It is no longer looked at each time."""
+
+
+class NameTable:
+    """Slots by name, with no more than a few bytes for each besides the name: a hash table in an array.
+
+    A dictionary needs as much memory for a number as for a short name.
+    """
+
+    EMPTY, REMOVED = -1, -2
+
+    def __init__(self, names: list[str | None]) -> None:
+        """``names`` are those of the slots; the caller keeps them."""
+        self._names = names
+        self._cells = array("i", [self.EMPTY]) * 64
+        self._used = 0
+        """Cells that are not empty."""
+        self.size = 0
+
+    def find(self, name: str) -> int | None:
+        """The slot of a name."""
+        cells, names = self._cells, self._names
+        mask = len(cells) - 1
+        place = hash(name) & mask
+        while (slot := cells[place]) != self.EMPTY:
+            if slot >= 0 and names[slot] == name:
+                return slot
+            place = (place + 1) & mask
+        return None
+
+    def add(self, name: str, slot: int) -> None:
+        """Note the slot of a name that has none."""
+        if self._used * 3 >= len(self._cells) * 2:
+            self._rebuild()
+        self._put(name, slot)
+        self._used += 1
+        self.size += 1
+
+    def remove(self, name: str) -> None:
+        """Forget a name that has a slot; it is still in the names."""
+        mask = len(self._cells) - 1
+        place = hash(name) & mask
+        while self._cells[place] < 0 or self._names[self._cells[place]] != name:
+            place = (place + 1) & mask
+        self._cells[place] = self.REMOVED
+        self.size -= 1
+
+    def _put(self, name: str, slot: int) -> None:
+        mask = len(self._cells) - 1
+        place = hash(name) & mask
+        while self._cells[place] != self.EMPTY:
+            place = (place + 1) & mask
+        self._cells[place] = slot
+
+    def _rebuild(self) -> None:
+        """Make room for twice as many names as there are."""
+        slots = [slot for slot in self._cells if slot >= 0]
+        cells = 64
+        while cells < 3 * len(slots):
+            cells *= 2
+        self._cells = array("i", [self.EMPTY]) * cells
+        self._used = len(slots)
+        for slot in slots:
+            self._put(self._names[slot] or "", slot)
+
+
+class _Scan:
+    """A pass over the names that is under way."""
+
+    __slots__ = ("entries", "fresh", "key", "order", "place", "replaced", "seen", "started", "took_s")
+
+    def __init__(self, entries: "os._ScandirIterator[str]", known: int, key: tuple[int, int, int], now: float) -> None:
+        self.entries = entries
+        self.seen = bytearray(known)
+        self.order = array("I")
+        """Slots in the order of the names,"""
+        self.place = 0
+        """and how far that of the pass before has come."""
+        self.fresh = array("I")
+        """Slots given in this pass."""
+        self.replaced: list[tuple[int, int]] = []
+        """Slots of names that are those of other files by now, with the inodes of these."""
+        self.key = key
+        self.started = now
+        self.took_s = 0.0
+
+
+class FolderWatch:
+    """Regular files of a folder whose names match a glob, and whose they are.
+
+    Links are not followed, other kinds of file are passed over; names that start with a dot match only a pattern that
+    does. A folder that does not exist (yet) has no files.
+
+    A slot is the place of a name in the arrays.
+    """
+
+    def __init__(
+        self, directory: str, pattern: str, owner_of: Callable[[str], int | None], listener: Listener | None = None
+    ) -> None:
+        """``owner_of`` gives the owner of a name, at least 0 or ``NOBODY``; None for a file that does not count."""
+        self.directory = directory
+        self.names: list[str | None] = [None]
+        self.sizes = array("q", [0])
+        self.mtimes = array("d", [0.0])
+        self.owners = array("i", [SKIPPED])  # slot 0 is nobody's
+        self.hot: dict[int, Hot] = {}
+        """Files that are looked at each time, in the order of their last changes."""
+        self.totals: dict[int, Totals] = {}
+        self.changes: list[Change] = []
+        """What the last look has found changed."""
+        self.complete = False
+        """Whether every file has been looked at once."""
+        self.looks = 0
+        self.passed_over: dict[str, str] = {}
+        """Names that are those of no regular files, and what they are; of many some."""
+        self.unreadable: str | None = None
+        """Why facts of a file cannot be read."""
+        self._matches = re.compile(fnmatch.translate(pattern)).match
+        self._hidden = pattern.startswith(".")
+        self._owner_of = owner_of
+        self._listener = listener or Listener()
+        self._table = NameTable(self.names)
+        self._order = _padded(array("I"))
+        """Slots in the order of the names at the last pass: it is mostly that of the next one."""
+        self._inodes = array("Q", [0])
+        self._inodes_tell = True
+        """Whether a file keeps its inode: some file systems make one up each time."""
+        self._free = array("I")
+        self._scan: _Scan | None = None
+        self._key: tuple[int, int, int] | None = None
+        """Folder and its time at the last look,"""
+        self._key_since = 0.0
+        """and since when it has been that;"""
+        self._scanned_key: tuple[int, int, int] | None = None
+        """at the last pass over the names,"""
+        self._scanned_at = 0.0
+        """and when that was."""
+        self._rest_until = 0.0
+        self._missing = False
+        """Whether a file was not there any more."""
+        self._stale: set[int] = set()
+        """Owners whose newest file has gone or become older."""
+        self._files = 0
+        """Number of files that were given one."""
+        self._hot_from = 0
+        self._turn = 0
+        self._fd = -1
+
+    def look(self, now: float) -> None:
+        """Bring everything up to date, within bounds of time; raises OSError when the folder cannot be read."""
+        self.looks += 1
+        self.changes = []
+        self.unreadable = None
+        try:
+            self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            self._forget_all()
+            return
+        try:
+            facts = os.fstat(self._fd)
+            self._note_key((facts.st_dev, facts.st_ino, facts.st_mtime_ns), now)
+            if self._scan is None and self._is_due(now) and self._key is not None:
+                self._scan = _Scan(os.scandir(self._fd), len(self.names), self._key, now)
+            if self._scan is not None:
+                self._read_names(self._scan, now)
+            self._read_facts(now)
+        except OSError:
+            self._end_scan()
+            raise
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+        self._cool(now)
+        if self._stale:
+            self._find_newest()
+
+    def refresh(self, slot: int, now: float) -> bool:
+        """Read the facts of one file again, between two looks; whether they are as they were."""
+        name = self.names[slot]
+        if name is None:
+            return False
+        before = (self.sizes[slot], self.mtimes[slot], self.owners[slot])
+        there = self._read(slot, os.path.join(self.directory, name), None, now)
+        if self._stale:
+            self._find_newest()
+        return there and before == (self.sizes[slot], self.mtimes[slot], self.owners[slot])
+
+    def _note_key(self, key: tuple[int, int, int], now: float) -> None:
+        if key != self._key or now < self._key_since:
+            self._key, self._key_since = key, now
+
+    def _is_due(self, now: float) -> bool:
+        """Whether to read the names again."""
+        if self._scanned_key is None or now < self._scanned_at:
+            return True
+        if now < self._rest_until:
+            return False
+        sure_at = self._key_since + SURE_S
+        return (
+            self._missing
+            or self._key != self._scanned_key
+            or self._scanned_at < sure_at <= now
+            or now - self._scanned_at >= ANYWAY_S
+        )
+
+    def _read_names(self, scan: _Scan, now: float) -> None:
+        """Go on with a pass over the names for as long as one look may."""
+        started = time.monotonic()
+        until = started + SCAN_S
+        find, names, inodes, seen, entries = self._table.find, self.names, self._inodes, scan.seen, scan.entries
+        before, place, note, tell = self._order, scan.place, scan.order.append, self._inodes_tell
+        done = False
+        while time.monotonic() < until:
+            first = next(entries, None)
+            if first is None:
+                done = True
+                break
+            for entry in chain((first,), islice(entries, CHUNK)):
+                name = entry.name
+                slot = before[place]
+                if names[slot] == name:
+                    place += 1
+                else:
+                    found = find(name)
+                    if found is None:
+                        self._meet(scan, entry, now)
+                        if time.monotonic() > until:
+                            break
+                        continue
+                    slot = found
+                    for step in range(1, AHEAD):
+                        if before[place + step] == slot:  # those between have gone
+                            place += step + 1
+                            break
+                seen[slot] = 1
+                note(slot)
+                if tell and inodes[slot] != entry.inode():
+                    scan.replaced.append((slot, entry.inode()))
+            if len(scan.replaced) > max(1000, self._table.size // 2):
+                self._inodes_tell = tell = False
+                scan.replaced.clear()
+        scan.place = place
+        scan.took_s += time.monotonic() - started
+        if done:
+            self._finish(scan, now)
+
+    def _meet(self, scan: _Scan, entry: "os.DirEntry[str]", now: float) -> None:
+        """A name that was not there before."""
+        name = entry.name
+        owner = self._owner(name)
+        slot = self._free.pop() if self._free else len(self.names)
+        if slot == len(self.names):
+            self.names.append(name)
+            self.sizes.append(0)
+            self.mtimes.append(0.0)
+            self.owners.append(SKIPPED)
+            self._inodes.append(entry.inode())
+            scan.seen.append(1)
+        else:
+            self.names[slot], self._inodes[slot] = name, entry.inode()
+            scan.seen[slot] = 1
+        self._table.add(name, slot)
+        scan.order.append(slot)
+        if owner != SKIPPED:
+            self.owners[slot] = PASSED_OVER  # until its facts are known
+            if self.complete:
+                scan.fresh.append(slot)
+            self._read(slot, name, self._fd, now)
+
+    def _owner(self, name: str) -> int:
+        if (name.startswith(".") and not self._hidden) or self._matches(name) is None:
+            return SKIPPED
+        owner = self._owner_of(name)
+        return SKIPPED if owner is None else owner
+
+    def _finish(self, scan: _Scan, now: float) -> None:
+        """Sort out what has gone, what has another name and what is another file by now."""
+        self._missing = False
+        gone: list[tuple[str, int]] = []
+        if scan.seen.count(1) != self._table.size:
+            gone = [(name, slot) for slot, name in enumerate(self.names) if name is not None and not scan.seen[slot]]
+        if (gone or scan.replaced) and self._inodes_tell:
+            old = {self._inodes[slot]: slot for _, slot in gone if self.owners[slot] >= NOBODY}
+            old |= {self._inodes[slot]: slot for slot, _ in scan.replaced if self.owners[slot] >= NOBODY}
+            for slot in scan.fresh:
+                was = old.pop(self._inodes[slot], None)
+                if was is not None and self._goes_on(was, slot):
+                    self._move(was, slot, now)
+            skipped = {self._inodes[slot]: name for name, slot in gone if self.owners[slot] == SKIPPED}
+            for slot in scan.fresh:
+                before = skipped.get(self._inodes[slot])
+                stem = (self.names[slot] or "").partition(".")[0]
+                if before is not None and stem in before and self.owners[slot] >= NOBODY:
+                    self._listener.placed(slot)  # without its name in the old one it would be another file
+        for name, slot in gone:
+            self._remove(name, slot)
+        for slot, inode in scan.replaced:
+            self._inodes[slot] = inode
+            known = self.names[slot]
+            if known is not None and self._owner(known) != SKIPPED:
+                self._read(slot, known, self._fd, now)
+        self._end_scan()
+        self._order = _padded(scan.order)
+        self._scanned_key, self._scanned_at = scan.key, scan.started
+        self._rest_until = now + min(SHARE * scan.took_s, MOST_REST_S)
+        if not self.complete:
+            self.complete = True
+            self._warm_up(now)
+
+    def _goes_on(self, old: int, new: int) -> bool:
+        """Whether it may be the same file: the inode of one that was removed is soon given to another."""
+        return (
+            self.owners[new] >= NOBODY and self.sizes[new] >= self.sizes[old] and self.mtimes[new] >= self.mtimes[old]
+        )
+
+    def _move(self, old: int, new: int, now: float) -> None:
+        """A file that has another name: it was not born, and what is known of it goes on."""
+        totals = self.totals[self.owners[new]]
+        totals.born_files -= 1
+        totals.born_bytes -= self.sizes[new]
+        hot, before = self.hot.pop(old, None), (self.mtimes[old], self.sizes[old])
+        if hot is None:
+            hot = self._number(now)
+        elif before != (self.mtimes[new], self.sizes[new]):
+            hot.since, hot.look = now, self.looks
+        if before != (self.mtimes[new], self.sizes[new]):
+            self.changes.append(Change(hot.number, self.owners[new], self.mtimes[new], self.sizes[new], before))
+        self.hot.pop(new, None)
+        self.hot[new] = hot
+        self._listener.moved(old, new)
+        self._drop(old)  # where its name goes on it is that of a new file
+
+    def _remove(self, name: str, slot: int) -> None:
+        """A name that is not there any more."""
+        self._drop(slot)
+        self.owners[slot] = SKIPPED
+        self._table.remove(name)
+        self.names[slot] = None
+        self._free.append(slot)
+        self.passed_over.pop(name, None)
+
+    def _drop(self, slot: int) -> None:
+        """Count a file no longer."""
+        owner = self.owners[slot]
+        if owner < NOBODY:
+            return
+        totals = self.totals[owner]
+        totals.files -= 1
+        totals.bytes -= self.sizes[slot]
+        if totals.newest is None or self.mtimes[slot] >= totals.newest:
+            self._stale.add(owner)
+        self.hot.pop(slot, None)
+        self._listener.removed(slot)
+        self.owners[slot] = SKIPPED
+
+    def _end_scan(self) -> None:
+        if self._scan is not None:
+            self._scan.entries.close()
+            self._scan = None
+
+    def _forget_all(self) -> None:
+        """There is no folder."""
+        self._end_scan()
+        for slot, name in enumerate(self.names):
+            if name is not None:
+                self._remove(name, slot)
+        self._order = _padded(array("I"))
+        self._key = self._scanned_key = None
+        self.complete = True
+        if self._stale:
+            self._find_newest()
+
+    def _read_facts(self, now: float) -> None:
+        """Look at the files that were lately written, and at the next of the others."""
+        until = time.monotonic() + STAT_S
+        hot = list(self.hot)
+        start = self._hot_from if self._hot_from < len(hot) else 0
+        self._hot_from = 0
+        for place, slot in enumerate(chain(hot[start:], hot[:start])):
+            self._read(slot, self.names[slot] or "", self._fd, now)
+            if not place % 16 and time.monotonic() > until:
+                self._hot_from = (start + place + 1) % len(hot)
+                break
+        looked = 0
+        for _ in range(min(len(self.names), CHUNK)):
+            if looked >= TURN or (looked >= TURN // 8 and time.monotonic() > until):
+                break
+            self._turn = (self._turn + 1) % len(self.names)
+            slot = self._turn
+            if self.owners[slot] != SKIPPED and slot not in self.hot:
+                looked += 1
+                self._read(slot, self.names[slot] or "", self._fd, now)
+
+    def _read(self, slot: int, place: str, fd: int | None, now: float) -> bool:
+        """Read the facts of one file, and count what is new of it; whether they could be read."""
+        try:
+            facts = os.stat(place, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            self._missing = True  # whether it has another name is for the next pass to tell
+            return False
+        except OSError as error:
+            self.unreadable = error.strerror
+            return False
+        name = self.names[slot] or ""
+        if not stat.S_ISREG(facts.st_mode):
+            self._drop(slot)
+            if len(self.passed_over) < NAMED or name in self.passed_over:
+                self.passed_over[name] = KINDS.get(stat.S_IFMT(facts.st_mode), "no file")
+            self.owners[slot] = PASSED_OVER
+            return True
+        if self.owners[slot] < NOBODY:
+            self.passed_over.pop(name, None)
+            self._add(slot, self._owner(name), facts.st_size, facts.st_mtime, now)
+        elif facts.st_size != self.sizes[slot] or facts.st_mtime != self.mtimes[slot]:
+            self._change(slot, facts.st_size, facts.st_mtime, now)
+        return True
+
+    def _add(self, slot: int, owner: int, size: int, mtime: float, now: float) -> None:
+        """A file that counts from now on."""
+        totals = self.totals.get(owner)
+        if totals is None:
+            totals = self.totals[owner] = Totals()
+        self.owners[slot], self.sizes[slot], self.mtimes[slot] = owner, size, mtime
+        totals.files += 1
+        totals.bytes += size
+        if totals.newest is None or mtime > totals.newest:
+            totals.newest = mtime
+        if self.complete:
+            totals.born_files += 1
+            totals.born_bytes += size
+            if totals.born_mtime is None or mtime > totals.born_mtime:
+                totals.born_mtime = mtime
+            totals.changed_at = now
+            self._heat(slot, self._number(now))
+        self._listener.added(slot)
+
+    def _change(self, slot: int, size: int, mtime: float, now: float) -> None:
+        """A file that is not as it was."""
+        owner, before = self.owners[slot], (self.mtimes[slot], self.sizes[slot])
+        totals = self.totals[owner]
+        totals.bytes += size - before[1]
+        if totals.newest is None or mtime > totals.newest:
+            totals.newest = mtime
+        elif mtime < before[0] >= totals.newest:
+            self._stale.add(owner)
+        self.sizes[slot], self.mtimes[slot] = size, mtime
+        totals.changed_at = now
+        hot = self.hot.pop(slot, None) or self._number(now)
+        hot.since, hot.look = now, self.looks
+        self._heat(slot, hot)
+        self.changes.append(Change(hot.number, owner, mtime, size, before))
+        self._listener.changed(slot)
+
+    def _number(self, now: float) -> Hot:
+        self._files += 1
+        return Hot(self._files, now, self.looks)
+
+    def _heat(self, slot: int, hot: Hot) -> None:
+        """Look at a file each time from now on."""
+        self.hot[slot] = hot
+        if len(self.hot) > HOT_MOST:
+            self._cool_one(next(iter(self.hot)))
+
+    def _warm_up(self, now: float) -> None:
+        """Begin with the files that were written last."""
+        ours = (slot for slot, owner in enumerate(self.owners) if owner >= NOBODY)
+        for slot in reversed(heapq.nlargest(HOT_LEAST, ours, key=self.mtimes.__getitem__)):
+            self.hot[slot] = self._number(now)
+
+    def _cool(self, now: float) -> None:
+        """Look no longer each time at files that have long been as they are."""
+        while len(self.hot) > HOT_LEAST:
+            slot, hot = next(iter(self.hot.items()))
+            if 0 <= now - hot.since < HOT_S:
+                return
+            self._cool_one(slot)
+
+    def _cool_one(self, slot: int) -> None:
+        del self.hot[slot]
+        self._listener.cooled(slot)
+
+    def _find_newest(self) -> None:
+        """The latest time of the owners who have lost theirs."""
+        newest: dict[int, float] = {}
+        for owner, mtime in zip(self.owners, self.mtimes, strict=True):
+            if owner in self._stale and mtime > newest.get(owner, -1e300):
+                newest[owner] = mtime
+        for owner in self._stale:
+            self.totals[owner].newest = newest.get(owner)
+        self._stale.clear()
+
+
+def _padded(order: "array[int]") -> "array[int]":
+    """An order with slot 0, which has no name, behind its end."""
+    order.extend([0] * AHEAD)
+    return order

@@ -1,0 +1,113 @@
+"""The mounts of this process, and which of them a server answers for (proc_pid_mountinfo(5))."""
+
+import os
+import re
+import select
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+NETWORK = frozenset((
+    "9p", "acfs", "afs", "autofs", "beegfs", "ceph", "cifs", "coda", "cvfs", "davfs", "dvs", "fuse", "fuseblk", "gfs",
+    "gfs2", "gpfs", "kafs", "lustre", "mmfs", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs",
+    "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs", "yas",
+))  # fmt: skip
+"""Types of file systems whose answers come from another machine or another process; ``fuse.NAME`` are too."""
+_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")
+"""What is mounted below these is no place for a job's files."""
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One mount; ``source`` is the device, the server's export or whatever the type puts there."""
+
+    point: str
+    fstype: str
+    source: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether its answers may fail to come while this machine is well."""
+        return self.fstype in NETWORK or self.fstype.startswith("fuse.")
+
+
+def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+    """The mounts in the order of ``/proc/PID/mountinfo``; lines that are none are passed over."""
+    found = []
+    for line in text.split("\n"):
+        fields = line.split(" ")
+        try:
+            after = fields.index("-", 6)
+            point, fstype, source = fields[4], fields[after + 1], fields[after + 2]
+        except (ValueError, IndexError):
+            continue
+        found.append(Mount(_plain(point), _plain(fstype), _plain(source)))
+    return tuple(found)
+
+
+def _plain(field: str) -> str:
+    """A field without the octal escapes of space, tab, newline, backslash and number sign."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
+
+
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """The mount that an absolute path lies on, by its text alone: nothing is touched.
+
+    The longest mount point that leads the path; of several at one point the last, which covers the others.
+    """
+    place = os.path.normpath(path)
+    best: Mount | None = None
+    for mount in mounts:
+        point = mount.point.rstrip("/")
+        leads = place == point or place.startswith(f"{point}/")
+        if leads and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+def any_remote(mounts: Sequence[Mount]) -> bool:
+    """Whether any file system that a job could write to is remote."""
+    return any(mount.remote and not f"{mount.point}/".startswith(_KERNELS_OWN) for mount in mounts)
+
+
+class MountTable:
+    """The present mounts, read again only after the kernel has said that they have changed; any thread may ask."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._path = os.path.join(proc, "self", "mountinfo")
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._mounts: tuple[Mount, ...] = ()
+
+    def current(self) -> tuple[Mount, ...]:
+        """All mounts; those that were last known where they cannot be read, none before that."""
+        with self._lock:
+            try:
+                if self._fd < 0:
+                    self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                elif not self._changed():
+                    return self._mounts
+                self._mounts = parse_mountinfo(self._text())
+            except OSError:
+                pass
+            return self._mounts
+
+    def _changed(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLPRI)  # POLLERR comes unasked
+        return any(events & (select.POLLPRI | select.POLLERR) for _, events in poll.poll(0))
+
+    def _text(self) -> str:
+        pieces, offset = [], 0
+        while piece := os.pread(self._fd, 1 << 16, offset):
+            pieces.append(piece)
+            offset += len(piece)
+        return os.fsdecode(b"".join(pieces))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
