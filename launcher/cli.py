@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 
@@ -53,6 +53,7 @@ patterns:
   checkpoints: "checkpoint_*"
 progress:
   total_items: 1000           # of all workers; logs say `Processed 120/250 items`
+# verify: {complete_share: 0.99, outputs: 4, records_per_item: 1}   # what the work must come to at the end
 monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
 """
 
@@ -430,14 +431,62 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     sys.exit(EXIT_STATUS.get(view["state"], 9))
 
 
-@commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341")
+@commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
 @click.argument("job", metavar="JOB")
+@click.option("--verify", is_flag=True, help="Verify the files of a finished job anew; report.json stays as it is.")
 @JSON
-def report(job: str, as_json: bool) -> None:
-    """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs."""
-    found = _open(job).report()
+def report(job: str, verify: bool, as_json: bool) -> None:
+    """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs.
+
+    With --verify it tells whether the files are whole now: 0, or 8 with a list of what is not; a job that
+    has failed keeps its own status.
+    """
+    client = _open(job)
+    if not verify:
+        found = client.report()
+    else:
+        try:
+            with _VerifyLine() as line:
+                found = client.report(verify=True, progress=line.show)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        _say_difference(found)
     _print_report(found, as_json)
     sys.exit(int(str(found["exit_status"])))
+
+
+def _say_difference(found: Mapping[str, Any]) -> None:
+    """Say where a verification has come out differently than the one at the end of the job, or that there was none."""
+    verification = found["verification"]
+    if found["state"] in UNFINISHED:
+        click.echo("gpujob: the job has not ended, so there is nothing to verify yet", err=True)
+    elif differs := verification.get("differs"):
+        before = verification["state_before"]
+        states = f" ({before} there, {found['state']} now)" if before != found["state"] else ""
+        click.echo(f"gpujob: not as in {records.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
+
+
+class _VerifyLine:
+    """One line on a terminal that tells how many files are verified; nothing elsewhere."""
+
+    EVERY_S = 0.2
+
+    def __init__(self) -> None:
+        self._due = 0.0 if sys.stderr.isatty() else float("inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if 0.0 < self._due < float("inf"):
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def show(self, done: int, files: int, silent: str | None) -> None:
+        """Show so many of all files, and what does not answer."""
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + self.EVERY_S
+            waits = f", waiting for {silent}" if silent else ""
+            click.echo(f"\r\x1b[KVerifying: {done} of {files} files{waits}", nl=False, err=True)
 
 
 @commands.command(epilog="example: gpujob stop 4459")

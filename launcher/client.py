@@ -15,7 +15,8 @@ from exporter.derive.work import rate_of, work_of
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
-from launcher.report import EXIT_STATUS, REASON_OF_STATE, build_report, merge_workers, read_statuses
+from launcher.report import EXIT_STATUS, REASON_OF_STATE, build_report, merge_workers, read_statuses, verify_again
+from launcher.verify_looks import ProgressOf
 from launcher.wrap import read_start_ticks
 
 VIEW_SCHEMA = 1
@@ -50,18 +51,22 @@ class JobClient:
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or {}, report, now)
 
-    def report(self) -> dict[str, Any]:
-        """The report that the job has left, or one made now; its state says when it has not ended."""
+    def report(self, *, verify: bool = False, progress: ProgressOf | None = None) -> dict[str, Any]:
+        """The report that the job has left, or one made now; its state says when it has not ended.
+
+        With ``verify`` its files are looked at anew; ``progress`` is told how far that is.
+        """
         found = records.read_json(self.run_dir / records.REPORT_FILE)
         if found is not None:
-            return found
+            return verify_again(self.run_dir, found, progress) if verify else found
         state = self.look()["state"]
         slurm_state = None
         if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
             from launcher.slurm import read_final_state
 
             slurm_state = read_final_state(self.run_dir.name.partition("_")[0])
-        report = build_report(self.run_dir, now=time.time(), ended=state == "UNKNOWN", slurm_state=slurm_state)
+        ended = state == "UNKNOWN"
+        report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
         if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
             report |= {"state": state, "exit_status": EXIT_STATUS[state]}
         return report
@@ -157,6 +162,7 @@ class JobClient:
             "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             "workers": workers,
             "outputs": _merge_outputs(statuses.values()),
+            "checkpoints": next((found for s in statuses.values() if (found := s.get("checkpoints"))), None),
             "filesystems": _merge_filesystems(statuses.values()),
             "events": sorted(
                 (event for status in statuses.values() for event in status.get("events", ())),
@@ -256,31 +262,57 @@ def _first_to_stop(status: Mapping[str, Any]) -> str | None:
 
 
 def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The files of each group over all nodes; ``stalled_ranks`` are workers that write nothing any more."""
     merged: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for group in status.get("outputs", ()):
             entry = merged.setdefault(
                 group["group"],
-                {"group": group["group"], "files": 0, "bytes": 0, "growth_bytes_per_second": None, "mtime": None},
+                {
+                    "group": group["group"],
+                    "files": 0,
+                    "bytes": 0,
+                    "growth_bytes_per_second": None,
+                    "mtime": None,
+                    "records": None,
+                    "stalled": None,
+                    "stalled_ranks": [],
+                    "files_invalid": 0,
+                    "invalid": [],
+                },
             )
             entry["files"] += group["files"]
             entry["bytes"] += group["bytes"]
-            entry["growth_bytes_per_second"] = _sum(
-                (entry["growth_bytes_per_second"], group["growth_bytes_per_second"])
-            )
+            for key in ("growth_bytes_per_second", "records"):
+                entry[key] = _sum((entry[key], group.get(key)))
             entry["mtime"] = max((t for t in (entry["mtime"], group["mtime"]) if t is not None), default=None)
+            known = [stalled for stalled in (entry["stalled"], group.get("stalled")) if stalled is not None]
+            entry["stalled"] = all(known) if known else None
+            entry["stalled_ranks"] += [
+                int(rank) for rank, worker in (group.get("workers") or {}).items() if worker.get("stalled")
+            ]
+            entry["files_invalid"] += group.get("files_invalid") or 0
+            entry["invalid"] += group.get("invalid") or []
     return list(merged.values())
 
 
 def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fullest file system of each group."""
+    """The fullest file system of each group, or one that does not answer."""
     merged: dict[str, dict[str, Any]] = {}
     for status in statuses:
         for space in status.get("filesystems", ()):
             known = merged.get(space["group"])
-            if known is None or space["available_bytes"] < known["available_bytes"]:
+            if known is None or _space_left(space) < _space_left(known):
                 merged[space["group"]] = dict(space)
     return list(merged.values())
+
+
+def _space_left(space: Mapping[str, Any]) -> float:
+    """Bytes, fewer than none where the file system does not answer, and no end of them where that is not known."""
+    if space.get("responding") is False:
+        return -1.0
+    available = space.get("available_bytes")
+    return float("inf") if available is None else float(available)
 
 
 def _merge_launch(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

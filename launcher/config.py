@@ -324,10 +324,49 @@ class Monitoring(_Model):
     check_interval: Seconds = 5.0
     launch_timeout: Seconds = 60.0
     stall_timeout: Seconds = 300.0
+    checkpoint_interval: Seconds | None = Field(
+        None, description="Seconds between two checkpoints; learned from the files by default."
+    )
     linger: NotNegativeSeconds = Field(
         30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
     )
     listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
+
+
+def _share(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value <= 1:
+        percent = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
+        raise ValueError(f"{value} is no share: it is above 0 and at most 1{percent}")
+    return _seconds(value)
+
+
+def _per_item(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e9:
+        raise ValueError(f"{value} is not above 0 and below 1e9; write null where records are not to be counted")
+    return _seconds(value)
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
+PerItem = Annotated[
+    float, BeforeValidator(_per_item), Field(json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1e9})
+]
+
+
+class Verify(_Model):
+    """What the work must come to: a job that has ended well with less of it is no success."""
+
+    complete_share: Share = Field(0.99, description="Share of progress.total_items that is enough.")
+    outputs: int | None = Field(
+        None,
+        ge=1,
+        description="Files of patterns.output at least; by default one of each worker, where names tell whose it is.",
+    )
+    records_per_item: PerItem | None = Field(
+        1.0, description="Records in the output files for each item; null when they are not to be counted."
+    )
+    checksums: bool = Field(
+        False, description="Whether SHA-256 sums of the output files are written to checksums.txt in the run directory."
+    )
 
 
 class Environment(_Model):
@@ -371,6 +410,7 @@ class JobSpec(_Model):
     patterns: Patterns = Patterns()
     progress: ProgressOptions = ProgressOptions()
     errors: list[ErrorOptions] = []
+    verify: Verify = Verify()
     monitoring: Monitoring = Monitoring()
 
     @field_validator("env")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter.manifest import LogPattern, Manifest, PathGroup, Task, render_manifest
+from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification, render_manifest
 from exporter.readers.worker_logs import progress_path
 from launcher.config import (
     EXPORTER_NAMES,
@@ -200,12 +200,15 @@ def _manifest(
         progress=progress_patterns(spec),
         errors=error_patterns(spec),
         total_items=spec.progress.total_items,
+        resumes=spec.resume,
+        verify=Verification(**spec.verify.model_dump()),
         total_epochs=spec.progress.total_epochs,
         total_steps=spec.progress.total_steps,
         time_limit_s=parse_time_limit(time_limit) if time_limit else None,
         check_interval_s=monitoring.check_interval,
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,
+        checkpoint_interval_s=monitoring.checkpoint_interval,
         linger_s=monitoring.linger,
         kill_wait_s=kill_wait_s,
         announced=cluster.target_dir is not None,

@@ -1,7 +1,7 @@
 """The report of a job, out of what its run directory holds."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,16 @@ from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
 from launcher.judge import Judge, failures
-from launcher.verify import verify
+from launcher.verify import Check, verify, verify_files
+from launcher.verify_looks import OutOfTime, ProgressOf
 
 REPORT_SCHEMA = 1
 REPORT_TEXT_FILE = "report.md"
+BENCHMARK_LOG = "benchmark.out"
+"""Where the launchers of benchmarks put what these print."""
 LOG_TAIL_BYTES = 64 * 1024
+FLAWS_SHOWN = 20
+"""Damaged files that the text names; the others are in the JSON."""
 
 EXIT_STATUS = {
     "COMPLETED": 0,
@@ -137,7 +142,8 @@ def build_report(
     job_end: float | None = None,
     slurm_state: str | None = None,
     launch: Mapping[str, Any] | None = None,
-    out_of_time: Callable[[], bool] = lambda: False,
+    out_of_time: OutOfTime = lambda: False,
+    progress: ProgressOf | None = None,
 ) -> dict[str, Any]:
     """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
 
@@ -145,7 +151,7 @@ def build_report(
     was lost and could not say why it ended.
 
     ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
-    ``out_of_time`` is asked while output files are read.
+    ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
     """
     manifest = read_manifest(run_dir)
     orchestrator: Mapping[str, Any] = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
@@ -174,17 +180,9 @@ def build_report(
         cause["diagnosis"] = _diagnosis(run_dir, cause, attempt)
     state = _state(workers, cause, stop.reason if stop else None, ended)
     work = work_of(workers)
-    checks = []
+    checks: list[Check] = []
     if state == "COMPLETED":
-        reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
-        since = orchestrator.get("start")
-        checks = verify(
-            manifest,
-            work=work,
-            reasons=reasons,
-            since=float(since) if isinstance(since, int | float) else 0.0,
-            out_of_time=out_of_time,
-        )
+        checks = _verify(manifest, workers, attempt, orchestrator.get("start"), out_of_time, progress)
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     start = orchestrator.get("start")
@@ -207,11 +205,7 @@ def build_report(
         "items_expected": work.expected_of(manifest.total_items),
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
-        "verification": {
-            # at least one thing beyond the exit statuses must have been looked at
-            "verified": state == "COMPLETED" and any(check.passed and check.name != "workers" for check in checks),
-            "checks": [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in checks],
-        },
+        "verification": _verification(state, [check.to_json() for check in checks]),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
         "monitoring": _monitoring(manifest, hosts, statuses),
@@ -219,6 +213,102 @@ def build_report(
         "workers": workers,
         "run_dir": str(run_dir),
     }
+
+
+VERIFIED_STATES = ("COMPLETED", "INCOMPLETE")
+"""States of a job that has ended well: which of the two it is, its verification tells."""
+
+
+def _verification(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        # at least one thing beyond the exit statuses must have been looked at
+        "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
+        "checks": checks,
+    }
+
+
+def _verify(
+    manifest: Manifest,
+    workers: Iterable[Mapping[str, Any]],
+    attempt: int,
+    start: object,
+    out_of_time: OutOfTime,
+    progress: ProgressOf | None,
+    *,
+    again: bool = False,
+) -> list[Check]:
+    """The checks of a job that has ended, by the entries of its workers and its files."""
+    workers = list(workers)
+    work = work_of(workers)
+    since = _first_start(manifest, attempt, start)
+    idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
+    logs = _logs(manifest, workers, attempt)
+    if manifest.attached:
+        return verify_files(
+            manifest,
+            work=work,
+            since=since,
+            idle=idle,
+            logs=logs,
+            out_of_time=out_of_time,
+            progress=progress,
+            again=again,
+        )
+    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
+    return verify(
+        manifest,
+        work=work,
+        reasons=reasons,
+        since=since,
+        idle=idle,
+        logs=logs,
+        out_of_time=out_of_time,
+        progress=progress,
+        again=again,
+    )
+
+
+def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
+    """When the first attempt of the job has begun: what it has written is the job's own too."""
+    moments = [start]
+    for task in manifest.tasks[:1] if attempt else ():
+        stem = records.record_name(task.worker, task.rank, 0, 0)
+        moments.append(
+            (records.read_json(manifest.run_dir / records.WORKERS_DIR / f"{stem}.start.json") or {}).get("start")
+        )
+    return min((float(moment) for moment in moments if isinstance(moment, int | float)), default=0.0)
+
+
+def _logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attempt: int) -> list[Path]:
+    """Logs in which a benchmark may have printed its results: of the last runs, and one of its own."""
+    tasks = {task.rank: task for task in manifest.tasks}
+    paths = [manifest.run_dir / BENCHMARK_LOG]
+    for worker in workers:
+        task = tasks.get(int(worker["rank"]))
+        if task is not None and worker["critical"]:
+            paths += log_paths(task, manifest.run_dir, str(worker["node"]), attempt, int(worker["restarts"]))
+    return list(dict.fromkeys(paths))
+
+
+def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf | None = None) -> dict[str, Any]:
+    """The report of a job that has ended with its files verified anew; ``differs`` names the checks that have changed.
+
+    What a job came to that has not ended well stays. Nothing is written.
+    """
+    manifest = read_manifest(run_dir)
+    attempt = int(report.get("attempt") or 0)
+    found = _verify(manifest, report["workers"], attempt, report["start"], lambda: False, progress, again=True)
+    checks = [check.to_json() for check in found]
+    before = {check["name"]: check for check in report["verification"]["checks"]}
+    if manifest.attached:  # how it went the monitor alone has seen
+        names = {check.name for check in found}
+        checks = [check for name, check in before.items() if name not in names] + checks
+    state = report["state"]
+    if state in VERIFIED_STATES:
+        state = "INCOMPLETE" if any(check["passed"] is False for check in checks) else "COMPLETED"
+    differs = [check["name"] for check in checks if check["passed"] is not before.get(check["name"], {}).get("passed")]
+    verification = {**_verification(state, checks), "state_before": report["state"], "differs": differs}
+    return {**report, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
 
 
 def _diagnoses(run_dir: Path, workers: list[dict[str, Any]]) -> list[str]:
@@ -415,6 +505,17 @@ def _plain(text: object) -> str:
     return " ".join(str(text).replace("|", "\\|").split())
 
 
+def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single files, of many some."""
+    flaws = check.get("files", [])
+    lines = []
+    for flaw in flaws[:FLAWS_SHOWN]:
+        known = f" ({flaw['format']})" if flaw["format"] else ""
+        lines.append(f"{_plain(flaw['file'])}{known}: {_plain(flaw['reason'])}")
+    more = check.get("files_total", 0) - len(lines)
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
 def render_report(report: Mapping[str, Any]) -> str:
     """The report for people, as Markdown."""
     verification, cause = report["verification"], report["cause"]
@@ -449,7 +550,9 @@ def render_report(report: Mapping[str, Any]) -> str:
     if verification["checks"]:
         lines += ["", "## Verification", ""]
         mark = {True: "ok", False: "FAILED", None: "not checked"}
-        lines += [f"- {check['name']}: {mark[check['passed']]}: {check['detail']}" for check in verification["checks"]]
+        for check in verification["checks"]:
+            lines.append(f"- {check['name']}: {mark[check['passed']]}: {check['detail']}")
+            lines += [f"    - {words}" for words in _flaw_lines(check)]
     units = work_of(report["workers"]).units
     lines += [
         "",

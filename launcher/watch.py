@@ -17,6 +17,8 @@ MOST_WORKERS = 32
 MOST_EVENTS = 6
 LIKELY = 0.99
 """A chance below this is told beside the margin."""
+FAULTS = 4
+"""Workers that are told by name."""
 LAG = 0.2
 """A worker that is so far behind the others is named."""
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
@@ -118,19 +120,73 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {words}")
 
 
+def _checkpoint_words(view: Mapping[str, Any]) -> str:
+    """When the last checkpoint was written, and when the next one is due."""
+    found = view.get("checkpoints") or {}
+    last, now = found.get("last_complete"), float(view["time"])
+    if last is None:
+        return "first checkpoint is being written" if found.get("writing") else ""
+    words = f"checkpoint {clean(last['name'])} {duration_words(max(0.0, now - last['time']))} ago"
+    if found.get("interval_s"):
+        words += f", every {duration_words(found['interval_s'])}"
+    if found.get("writing"):
+        return f"{words}, the next one is being written"
+    due = found.get("next_expected")
+    if due is None or view["phase"] == "finished":
+        return words
+    late = now - due
+    return f"{words}, " + (f"next in {duration_words(-late)}" if late < 0 else f"late by {duration_words(late)}")
+
+
+def _file_faults(view: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the files of the job."""
+    names = {worker["rank"]: worker["worker"] for worker in view["workers"]}
+    lines = []
+    for group in view["outputs"]:
+        stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
+        if stalled or group.get("stalled"):
+            who = f"{', '.join(stalled[:FAULTS])}{' ...' if len(stalled) > FAULTS else ''}" if stalled else "nobody"
+            verb = "writes nothing" if stalled else "writes"
+            lines.append(f"! {group['group']}: {who} {verb} any more")
+        if group.get("files_invalid"):
+            bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
+            lines.append(
+                f"! {group['group']}: {group['files_invalid']} damaged: {clean(bad['file'])}: {clean(bad['reason'])}"
+            )
+    last = (view.get("checkpoints") or {}).get("last") or {}
+    if last.get("state") in ("invalid", "incomplete"):
+        lines.append(
+            f"! checkpoint {clean(last['name'])} is {last['state']}: {clean(last.get('reason') or '')}".rstrip(": ")
+        )
+    return lines
+
+
 def _facts(view: Mapping[str, Any]) -> str:
     lines = [eta_words(view)]
     outputs = [
         f"{group['group']} {group['files']} files {size_words(group['bytes'])}"
+        + (f" {group['records']} records" if group.get("records") is not None else "")
         + (f" (+{size_words(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
         for group in view["outputs"]
         if group["files"]
     ]
     spaces = sorted(
-        {size_words(space["available_bytes"]) for space in view["filesystems"] if space["group"] == "output"}
+        {
+            f"disk {size_words(space['available_bytes'])} free"
+            for space in view["filesystems"]
+            if space["group"] == "output" and space["available_bytes"] is not None
+        }
+        | {
+            f"{clean(space.get('mount') or 'the file system')} of {space['group']} does not answer"
+            for space in view["filesystems"]
+            if space.get("responding") is False
+        }
     )
     if outputs or spaces:
-        lines.append(", ".join([*outputs, *(f"disk {space} free" for space in spaces)]))
+        lines.append(", ".join([*outputs, *spaces]))
+    if checkpoint := _checkpoint_words(view):
+        lines.append(checkpoint)
+    lines += _file_faults(view)
     lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
     if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
         lines.append(

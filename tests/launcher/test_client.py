@@ -199,3 +199,40 @@ def test_the_report_of_an_earlier_attempt_is_not_that_of_this_one(run_dir: Path)
 def test_a_job_whose_orchestrator_is_gone_is_unknown(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
     assert JobClient(run_dir).look()["state"] == "UNKNOWN"
+
+
+def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_before_all(run_dir: Path) -> None:
+    def space(group: str, available: int | None, responding: bool = True) -> dict[str, Any]:
+        return {"group": group, "available_bytes": available, "size_bytes": 100, "responding": responding}
+
+    write(run_dir / "status/n0.json", {**status(), "filesystems": [space("output", 50), space("run", 50)]})
+    write(run_dir / "status/n1.json", {**status(), "filesystems": [space("output", 40), space("run", None, False)]})
+    write(run_dir / "status/n2.json", {**status(), "filesystems": [space("output", None), space("run", 10)]})
+    found = {entry["group"]: entry for entry in JobClient(run_dir).look()["filesystems"]}
+    assert (found["output"]["available_bytes"], found["run"]["responding"]) == (40, False)
+
+
+def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
+    def group(**over: Any) -> dict[str, Any]:
+        known = {"group": "output", "files": 2, "bytes": 10, "growth_bytes_per_second": 1.5, "mtime": 5.0}
+        return {**known, "records": 3, "stalled": True, "files_invalid": 0, "invalid": [], "workers": {}, **over}
+
+    bad = {"file": "a", "format": "npy", "reason": "is cut"}
+    write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
+    other = group(records=None, stalled=False, files_invalid=1, invalid=[bad], workers={"1": {"stalled": True}})
+    write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
+    view = JobClient(run_dir).look()
+    (found,) = view["outputs"]
+    assert found == {
+        "group": "output",
+        "files": 4,
+        "bytes": 20,
+        "growth_bytes_per_second": 3.0,
+        "mtime": 5.0,
+        "records": 3,
+        "stalled": False,
+        "stalled_ranks": [1],
+        "files_invalid": 1,
+        "invalid": [bad],
+    }
+    assert view["checkpoints"] == {"count": 2}

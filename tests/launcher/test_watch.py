@@ -306,6 +306,49 @@ def test_who_holds_the_others_back_is_named() -> None:
     assert "worker_w2 stopped first, of those without progress" in picture
 
 
+def test_a_file_system_that_does_not_answer_is_named() -> None:
+    spaces = [
+        {"group": "output", "available_bytes": None, "size_bytes": None, "responding": False, "mount": "/nfs/a\nb"},
+        {"group": "run", "available_bytes": 5, "size_bytes": 10, "responding": True, "mount": "/"},
+    ]
+    assert "/nfs/a?b of output does not answer" in screen(a_view(filesystems=spaces), 120)
+
+
+def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -> None:
+    last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
+    found = {"last": last, "last_complete": last, "writing": False, "interval_s": 1800.0, "next_expected": NOW + 1075}
+    assert "checkpoint step_?300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(a_view(checkpoints=found), 120)
+    late = {**found, "next_expected": NOW - 61}
+    assert "every 30m 00s, late by 1m 01s" in screen(a_view(checkpoints=late), 120)
+    assert "ago, every 30m 00s, the next one is being written" in screen(
+        a_view(checkpoints={**found, "writing": True}), 120
+    )
+
+
+def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
+    bad = [{"file": "output_3\n.jsonl", "format": "jsonl", "reason": "line 7 is no JSON"}]
+    group = {
+        "group": "output",
+        "files": 6,
+        "bytes": 1024,
+        "growth_bytes_per_second": None,
+        "mtime": NOW,
+        "records": 12,
+        "stalled": False,
+        "stalled_ranks": [3, 9],
+        "files_invalid": 2,
+        "invalid": bad,
+    }
+    cut = {"name": "step_400", "time": NOW - 5, "state": "incomplete", "reason": "2 of 8 files are missing"}
+    picture = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
+    assert "output 6 files 1.0 KiB 12 records" in picture
+    assert "! output: worker_w3, rank 9 writes nothing any more" in picture
+    assert "! output: 2 damaged: output_3?.jsonl: line 7 is no JSON" in picture
+    assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in picture
+    nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
+    assert "! output: nobody writes any more" in screen(a_view(outputs=[nobody]), 120)
+
+
 # Lines for pipes and files
 
 

@@ -1,0 +1,40 @@
+"""The list of checksums in the run directory, as sha256sum(1) writes and reads it."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+CHECKSUMS_FILE = "checksums.txt"
+
+
+def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
+    """Replace the list by these names and sums; ``sha256sum -c`` checks it in the output directory."""
+    lines = [f"{_marked(name, digest)}\n" for name, digest in sorted(sums)]
+    temporary = run_dir / f".{CHECKSUMS_FILE}.tmp"
+    temporary.write_bytes(os.fsencode("".join(lines)))
+    temporary.replace(run_dir / CHECKSUMS_FILE)
+
+
+def read_checksums(run_dir: Path) -> dict[str, str] | None:
+    """Sums by name, or None without a list."""
+    try:
+        text = os.fsdecode((run_dir / CHECKSUMS_FILE).read_bytes())
+    except OSError:
+        return None
+    found = {}
+    for line in text.split("\n"):
+        digest, separator, name = line.partition("  ")
+        if separator:
+            found[_unescaped(name) if digest.startswith("\\") else name] = digest.removeprefix("\\")
+    return found
+
+
+def _marked(name: str, digest: str) -> str:
+    """A line of the list; one that begins with a backslash has escapes in its name."""
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"{digest}  {name}" if escaped == name else f"\\{digest}  {escaped}"
+
+
+def _unescaped(name: str) -> str:
+    parts = (part.replace("\\n", "\n").replace("\\r", "\r") for part in name.split("\\\\"))
+    return "\\".join(parts)
