@@ -214,6 +214,13 @@ OUTPUT_AGE = Query(
     f"time() - max by (group) ({_node('gpujob_output_file_mtime_timestamp_seconds')})",
     "{{group}}",
 )
+OUTPUT_RECORDS = Query("output_records", f"sum by (group) ({_node('gpujob_output_records')})", "{{group}}")
+OUTPUT_INVALID = Query("output_invalid", f"sum by (group) ({_node('gpujob_output_files_invalid')})", "{{group}}")
+CHECKPOINTS = Query("checkpoints", f"round(sum(increase({_node('gpujob_checkpoints_total')}[5m])))", "saved")
+CHECKPOINT_AGE = Query(
+    "checkpoint_age", f"time() - max({_node('gpujob_checkpoint_last_timestamp_seconds')})", "since the last one"
+)
+RESPONDING = Query("responding", f"min by (group) ({_node('gpujob_filesystem_responding')})", "{{group}}")
 DISK_AVAILABLE = Query(
     "disk_available", f"min by (group) ({_node('gpujob_filesystem_avail_bytes')})", "{{group}}: available"
 )

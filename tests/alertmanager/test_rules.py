@@ -22,7 +22,7 @@ CONFIG = ALERTMANAGER / "alertmanager.yml"
 TESTS = Path(__file__).resolve().parent
 
 RUNBOOK_BASE = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
-COMPONENTS = {"worker", "progress", "disk", "memory", "self"}
+COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "self"}
 # Reasons of an exit that no rule on exits may read: a person or the scheduler asked for it, it follows from
 # another exit, or (node_failure) the sidecar that would report it went with the node.
 SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
