@@ -27,7 +27,7 @@ INTERVAL = Family(
 CHECKPOINT = "checkpoint"
 """Name of the group whose files are checkpoints."""
 EVENTS_KEPT = 50
-LEVELS = {"saved": "info", "damaged": "error", "incomplete": "warning"}
+LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning"}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ INODES = Family("filesystem_inodes", "Files that there can be at all.", labels=(
 RESPONDING = Family("filesystem_responding", "Whether that file system answers within a second.", labels=("group",))
 LOW = Family(
     "filesystem_low",
-    "Whether less than 10 GB is left there, or a tenth where that is below 1 TB; of less than 100 GB the tenth alone.",
+    "Whether less than 10 GB is left there, or a tenth where that is below 1 TB.",
     labels=("group",),
 )
 FULL = Family(
@@ -172,7 +172,7 @@ class DiskCollector:
         where = f"{group.name}: {facts.mount or 'its file system'}"
         if facts.responding is False and not group.hang_told and (facts.error or now - (facts.since or now) >= HANGS_S):
             group.hang_told = True
-            self._event(facts.since or now, "error", "file system hangs", group.name, f"{where} {facts.error or ''}")
+            self._event(facts.since or now, "critical", "file system hangs", group.name, f"{where} {facts.error or ''}")
         if facts.responding and group.hang_told:
             group.hang_told = False
             self._event(now, "info", "file system answers again", group.name, where)

@@ -281,7 +281,7 @@ class OutputsCollector:
                 self._event(group, file.time, "info", "output complete", f"{file.file}, {file.bytes} bytes")
         damaged = {(file.file, file.reason) for file in look.invalid}
         for name, reason in sorted(damaged - group.damaged):
-            self._event(group, now, "error", "output damaged", f"{name} {reason}")
+            self._event(group, now, "critical", "output damaged", f"{name} {reason}")
         group.damaged = damaged
 
     def _note_unreadable(self, group: _Group, problem: str | None, now: float) -> None:

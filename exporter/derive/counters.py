@@ -137,6 +137,12 @@ class Count:
         self.step = rise or self.step
         return rise, False
 
+    def go_straight_on(self, done: float, t: float) -> None:
+        """Takes a record that stays or rises, of the same total: what ``take`` does with it."""
+        self.step = done - (self.done or 0) or self.step
+        self.done, self.seen = done, t
+        self.low, self.lows, self.aside_since = None, 0, None
+
     def leave_aside(self, t: float) -> bool:
         """Whether a position of another counter does not count, for this one has work left and was not silent long."""
         self.aside_since = t if self.aside_since is None else self.aside_since

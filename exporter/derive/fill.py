@@ -25,17 +25,11 @@ FEW_OUTSTANDING = 2
 LOW_BYTES = 10e9
 LOW_SHARE = 0.10
 PLENTY_BYTES = 1e12
-SMALL_BYTES = 100e9
 
 
 def is_low(available_bytes: float, size_bytes: float) -> bool:
-    """Whether there is too little left: less than 10 GB, or a tenth where less than 1 TB is left.
-
-    Of a file system below 100 GB, which 10 GB are a large part of, only the tenth.
-    """
-    if size_bytes >= SMALL_BYTES and available_bytes < LOW_BYTES:
-        return True
-    return available_bytes < PLENTY_BYTES and available_bytes < LOW_SHARE * size_bytes
+    """Whether there is too little left: less than 10 GB, or a tenth where less than 1 TB is left."""
+    return available_bytes < LOW_BYTES or (available_bytes < PLENTY_BYTES and available_bytes < LOW_SHARE * size_bytes)
 
 
 class Fill:

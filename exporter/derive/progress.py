@@ -163,6 +163,8 @@ class Track:
 
     def update(self, source: str, position: Position, t: float, order: int = 0) -> bool:
         """Takes a position that a source gave at a moment; whether it says where the work stands."""
+        if self._goes_straight_on(source, position, t, order):
+            return True
         if not self._heeds(source, position.pattern, position.unit, order):
             return False
         if position.resumed:
@@ -170,6 +172,32 @@ class Track:
             return True
         self._note_record(source, position)
         return self._take(position, t)
+
+    def _goes_straight_on(self, source: str, position: Position, t: float, order: int) -> bool:
+        """Whether nothing but the count in force rises, as nearly all records say; if so, it is taken.
+
+        What is asked here leaves only one way through what ``update`` would do else, which takes four times as long.
+        """
+        if position.pattern != self.pattern or order != self._order or position.resumed or position.epoch is not None:
+            return False
+        if self.epoch is not None or self._evaluating_since is not None:
+            return False
+        pattern = self._patterns[self.pattern]
+        count = pattern.counts.get(position.rank)
+        if count is None or pattern.source != source or pattern.unit not in ADDED_UP or pattern.passed:
+            return False
+        if count.begins or count.done is None or position.total is None or position.total != count.total:
+            return False
+        rise = position.done - count.done
+        if rise < 0:
+            return False
+        pattern.offset = position.offset
+        count.go_straight_on(position.done, t)
+        count.epoch = None
+        self.processed = (self.processed or 0) + rise
+        if rise:
+            self.last_rise = t
+        return True
 
     def _heeds(self, source: str, name: str, unit: str, order: int) -> bool:
         """Whether this source counts for the pattern."""

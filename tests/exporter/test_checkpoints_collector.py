@@ -92,7 +92,7 @@ def test_events_tell_what_was_saved_and_what_is_wrong_with_it(tmp_path: Path) ->
     events = node.status().events
     assert [(event["event"], event["level"]) for event in events] == [
         ("checkpoint saved", "info"),
-        ("checkpoint damaged", "error"),
+        ("checkpoint damaged", "critical"),
     ]
     assert events[0]["time"] == saved
     assert events[0]["detail"].startswith(r"checkpoint_1\n.pt: ")

@@ -150,7 +150,7 @@ def test_low_is_little_or_a_small_part(available: float, size: float) -> None:
     low = is_low(available, size)
     if available >= 1e12 or (available >= 10e9 and available >= 0.1 * size):
         assert not low
-    if available < 10e9 and size >= 100e9:
+    if available < 10e9:
         assert low
 
 
@@ -162,13 +162,13 @@ def test_low_is_little_or_a_small_part(available: float, size: float) -> None:
         (90e9, 1e12, True),
         (0.9e12, 10e12, True),
         (1.1e12, 12e12, False),
-        (3e9, 20e9, False),
+        (3e9, 20e9, True),
         (1.9e9, 20e9, True),
-        (4e6, 8e6, False),
+        (4e6, 8e6, True),
         (0, 8e6, True),
     ],
 )
-def test_a_tenth_counts_below_a_terabyte_and_alone_on_a_small_disk(available: float, size: float, low: bool) -> None:
+def test_ten_gigabytes_count_always_and_a_tenth_below_a_terabyte(available: float, size: float, low: bool) -> None:
     assert is_low(available, size) is low
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.derive.counters import ASIDE_MOST_S, JITTER_RECORDS, RANK_FRESH_S
@@ -661,3 +661,31 @@ def test_a_rate_without_a_rank_is_left_out_beside_those_with_one() -> None:
     values: dict[int | None, Value] = {None: Value(10.0, 5, 100.0), 0: Value(6.5, 10, 100.0), 1: Value(3.5, 20, 100.0)}
     assert total_of_ranks("tokens_per_second", values, 101.0, 60.0) == 10.0
     assert total_of_ranks("tokens_per_second", {None: values[None]}, 101.0, 60.0) == 10.0
+
+
+class Slow(Track):
+    """One that takes every record on the long way."""
+
+    def _goes_straight_on(self, *_: object) -> bool:
+        return False
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(
+        st.tuples(
+            RECORDS
+            | st.builds(at, st.integers(0, 30), st.sampled_from([None, 20, 30]))
+            | st.builds(lambda done: replace(at(done, 30), pattern="one", unit="requests"), st.integers(0, 30)),
+            st.sampled_from([0.0, 1.0, 400.0]),
+        ),
+        max_size=60,
+    )
+)
+def test_the_short_way_leads_to_the_same(records: list[tuple[Position | Mark | str, float]]) -> None:
+    short, long, t = Track(("one",), share=25), Slow(("one",), share=25), 0.0
+    for record, gap_s in records:
+        t += gap_s
+        play(short, record, t)
+        play(long, record, t)
+        assert json.dumps(short.state()) == json.dumps(long.state())
