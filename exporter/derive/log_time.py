@@ -16,6 +16,8 @@ EPOCH_LEAST, EPOCH_MOST = 946_684_800, 4_102_444_800
 HEAD_BYTES = 160
 """A record that may hold a time has its first digits before this."""
 CACHED_MINUTES = 512
+ZONE_BYTES = 8
+"""A zone, and the byte behind it by which it is none."""
 
 _MAYBE = re.compile(rb"\d:\d\d|\d{10}|\dT\d{4}")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -121,12 +123,18 @@ class StampReader:
         self._last = _PLAIN[0]
         self._minutes: dict[bytes, float | None] = {}
         self._day: float | None = None
+        self._same = b""
+        """Head of the last record whose time needs no reference, up to behind its time,"""
+        self._told = 0.0
+        """and that time."""
 
     def read(self, head: bytes) -> float | None:
         """Epoch seconds, as if the clock of the log were UTC unless the record names its zone; None without a time.
 
         ``head`` is the beginning of a record, or all of it. A time that cannot be, as on 30 February, is None.
         """
+        if self._same and head.startswith(self._same):
+            return self._told  # many lines have one time
         if b"\x1b" in head:
             head = _ESCAPE.sub(b"", head[: 2 * HEAD_BYTES])
         found = self._last.match(head)
@@ -141,7 +149,12 @@ class StampReader:
         minute = self._minute(found)
         if minute is None or part >= 61:
             return None
-        return minute + part if zone is None else minute + part - _zone_s(zone)
+        told = minute + part if zone is None else minute + part - _zone_s(zone)
+        # with what may be a zone behind it the same text has the same time, unless that depends on the reference
+        end = found.end() + ZONE_BYTES
+        self._same = head[:end] if len(head) >= end and "year" in found.re.groupindex and found["year"] else b""
+        self._told = told
+        return told
 
     def _minute(self, found: re.Match[bytes]) -> float | None:
         near = self.reference

@@ -187,6 +187,28 @@ def test_no_record_raises(heads: list[bytes]) -> None:
         assert stamp is None or isinstance(stamp, float)
 
 
+SAME = ("2026-01-02 03:04:05", "[2026-01-02T03:04:05", '{"ts": "2026-01-02T03:04:05', "01/02 03:04:05", "03:04:05")
+BEHIND = (
+    " [INFO] step 1 of 2",
+    ".5 step 1 of 2",
+    ",500 step 1",
+    " +0200 step 1 of 2",
+    "+02:00] step",
+    "Z step 1 of 2",
+    " ",
+    "",
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(SAME), st.sampled_from(BEHIND)), max_size=12))
+def test_what_was_read_before_changes_no_time(records: list[tuple[str, str]]) -> None:
+    reader = StampReader(REFERENCE)
+    for head, behind in records:
+        text = (head + behind).encode()
+        # a time without its day follows those before it
+        assert reader.read(text) == StampReader(reader.reference).read(text)
+
+
 @given(st.integers(-48, 56), st.floats(-400, 400))
 @example(-48, 0.0)
 @example(56, 400.0)
