@@ -110,10 +110,10 @@ def is_unknown(worker: Mapping[str, Any]) -> bool:
 
 def _total(status: Mapping[str, Any], work: Work) -> int | None:
     """What the job has to do, as far as that is sure: its own total of items, or that of workers in step."""
-    if work.counts_items:
-        total: int | None = status["job"].get("total_items")
+    total: int | None = status["job"].get("total_items")
+    if work.counts_items_of(total):
         return total
-    return work.expected if work.in_step else None
+    return work.expected if work.in_step or work.bars else None
 
 
 def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:

@@ -218,7 +218,7 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
         "values",
     )
     joined = {**worker, **{key: seen.get(key) for key in extra}}
-    for key in ("unit", "items", "items_expected", "items_processed", "cpu_s"):
+    for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
         joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
     if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]

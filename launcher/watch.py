@@ -129,10 +129,12 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
     words = f"checkpoint {clean(last['name'])} {duration_words(max(0.0, now - last['time']))} ago"
     if found.get("interval_s"):
         words += f", every {duration_words(found['interval_s'])}"
+    due = found.get("next_expected")
+    if view["phase"] == "finished":
+        return words
     if found.get("writing"):
         return f"{words}, the next one is being written"
-    due = found.get("next_expected")
-    if due is None or view["phase"] == "finished":
+    if due is None:
         return words
     late = now - due
     return f"{words}, " + (f"next in {duration_words(-late)}" if late < 0 else f"late by {duration_words(late)}")

@@ -178,7 +178,7 @@ class DiskCollector:
             self._event(now, "info", "file system answers again", group.name, where)
         if facts.space is None:
             return
-        left = f"{facts.space.available_bytes / 1e9:.1f} GB of {facts.space.size_bytes / 1e9:.1f} GB left"
+        left = f"{_size(facts.space.available_bytes)} of {_size(facts.space.size_bytes)} left"
         if facts.low and not group.low_told:
             self._event(now, "warning", "disk low", group.name, f"{where} has {left}")
         group.low_told = bool(facts.low)
@@ -186,7 +186,8 @@ class DiskCollector:
         if facts.full_at is not None and facts.full_at < before:
             if group.full_told is None or now - group.full_told > AGAIN_S:
                 in_s = facts.full_at - now
-                when = f"in {in_s / 60:.0f} minutes at the present speed" if in_s > 0 else "now"
+                soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
+                when = f"in {soon} at the present speed" if in_s > 0 else "now"
                 detail = f"{where} is full {when}: {left}"
                 self._event(now, "warning", "disk full expected", group.name, detail)
             group.full_told = now
@@ -232,3 +233,11 @@ class DiskCollector:
                 }
             )
         status.events.extend(snapshot.events)
+
+
+def _size(count: float) -> str:
+    """Bytes for people, by thousands as the limits are."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e6:.1f} MB"

@@ -335,6 +335,7 @@ class LogsCollector:
                 items_expected=facts.expected,
                 items_processed=facts.processed,
                 unit=facts.unit,
+                pattern=facts.pattern,
                 pack=facts.pack,
                 epoch=facts.epoch,
                 rate=facts.rate,

@@ -7,6 +7,10 @@ from typing import Any
 from exporter.derive.findings import ADDED_UP, UNITS
 
 ITEMS = UNITS[0]
+BARS = frozenset(("bar", "plain_bar"))
+"""Patterns of progress bars. Those of tqdm count iterations, be they items or batches, and do not say which."""
+BATCH_LEAST = 1.5
+"""Bars that come to less than the items of the job by this factor count batches of them."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Work:
     processed: int | None = None
     whole: bool = False
     """Whether every worker has a position."""
+    bars: bool = False
+    """Whether the positions are those of progress bars."""
 
     @property
     def unit(self) -> str | None:
@@ -32,6 +38,11 @@ class Work:
         """Whether the items of the job file are what is counted, as far as anything is yet."""
         return self.units in ((), (ITEMS,))
 
+    def counts_items_of(self, total_items: int | None) -> bool:
+        """Whether the items of the job file are what is counted, so many as that says there are."""
+        few = self.bars and total_items and self.expected and self.expected * BATCH_LEAST <= total_items
+        return self.counts_items and not few
+
     @property
     def in_step(self) -> bool:
         """Whether all workers do the same work, so that the slowest counts."""
@@ -39,7 +50,7 @@ class Work:
 
     def expected_of(self, total_items: int | None) -> int | None:
         """What there is to do: items as the job file says, all else as the logs say."""
-        return total_items or self.expected if self.counts_items else self.expected
+        return total_items or self.expected if self.counts_items_of(total_items) else self.expected
 
 
 def work_of(workers: Iterable[Mapping[str, Any]]) -> Work:
@@ -52,11 +63,12 @@ def work_of(workers: Iterable[Mapping[str, Any]]) -> Work:
     known = [worker for worker in workers if worker.get("items") is not None]
     units = tuple(dict.fromkeys(worker.get("unit") or ITEMS for worker in known))
     whole = len(known) == len(workers)
+    bars = bool(known) and all(worker.get("pattern") in BARS for worker in known)
     if len(units) > 1:
         return Work(units, whole=whole)
     if not units or units[0] in ADDED_UP:
         done, expected, processed = (_sum(workers, key) for key in ("items", "items_expected", "items_processed"))
-        return Work(units, done, expected, processed, whole)
+        return Work(units, done, expected, processed, whole, bars)
     known = [worker for worker in known if worker.get("critical", True)] or known
     known = [worker for worker in known if worker.get("items_expected")] or known
     slowest = min(known, key=lambda worker: worker["items"] / (worker.get("items_expected") or 1))

@@ -100,7 +100,7 @@ def test_little_space_is_low_and_told_once(context: Context, told: Tell) -> None
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 1  # 50 of 2000 GB
     snapshot = collector.read()
     assert events(snapshot) == ["disk low"]
-    assert "has 50.0 GB of 2000.0 GB left" in snapshot.events[0]["detail"]
+    assert "has 50.0 GB of 2.0 TB left" in snapshot.events[0]["detail"]
     told(500)
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 0
     told(9)

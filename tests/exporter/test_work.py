@@ -51,6 +51,18 @@ def test_a_unit_that_is_not_said_is_items() -> None:
     assert unit_word({}) == unit_word({"unit": None}) == "items"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "total", "items", "expected"),
+    [
+        *(("bar", 20, True, 20), ("bar", 21, True, 21), ("bar", 160, False, 20), ("bar", None, True, 20)),
+        ("items", 160, True, 160),  # what says that it counts items is short of them
+    ],
+)
+def test_bars_over_batches_count_no_items(pattern: str, total: int | None, items: bool, expected: int) -> None:
+    work = work_of([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
+    assert (work.counts_items_of(total), work.expected_of(total)) == (items, expected)
+
+
 def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
     work = work_of([worker(None, None, 10), worker(None, None, 10), {}])
     assert (work.unit, work.done, work.expected, work.counts_items) == (None, None, 20, True)

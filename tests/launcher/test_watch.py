@@ -320,9 +320,9 @@ def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -
     assert "checkpoint step_?300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(a_view(checkpoints=found), 120)
     late = {**found, "next_expected": NOW - 61}
     assert "every 30m 00s, late by 1m 01s" in screen(a_view(checkpoints=late), 120)
-    assert "ago, every 30m 00s, the next one is being written" in screen(
-        a_view(checkpoints={**found, "writing": True}), 120
-    )
+    writing = {**found, "writing": True}
+    assert "ago, every 30m 00s, the next one is being written" in screen(a_view(checkpoints=writing), 120)
+    assert "written" not in screen(a_view(checkpoints=writing, phase="finished"), 120)
 
 
 def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
