@@ -206,7 +206,7 @@ def report(
 
 def _report_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
     same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
-    progress = ("unit", "items", "items_expected", "items_processed", "cpu_s")
+    progress = ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s")
     entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
     return {**entry, "critical": True, "log_errors": worker.get("log_errors") or {}}
 
