@@ -1,14 +1,17 @@
 """Checkpoints of the job: how many, whether the last one is whole, and when the next one is due."""
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from exporter import records
 from exporter.collectors.base import Context, Status
 from exporter.derive.checkpoints import Checkpoint, Checkpoints, Happened
 from exporter.families import Family, Samples
-from exporter.readers.checkpoint_files import CheckpointSight, CheckpointWatch
+from exporter.readers.checkpoint_files import EARLY_S, CheckpointSight, CheckpointWatch
+from exporter.readers.checkpoint_state import read_checkpoint_state, write_checkpoint_state
 from exporter.readers.file_host import LOOK_WAIT_S, Hanging, Watched
 from exporter.readers.formats.source import shown
 
@@ -27,7 +30,12 @@ INTERVAL = Family(
 CHECKPOINT = "checkpoint"
 """Name of the group whose files are checkpoints."""
 EVENTS_KEPT = 50
-LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning"}
+LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
+SAVE_INTERVAL_S = 30.0
+LOOKS = 4
+"""At most, one after the other while there are names that have not been looked at."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,17 @@ class CheckpointsCollector:
         self.interval_s = manifest.check_interval_s
         self._clock, self._board = context.clock, context.board
         self._first_node = context.identity.node_index == 0
-        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s)
+        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s, early_s=EARLY_S)
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
+        self._restored = False
+        self._saved: dict[str, Any] = self._checkpoints.state()
+        """What is kept for a sidecar after this one,"""
+        self._saved_at: float | None = None
+        """since when,"""
+        self._unsaved: str | None = None
+        """and why the last could not be."""
+        self._state_file = manifest.run_dir / records.STATE_FILE
         self._watched: Watched | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
@@ -82,19 +99,27 @@ class CheckpointsCollector:
         """What there is; None where nothing can be told, or is not told by this node."""
         if self._watched is None:
             return None
+        self._restore()
         now = self._clock.time()
-        wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
-        self._watched.request(now)
-        try:
-            sight: CheckpointSight = self._watched.result(wait_s)
-        except Hanging:
-            return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
         found = self._checkpoints
-        happened = found.update(sight.entries, sight.names, self._clock.monotonic(), now, behind=sight.behind)
+        ended = (records.read_json(self._state_file) or {}).get("workers_ended") is True
+        for _ in range(LOOKS):
+            wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
+            self._watched.request(now)
+            try:
+                sight: CheckpointSight = self._watched.result(wait_s)
+            except Hanging:
+                return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
+            happened = found.update(
+                sight.entries, sight.names, self._clock.monotonic(), now, behind=sight.behind, ended=ended
+            )
+            self._events.extend(_event(one, now) for one in happened)
+            if not sight.behind:
+                break
         self._board.checkpoints = found.saved
+        self._save()
         if not self._first_node:
             return None
-        self._events.extend(_event(one, now) for one in happened)
         return CheckpointsSnapshot(
             total=found.total,
             writing=found.writing,
@@ -106,6 +131,37 @@ class CheckpointsCollector:
             passed_over=sight.passed_over,
             events=tuple(self._events),
         )
+
+    def _restore(self) -> None:
+        """Go on from where a sidecar before this one was: checkpoints that it has counted may be gone."""
+        if self._restored:
+            return
+        self._restored = True
+        state = read_checkpoint_state(*self._place)
+        if state is None:
+            return
+        try:
+            self._checkpoints.restore(state)
+        except ValueError as error:
+            log.warning("the state of checkpoints is not used, those that are there are counted anew: %s", error)
+        else:
+            self._saved = self._checkpoints.state()
+
+    def _save(self) -> None:
+        """Leave for the next sidecar of this node what this one has counted."""
+        now = self._clock.monotonic()
+        if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
+            return
+        state = self._checkpoints.state()
+        if state == self._saved:
+            return
+        self._saved_at = now
+        problem = write_checkpoint_state(*self._place, state)
+        if problem is None:
+            self._saved = state
+        elif self._unsaved is None:
+            log.warning("the number of checkpoints is not saved: %s; a new sidecar would count anew", problem)
+        self._unsaved = problem
 
     def render(self, snapshot: CheckpointsSnapshot | None, out: Samples) -> None:
         if snapshot is None or not snapshot.known:
@@ -157,6 +213,7 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
         "valid": found.valid,
         "reason": shown(found.reason) if found.reason is not None else None,
         "odd_size": found.odd_size,
+        "odd": shown(found.odd) if found.odd is not None else None,
     }
 
 
@@ -167,10 +224,12 @@ def _event(happened: Happened, now: float) -> dict[str, Any]:
     level = LEVELS[happened.kind]
     if happened.kind == "saved":
         detail += f"{found.bytes} bytes" if found.files == 1 else f"{found.bytes} bytes in {found.files} files"
-        detail += f", written in {found.seconds:.0f} s" if found.seconds is not None else ""
+        detail += f", written in {found.seconds:.0f} s" if found.seconds is not None and found.seconds >= 1 else ""
         if found.odd_size is not None:
             level = "warning"
             detail += f"; {found.odd_size:.2g} times the usual size"
+    elif happened.kind == "unusual":
+        detail += shown(found.odd or "")
     elif found.reason is not None:
         detail += shown(found.reason)
     return {

@@ -1,5 +1,6 @@
 """What the names of checkpoint files tell: which of them are one checkpoint, its step, and what belongs to it."""
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
@@ -19,6 +20,10 @@ _WORKER = re.compile(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
 _DISTCP = re.compile(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
 _CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
 _SHARDS = (_OF, _WORLD, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
+_RANKS = re.compile(
+    r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
+)
+"""Numbers that run from 0 on without a gap; those of nodes, workers and tasks need not."""
 _STEP = re.compile(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
@@ -34,6 +39,8 @@ _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
     *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
 )
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
+_NO_WEIGHTS = re.compile(r"optim|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
 _MARKERS = {
     *("commit_success.txt", "_success", "_complete", "_completed", "complete", "completed", "done", "success"),
@@ -100,7 +107,7 @@ def parse_name(name: str, directory: bool = False) -> Name | None:
 def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> Name | None:
     """What a name without a step tells: each checkpoint is written over the last one."""
     telling = _SOME_CHECKPOINT.search(stem)
-    text = stem.lower().endswith(_TEXT) and not stem.endswith(".index.json")
+    text = is_text(stem)
     if (directory or (text and not marker)) and not telling:
         return None
     if text and not directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
@@ -127,6 +134,18 @@ def _last_number(pattern: re.Pattern[str], text: str) -> int | None:
 def is_marker(path: str) -> bool:
     """Whether a file within a checkpoint's directory is one that is written when all the others are."""
     return path.rpartition("/")[2].lower() in _MARKERS
+
+
+def is_text(path: str) -> bool:
+    """Whether a path is named like a text beside checkpoints: a log, settings, figures; an index of shards is none."""
+    name = path.lower()
+    return name.endswith(_TEXT) and not name.endswith(".index.json")
+
+
+def is_weights(path: str) -> bool:
+    """Whether a path is named like a file with weights of a model."""
+    name = path.rpartition("/")[2]
+    return name.lower().endswith(_WEIGHTS) and not _NO_WEIGHTS.search(name)
 
 
 def is_sharded(path: str) -> bool:
@@ -191,6 +210,35 @@ def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
             for number in range(total):
                 if number not in numbers:
                     yield f"{before}{number}{after}"
+
+
+def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
+    """Paths of the ranks between others: 3 where 0, 1, 2 and 4 to 7 are there.
+
+    Only where they begin with 0 and most are there. Runs of the same length (0, 1, 4, 5) are those of ranks of which
+    only some write, as one of each group of replicas does. The last ranks are never missed.
+    """
+    seen: dict[tuple[str, str], set[int]] = {}
+    widths: dict[tuple[str, str], int] = {}
+    for path in paths:
+        if _OF.search(path) or _WORLD.search(path):
+            continue
+        for pattern in (_RANKS, _CONSOLIDATED):
+            for match in pattern.finditer(path):
+                place = (path[: match.start(1)], path[match.end(1) :])
+                seen.setdefault(place, set()).add(int(match[1]))
+                widths[place] = min(len(match[1]), widths.get(place, len(match[1])))
+    for place, numbers in seen.items():
+        last = max(numbers)
+        if 0 not in numbers or last > MOST_SHARDS or not len(numbers) <= last < 2 * len(numbers) - 1:
+            continue
+        runs = [1]
+        for before, after in itertools.pairwise(sorted(numbers)):
+            runs.append(1) if after > before + 1 else runs.append(runs.pop() + 1)
+        if len(set(runs)) > 1:
+            for number in range(last):
+                if number not in numbers:
+                    yield f"{place[0]}{number:0{widths[place]}}{place[1]}"
 
 
 def common_name(names: Collection[str]) -> str:

@@ -1,18 +1,22 @@
 """Checkpoints from the files that are there: which are being written, whole, in parts or damaged, and their rhythm."""
 
 import itertools
+import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from exporter.derive.checkpoint_names import (
     Name,
     common_name,
     is_marker,
     is_sharded,
+    is_text,
+    is_weights,
     missing_numbers,
+    missing_ranks,
     parse_name,
     shape,
 )
@@ -25,6 +29,12 @@ PAUSES = 2.0
 """How many times such a pause is waited for."""
 PATIENCE = 3.0
 """What is missing is waited for this many times as long as the longest of the last checkpoints took."""
+MISSING_S = 60.0
+"""But not for less than this: one shard may be gathered for a while before it is written."""
+DAMAGED_S = 60.0
+"""Nothing is damaged that has changed within this time: a writer may pause in the middle of a file."""
+MOST_EARLY_S = 3600.0
+"""By so much the clock of a file server may be behind where files were seen to change."""
 ABANDONED_S = 600.0
 """A temporary file that has not changed for so long is what is left of a writer that has ended."""
 ALIAS_S = 60.0
@@ -34,7 +44,7 @@ MARKED_S = 1.0
 LEARN_FROM = 3
 """Checkpoints from which the interval, the usual size and the usual shards are learned."""
 SHORT_BEFORE = 2
-"""After so many with the same files missing the next one is whole without them."""
+"""After so many with the same ranks missing the next one is whole without them."""
 ODD_RATIO = 2.0
 KEPT = 16
 REMEMBERED = 1024
@@ -77,6 +87,18 @@ class SeenDamage(Protocol):
     def reason(self) -> str | None: ...
 
 
+class SeenIndex(Protocol):
+    """An index of shards; paths from the checkpoint folder on."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """What it names."""
+        ...
+
+
 class SeenEntry(Protocol):
     """One file or directory of the checkpoint folder with the files in it."""
 
@@ -108,9 +130,7 @@ class SeenEntry(Protocol):
         ...
 
     @property
-    def shards(self) -> Sequence[str]:
-        """Paths that an index in it names."""
-        ...
+    def indexes(self) -> Sequence[SeenIndex]: ...
 
     @property
     def valid(self) -> int:
@@ -149,12 +169,14 @@ class Checkpoint(NamedTuple):
     reason: str | None = None
     odd_size: float | None = None
     """Its size by the median of those before it, where it is less than half or more than twice of that."""
+    odd: str | None = None
+    """What those before it had and it has not, which need not mean anything."""
 
 
 class Happened(NamedTuple):
     """Something that is worth an event."""
 
-    kind: Literal["saved", "damaged", "incomplete"]
+    kind: Literal["saved", "damaged", "incomplete", "unusual"]
     checkpoint: Checkpoint
 
 
@@ -187,6 +209,16 @@ class _Entry(NamedTuple):
         return any(file.temporary for file in self.seen.files)
 
 
+class _Facts(NamedTuple):
+    """What the names of a set's files tell."""
+
+    told: frozenset[object]
+    """By which paths and indexes."""
+    shapes: frozenset[str]
+    gaps: tuple[str, ...]
+    holes: tuple[str, ...]
+
+
 @dataclass
 class _Set:
     """Entries that are one checkpoint; moments are monotonic."""
@@ -216,11 +248,20 @@ class _Set:
     pause: float = 0.0
     told: set[str] = field(default_factory=set)
     """Kinds of events that what is there now has had."""
-    _facts: tuple[frozenset[str], frozenset[str], tuple[str, ...]] | None = None
+    seen: bool = False
+    """Whether something of it was seen to appear or change."""
+    is_note: bool = False
+    """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
+    _facts: _Facts | None = None
 
     def files(self) -> list[SeenFile]:
         """All of its files under their final names."""
         return [file for entry in self.entries.values() for file in entry.files]
+
+    @property
+    def has_step(self) -> bool:
+        """Whether its name tells a step or an epoch, rather than a date or nothing."""
+        return self.name.step is not None or self.name.epoch is not None
 
     @property
     def has_data(self) -> bool:
@@ -235,28 +276,42 @@ class _Set:
     @property
     def shapes(self) -> frozenset[str]:
         """Shapes of its shards and markers."""
-        return self._read_names()[1]
+        return self._read_names().shapes
 
     @property
     def gaps(self) -> tuple[str, ...]:
         """Paths of shards that numbers and indexes tell of and that are not there."""
-        return self._read_names()[2]
+        return self._read_names().gaps
 
-    def _read_names(self) -> tuple[frozenset[str], frozenset[str], tuple[str, ...]]:
+    @property
+    def holes(self) -> tuple[str, ...]:
+        """Those of ranks between others that are not there."""
+        return self._read_names().holes
+
+    def _read_names(self) -> _Facts:
         files = self.files()
-        paths = frozenset(
-            itertools.chain(
-                (file.path for file in files),
-                (f"\0{path}" for entry in self.entries.values() for path in entry.seen.shards),
-            )
-        )
-        if self._facts is None or self._facts[0] != paths:
+        indexes = [index for entry in self.entries.values() for index in entry.seen.indexes]
+        told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
+        if self._facts is None or self._facts.told != told:
             there = {file.path for file in files}
             gaps = set(missing_numbers(there))
-            gaps.update(path for entry in self.entries.values() for path in entry.seen.shards if path not in there)
-            shapes = {told for entry in self.entries.values() for file in entry.files if (told := _shape(file, entry))}
-            self._facts = (paths, frozenset(shapes), tuple(sorted(gaps)))
+            for index in indexes:
+                if _counts(index, there):
+                    gaps.update(path for path in index.shards if path not in there)
+            shapes = {
+                shape for entry in self.entries.values() for file in entry.files if (shape := _shape(file, entry))
+            }
+            holes = set(missing_ranks(there)) - gaps
+            self._facts = _Facts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
         return self._facts
+
+
+def _counts(index: SeenIndex, there: Collection[str]) -> bool:
+    """Whether an index is of what is there, rather than left over from other weights."""
+    if any(path in there for path in index.shards):
+        return True
+    folder = index.path.rpartition("/")[0]
+    return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in there)
 
 
 def _shape(file: SeenFile, entry: _Entry) -> str | None:
@@ -271,10 +326,11 @@ class Checkpoints:
     """The checkpoints of one job, told of by looks at its checkpoint folder.
 
     ``now`` is monotonic and only differences of it count; ``wall`` is epoch seconds. Files that are older than
-    ``start`` were left by an earlier job and are none of this one.
+    ``start`` were left by an earlier job and are none of this one, unless they were seen to change. Those that are
+    older by no more than ``early_s`` count as well, but nothing bad is said of them.
     """
 
-    def __init__(self, start: float | None = None, interval_s: float | None = None) -> None:
+    def __init__(self, start: float | None = None, interval_s: float | None = None, *, early_s: float = 0.0) -> None:
         self.total = 0
         """How many have been written; it never falls."""
         self.last: Checkpoint | None = None
@@ -283,7 +339,7 @@ class Checkpoints:
         """and the newest that was whole, damaged or not."""
         self.writing = False
         """Whether one is being written."""
-        self._start = start
+        self._start, self._early_s = start, early_s
         self._interval_s = interval_s
         self._sets: dict[str, _Set] = {}
         self._key_of: dict[str, str] = {}
@@ -292,13 +348,22 @@ class Checkpoints:
         self._shapes_of_beat: frozenset[str] = frozenset()
         self._counted: dict[str, float] = {}
         self._settle_s = SETTLE_S
+        self._ended = False
+        """Whether nobody writes any more."""
         self._holders: dict[str, tuple[float, str, frozenset[str]]] = {}
         """End, key and shapes of the last checkpoint with a file of this shape."""
         self._short: deque[tuple[str, frozenset[str]]] = deque(maxlen=KEPT)
         """Keys and shapes of those that had fewer files than the ones before them."""
         self._held: set[str] = set()
         """Keys of those with directories whose files are kept."""
+        self._older: dict[str, float] = {}
+        """Ends of those that are none of this job, by their keys."""
+        self._doubted: set[str] = set()
+        """Keys of those that seem to be damaged and may still be written to."""
+        self._real = False
+        """Whether there has been anything besides texts that tell no step."""
         self._first = True
+        self._now = 0.0
 
     def update(
         self,
@@ -308,14 +373,16 @@ class Checkpoints:
         wall: float,
         *,
         behind: bool = False,
+        ended: bool = False,
     ) -> list[Happened]:
         """Take what a look has found; gives what has happened since the last, oldest first.
 
         ``entries`` are at least those that have changed, others are no harm; ``names`` all that are there, or None
-        where none has come or gone. ``behind`` says that a first look is not through yet: what it finds is
-        only judged once it is. What was written before it is counted, but nothing is told of it.
+        where none has come or gone. ``behind`` says that not all names have been looked at yet: nothing is judged
+        before they are. What was written before the first look is counted, but nothing is told of it. ``ended`` says
+        that all workers have ended: what is there then is not waited for to settle.
         """
-        first = self._first
+        first, self._now, self._ended = self._first, now, ended
         taken = {key for entry in entries if (key := self._take(entry, now, wall)) is not None}
         if first and behind:
             return []
@@ -330,12 +397,16 @@ class Checkpoints:
         for key in sorted(taken & self._sets.keys()):
             if not self._sets[key].pending:
                 self._refresh(self._sets[key], happened)
-        for found in waiting:
+        for key in sorted(self._doubted - taken):
+            self._refresh(self._sets[key], happened)
+        for found in waiting if not behind else ():
             if found.entries:
                 self._judge(found, now, happened)
         self._slim()
         self.writing = any(
-            found.state == "writing" or self._has_live_temporary(found, now) for found in self._sets.values()
+            found.state == "writing" or self._has_live_temporary(found, now)
+            for found in self._sets.values()
+            if not self._is_beside(found)
         )
         return [] if first else happened
 
@@ -368,6 +439,28 @@ class Checkpoints:
         """When the last ones were whole, in order; ranks that do not keep in step are of one."""
         return tuple(self._beats)
 
+    def state(self) -> dict[str, Any]:
+        """What another one may go on from, as JSON can hold it."""
+        return {
+            "total": self.total,
+            "beats": list(self._beats),
+            "counted": dict(self._counted),
+            "real": self._real,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, before the first update; raises ValueError for what ``state`` has never given."""
+        total, beats, counted, real = (state.get(name) for name in ("total", "beats", "counted", "real"))
+        if not isinstance(total, int) or isinstance(total, bool) or total < 0 or not isinstance(real, bool):
+            raise ValueError("tells no number of checkpoints")
+        if not isinstance(beats, list) or not all(map(_is_moment, beats)) or sorted(set(beats)) != beats:
+            raise ValueError("tells no moments of checkpoints")
+        if not isinstance(counted, dict) or not all(map(_is_moment, counted.values())):
+            raise ValueError("tells no names of checkpoints")
+        self.total, self._real = total, real
+        self._beats.extend(beats)
+        self._counted.update((str(key), float(end)) for key, end in list(counted.items())[-REMEMBERED:])
+
     # What is there
 
     def _take(self, entry: SeenEntry, now: float, wall: float) -> str | None:
@@ -386,8 +479,17 @@ class Checkpoints:
         if self._key_of.setdefault(entry.name, name.key) != name.key:
             self._drop(entry.name)  # a directory has taken the place of a file
             self._key_of[entry.name] = name.key
+        if entry.files and not name.marker:
+            found.is_note = (
+                not found.has_step
+                and all(is_text(file.path) for file in entry.files)
+                and (not found.has_data or found.is_note)
+            )
+            if not found.is_note and not self._real:
+                self._begin_real()
         if entry.temporary:
             if found.temporary.get(entry.name) != entry:
+                found.seen = found.seen or not self._first
                 found.temporary[entry.name], found.temporary_changed = entry, since
                 if not found.pending or not found.entries:
                     found.first_seen = min(found.first_seen, since) if found.pending else since
@@ -406,10 +508,30 @@ class Checkpoints:
                 found.pause = max(found.pause, since - found.changed)
             found.changed = max(found.changed, since) if found.entries else since
             found.told.clear()
+            if (
+                not self._first
+                and (before is None or not before.slim)
+                and self._older.get(found.key, 0.0) < (newest or 0)
+            ):
+                found.seen = True
         found.entries[entry.name] = _Entry(entry, name)
         if entry.directory:
             self._held.add(found.key)
         return found.key
+
+    def _begin_real(self) -> None:
+        """There is more than texts that tell no step: those were no checkpoints."""
+        self._real = True
+        self._past.clear()
+        self._beats.clear()
+        self._counted.clear()
+        self._doubted.clear()
+        self._shapes_of_beat = frozenset()
+        self.last = self.last_complete = None
+
+    def _is_beside(self, found: _Set) -> bool:
+        """Whether it is a text beside checkpoints."""
+        return found.is_note and self._real
 
     def _note_holder(self, found: _Set) -> None:
         if len(self._holders) > MOST_SHAPES:
@@ -423,6 +545,7 @@ class Checkpoints:
         """The entry is gone: removed by who keeps the last few only, or renamed."""
         found = self._sets[self._key_of[name]]
         ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
+        ours = ours and not self._is_beside(found)
         if ours and self._is_superseded(found) and not self._missing(found):
             self._complete(found, happened)  # its writer would not have gone on without
         self._drop(name)
@@ -436,6 +559,7 @@ class Checkpoints:
         if not found.entries and not found.temporary:
             del self._sets[found.key]
             self._held.discard(found.key)
+            self._doubted.discard(found.key)
             if self.last is not None and self.last.key == found.key and self.last.state == "writing":
                 self.last = self.last_complete
 
@@ -452,35 +576,53 @@ class Checkpoints:
 
     def _is_ours(self, found: _Set) -> bool:
         """Whether this job has written it."""
-        return self._start is None or found.end >= self._start
+        if self._start is None or found.end >= self._start - self._early_s:
+            return True
+        return found.seen and found.end >= self._start - MOST_EARLY_S
+
+    def _may_be_older(self, found: _Set) -> bool:
+        """Whether an earlier job may have written it."""
+        return self._start is not None and found.end < self._start and not found.seen
 
     def _has_live_temporary(self, found: _Set, now: float) -> bool:
         """Whether a file under a temporary name is being written."""
-        if not found.temporary or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._longest_s()):
+        if (
+            self._ended
+            or not found.temporary
+            or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._longest_s())
+        ):
             return False
         newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
-        return self._start is None or newest is None or newest >= self._start
+        return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
 
     def _judge(self, found: _Set, now: float, happened: list[Happened]) -> None:
         """Decide what a checkpoint that was written to is by now."""
         found.state = None
         if not self._is_ours(found):
             found.pending = False
+            self._older[found.key] = found.end
+            while len(self._older) > REMEMBERED:
+                del self._older[next(iter(self._older))]
+            return
+        if self._is_beside(found):
+            found.pending = False
             return
         if not found.has_data:
             return
-        quiet = now - found.changed
+        quiet = math.inf if self._ended else now - found.changed
         if self._is_other_name(found):
             found.pending = quiet < self._settle_s
             return
         missing = self._missing(found)
+        late = self._unusual(found) and quiet < max(self._settle_s, PATIENCE * self._longest_s())
         partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
         partial = partial or (self._has_live_temporary(found, now) and not self._is_renamed(found))
-        if not missing and not partial and (quiet >= self._settle_s or self._is_sure(found)):
+        settled = quiet >= self._settle_s and not late
+        if not missing and not partial and (settled or self._is_sure(found)):
             if quiet >= ALIAS_S or not self._may_be_other_name(found):
                 self._complete(found, happened)
             return
-        if partial or quiet < max(self._settle_s, PATIENCE * self._longest_s()):
+        if partial or not missing or quiet < max(MISSING_S, self._settle_s, PATIENCE * self._longest_s()):
             found.state = "writing"
             if not self._may_be_other_name(found):
                 self._show(found, "writing")
@@ -497,7 +639,8 @@ class Checkpoints:
         """The checkpoint as it is now, which is the last one when none is newer."""
         files = found.files()
         size = sum(file.size for file in files)
-        valid, reason = _validity(found)
+        valid, reason = self._validity(found)
+        unusual = self._unusual(found) if state == "complete" else ()
         if valid is False and state == "complete":
             state = "invalid"
         if missing:
@@ -517,13 +660,14 @@ class Checkpoints:
             valid=valid,
             reason=reason,
             odd_size=self._odd_size(size, found.key) if state != "writing" else None,
+            odd=_odd(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
             self.last = shown
         return shown
 
     def _odd_size(self, size: int, key: str) -> float | None:
-        sizes = [past.bytes for past in self._past if past.key != key or key.startswith("fixed")]
+        sizes = [past.bytes for past in self._alike(key)]
         if len(sizes) < LEARN_FROM:
             return None
         usual = statistics.median(sizes)
@@ -537,25 +681,49 @@ class Checkpoints:
     # What belongs to it
 
     def _missing(self, found: _Set) -> tuple[str, ...]:
-        """Files that should be there and are not, in order; none where not all could be looked at."""
+        """Files that should be there and are not, in order; none where not all could be looked at.
+
+        Only what its own numbers and indexes tell counts: others of the job may have had more files, where it goes on
+        with fewer ranks, or saves all in one file at its end.
+        """
+        if self._may_be_older(found) or not all(entry.seen.whole for entry in found.entries.values()):
+            return ()
+        return (*found.gaps, *self._holes(found))
+
+    def _holes(self, found: _Set) -> tuple[str, ...]:
+        if not found.holes or _is_marked(found):
+            return ()
+        others = {key for key, shapes in self._short if shapes == found.shapes}
+        others.update(past.key for past in self._past if past.shapes == found.shapes)
+        others.discard(found.key)
+        if len(others) >= SHORT_BEFORE:
+            return ()  # its writer leaves them out
+        return tuple(
+            hole for hole in found.holes if "/" in hole or not self._is_elsewhere(shape(hole, found.name), found)
+        )
+
+    def _unusual(self, found: _Set) -> tuple[str, ...]:
+        """Shapes of shards and markers that all like it have had and that are neither here nor missing, in order."""
         if not all(entry.seen.whole for entry in found.entries.values()):
             return ()
-        gaps = found.gaps
-        told = {shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in gaps}
+        told = {shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)}
         left = [
             usual
             for usual in self._usual(found.key) - found.shapes
             if usual.removeprefix("/") not in told and not self._is_elsewhere(usual, found)
         ]
-        others = {key for key, shapes in self._short if shapes == found.shapes and key != found.key}
-        if len(others) >= SHORT_BEFORE:
-            left = []  # there are fewer ranks by now
-        return (*gaps, *sorted(usual.removeprefix("/") for usual in left))
+        return tuple(sorted(usual.removeprefix("/") for usual in left))
 
     def _usual(self, key: str) -> frozenset[str]:
-        """Shapes that all of the last checkpoints had."""
-        last = [past.shapes for past in self._past if past.key != key or key.startswith("fixed")][-LEARN_FROM:]
+        """Shapes that all of the last that are like it had."""
+        last = [past.shapes for past in self._alike(key)]
         return frozenset.intersection(*last) if last else frozenset()
+
+    def _alike(self, key: str) -> list[_Past]:
+        """The last that may be compared with it: one that is called ``final`` need not be like those with a step."""
+        if key.startswith("fixed"):
+            return [past for past in self._past if past.key == key]
+        return [past for past in self._past if past.key != key and not past.key.startswith("fixed")]
 
     def _is_elsewhere(self, usual: str, found: _Set) -> bool:
         """Whether the rank of this file has last saved without the ranks that are here: they are not in step."""
@@ -571,17 +739,10 @@ class Checkpoints:
 
     def _is_sure(self, found: _Set) -> bool:
         """Whether it is whole without a wait: renamed into place, marked by its writer, or its writer has gone on."""
-        if self._is_renamed(found) and (len(found.entries) == 1 or self._usual(found.key)):
+        several = len(found.entries) > 1
+        if self._is_renamed(found) and (not several or (self._usual(found.key) and not self._unusual(found))):
             return True
-        marks = [
-            file.mtime
-            for entry in found.entries.values()
-            for file in entry.files
-            if entry.name.marker or (entry.seen.directory and is_marker(file.path))
-        ]
-        if marks and all(file.mtime <= max(marks) + MARKED_S for file in found.files()):
-            return True
-        return self._is_superseded(found)
+        return _is_marked(found) or self._is_superseded(found)
 
     def _is_superseded(self, found: _Set) -> bool:
         """Whether its writer has begun another one since: it is then done with this one."""
@@ -600,7 +761,7 @@ class Checkpoints:
     def _complete(self, found: _Set, happened: list[Happened]) -> None:
         """It is whole: count it, unless it was before and has only been added to."""
         before, files, shapes = found.done, found.files(), found.shapes
-        goes_on = before is not None and _is_addition(before, files, shrunk=found.shrunk)
+        goes_on = before is not None and _is_addition(before, files, found)
         if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
             self._settle_s = max(self._settle_s, PAUSES * found.pause)
         known = self._counted.get(found.key)
@@ -611,16 +772,23 @@ class Checkpoints:
         found.renamed.clear()
         if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
             self.last_complete = shown
-        if goes_on or known == shown.end:
+        past = _Past(found.key, shown.step, shown.bytes, shown.seconds or 0.0, shapes)
+        if known == shown.end and all(one.key != found.key for one in self._past):
+            self._past.append(past)  # it was counted by another one that this one goes on from
+        if known == shown.end:
             return
-        self.total += 1
         self._counted.pop(found.key, None)
         self._counted[found.key] = shown.end
         while len(self._counted) > REMEMBERED:
             del self._counted[next(iter(self._counted))]
-        self._past.append(_Past(found.key, shown.step, shown.bytes, shown.seconds or 0.0, shapes))
+        if goes_on:
+            return
+        self.total += 1
+        self._past.append(past)
         self._beat(shown.end, shapes)
         happened.append(Happened("saved", shown))
+        if shown.odd is not None:
+            happened.append(Happened("unusual", shown))
         self._tell_damage(found, shown, happened)
 
     def _beat(self, end: float, shapes: frozenset[str]) -> None:
@@ -638,7 +806,7 @@ class Checkpoints:
         done = found.done
         if done is None or not found.entries:
             return
-        valid, reason = _validity(found)
+        valid, reason = self._validity(found)
         if valid is None or (valid, reason) == (done.valid, done.reason):
             return
         found.done = now = done._replace(state="complete" if valid else "invalid", valid=valid, reason=reason)
@@ -648,6 +816,22 @@ class Checkpoints:
         if self.last is not None and self.last.key == found.key:
             self.last = now
         self._tell_damage(found, now, happened)
+
+    def _validity(self, found: _Set) -> tuple[bool | None, str | None]:
+        """Whether its files are whole, and what is wrong with one that is not; None while that may still change."""
+        self._doubted.discard(found.key)
+        for entry in found.entries.values():
+            for bad in entry.seen.damaged:
+                if self._may_be_older(found):
+                    return None, None
+                quiet = self._now - found.changed
+                if quiet >= max(DAMAGED_S, self._settle_s) or self._is_superseded(found):
+                    return False, f"{bad.path}: {bad.reason}"
+                self._doubted.add(found.key)
+                return None, None
+        seen = [entry.seen for entry in found.entries.values()]
+        decided = all(entry.looked_into >= len(entry.files) for entry in seen)
+        return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
 
     @staticmethod
     def _tell_damage(found: _Set, shown: Checkpoint, happened: list[Happened]) -> None:
@@ -691,14 +875,44 @@ def _is_written(found: _Set, before: _Entry | None, entry: SeenEntry) -> bool:
     return written
 
 
-def _is_addition(before: Checkpoint, files: Sequence[SeenFile], *, shrunk: bool) -> bool:
-    """Whether one that was whole has only got more: most of it is as it was, or its one file has grown soon after."""
-    newest = max(file.mtime for file in files)
-    if newest <= before.end and not shrunk:
-        return True
+def _is_marked(found: _Set) -> bool:
+    """Whether its writer has left a marker after all of its files."""
+    marks = [
+        file.mtime
+        for entry in found.entries.values()
+        for file in entry.files
+        if entry.name.marker or (entry.seen.directory and is_marker(file.path))
+    ]
+    return bool(marks) and all(file.mtime <= max(marks) + MARKED_S for file in found.files())
+
+
+def _is_addition(before: Checkpoint, files: Sequence[SeenFile], found: _Set) -> bool:
+    """Whether one that was whole has only got more: its files have grown, or most of it is as it was.
+
+    One that is written over the last one grows as well, but not soon after.
+    """
+    newest, size = max(file.mtime for file in files), sum(file.size for file in files)
+    if not found.shrunk:
+        if newest <= before.end:
+            return True
+        if size > before.bytes and (found.name.versioned or found.pause < ALIAS_S):
+            return True
     if len(files) == 1:
-        return not shrunk and files[0].size > before.bytes and newest - before.end < ALIAS_S
+        return False
     return 2 * sum(file.size for file in files if file.mtime <= before.end) >= max(before.bytes, 1)
+
+
+def _odd(unusual: Sequence[str]) -> str | None:
+    """For a person."""
+    if not unusual:
+        return None
+    if len(unusual) == 1:
+        return f"there is no {unusual[0]}, unlike before"
+    return f"{len(unusual)} files that the ones before had are not there: {unusual[0]}, ..."
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _seconds(found: _Set, files: Sequence[SeenFile]) -> float | None:
@@ -708,13 +922,3 @@ def _seconds(found: _Set, files: Sequence[SeenFile]) -> float | None:
     spread = max(times) - min(times) if len(times) > 1 else 0.0
     seen = found.changed - found.first_seen if found.watched else 0.0
     return max(spread, seen) or None
-
-
-def _validity(found: _Set) -> tuple[bool | None, str | None]:
-    """Whether its files are whole, and what is wrong with one that is not."""
-    for entry in found.entries.values():
-        for bad in entry.seen.damaged:
-            return False, f"{bad.path}: {bad.reason}"
-    seen = [entry.seen for entry in found.entries.values()]
-    decided = all(entry.looked_into >= len(entry.files) for entry in seen)
-    return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)

@@ -1,16 +1,17 @@
 """Files and directories of a checkpoint folder: what has changed, what indexes name, which files are damaged."""
 
 import fnmatch
+import heapq
 import itertools
 import json
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from exporter.readers.formats import NoFile, check, open_source
+from exporter.readers.formats import Damaged, NoFile, Source, Undecided, check, open_source
 
 MOST_LEVELS = 4
 """Of directories that are walked, the checkpoint's own included,"""
@@ -30,6 +31,10 @@ SETTLED_S = 10.0
 """A file is looked into once it has not changed for so long and at two looks,"""
 AGAIN_S = 10.0
 """and is damaged when it is so again after this time, unchanged."""
+LOOK_S = 0.3
+"""A look goes on for so long, and the next one goes on from there; a file on a cold server may take milliseconds."""
+EARLY_S = 60.0
+"""Files from before the start by this may be the job's: the clock of a file server may be behind."""
 CHECKS, CHECK_S = 8, 0.05
 """Files that are looked into at one look, and the time for it."""
 HELD = 8
@@ -56,6 +61,12 @@ _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
+_TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
+_MAY_BE_RAW = ".bin"
+"""Numbers without a header, of which the first may be zeros."""
+_PART_OF_DISTCP = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+INDEX, DISTCP_INDEX = ".index.json", ".metadata"
+ZEROS_BYTES = 4096
 KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
@@ -78,6 +89,13 @@ class DamagedFile(NamedTuple):
     reason: str | None
 
 
+class CheckpointIndex(NamedTuple):
+    """An index of shards; paths from the checkpoint folder on."""
+
+    path: str
+    shards: tuple[str, ...]
+
+
 class CheckpointEntry(NamedTuple):
     """One file or directory directly in the checkpoint folder."""
 
@@ -91,8 +109,8 @@ class CheckpointEntry(NamedTuple):
     """Of a file, itself; of a directory, all regular files in it."""
     whole: bool = True
     """Whether all of its files could be looked at."""
-    shards: tuple[str, ...] = ()
-    """Paths that an index in it names, from the checkpoint folder on."""
+    indexes: tuple[CheckpointIndex, ...] = ()
+    """Indexes in it that name shards."""
     valid: int = 0
     """Files that were looked into and are whole,"""
     looked_into: int = 0
@@ -146,6 +164,27 @@ def _is_same(old: CheckpointFile, file: CheckpointFile) -> bool:
     return (old.size, old.mtime, old.temporary) == (file.size, file.mtime, file.temporary)
 
 
+def _is_index(path: str) -> bool:
+    return path.endswith((INDEX, f"/{DISTCP_INDEX}"))
+
+
+def _is_side_file(path: str) -> bool:
+    """Whether it is a text beside the weights, which may be written to for ever."""
+    name = path.lower()
+    return name.endswith(_TEXT) and not name.endswith(INDEX)
+
+
+def _is_erased(source: Source) -> bool:
+    """Whether a binary file begins with zeros, as one whose blocks never reached the disk."""
+    name = source.name.lower()
+    try:
+        if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
+            return False
+        return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
+    except (Damaged, Undecided, OSError):
+        return False
+
+
 class _Unit:
     """One file or directory of the folder."""
 
@@ -161,9 +200,10 @@ class _Unit:
             "folders",
             "indexes",
             "inode",
+            "looked",
             "looks",
         ),
-        *("mtime_ns", "rest_until", "slim", "temporary"),
+        *("mtime_ns", "rest_until", "seen", "slim", "temporary"),
     )
 
     def __init__(self, bare: str, *, temporary: bool, directory: bool, inode: int, now: float) -> None:
@@ -172,6 +212,10 @@ class _Unit:
         """When something in it was last seen to change; when it was written, of what a first look finds."""
         self.looks = 0
         """Looks since then."""
+        self.looked = 0
+        """Number of the last look at it."""
+        self.seen = False
+        """Whether it was seen to come or to change."""
         self.mtime_ns = 0
         self.entry: CheckpointEntry | None = None
         self.slim = False
@@ -193,6 +237,17 @@ class _Unit:
         """When it was last written."""
         files = self.entry.files if self.entry is not None else ()
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
+
+
+class _Walk:
+    """A walk through a directory that goes on at the next look when a look has taken its time."""
+
+    def __init__(self, name: str, mtime_ns: int) -> None:
+        self.name, self.mtime_ns = name, mtime_ns
+        self.files: list[CheckpointFile] = []
+        self.folders: list[tuple[str, int]] = []
+        self.steps: Generator[None, None, bool] | None = None
+        self.spent = 0.0
 
 
 class CheckpointWatch:
@@ -220,8 +275,14 @@ class CheckpointWatch:
         self._listed_at = 0.0
         self._list_rest_until = 0.0
         self._last_look = 0.0
-        self._turn = 0
+        self._number = 0
+        """Of this look,"""
+        self._end = 0.0
+        """until when it goes on."""
         self._budget = 0
+        self._through = False
+        """Whether all that was there at first has been looked at."""
+        self._walking: _Walk | None = None
         self._changed: dict[str, None] = {}
 
     def look(self, now: float) -> CheckpointSight:
@@ -229,19 +290,21 @@ class CheckpointWatch:
         if now < self._last_look:
             self._begin_again(now)
         self._last_look, self._changed, self._budget = now, {}, MOST_ENTRIES
+        self._number, self._end = self._number + 1, time.perf_counter() + LOOK_S
         renewed = self._list(now)
         for name in self._due(now):
-            if self._budget <= 0:
-                break
-            self._waiting.pop(name, None)
             renewed |= self._look_at(name, now)
+            if self._budget <= 0 or time.perf_counter() >= self._end:
+                break
         if self._verify:
             self._check(now)
         self._slim(now)
         found = [unit.entry for name in self._changed if (unit := self._units.get(name)) and unit.entry is not None]
         renewed |= self._retire()
         names = tuple(self._units) if renewed else None
-        return CheckpointSight(tuple(found), names, bool(self._waiting), tuple(self._passed_over.items()))
+        behind = bool(self._waiting)
+        self._through = self._through or not behind
+        return CheckpointSight(tuple(found), names, behind, tuple(self._passed_over.items()))
 
     def _begin_again(self, now: float) -> None:
         """The clock was put back."""
@@ -306,20 +369,25 @@ class CheckpointWatch:
             (hot if now - unit.changed < HOT_S or unit.doubted else cold).append(name)
         if len(cold) > NEWEST:
             cold.sort(key=lambda name: self._units[name].newest, reverse=True)
-        others = cold[NEWEST:]
-        start = self._turn if self._turn < len(others) else 0
-        self._turn = start + TURN
-        return [*self._waiting, *hot, *cold[:NEWEST], *others[start : start + TURN]]
+        hot.sort(key=lambda name: self._units[name].looked)
+        others = heapq.nsmallest(TURN, cold[NEWEST:], key=lambda name: self._units[name].looked)
+        due = [*self._waiting, *hot, *cold[:NEWEST], *others]
+        return due if self._walking is None else [self._walking.name, *due]
 
     def _look_at(self, name: str, now: float) -> bool:
         """Look at one entry; whether it has come or gone."""
         self._budget -= 1
+        first = self._waiting.pop(name, name) is None
+        walking = self._walking is not None and self._walking.name == name
         try:
             facts = os.lstat(os.path.join(self._directory, name))
         except (OSError, ValueError):
+            self._walking = None if walking else self._walking
             return self._units.pop(name, None) is not None
         kind, unit = stat.S_IFMT(facts.st_mode), self._units.get(name)
         directory = kind == stat.S_IFDIR
+        if not directory and walking:
+            self._walking = None
         if not directory and kind != stat.S_IFREG:
             # a link is another name of a file that counts on its own, or of one elsewhere
             if kind != stat.S_IFLNK and len(self._passed_over) < MOST_PASSED_OVER:
@@ -330,8 +398,10 @@ class CheckpointWatch:
             bare = bare_name(name) if self._marks else name
             unit = _Unit(bare, temporary=bare != name, directory=directory, inode=facts.st_ino, now=now)
             self._units[name] = unit
+        unit.looked = self._number
         if directory:
-            self._look_into(name, unit, facts.st_mtime_ns, now)
+            if not self._look_into(name, unit, facts.st_mtime_ns, now) and (first or unit.entry is None):
+                self._waiting = {name: None, **self._waiting}
         else:
             unit.inode, unit.mtime_ns = facts.st_ino, facts.st_mtime_ns
             file = CheckpointFile(name, facts.st_size, facts.st_mtime, facts.st_ino)
@@ -349,6 +419,7 @@ class CheckpointWatch:
             return
         newest = max((file.mtime for file in files), default=now)
         unit.changed, unit.looks, unit.slim = now, 0, False
+        unit.seen = unit.seen or self._through
         if before is None and newest < now - HOT_S:
             unit.changed, unit.looks = newest, 1
         same = {file.path for file in files if known.get(file.path) == file}
@@ -356,7 +427,7 @@ class CheckpointWatch:
             for path in [path for path in facts if path not in same]:
                 del facts[path]
         for file in files:
-            if file.path.endswith(".index.json") and file.path not in unit.indexes and len(unit.indexes) < MOST_INDEXES:
+            if _is_index(file.path) and file.path not in unit.indexes and len(unit.indexes) < MOST_INDEXES:
                 unit.indexes = {**unit.indexes, file.path: self._read_index(file)}
         unit.entry = CheckpointEntry(name, unit.bare, unit.temporary, unit.directory, unit.inode, files, whole)
         self._publish(name, unit)
@@ -365,28 +436,41 @@ class CheckpointWatch:
         """Have what is known of an entry told."""
         if unit.entry is not None:
             unit.entry = unit.entry._replace(
-                shards=tuple(sorted({shard for shards in unit.indexes.values() for shard in shards})),
+                indexes=tuple(CheckpointIndex(*told) for told in sorted(unit.indexes.items()) if told[1]),
                 valid=sum(unit.checked.values()),
                 looked_into=len(unit.checked),
                 damaged=tuple(itertools.islice(unit.damaged.values(), MOST_DAMAGED)),
             )
             self._changed[name] = None
 
-    def _look_into(self, name: str, unit: _Unit, mtime_ns: int, now: float) -> None:
-        """Walk a directory while it may be written to, or when it has changed."""
-        settled = unit.looks > 0 and now - unit.changed >= HOT_S
-        if settled and mtime_ns == unit.mtime_ns and not self._has_changed_below(unit):
-            return
-        if now < unit.rest_until:
-            return
-        began = time.perf_counter()
-        files: list[CheckpointFile] = []
-        folders: list[tuple[str, int]] = []
-        whole = self._walk(name, None, 1, files, folders)
-        files.sort()
-        unit.mtime_ns, unit.folders = mtime_ns, tuple(folders[:MOST_FOLDERS])
-        self._note(name, unit, tuple(files), now, whole=whole)
-        unit.rest_until = now + REST_SHARE * (time.perf_counter() - began)
+    def _look_into(self, name: str, unit: _Unit, mtime_ns: int, now: float) -> bool:
+        """Walk a directory while it may be written to, or when it has changed; whether the walk is through."""
+        walk = self._walking
+        if walk is None or walk.name != name:
+            settled = unit.looks > 0 and now - unit.changed >= HOT_S
+            if settled and mtime_ns == unit.mtime_ns and not self._has_changed_below(unit):
+                return True
+            if now < unit.rest_until:
+                return True
+            if walk is not None and walk.steps is not None:
+                return False  # one after the other
+            walk = self._walking = _Walk(name, mtime_ns)
+            walk.steps = self._walk(name, None, 1, walk.files, walk.folders)
+        began, whole = time.perf_counter(), None
+        while whole is None and walk.steps is not None:
+            try:
+                next(walk.steps)
+            except StopIteration as end:
+                whole = bool(end.value)
+            if whole is None and time.perf_counter() >= self._end:
+                walk.spent += time.perf_counter() - began
+                return False
+        self._walking = None
+        walk.files.sort()
+        unit.mtime_ns, unit.folders = walk.mtime_ns, tuple(walk.folders[:MOST_FOLDERS])
+        self._note(name, unit, tuple(walk.files), now, whole=bool(whole))
+        unit.rest_until = now + REST_SHARE * (walk.spent + time.perf_counter() - began)
+        return True
 
     def _has_changed_below(self, unit: _Unit) -> bool:
         for path, mtime_ns in unit.folders:
@@ -399,8 +483,11 @@ class CheckpointWatch:
 
     def _walk(
         self, path: str, above: int | None, level: int, files: list[CheckpointFile], folders: list[tuple[str, int]]
-    ) -> bool:
-        """Collect regular files of a directory and of those below; whether all of them could be looked at."""
+    ) -> Generator[None, None, bool]:
+        """Collect regular files of a directory and of those below, with a pause after each.
+
+        Returns whether all of them could be looked at.
+        """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             if above is None:
@@ -418,6 +505,7 @@ class CheckpointWatch:
                 for entry in entries:
                     if len(files) + len(folders) >= MOST_ENTRIES:
                         return False
+                    yield
                     self._budget -= 1
                     if entry.name.startswith(".nfs"):
                         continue  # what a client keeps of a file that was removed while it was open
@@ -430,7 +518,7 @@ class CheckpointWatch:
                         whole = False
                         continue
                     if stat.S_ISDIR(facts.st_mode):
-                        deeper = level < MOST_LEVELS and self._walk(place, fd, level + 1, files, folders)
+                        deeper = level < MOST_LEVELS and (yield from self._walk(place, fd, level + 1, files, folders))
                         whole = whole and deeper
                     elif stat.S_ISREG(facts.st_mode):
                         temporary = _MARK_BELOW.search(entry.name) is not None
@@ -451,7 +539,7 @@ class CheckpointWatch:
         if len(held) > HELD:
             for unit in sorted(held, key=lambda unit: unit.newest)[:-HELD]:
                 if unit.entry is not None:
-                    unit.entry, unit.slim = unit.entry._replace(files=(), shards=()), True
+                    unit.entry, unit.slim = unit.entry._replace(files=(), indexes=()), True
                     unit.indexes, unit.checked, unit.doubted, unit.damaged = NOTHING, NOTHING, NOTHING, NOTHING
 
     # Validity
@@ -477,7 +565,7 @@ class CheckpointWatch:
             and not unit.temporary
             and unit.looks > 0
             and now - unit.changed >= SETTLED_S
-            and (self._since is None or unit.newest >= self._since)
+            and (self._since is None or unit.seen or unit.newest >= self._since - EARLY_S)
         ]
         for name, unit, files in sorted(waiting, key=lambda found: found[1].newest, reverse=True):
             for file in files:
@@ -487,11 +575,15 @@ class CheckpointWatch:
 
     def _check_file(self, unit: _Unit, file: CheckpointFile, now: float) -> None:
         """Note what a file's format tells, once it is sure."""
+        state, known_format, reason = "unknown", None, None
         try:
-            with open_source(self._directory, file.path) as source:
-                state, known_format, reason, _ = check(source)
+            if not (unit.directory and _is_side_file(file.path)):
+                with open_source(self._directory, file.path) as source:
+                    state, known_format, reason, _ = check(source)
+                    if state == "unknown" and _is_erased(source):
+                        state, known_format, reason = "invalid", None, "holds zeros only, as if it was never written"
         except NoFile as error:
-            state, known_format, reason = "unknown", None, str(error)
+            reason = str(error)
         if state == "empty" and file.path.lower().endswith(_BINARY):
             state = "invalid"
         if state == "invalid" and not file.temporary:
@@ -517,5 +609,9 @@ class CheckpointWatch:
                 text = source.read(MOST_INDEX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
         except OSError:
             return ()
-        folder = file.path.rpartition("/")[0]
-        return tuple(f"{folder}/{name}" if folder else name for name in parse_index(text) or ())
+        folder, _, own = file.path.rpartition("/")
+        if own == DISTCP_INDEX:
+            names = tuple(sorted({name.decode() for name in _PART_OF_DISTCP.findall(text)}))
+        else:
+            names = parse_index(text) or ()
+        return tuple(f"{folder}/{name}" if folder else name for name in names)

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from exporter.manifest import Manifest, PathGroup, Task, render_manifest
 from tests.realstack.waiting import wait_for
 
 NODE = "node01"
+NOBODY = 65534
 
 
 class FakeClock:
@@ -178,3 +182,22 @@ def _is_same(record: dict[str, object]) -> bool:
             return int(source.read().rpartition(b")")[2].split()[19]) == record["start_ticks"]
     except (OSError, KeyError):
         return False
+
+
+@contextmanager
+def without_rights() -> Iterator[Path]:
+    """An empty folder, and the rights of a user to whom nothing is refused but what is for nobody: root reads all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        if os.geteuid() != 0:
+            yield path
+            return
+        os.chown(path, NOBODY, NOBODY)
+        path.chmod(0o755)
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield path
+        finally:
+            os.seteuid(0)
+            os.setegid(0)

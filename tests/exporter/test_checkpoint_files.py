@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from exporter.readers import checkpoint_files
 from exporter.readers.checkpoint_files import CheckpointSight, CheckpointWatch, bare_name, parse_index
 from tests.exporter.checkpoint_trees import START, Folder, safetensors_bytes, torch_bytes
+from tests.exporter.support import without_rights
 
 NOW = START + 1000.0
 
@@ -152,21 +154,21 @@ def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert CheckpointWatch(str(tmp_path / "file"), "*").look(NOW).entries == ()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whole(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.write("s_1/x/y.pt")
-    (folder.path / "s_1" / "x").chmod(0)
-    try:
-        (entry,) = folder.watch.look(NOW).entries
-        assert not entry.whole
-        folder.path.chmod(0)
-        folder.restart()
-        with pytest.raises(PermissionError):
-            folder.watch.look(NOW)
-    finally:
-        folder.path.chmod(0o700)
-        (folder.path / "s_1" / "x").chmod(0o700)
+def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whole() -> None:
+    with without_rights() as place:
+        folder = Folder(place / "ckpt")
+        folder.write("s_1/x/y.pt")
+        (folder.path / "s_1" / "x").chmod(0)
+        try:
+            (entry,) = folder.watch.look(NOW).entries
+            assert not entry.whole
+            folder.path.chmod(0)
+            folder.restart()
+            with pytest.raises(PermissionError):
+                folder.watch.look(NOW)
+        finally:
+            folder.path.chmod(0o700)
+            (folder.path / "s_1" / "x").chmod(0o700)
 
 
 def test_hard_names_survive(tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ def test_a_damaged_shard_is_told_once_and_after_two_looks_into_it(tmp_path: Path
     folder.write("step_1/a.pt", torch_bytes())
     folder.write("step_1/b.pt", content)
     happened = []
-    for _ in range(12):
+    for _ in range(24):
         happened += [(folder.now - START - 1000, words) for words in folder.look()]
     assert [words for _, words in happened] == ["saved step_1", "damaged step_1"]
     assert happened[1][0] - happened[0][0] >= checkpoint_files.AGAIN_S
@@ -327,7 +329,7 @@ def test_a_damaged_file_that_is_written_again_is_whole(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt", verify=True)
     folder.look()
     folder.write("checkpoint.pt", torch_bytes()[:-30])
-    folder.looks(60)
+    folder.looks(90)
     folder.write("checkpoint.pt", torch_bytes())
     folder.looks(60)
     last = folder.checkpoints.last_complete
@@ -346,6 +348,130 @@ def test_a_file_that_is_whole_at_the_second_look_was_only_being_written(tmp_path
     assert {one.kind for one in folder.happened} == {"saved"}
 
 
+def test_a_good_file_that_is_written_with_pauses_is_never_damaged(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    for step in (1, 2, 3, 4):
+        content = torch_bytes(step)
+        for end in range(200, len(content), 100):
+            folder.write(f"checkpoint_{step}.pt", content[:end])
+            folder.looks(35)
+        folder.write(f"checkpoint_{step}.pt", content)
+        folder.looks(200)
+    assert [one.kind for one in folder.happened] == ["saved"] * 4
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (folder.checkpoints.total, last.valid) == (4, True)
+
+
+def test_one_that_is_cut_is_damaged_as_soon_as_its_writer_has_gone_on(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.pt", torch_bytes()[:-30])
+    assert folder.looks(30) == ["saved checkpoint_1.pt"]
+    folder.write("checkpoint_2.pt", torch_bytes())
+    assert folder.looks(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
+
+
+@pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "__0_0.distcp", "a.pt", "a.safetensors"])
+@pytest.mark.parametrize("size", [1, 5000])
+def test_a_file_of_zeros_is_damaged(tmp_path: Path, name: str, size: int) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write(f"step_1/{name}", bytes(size))
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+
+
+def test_numbers_that_begin_with_zeros_are_not_damaged(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("step_1/weights.bin", bytes(5000) + b"\1\2\3\4")
+    folder.write("step_1/weights.dat", bytes(5000))
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved"]
+
+
+def test_texts_in_a_checkpoint_that_are_written_to_for_ever_do_not_damage_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("step_1/model.pt", torch_bytes())
+    for name, text in (("a.jsonl", '{"a": 1}\n{"b"'), ("b.json", '{"a": '), ("c.csv", 'a,b\n1,"'), ("d.txt", "x")):
+        folder.write(f"step_1/{name}", text)
+    folder.looks(200)
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (last.state, last.valid) == ("complete", True)
+    folder.write("step_2/model.pt", torch_bytes())
+    folder.write("step_2/model.safetensors.index.json", '{"weight_map": ')
+    folder.looks(200)
+    assert folder.checkpoints.last_complete is not None
+    assert folder.checkpoints.last_complete.state == "invalid"
+
+
+def test_what_is_seen_to_come_is_looked_into_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.pt", torch_bytes()[:-30], mtime=START - 600)
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    for step in range(60):
+        folder.write(f"checkpoint_{step}.pt", mtime=START + step)
+    real = os.lstat
+
+    def slow(path: str) -> os.stat_result:
+        time.sleep(0.01)
+        return real(path)
+
+    monkeypatch.setattr(checkpoint_files, "LOOK_S", 0.1)
+    monkeypatch.setattr(os, "lstat", slow)
+    looks = 0
+    while True:
+        looks += 1
+        began = time.monotonic()
+        happened = folder.look()
+        assert time.monotonic() - began < 0.4
+        assert happened == []
+        if folder.checkpoints.total:
+            break
+    assert 6 <= looks <= 30
+    assert folder.checkpoints.total == 60
+
+
+def test_a_walk_goes_on_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"checkpoint_{step}/{sub}/rank{rank}.pt" for step in (1, 2) for sub in "ab" for rank in range(3))
+    monkeypatch.setattr(checkpoint_files, "LOOK_S", 0.0)
+    sights = [folder.watch.look(NOW + number) for number in range(60)]
+    assert [sight.behind for sight in sights].index(False) > 12
+    through = next(number for number, sight in enumerate(sights) if not sight.behind)
+    told = [entry for sight in sights for entry in sight.entries]
+    assert [(entry.name, len(entry.files), entry.whole) for entry in told] == [
+        ("checkpoint_1", 6, True),
+        ("checkpoint_2", 6, True),
+    ]
+    assert sights[through].entries[0].name == "checkpoint_2"
+    assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_a_directory_that_goes_while_it_is_walked_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"checkpoint_{step}/rank{rank}.pt" for step in (1, 2) for rank in range(5))
+    monkeypatch.setattr(checkpoint_files, "LOOK_S", 0.0)
+    folder.watch.look(NOW)
+    folder.watch.look(NOW + 1)
+    shutil.rmtree(folder.path / "checkpoint_1")
+    folder.write("checkpoint_1")
+    found = {entry.name: len(entry.files) for number in range(30) for entry in folder.watch.look(NOW + number).entries}
+    assert found == {"checkpoint_1": 1, "checkpoint_2": 5}
+
+
 def test_the_newest_are_looked_into_first_and_a_few_at_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     real = CheckpointWatch._check_file
@@ -358,7 +484,7 @@ def test_the_newest_are_looked_into_first_and_a_few_at_a_look(tmp_path: Path, mo
     folder = Folder(tmp_path / "ckpt", verify=True)
     for step in range(20):
         folder.write(f"checkpoint_{step:02}.pt", torch_bytes(), mtime=START + step)
-    folder.write("checkpoint_99.pt", torch_bytes(), mtime=START - 5)
+    folder.write("checkpoint_99.pt", torch_bytes(), mtime=START - 500)
     folder.watch.look(NOW)
     assert looked == [f"checkpoint_{step}.pt" for step in range(19, 11, -1)]
     folder.watch.look(NOW + 5)

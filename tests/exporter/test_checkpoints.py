@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.derive.checkpoint_names import common_name, missing_numbers, parse_name, shape
+from exporter.derive.checkpoint_names import common_name, missing_numbers, missing_ranks, parse_name, shape
 from exporter.derive.checkpoints import Checkpoint, Checkpoints
 from tests.exporter.checkpoint_trees import START, Folder
 
@@ -56,7 +57,7 @@ def deepspeed(folder: Folder, step: int) -> None:
 
 def torch_distributed(folder: Folder, step: int) -> None:
     folder.write_all(f"step-{step}/__{rank}_0.distcp" for rank in range(4))
-    folder.write(f"step-{step}/.metadata")
+    folder.write(f"step-{step}/.metadata", pickle.dumps({f"w{rank}": f"__{rank}_0.distcp" for rank in range(4)}))
 
 
 def orbax(folder: Folder, step: int) -> None:
@@ -327,11 +328,10 @@ class Part(NamedTuple):
 PARTS = {
     "number of many": Part(hugging_face, "checkpoint-{}/model-00002-of-00003.safetensors", before=0),
     "rank": Part(ranks, "ckpt_step{}_rank3.pt"),
-    "megatron": Part(megatron, "iter_{:07}/mp_rank_01/model_optim_rng.pt"),
-    "deepspeed": Part(deepspeed, "global_step{}/zero_pp_rank_2_mp_rank_00_optim_states.pt"),
-    "marker": Part(torch_distributed, "step-{}/.metadata"),
-    "shard before a marker": Part(torch_distributed, "step-{}/__2_0.distcp"),
-    "commit": Part(orbax, "{}/commit_success.txt"),
+    "rank of the first": Part(ranks, "ckpt_step{}_rank3.pt", before=0),
+    "deepspeed": Part(deepspeed, "global_step{}/zero_pp_rank_2_mp_rank_00_optim_states.pt", before=0),
+    "shard before a marker": Part(torch_distributed, "step-{}/__2_0.distcp", before=0),
+    "last shard of its own list": Part(torch_distributed, "step-{}/__3_0.distcp", before=0),
 }
 
 
@@ -366,7 +366,7 @@ def test_a_shard_that_only_the_index_names_is_missing(tmp_path: Path) -> None:
     folder.write(
         "checkpoint-1/model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b"}})
     )
-    assert folder.looks(60) == ["incomplete checkpoint-1"]
+    assert folder.looks(120) == ["incomplete checkpoint-1"]
     assert folder.checkpoints.last is not None
     assert folder.checkpoints.last.missing == ("checkpoint-1/b",)
 
@@ -399,17 +399,264 @@ def test_ranks_that_do_not_keep_in_step_have_nothing_missing(tmp_path: Path) -> 
     assert len(folder.checkpoints.saved) == 3
 
 
-def test_fewer_ranks_are_told_twice_and_then_have_been_whole(tmp_path: Path) -> None:
+HINTS = {
+    "last rank": Part(megatron, "iter_{:07}/mp_rank_01/model_optim_rng.pt"),
+    "marker": Part(torch_distributed, "step-{}/.metadata"),
+    "commit": Part(orbax, "{}/commit_success.txt"),
+}
+
+
+@pytest.mark.parametrize("part", HINTS.values(), ids=HINTS)
+def test_what_only_those_before_had_is_a_hint(tmp_path: Path, part: Part) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    part.write(folder, 1)
+    folder.looks(60)
+    part.write(folder, 100)
+    folder.remove(part.leave_out.format(100))
+    assert [words.split()[0] for words in folder.looks(120)] == ["saved", "unusual"]
+    last = folder.checkpoints.last
+    assert last is not None
+    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 2)
+    assert last.odd is not None
+    assert part.leave_out.format(100).rpartition("/")[2] in last.odd
+
+
+@pytest.mark.parametrize("name", ["checkpoint_final/model.pt", "checkpoint_400/model.pt", "checkpoint_final.pt"])
+def test_one_file_in_place_of_many_ranks_is_whole(tmp_path: Path, name: str) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in (100, 200, 300):
+        folder.write_all(f"checkpoint_{step}/model_rank{rank}.pt" for rank in range(4))
+        folder.looks(60)
+    folder.write(name, b"x" * 90)
+    assert "saved" in [words.split()[0] for words in folder.looks(200)]
+    last = folder.checkpoints.last
+    assert last is not None
+    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 4)
+    assert {one.kind for one in folder.happened} <= {"saved", "unusual"}
+    assert (last.odd, last.odd_size) == (None, None) or "final" not in name
+
+
+def test_fewer_ranks_are_whole(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    told = []
+    for step, count in enumerate((8, 4, 4)):
+        folder.write_all(f"checkpoint-{step}/rng_state_{rank}.pth" for rank in range(count))
+        told.append([words.split()[0] for words in folder.looks(120)])
+    assert told == [["saved"], ["saved", "unusual"], ["saved"]]
+
+
+def test_a_hole_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    folder.write_all(f"checkpoint_100/model_rank{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7))
+    assert folder.looks(55) == []
+    assert folder.looks(60) == ["incomplete checkpoint_100"]
+    last = folder.checkpoints.last
+    assert last is not None
+    assert last.missing == ("checkpoint_100/model_rank3.pt",)
+
+
+def test_ranks_that_a_writer_always_leaves_out_are_none_of_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    told = []
+    for step in (1, 2, 3, 4):
+        folder.write_all(f"step_{step}/model_rank{rank}.pt" for rank in (0, 1, 2, 4))
+        told.append([words.split()[0] for words in folder.looks(120)])
+    assert told == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missing"),
+    [
+        ((0, 1, 2, 4, 5, 6, 7), [3]),
+        ((0, 2, 3), [1]),
+        ((0, 1, 4, 5), []),  # one of two replicas
+        ((*range(8), *range(16, 24)), []),
+        ((0, 8, 16), []),  # the first of each node
+        ((1, 2, 4, 5, 6), []),
+        ((4, 5, 7), []),  # those of another node
+        ((0, 1, 2), []),
+        ((0, 20_001), []),
+    ],
+)
+def test_ranks_between_others_are_missing_unless_only_some_write(numbers: tuple[int, ...], missing: list[int]) -> None:
+    assert list(missing_ranks([f"s/model_rank{number}.pt" for number in numbers])) == [
+        f"s/model_rank{number}.pt" for number in missing
+    ]
+    assert list(missing_ranks([f"s/rank_{number:03}.pt" for number in numbers])) == [
+        f"s/rank_{number:03}.pt" for number in missing
+    ]
+    assert list(missing_ranks([f"checkpoint_node{number}.pt" for number in numbers])) == []
+
+
+def test_ranks_that_are_not_in_step_are_no_holes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for rank, step in enumerate((1004, 1004, 1003, 1004)):
+        folder.write(f"ckpt_rank{rank}_step{step}.pt")
+    folder.looks(200)
+    assert {one.kind for one in folder.happened} == {"saved"}
+
+
+def test_an_index_of_other_weights_names_nothing_that_is_missing(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    index = json.dumps({"weight_map": {"x": "pytorch_model-1.bin", "y": "pytorch_model-2.bin"}})
+    folder.write_all(["checkpoint_100/model.safetensors", "checkpoint_100/optimizer.pt"])
+    folder.write("checkpoint_100/pytorch_model.bin.index.json", index)
+    assert folder.looks(120) == ["saved checkpoint_100"]
+    folder.write("checkpoint_200/optimizer.pt")
+    folder.write("checkpoint_200/pytorch_model.bin.index.json", index)
+    assert folder.looks(120) == ["incomplete checkpoint_200"]
+
+
+BESIDE = ("checkpoint_log.txt", "checkpoint_state.json", "checkpoint_metrics.csv", "checkpoint_config.yaml")
+
+
+def test_texts_beside_checkpoints_are_none(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*")
+    folder.look()
+    for step in (100, 200, 300, 400):
+        folder.write(f"checkpoint_{step}.pt")
+        for minute in range(10):
+            folder.write_all((*BESIDE, "checkpoint_state_20240512.json"), f"{step} {minute}")
+            folder.looks(60)
+    last = folder.checkpoints.last
+    assert last is not None
+    assert (last.name, folder.checkpoints.total) == ("checkpoint_400.pt", 4)
+    assert folder.checkpoints.interval_s == 600
+
+
+def test_texts_that_were_there_first_leave_no_rhythm_behind(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*")
+    folder.look()
+    for minute in range(5):
+        folder.write("checkpoint_state.json", str(minute))
+        folder.looks(60)
+    assert folder.checkpoints.interval_s == 60
+    folder.write("checkpoint_100.pt")
+    folder.looks(60)
+    assert folder.checkpoints.interval_s is None
+    assert folder.checkpoints.last is not None
+    assert folder.checkpoints.last.name == "checkpoint_100.pt"
+
+
+def test_texts_alone_and_texts_with_a_step_are_checkpoints(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*")
+    folder.look()
+    folder.write("checkpoint_worker_3.json")
+    assert folder.looks(60) == ["saved checkpoint_worker_3.json"]
+    folder.write("checkpoint_worker_3_step_200.json")
+    assert folder.looks(60) == ["saved checkpoint_worker_3_step_200.json"]
+
+
+def test_what_was_seen_to_be_written_counts_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write("checkpoint_1.pt", mtime=START - 650)
+    folder.write("step_7/x.pt", mtime=START - 650)
+    assert folder.looks(30) == []
+    folder.write("checkpoint_2.pt", mtime=START - 600)
+    assert folder.looks(60) == ["saved checkpoint_2.pt"]
+    folder.write("checkpoint_1.pt", b"anew", mtime=START - 500)
+    assert folder.looks(60) == ["saved checkpoint_1.pt"]
+    folder.write("checkpoint_3.pt", mtime=START - 90_000)  # a copy that keeps the time of an old one
+    assert folder.looks(60) == []
+    assert folder.checkpoints.total == 2
+
+
+def test_old_ones_that_are_lost_from_sight_or_thinned_out_stay_old(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"step_7/{number}.pt" for number in range(3))
+    folder.write("checkpoint_1.pt", mtime=START - 650)
+    for number in range(3):
+        folder.touch(folder.path / f"step_7/{number}.pt", START - 600 + number)
+    folder.look()
+    (tmp_path / "ckpt").rename(tmp_path / "away")
+    folder.look()
+    (tmp_path / "away").rename(tmp_path / "ckpt")
+    folder.looks(60)
+    folder.remove("step_7/2.pt")
+    folder.looks(60)
+    assert (folder.checkpoints.total, folder.happened) == (0, [])
+
+
+def test_the_count_goes_on_where_old_ones_were_removed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in range(1, 7):
+        one_file(folder, step)
+        if step > 2:
+            folder.remove(f"checkpoint_{step - 2}.pt")
+        folder.looks(60)
+    before = (folder.checkpoints.total, folder.checkpoints.saved)
+    state = json.loads(json.dumps(folder.checkpoints.state()))
+    folder.restart()
+    folder.checkpoints.restore(state)
+    assert folder.looks(30) == []
+    assert (folder.checkpoints.total, folder.checkpoints.saved) == before
+    assert folder.checkpoints.state() == state
+    one_file(folder, 7)
+    assert folder.looks(60) == ["saved checkpoint_7.pt"]
+    assert (folder.checkpoints.total, folder.checkpoints.interval_s) == (7, 60)
+
+
+def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    hugging_face(folder, 1)
+    folder.looks(60)
+    folder.write("checkpoint-1/README.md")
+    folder.looks(60)
+    state = folder.checkpoints.state()
+    folder.restart()
+    folder.checkpoints.restore(state)
+    folder.looks(60)
+    assert folder.checkpoints.total == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"total": -1}, {"total": True}, {"total": 1.5}, {"total": None}, {"beats": [2.0, 1.0]}, {"beats": ["1"]}),
+        *({"beats": 3}, {"beats": [float("nan")]}, {"counted": []}, {"counted": {"a": None}}, {"real": 1}),
+    ],
+)
+def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
+    checkpoints = Checkpoints(START)
+    with pytest.raises(ValueError, match="tells no"):
+        checkpoints.restore({**Checkpoints().state(), "total": 3, **change})
+    assert (checkpoints.total, checkpoints.saved) == (0, ())
+
+
+def test_a_file_that_is_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in (1, 2, 3, 4):
+        for size in range(100, 800, 100):
+            folder.write(f"checkpoint_{step}.pt", size)
+            folder.looks(35 if size % 300 else 80)
+        folder.looks(200)
+    assert folder.checkpoints.total == 4
+    assert [one.kind for one in folder.happened] == ["saved"] * 4
+
+
+def test_nothing_is_judged_while_names_have_not_been_looked_at(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.look()
     ranks(folder, 1)
-    folder.looks(60)
-    told = []
-    for step in (2, 3, 4, 5):
-        folder.write_all(f"ckpt_step{step}_rank{rank}.pt" for rank in range(4))
-        told.append([words.split()[0] for words in folder.looks(60)])
-    assert told == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
-    assert folder.checkpoints.total == 5
+    found = {entry.name: entry for entry in folder.watch.look(folder.now + 5).entries}
+    some = [found[f"ckpt_step1_rank{rank}.pt"] for rank in (0, 1, 3)]
+    for seconds in range(5, 200, 5):
+        now = folder.now + seconds
+        assert folder.checkpoints.update(some, tuple(found), now, now, behind=True) == []
+    now += 5
+    happened = folder.checkpoints.update(tuple(found.values()), None, now, now)
+    assert happened == []
+    assert [one.kind for one in folder.checkpoints.update((), None, now + 20, now + 20)] == ["saved"]
 
 
 def test_a_size_that_differs_is_told_once_three_are_known(tmp_path: Path) -> None:
@@ -521,6 +768,11 @@ class Damage(NamedTuple):
     reason: str | None
 
 
+class Index(NamedTuple):
+    path: str
+    shards: tuple[str, ...]
+
+
 class Entry(NamedTuple):
     name: str
     bare: str
@@ -529,7 +781,7 @@ class Entry(NamedTuple):
     inode: int
     files: tuple[File, ...]
     whole: bool = True
-    shards: tuple[str, ...] = ()
+    indexes: tuple[Index, ...] = ()
     valid: int = 0
     looked_into: int = 0
     damaged: tuple[Damage, ...] = ()
@@ -589,7 +841,7 @@ def entries(draw: st.DrawFn) -> Entry:
         inode,
         files,
         draw(st.booleans()),
-        tuple(draw(st.lists(HOSTILE, max_size=3))),
+        tuple(Index(f"{name}/i.index.json", (shard,)) for shard in draw(st.lists(HOSTILE, max_size=3))),
         draw(st.integers(0, 3)),
         draw(st.integers(0, 3)),
         tuple(Damage(file.path, "is cut") for file in files[:1] if bad),

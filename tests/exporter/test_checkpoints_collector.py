@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from exporter import records
 from exporter.collectors.base import Context, Status
 from exporter.collectors.checkpoints import (
     INTERVAL,
@@ -21,8 +22,9 @@ from exporter.collectors.checkpoints import (
 )
 from exporter.families import Family
 from exporter.manifest import Manifest, PathGroup
+from exporter.readers import checkpoint_files
 from exporter.readers.checkpoint_files import CheckpointSight, CheckpointWatch
-from tests.exporter.checkpoint_trees import safetensors_bytes, torch_bytes
+from tests.exporter.checkpoint_trees import START, safetensors_bytes, torch_bytes
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
 
@@ -88,7 +90,7 @@ def test_events_tell_what_was_saved_and_what_is_wrong_with_it(tmp_path: Path) ->
     node = Node(tmp_path)
     saved = node.clock.now
     node.write("checkpoint_1\n.pt", torch_bytes()[:-30])
-    node.reads(60)
+    node.reads(90)
     events = node.status().events
     assert [(event["event"], event["level"]) for event in events] == [
         ("checkpoint saved", "info"),
@@ -105,7 +107,7 @@ def test_nothing_is_said_to_be_whole_while_one_of_its_files_is_in_doubt(tmp_path
     node.write("ckpt_step5_rank0.pt", torch_bytes())
     node.write("ckpt_step5_rank1.pt", torch_bytes()[:-30])
     said = []
-    for _ in range(12):
+    for _ in range(24):
         node.reads(5)
         said.append(node.value(VALID))
     assert said[0] is None
@@ -113,12 +115,23 @@ def test_nothing_is_said_to_be_whole_while_one_of_its_files_is_in_doubt(tmp_path
     assert set(said) == {None, 0}
 
 
+def test_what_is_there_once_all_workers_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.write("checkpoint_1.pt", torch_bytes())
+    node.write("checkpoint_2.pt.tmp", torch_bytes()[:-30])
+    node.reads(5)
+    assert (node.value(TOTAL), node.value(WRITING)) == (0, 1)
+    records.write_state(str(tmp_path), "completing", workers_ended=True)
+    node.reads(5)
+    assert (node.value(TOTAL), node.value(WRITING)) == (1, 0)
+
+
 def test_missing_shards_are_counted(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, groups=(PathGroup("checkpoint", "ckpt", "step*"),))
     node = Node(tmp_path, manifest)
     for number in (1, 4):
         node.write(f"step5-{number:05}-of-00004.safetensors", safetensors_bytes())
-    node.reads(60)
+    node.reads(90)
     assert (node.value(MISSING), node.value(TOTAL), node.value(LAST)) == (2, 0, None)
     (event,) = node.status().events
     assert (event["event"], event["level"]) == ("checkpoint incomplete", "warning")
@@ -151,7 +164,7 @@ def test_files_of_an_earlier_job_are_no_rhythm(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     old = tmp_path / "ckpt" / "checkpoint_1.pt"
     old.write_bytes(torch_bytes())
-    os.utime(old, (999.0, 999.0))
+    os.utime(old, (START - 900.0, START - 900.0))
     node = Node(tmp_path)
     node.reads(60)
     assert (node.value(TOTAL), node.value(LAST), node.context.board.checkpoints) == (0, None, ())
@@ -181,3 +194,119 @@ def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
     node.reads(60)
     assert node.value(TOTAL) == 2
     assert [event["event"] for event in node.status().events] == ["checkpoint saved"] * 2
+
+
+def test_a_look_that_takes_long_goes_on_within_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "LOOK_S", 0.0)
+    (tmp_path / "ckpt").mkdir()
+    for step in range(6):
+        path = tmp_path / "ckpt" / f"checkpoint_{step}.pt"
+        path.write_bytes(torch_bytes())
+        os.utime(path, (START + step, START + step))
+    node = Node(tmp_path)
+    assert node.value(TOTAL) == 0
+    node.reads(5)
+    assert node.value(TOTAL) == 6
+    assert node.status().events == []
+
+
+def test_one_from_just_before_the_start_counts_and_nothing_bad_is_said_of_it(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    old = tmp_path / "ckpt" / "checkpoint_1.pt"
+    old.write_bytes(torch_bytes()[:-30])
+    probe = make_context(make_manifest(tmp_path), FakeClock())
+    assert probe.identity.start is not None
+    os.utime(old, (probe.identity.start - 30.0, probe.identity.start - 30.0))
+    node = Node(tmp_path)
+    node.reads(200)
+    assert (node.value(TOTAL), node.value(VALID), node.status().events) == (1, None, [])
+
+
+def rotate(node: Node, *steps: int) -> None:
+    """Write checkpoints, and keep the last two."""
+    for step in steps:
+        node.write(f"checkpoint_{step}.pt", torch_bytes())
+        (node.folder / f"checkpoint_{step - 2}.pt").unlink(missing_ok=True)
+        os.utime(node.folder, (node.clock.now, node.clock.now))
+        node.reads(60)
+
+
+def after(node: Node, run_dir: Path, **identity: Any) -> Node:
+    """A new sidecar in place of one."""
+    clock = node.clock
+    new = Node.__new__(Node)
+    new.clock, new.folder = clock, node.folder
+    new.context = make_context(make_manifest(run_dir), clock, **identity)
+    new.collector = CheckpointsCollector(new.context)
+    new.watched, new.snapshot = new.collector._watched, new.collector.read()
+    return new
+
+
+def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    rotate(node, *range(1, 7))
+    assert node.value(TOTAL) == 6
+    new = after(node, tmp_path)
+    assert (new.value(TOTAL), new.value(INTERVAL)) == (6, 60)
+    assert new.context.board.checkpoints == node.context.board.checkpoints
+    rotate(new, 7)
+    assert (new.value(TOTAL), new.value(INTERVAL)) == (7, 60)
+    assert [event["event"] for event in new.status().events] == ["checkpoint saved"]
+    new.reads(60)
+    assert after(new, tmp_path).value(TOTAL) == 7
+
+
+@pytest.mark.parametrize("change", [{"total": -1}, {"beats": 3}, {"counted": None}])
+def test_a_state_that_cannot_be_used_is_as_none(tmp_path: Path, change: dict[str, object]) -> None:
+    node = Node(tmp_path)
+    rotate(node, *range(1, 7))
+    path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"checkpoints": body["checkpoints"] | change}))
+    assert after(node, tmp_path).value(TOTAL) == 2
+    for text in ("", "[1]", "{", "[" * 100_000, json.dumps(body | {"schema": 2}), json.dumps(body | {"job_id": "x"})):
+        path.write_text(text)
+        assert after(node, tmp_path).value(TOTAL) == 2
+
+
+def test_the_state_is_written_when_something_was_counted_and_not_more_often(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
+    node.reads(60)
+    assert not path.exists()
+    rotate(node, 1)
+    before = path.stat()
+    node.reads(300)
+    assert path.stat() == before
+    node.write("checkpoint_2.pt", torch_bytes())
+    node.reads(15)
+    node.write("checkpoint_3.pt", torch_bytes())
+    node.reads(15)
+    assert json.loads(path.read_text())["checkpoints"]["total"] == 2
+    node.reads(30)
+    assert json.loads(path.read_text())["checkpoints"]["total"] == 3
+
+
+def test_a_run_directory_that_cannot_be_written_costs_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path)
+    (tmp_path / "state").write_text("")
+    rotate(node, 1, 2)
+    assert node.value(TOTAL) == 2
+    assert sum("is not saved" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_is_unusual_is_only_a_hint(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step, count in ((1, 4), (2, 2)):
+        for rank in range(count):
+            node.write(f"checkpoint_{step}_rank{rank}.pt", torch_bytes())
+        node.reads(120)
+    assert (node.value(MISSING), node.value(TOTAL)) == (0, 2)
+    assert [(event["event"], event["level"]) for event in node.status().events] == [
+        ("checkpoint saved", "info"),
+        ("checkpoint saved", "info"),
+        ("checkpoint unusual", "info"),
+    ]
+    assert "2 files" in node.status().checkpoints["last"]["odd"]
