@@ -1,9 +1,10 @@
 """Output and checkpoint files: how many, how large, how they grow, what is in them, and whether they are whole."""
 
+import re
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
@@ -13,7 +14,8 @@ from exporter.families import Family, Samples
 from exporter.manifest import PathGroup
 from exporter.readers.file_host import Hanging, HelperEnded, Watched
 from exporter.readers.formats.source import shown
-from exporter.readers.output_files import Invalid, OutputLook, OutputWatch, Owned, OwnerOf
+from exporter.readers.mounts import Mount, mount_of
+from exporter.readers.output_files import CLOCK_SLACK_S, Invalid, OutputLook, OutputWatch, Owned, OwnerOf
 
 FILES = Family("output_files", "Files of the group that this node answers for.", labels=("group",))
 BYTES = Family("output_bytes", "Their size.", labels=("group",))
@@ -56,6 +58,30 @@ CHECKPOINT = "checkpoint"
 SLOW_S = 5.0
 """A look that takes longer than it is waited for, and not for longer than this, is slow and does not hang."""
 EVENTS = 50
+WORDS_FOR_A_WORKER = ("worker", "rank")
+"""Before a number in a name; behind others, as ``part`` or ``shard``, it may count files that any worker writes."""
+
+
+@lru_cache(maxsize=64)
+def _number_after(words: frozenset[str]) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|[^A-Za-z])({'|'.join(map(re.escape, sorted(words)))})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
+
+
+def own_rank(name: str, ranks: Mapping[tuple[str, int], int]) -> int | None:
+    """The rank of the worker that writes a file, by a word in its name that stands for a worker alone."""
+    roles = {role.casefold(): role for role, _ in ranks}
+    match = _number_after(frozenset((*WORDS_FOR_A_WORKER, *roles))).search(name)
+    return None if match is None else ranks.get((roles.get(match[1].casefold(), ""), int(match[2])), int(match[2]))
+
+
+def is_on_node(directory: str, run_dir: str, mounts: Sequence[Mount]) -> bool:
+    """Whether a directory is one of this node alone, by the mounts and the text of the paths.
+
+    All nodes see the run directory: where not even that is remote, as on one machine that plays several nodes, the
+    types of the mounts do not tell what they share.
+    """
+    mount, shared = mount_of(directory, mounts), mount_of(run_dir, mounts)
+    return mount is not None and shared is not None and shared.remote and not mount.remote
 
 
 @dataclass(frozen=True)
@@ -134,7 +160,7 @@ class OutputsCollector:
 
     On a shared file system every node sees all files. A node answers for those whose names carry
     the number of one of its workers; the first node also for those that carry none, so that sums
-    over the nodes count every file once.
+    over the nodes count every file once. In a directory of its own a node answers for all.
     """
 
     name = "outputs"
@@ -150,16 +176,20 @@ class OutputsCollector:
         self._start = context.identity.start
         self.interval_s = manifest.check_interval_s
         self._tasks = {task.rank: task for task in context.tasks}
+        ranks, mounts = manifest.ranks_of_roles(), self._files.mounts.current()
         owner_of = OwnerOf(
-            partial(worker_rank, ranks=manifest.ranks_of_roles()),
+            partial(worker_rank, ranks=ranks),
             ours=frozenset(self._tasks),
             others=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
             rest=context.identity.node_index == 0,
+            own_rank_of=partial(own_rank, ranks=ranks),
         )
         self._groups = []
         for group in manifest.groups:
             if group.pattern is not None:
-                make = partial(OutputWatch, str(manifest.directory(group)), group.pattern, owner_of, self._start)
+                directory = str(manifest.directory(group))
+                local = manifest.nodes > 1 and is_on_node(directory, str(manifest.run_dir), mounts)
+                make = partial(OutputWatch, directory, group.pattern, replace(owner_of, local=local), self._start)
                 self._groups.append(_Group(group, self._files.watch(f"outputs-{group.name}", make)))
         self._directories = {group.name: shown(str(manifest.directory(group))) for group in manifest.groups}
         self._running_since: dict[int, float] = {}
@@ -228,9 +258,9 @@ class OutputsCollector:
         """When this job last wrote one of these files, as far as is known; by our own clock where we saw it."""
         if owned.changed_at is not None:
             return owned.changed_at
-        if owned.newest is None or self._start is None or owned.newest < self._start:
+        if owned.newest is None or self._start is None or owned.newest < self._start - CLOCK_SLACK_S:
             return None
-        return owned.newest
+        return max(owned.newest, self._start)
 
     def _stalled(self, group: _Group, look: OutputLook, now: float) -> bool | None:
         """Whether the group is written no more; tells the event."""
@@ -253,7 +283,8 @@ class OutputsCollector:
                 continue
             silence = group.silences.setdefault(rank, _Silence())
             before, since = silence.stalled, self._running_since.get(rank)
-            stalled = silence.look(self._last_written(owned), since, self._timeout_s, now)
+            last = self._last_written(owned) if owned.of_worker else None
+            stalled = silence.look(last, since, self._timeout_s, now)
             if silence.stalled != before and not group.silence.stalled:
                 self._tell_stall(group, now, stalled=not before, rank=rank)
             if owned.files:

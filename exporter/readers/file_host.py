@@ -73,6 +73,8 @@ class Watched:
         self._host = host
         self._changed = threading.Condition()
         self._begun: float | None = None
+        self.generation = 0
+        """Number of the look that was asked for last."""
         self._answer: tuple[int, Any] | None = None
         self._late = False
         self._place: str | None = None
@@ -86,6 +88,7 @@ class Watched:
             if self._begun is not None:
                 return
             self._begun = self._host.clock.monotonic()
+            self.generation += 1
         self._host.begin(self, now)
 
     def result(self, wait_s: float) -> Any:
@@ -140,21 +143,16 @@ class Watched:
         found = self.filesystem
         return None if found is None else found.point
 
-    def tell(self, kind: int, value: Any) -> None:
-        """What the watch's thread or the helper says; called on other threads."""
+    def tell(self, kind: int, value: Any, generation: int | None = None) -> None:
+        """What the watch's thread or the helper says, of this look where it may be an earlier one; on other threads."""
         if kind == PLACE:
             self._place = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
             return
         with self._changed:
-            if self._begun is not None and self._answer is None:
+            is_it = generation is None or generation == self.generation
+            if is_it and self._begun is not None and self._answer is None:
                 self._answer, self._late = (kind, value), False
                 self._changed.notify_all()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a look has begun and has not come back."""
-        with self._changed:
-            return self._begun is not None and self._answer is None
 
 
 class FileHost:
@@ -270,7 +268,7 @@ class _Process:
             return
         number = self._numbers[watched]
         known = helper.known.get(number)
-        helper.known[number] = watched
+        helper.known[number] = (watched, watched.generation)
         body = pickle.dumps((watched.name, now, None if known else self._makers[watched]))
         if not helper.send(HEAD.pack(len(body), number, ANSWER) + body):
             self._lost(helper)
@@ -306,9 +304,8 @@ class _Process:
             "the process that looks at files has ended (%s): it is started again, and looks anew",
             helper.how_it_ended(),
         )
-        for watched in list(helper.known.values()):
-            if watched.under_way:
-                watched.tell(READY, "the process that looks at files has ended")
+        for watched, generation in list(helper.known.values()):
+            watched.tell(READY, "the process that looks at files has ended", generation)
 
     def close(self) -> None:
         with self._lock:
@@ -325,8 +322,8 @@ class _Helper:
 
     def __init__(self, started: float, on_end: Callable[["_Helper"], None]) -> None:
         self.started = started
-        self.known: dict[int, Watched] = {}
-        """By number, what it has been told to watch."""
+        self.known: dict[int, tuple[Watched, int]] = {}
+        """By number, what it has been told to watch, and the last look that it was asked for."""
         self.process: subprocess.Popen[bytes] | None = None
         self._on_end = on_end
         self._why = ""
@@ -404,8 +401,9 @@ class _Helper:
                 if kind == READY:
                     self._up = True
                     self._decided.set()
-                elif (watched := self.known.get(number)) is not None:
-                    watched.tell(kind, body)
+                elif (known := self.known.get(number)) is not None:
+                    watched, generation = known
+                    watched.tell(kind, body, generation)
         except OSError as error:
             self._why = str(error)
         self._theirs.close()

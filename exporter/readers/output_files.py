@@ -29,6 +29,10 @@ CHECKS, CHECK_S = 8, 0.05
 COUNT_BYTES, COUNT_S = 32 << 20, 0.1
 """Text in which records are counted at one look, and time for that."""
 PIECE_BYTES = 4 << 20
+HOLE_S = 60.0
+"""So long lines are not counted beyond a NUL byte: network file systems may write what comes later first."""
+CLOCK_SLACK_S = 60.0
+"""The clock of a file server may be so far behind ours: what was written so long before the job's start is its own."""
 FOUND = 512
 INVALID_TOLD = 20
 MOST_INVALID = 1000
@@ -60,12 +64,25 @@ class OwnerOf:
     others: frozenset[int]
     rest: bool
     """Whether we answer for files that carry no worker's number."""
+    own_rank_of: Callable[[str], int | None] | None = None
+    """The rank by such words alone as name a worker, and no part of the output that any of them may write."""
+    local: bool = False
+    """Whether nobody else sees the files: then we answer for all."""
 
     def __call__(self, name: str) -> int | None:
         rank = self.rank_of(name)
         if rank is not None and rank in self.ours:
             return rank
-        return NOBODY if self.rest and rank not in self.others else None
+        return NOBODY if self.local or (self.rest and rank not in self.others) else None
+
+    def names_worker(self, name: str) -> bool:
+        """Whether a file of one of our workers is written by nobody but that one."""
+        return self.own_rank_of is None or self.own_rank_of(name) == self.rank_of(name)
+
+    def is_beyond(self, name: str) -> bool:
+        """Whether a name has the number of a worker that there is not: such numbers count something else."""
+        rank = self.rank_of(name)
+        return rank is not None and rank not in self.ours and rank not in self.others
 
 
 class Owned(NamedTuple):
@@ -83,6 +100,8 @@ class Owned(NamedTuple):
     """Sizes of the files that have appeared since the first look, as they were found,"""
     born_mtime: float | None
     """and the latest of their times."""
+    of_worker: bool
+    """Whether it is the one who writes them all, as far as names tell."""
 
 
 class Invalid(NamedTuple):
@@ -141,11 +160,16 @@ class OutputWatch(Listener):
         self,
         directory: str,
         pattern: str,
-        owner_of: Callable[[str], int | None],
+        owner_of: OwnerOf,
         since: float | None = None,
     ) -> None:
         """``since``: when the job started, where that is known; files that were written before are not its own."""
-        self._folder = FolderWatch(directory, pattern, owner_of, self)
+        self._folder = FolderWatch(directory, pattern, self._owner, self)
+        self._owner_of = owner_of
+        self._parts: set[int] = set()
+        """Owners who have files that others may write as well."""
+        self._beyond = False
+        """Whether any file has a number that is no worker's."""
         self._since = since
         self._watch = time.monotonic_ns() ^ os.getpid() << 48
         self._flags = bytearray()
@@ -157,6 +181,8 @@ class OutputWatch(Listener):
         self._awaited = 0
         self._counted_all = False
         self._counts: dict[int, LineCount | ArrayCount] = {}
+        self._holes: dict[int, tuple[int, float]] = {}
+        """Where the count of a file has stopped before a NUL byte, and since when."""
         self._due: dict[int, None] = {}
         """Files to count next: those that have just changed."""
         self._count_from = 0
@@ -180,7 +206,7 @@ class OutputWatch(Listener):
         if folder.complete and self._complete_since is None:
             self._begin(now)
         if self._complete_since is not None:
-            self._count()
+            self._count(now)
             self._check(now)
             if not self._uncounted and not self._awaited:
                 self._counted_all = True
@@ -208,7 +234,17 @@ class OutputWatch(Listener):
             changed_at=totals.changed_at,
             born_bytes=totals.born_bytes,
             born_mtime=totals.born_mtime,
+            of_worker=owner != NOBODY and owner not in self._parts and not self._beyond,
         )
+
+    def _owner(self, name: str) -> int | None:
+        """Whose a file is; notes what its name tells of the others."""
+        owner = self._owner_of(name)
+        if owner is None or owner == NOBODY:
+            self._beyond = self._beyond or self._owner_of.is_beyond(name)
+        elif owner not in self._parts and not self._owner_of.names_worker(name):
+            self._parts.add(owner)
+        return owner
 
     def _begin(self, now: float) -> None:
         """Everything has been looked at once: note what is to be done with what was there."""
@@ -220,8 +256,10 @@ class OutputWatch(Listener):
                 self._flags[slot] |= AWAITED
                 self._awaited += 1
             mtime = self._folder.mtimes[slot]
-            if self._since is not None and mtime >= self._since and (self._first is None or mtime < self._first[0]):
-                self._first = (mtime, shown(self._folder.names[slot] or ""))
+            if self._since is not None and mtime >= self._since - CLOCK_SLACK_S:
+                mtime = max(mtime, self._since)
+                if self._first is None or mtime < self._first[0]:
+                    self._first = (mtime, shown(self._folder.names[slot] or ""))
 
     # What the folder tells.
 
@@ -248,6 +286,7 @@ class OutputWatch(Listener):
         self._set_records(slot, -1)
         self._flags[slot] = 0
         self._counts.pop(slot, None)
+        self._holes.pop(slot, None)
         self._doubts.pop(slot, None)
         self._invalid.pop(slot, None)
 
@@ -257,6 +296,8 @@ class OutputWatch(Listener):
             count = self._counts.pop(old, None)
             if count is not None:
                 self._counts[new] = count
+            if old in self._holes:
+                self._holes[new] = self._holes.pop(old)
             self._set_records(new, self._records[old])
 
     def placed(self, slot: int) -> None:
@@ -265,7 +306,7 @@ class OutputWatch(Listener):
     def cooled(self, slot: int) -> None:
         self._all_checked = False
         self._due.pop(slot, None)
-        if not self._flags[slot] & TO_COUNT:
+        if not self._flags[slot] & TO_COUNT and slot not in self._holes:
             self._counts.pop(slot, None)
 
     def _note_news(self, slot: int) -> None:
@@ -273,7 +314,8 @@ class OutputWatch(Listener):
             return
         self._flags[slot] |= NEWS
         if self._first is None:
-            self._first = (self._folder.mtimes[slot], shown(self._folder.names[slot] or ""))
+            mtime = self._folder.mtimes[slot]
+            self._first = (max(mtime, self._since or mtime), shown(self._folder.names[slot] or ""))
 
     # Records.
 
@@ -325,13 +367,18 @@ class OutputWatch(Listener):
             self._flags[slot] &= ~AWAITED
             self._awaited -= 1
 
-    def _count(self) -> None:
+    def _count(self, now: float) -> None:
         """Count on, those first that have just changed."""
         until, left = time.monotonic() + COUNT_S, COUNT_BYTES
+        for slot, (_, since) in self._holes.items():
+            count = self._counts.get(slot)
+            if isinstance(count, LineCount) and not 0 <= now - since < HOLE_S:
+                count.pass_hole(self._folder.sizes[slot])
+            self._need_count(slot)
         for slot in list(self._due):
             if left <= 0 or time.monotonic() > until:
                 return
-            left -= self._count_on(slot, left, until)
+            left -= self._count_on(slot, left, until, now)
             if self._flags[slot] & TO_COUNT:  # there is more: the others have their turn first
                 self._due[slot] = self._due.pop(slot, None)
         for _ in range(len(self._flags) if self._uncounted else 0):
@@ -340,15 +387,15 @@ class OutputWatch(Listener):
             if self._count_from >= len(self._flags):
                 self._count_from = 0
             if self._flags[self._count_from] & TO_COUNT:
-                left -= self._count_on(self._count_from, left, until)
+                left -= self._count_on(self._count_from, left, until, now)
             if not self._flags[self._count_from] & TO_COUNT:
                 self._count_from += 1
 
-    def _count_on(self, slot: int, most_bytes: int, until: float) -> int:
+    def _count_on(self, slot: int, most_bytes: int, until: float, now: float) -> int:
         """Count on in one file; how many bytes that was."""
         kind, count = self._kind(slot), self._counts.get(slot)
         if count is None:
-            count = ArrayCount() if kind == "array" else LineCount(csv=kind == "table")
+            count = ArrayCount() if kind == "array" else LineCount(csv=kind == "table", waits=True)
         path, done, more = os.path.join(self._folder.directory, self._folder.names[slot] or ""), 0, True
         try:
             fd = os.open(path, OPEN)
@@ -362,15 +409,24 @@ class OutputWatch(Listener):
                 os.close(fd)
         except OSError:
             self._done_counting(slot)  # until it changes
+            self._holes.pop(slot, None)
             self._set_records(slot, -1)
             return done
-        if more or slot in self._folder.hot:
+        self._note_hole(slot, count, now)
+        if more or slot in self._folder.hot or slot in self._holes:
             self._counts[slot] = count
         if not more:
             self._done_counting(slot)
         if not more or isinstance(count, LineCount):
             self._counted(slot, count)
         return done
+
+    def _note_hole(self, slot: int, count: LineCount | ArrayCount, now: float) -> None:
+        """Note since when a count has stood before the same NUL byte."""
+        if not isinstance(count, LineCount) or not count.hole:
+            self._holes.pop(slot, None)
+        elif slot not in self._holes or self._holes[slot][0] != count.position:
+            self._holes[slot] = (count.position, now)
 
     def _counted(self, slot: int, count: LineCount | ArrayCount) -> None:
         if isinstance(count, ArrayCount):
@@ -457,6 +513,9 @@ class OutputWatch(Listener):
         if verdict.state == "valid":
             self._valid += 1
             self._note_valid(slot, verdict)
+        elif self._kind(slot) not in ("lines", "table"):
+            known = self._kind(slot) is not None or self._records[slot] >= 0
+            self._set_records(slot, 0 if verdict.state == "empty" and known else -1)
         return True
 
     def _note_valid(self, slot: int, verdict: Verdict) -> None:
@@ -465,11 +524,14 @@ class OutputWatch(Listener):
         if kind in ("lines", "table"):
             if flags & LACKS_NEWLINE and not flags & TO_COUNT and self._records[slot] >= 0:
                 self._flags[slot] &= ~LACKS_NEWLINE
-                self._set_records(slot, self._records[slot] + 1)
+                found = self._records[slot] + 1 if verdict.records is None else verdict.records
+                self._set_records(slot, found)
         elif verdict.records is not None:
             self._set_records(slot, verdict.records)
         elif kind == "array":
             self._need_count(slot)
+        else:
+            self._set_records(slot, -1)
         if flags & SAID or not flags & NEWS or (verdict.format in GROWING and not flags & PLACED):
             return
         self._flags[slot] |= SAID

@@ -5,8 +5,12 @@ numbers and the last text before the position: a file that has shrunk, or whose 
 anew and is counted from its top.
 """
 
+import csv
+import io
 import os
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 MARK_BYTES = 64
 """Text before our position that tells whether the file is still the one that was counted."""
@@ -14,17 +18,13 @@ CHUNK_BYTES = 1 << 20
 """Worked on at once."""
 MOST_BYTES = 8 * CHUNK_BYTES
 """Counted in one look, unless the caller has another bound."""
-FIRST_LINE_BYTES = 4096
-"""So much of the top of a CSV file tells what stands between its fields."""
+TOP_BYTES = 16 << 10
+"""So much of the top of a CSV file tells what stands between its fields, and whether its first row is a header:"""
+TOP_ROWS = 21
+"""from so many rows."""
 COLLAPSES = 8
 """Levels of nesting within a JSON array that are taken away at once; deeper ones are gone through."""
 
-FIRST_LINE_IS_HEADER = True
-"""A CSV file's first record is taken for the names of its columns, and not counted.
-
-Nothing in a file says so for certain, but what writes tables (csv.DictWriter, pandas, spreadsheets) writes their names
-first. Whoever guesses from the values is wrong at the first table of words, and the count would jump by one.
-"""
 DELIMITERS = b",;\t|"
 """What may stand between the fields of CSV."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -35,6 +35,17 @@ OUTSIDE, INSIDE, CLOSING = range(3)
 ROOT, FIRST, ITEMS, DONE, OTHER = range(5)
 """Of a JSON text: before its root, behind its ``[``, in its items, behind its ``]``, and no array."""
 
+COMMENT = b"#"
+MOST_NAME_LETTERS = 80
+"""The name of a column is not longer."""
+SAME_LENGTH = 8
+"""Letters in each value of a column, and in its first field, from which on that is no chance: hashes, UUIDs."""
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "?"))
+NO_NAMES = MISSING | {"true", "false", "inf", "-inf"}
+
+_NUMBER = re.compile(r"[-+]?[.$]?\d[\d.,:/_ +-]*(?:[eETZ][-+\d.:]*Z?)?%?|[-+]?inf(?:inity)?", re.IGNORECASE)
+"""What is told by digits: a number, a date, a time."""
+_DIGITS = re.compile(r"\d+")
 _BLANK = re.compile(rb"\n[ \t\r]*(?=\n)")
 _EMPTY = re.compile(rb"\n\r?(?=\n)")
 _QUOTED = re.compile(rb'"[^"]*"?')
@@ -56,6 +67,116 @@ def delimiter(first_line: bytes) -> bytes:
     return max((bytes((code,)) for code in DELIMITERS), key=bare.count)
 
 
+class Layout(NamedTuple):
+    """What the top of a CSV file tells of it."""
+
+    begin: int
+    """Where its first row begins: behind a byte order mark, blank lines and comments."""
+    delimiter: bytes
+    header: bool
+    """Whether its first row holds the names of its columns."""
+    sure: bool
+    """Whether more text could not tell otherwise."""
+
+
+def layout_of(top: bytes) -> Layout:
+    """What the first ``TOP_BYTES`` of a CSV file tell, fewer of a shorter one.
+
+    Comments are lines before the first row that begin with ``#``, without a quote before it. Where every line does, or
+    several have as many fields as the first row, they are rows; of one alone that has, its fields are the header.
+    """
+    mark = len(BYTE_ORDER_MARK) if top.startswith(BYTE_ORDER_MARK) else 0
+    begin, comments, line = mark, [], b""
+    while begin < len(top):
+        end = top.find(b"\n", begin) + 1 or len(top)
+        line = top[begin:end].rstrip(b"\r\n")
+        if line.startswith(COMMENT):
+            comments.append(line)
+        elif line:
+            break
+        begin = end
+    between = delimiter(line)
+    named = [comment for comment in comments if comment.count(between) == line.count(between) > 0]
+    if begin >= len(top) or len(named) > 1:
+        begin, named = mark, []
+        between = delimiter(top[mark:].lstrip(b"\r\n").partition(b"\n")[0])
+    rows = _first_rows(top[begin:], between.decode())
+    sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
+    if not rows:
+        return Layout(begin, between, header=True, sure=sure)
+    told = _tells_header(rows)
+    header = not named and _could_be_names(rows[0]) if told is None else told
+    return Layout(begin, between, header, sure)
+
+
+def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
+    """Whether the first row of a table is a header and no record; None where nothing tells.
+
+    No file says so for certain. The strongest evidence comes first: it is a header when it counts its columns from 0,
+    as pandas does, or has text above a column of numbers. It is a record when it has a number, or a value like those
+    below it. A table of texts tells nothing: there a first row is a header whose fields could be names.
+    """
+    first = [field.strip() for field in rows[0]]
+    columns = [[row[place].strip() for row in rows[1:] if place < len(row)] for place in range(len(first))]
+    counted = first[not first[0] :] if first else []
+    if len(first) > 1 and counted == [str(number) for number in range(len(counted))]:
+        return True
+    for field, column in zip(first, columns, strict=True):
+        values = [value for value in column if value.lower() not in MISSING]
+        is_text = field.lower() not in MISSING and not _NUMBER.fullmatch(field)
+        if is_text and values and all(_NUMBER.fullmatch(value) for value in values):
+            return True
+    if any(_NUMBER.fullmatch(field) for field in first):
+        return False
+    return False if any(map(_is_alike, first, columns)) else None
+
+
+def _is_alike(field: str, column: Sequence[str]) -> bool:
+    """Whether a field is like those below it: comes again, differs in digits alone, or is as long as all of them."""
+    values = [value for value in column if value]
+    if not field or not values:
+        return False
+    shape = _DIGITS.sub("\0", field)
+    return (
+        field in values
+        or (shape != field and any(_DIGITS.sub("\0", value) == shape for value in values))
+        or (len(values) > 1 and len(field) >= SAME_LENGTH and {len(value) for value in values} == {len(field)})
+    )
+
+
+def _could_be_names(fields: Sequence[str]) -> bool:
+    """Whether they are short and all different, none of them empty, a path or a sentence."""
+    names = [field.strip().lower() for field in fields]
+    if len(names) > 1:
+        names = names[not names[0] : len(names) - (not names[-1])]  # an index, or a delimiter behind the last one
+    return len(set(names)) == len(names) and not any(
+        name in NO_NAMES
+        or len(name) > MOST_NAME_LETTERS
+        or "\n" in name
+        or "://" in name
+        or name.startswith("/")
+        or (" " in name and name.endswith((".", "!", "?")))
+        for name in names
+    )
+
+
+def _first_rows(text: bytes, between: str) -> list[list[str]]:
+    """The first rows that are whole; of a text of one line that one."""
+    text = text[: text.rfind(b"\n") + 1] or text
+    reader = csv.reader(io.StringIO(f"{text.decode('latin-1')}\0", newline=""), delimiter=between)
+    rows: list[list[str]] = []
+    try:
+        for row in filter(None, reader):
+            if len(rows) == TOP_ROWS or row == ["\0"]:
+                break
+            if row[-1].endswith("\0"):  # it has no end, or a quote that is open
+                return rows or [[*row[:-1], row[-1].removesuffix("\0")]]
+            rows.append(row)
+    except csv.Error:
+        pass  # what stands before tells
+    return rows
+
+
 class _Growing:
     """A position in a file that grows, and the text before it."""
 
@@ -72,6 +193,10 @@ class _Growing:
     def _count(self, text: bytes) -> None:
         """Count the text that comes next."""
         raise NotImplementedError
+
+    def _usable(self, text: bytes, place: int) -> bytes:
+        """So much of the text from this place on as can be counted by now."""
+        return text
 
     def _is_over(self) -> bool:
         """Whether nothing that may follow matters."""
@@ -100,25 +225,33 @@ class _Growing:
         end = min(size, self.position + max(1, most_bytes))
         while self.position < end and not self._is_over():
             text = os.pread(fd, min(CHUNK_BYTES, end - self.position), self.position)
-            if not text:
+            usable = self._usable(text, self.position)
+            if usable:
+                self.position += len(usable)
+                self._mark = (self._mark + usable[-MARK_BYTES:])[-MARK_BYTES:]
+                self._count(usable)
+            if not text or len(usable) < len(text):
                 return False
-            self.position += len(text)
-            self._mark = (self._mark + text[-MARK_BYTES:])[-MARK_BYTES:]
-            self._count(text)
         return end < size and not self._is_over()
 
 
 class LineCount(_Growing):
-    r"""Records of a JSONL or CSV file: lines that are finished and not blank, of CSV without the header.
+    r"""Records of a JSONL or CSV file: lines that are finished and not blank, of CSV without comments and header.
 
     A record of CSV goes on over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only where a field
     begins, and a doubled one does not close. Lines end with ``\n`` or ``\r\n``.
     """
 
-    __slots__ = ("_before", "_csv", "_delimiter", "_lines", "_quote")
+    __slots__ = (
+        *("_before", "_csv", "_delimiter", "_header", "_lines", "_passes", "_quote", "_top_begin", "_top_known"),
+        *("_waits", "hole"),
+    )
 
-    def __init__(self, *, csv: bool = False) -> None:
+    def __init__(self, *, csv: bool = False, waits: bool = False) -> None:
+        """``waits``: whether NUL bytes are waited before, as the hole of a write that is still to come."""
         self._csv = csv
+        self._waits = waits
+        self._passes = 0  # NUL bytes before this place are text like any other
         super().__init__()
 
     def _restart(self) -> None:
@@ -127,30 +260,63 @@ class LineCount(_Growing):
         self._before = b"\n"  # a short text that says of the line so far what matters for the rest of it
         self._quote = OUTSIDE
         self._delimiter = b","
+        self._header = True
+        self._top_known = 0  # bytes of the top that have told of header and delimiter
+        self._top_begin = 0
+        self.hole = False
+        """Whether the last look has ended before a NUL byte."""
 
     @property
     def records(self) -> int:
         """Finished records so far."""
-        return max(0, self._lines - 1) if self._csv and FIRST_LINE_IS_HEADER else self._lines
+        return max(0, self._lines - 1) if self._csv and self._header else self._lines
 
     @property
     def unfinished(self) -> bool:
         """Whether text follows the last of them: a half-written record, or one that only lacks its newline."""
         return self._quote != OUTSIDE or self._before not in (b"\n", b"\n\r")
 
+    def pass_hole(self, size: int) -> None:
+        """Count on over all NUL bytes up to this size of the file: nobody seems to fill them."""
+        self._passes = size
+
+    def advance(self, fd: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
+        """See above; of a table the header is looked for again while its top grows."""
+        self.hole = False
+        if self._csv and self.position and self._top_known < min(size, TOP_BYTES):
+            before = self._top_begin, self._delimiter
+            self._look_at_top(fd, size)
+            if (self._top_begin, self._delimiter) != before:
+                self._restart()
+        return super().advance(fd, size, most_bytes)
+
+    def _look_at_top(self, fd: int, size: int) -> bytes:
+        """Learn what the top tells; the text of it that there is."""
+        top = self._usable(os.pread(fd, min(TOP_BYTES, size), 0), 0)
+        layout = layout_of(top)
+        self._header, self._top_begin, self._delimiter = layout.header, layout.begin, layout.delimiter
+        self._top_known = TOP_BYTES if layout.sure else len(top)
+        return top
+
     def _top(self, fd: int, size: int) -> bool:
         if not super()._top(fd, size):
             return False
         if self._csv:
-            top = os.pread(fd, min(FIRST_LINE_BYTES, size), 0)[self.position :]
-            line, newline, _ = top.partition(b"\n")
-            if not newline and self.position + len(top) < FIRST_LINE_BYTES:
+            top = self._look_at_top(fd, size)
+            line, newline, _ = top[self._top_begin :].partition(b"\n")
+            if not newline and len(top) < TOP_BYTES:
                 # it is not known yet what stands between the fields
+                hole = self.hole
                 self._restart()
-                self._before = b"x" if line else b"\n"
+                self._before, self.hole = b"x" if line else b"\n", hole
                 return False
-            self._before, self._delimiter = b"\n", delimiter(line)
+            self.position, self._mark = self._top_begin, top[: self._top_begin][-MARK_BYTES:]
         return True
+
+    def _usable(self, text: bytes, place: int) -> bytes:
+        hole = text.find(b"\0", max(0, self._passes - place)) if self._waits else -1
+        self.hole = hole >= 0
+        return text[:hole] if self.hole else text
 
     def _count(self, text: bytes) -> None:
         if not self._csv:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from exporter.clock import SystemClock
+from exporter.readers.file_helper import ANSWER, READY
 from exporter.readers.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watched
 from tests.exporter.fuse_server import FuseMount
 from tests.exporter.support import until
@@ -101,6 +103,26 @@ def test_an_answer_that_comes_late_is_not_lost_and_no_second_look_begins(
     slow.request(NOW)
     assert slow.result(0) == 1
     assert ask(slow) == 2
+
+
+def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: Make, tmp_path: Path) -> None:
+    host, gate = hosts(True), tmp_path / "gate"
+    slow = host.watch("slow", partial(Slow, str(tmp_path), str(gate)))
+    slow.request(NOW)
+    with pytest.raises(Hanging):
+        slow.result(0.01)
+    earlier = slow.generation
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(HelperEnded):
+        until(lambda: slow.result(0) is None if slow.responding else None, "the end")
+    until(lambda: not isinstance(host.look([slow], NOW, 0)[0], HelperEnded), "another helper")
+    slow.tell(ANSWER, pickle.dumps("late"), earlier)
+    slow.tell(READY, "ended", earlier)
+    with pytest.raises(Hanging):
+        slow.result(0)
+    gate.touch()
+    assert slow.result(10) == 1
 
 
 def test_a_result_that_nobody_has_asked_for_is_a_mistake(hosts: Make) -> None:

@@ -183,6 +183,95 @@ def test_a_file_that_cannot_be_opened_is_not_counted(tmp_path: Path, monkeypatch
     assert records_of(Looks(tmp_path).look()) == 1
 
 
+def test_records_of_a_file_that_holds_none_any_more_are_forgotten(tmp_path: Path) -> None:
+    path, looks = write(tmp_path / "out.json", json.dumps([1] * 100)), Looks(tmp_path)
+    assert records_of(looks.after(30)) == 100
+    write(path, "")
+    assert records_of(looks.after(40)) == 0
+    write(path, "[1, 2]")
+    assert records_of(looks.after(40)) == 2
+    write(path, "[1, 2")
+    assert records_of(looks.after(60)) is None
+
+
+def test_records_that_only_the_text_tells_are_forgotten_with_it(tmp_path: Path) -> None:
+    path, looks = write(tmp_path / "rows.1", "[1, 2, 3]"), Looks(tmp_path)
+    assert records_of(looks.after(30)) == 3
+    write(path, "words")
+    assert records_of(looks.after(60)) is None
+    write(path, "[1]")
+    assert records_of(looks.after(60)) == 1
+    write(path, '{"a": 1}')
+    assert records_of(looks.after(60)) is None
+
+
+def test_a_hole_is_counted_once_it_is_filled(tmp_path: Path) -> None:
+    line = b'{"number": 1}\n'
+    whole, looks = line * 2000, Looks(tmp_path)
+    looks.look()
+    path = write(tmp_path / "a.jsonl", whole[:8192] + bytes(4096) + whole[12288:])
+    facts = path.stat()
+    assert records_of(looks.after(30)) == 8192 // len(line)
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(whole[8192:12288])
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # as some servers leave it
+    assert records_of(looks.look()) == 2000
+
+
+def test_a_hole_that_stays_is_passed_after_a_while(tmp_path: Path) -> None:
+    looks = Looks(tmp_path)
+    looks.look()
+    path = write(tmp_path / "a.jsonl", b"{}\n" * 100 + bytes(4096) + b"\n" + b"{}\n" * 50)
+    assert records_of(looks.look()) == 100
+    for _ in range(10):
+        with path.open("ab") as file:
+            file.write(b"{}\n")
+        assert records_of(looks.look()) == 100
+    assert records_of(looks.after(15)) == 161
+
+
+def test_a_header_without_a_newline_is_no_record(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "name,score")
+    write(tmp_path / "b.csv", "name,score\na,1\nb,2")
+    assert records_of(Looks(tmp_path).after(40)) == 2
+
+
+def test_files_seen_to_appear_are_of_this_job_whatever_their_times(tmp_path: Path) -> None:
+    looks = Looks(tmp_path)
+    looks.look()
+    write(tmp_path / "new", "x", START - 200)
+    assert looks.look().first == (START, "new")
+
+
+def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
+    write(tmp_path / "a", "x", START - 30)
+    assert Looks(tmp_path).look().first == (START, "a")
+
+
+def test_files_of_a_worker_are_those_that_no_other_writes(tmp_path: Path) -> None:
+    own = {"a_rank0": 0, "a_rank1": 1, "a_rank2": 2, "a_rank9": 9}
+    owner_of = OwnerOf(
+        partial(worker_rank, ranks={}), frozenset({0, 1}), frozenset({2}), rest=True, own_rank_of=own.get
+    )
+    watch = OutputWatch(str(tmp_path), "*", owner_of, START)
+    for name in ("a_rank0", "a_rank1", "a_rank2", "b_part_1", "all"):
+        write(tmp_path / name, "x")
+    found = watch.look(START).owners
+    assert {owner: owned.of_worker for owner, owned in found.items()} == {0: True, 1: False, NOBODY: False}
+    write(tmp_path / "a_rank9", "x")
+    found = watch.look(START + 5).owners
+    assert {owner: owned.of_worker for owner, owned in found.items()} == {0: False, 1: False, NOBODY: False}
+
+
+def test_of_a_directory_of_its_own_a_node_answers_for_all() -> None:
+    rank_of = partial(worker_rank, ranks={("worker", 0): 0, ("worker", 1): 1})
+    second = OwnerOf(rank_of, frozenset({1}), frozenset({0}), rest=False, local=True)
+    assert [second(name) for name in ("out_worker_0", "out_worker_1", "out_worker_7", "summary")] == [
+        *(NOBODY, 1, NOBODY, NOBODY)
+    ]
+
+
 def test_a_damaged_file_is_said_after_a_second_look_into_it(tmp_path: Path) -> None:
     looks = Looks(tmp_path)
     looks.look()

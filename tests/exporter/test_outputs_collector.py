@@ -29,10 +29,13 @@ from exporter.collectors.outputs import (
     WORKER_RECORDS,
     WORKER_STALLED,
     OutputsCollector,
+    is_on_node,
+    own_rank,
 )
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, PathGroup
 from exporter.readers.file_host import FileHost, Hanging
+from exporter.readers.mounts import parse_mountinfo
 from exporter.readers.output_files import OutputWatch, OwnerOf
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
@@ -250,6 +253,96 @@ def test_one_worker_alone_may_have_stalled(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("word", ["part_", "shard", "gpu"])
+def test_parts_that_come_one_after_the_other_are_no_stalls_of_workers(tmp_path: Path, word: str) -> None:
+    job = Job(tmp_path)
+    for number in range(10):
+        job.write(f"output_{word}{number:05}.jsonl", "{}\n")
+        page = job.after(100)
+        assert 1 not in samples_of(page, WORKER_STALLED).values()
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+    assert [event.get("rank") for event in job.snapshot.events if event["event"] == "output stalled"] == [None]
+
+
+def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for number in range(10):
+        job.write(f"output_worker{number}.jsonl", "{}\n")
+        page = job.after(100)
+    assert samples_of(page, WORKER_STALLED) == {}
+    assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 1, WORKER_1: 1}
+    assert [event["event"] for event in job.snapshot.events] == ["first output"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("output_worker_3.jsonl", 3),
+        ("rank00002_a", 2),
+        ("decode-w1.jsonl", 5),
+        ("Worker1", 1),
+        ("part_00001", None),
+        ("shard1", None),
+        ("gpu0", None),
+        ("coworker_3", None),
+    ],
+)
+def test_words_for_a_worker_alone(name: str, rank: int | None) -> None:
+    assert own_rank(name, {("decode", 1): 5}) == rank
+
+
+def test_files_that_appear_are_output_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.look(600)
+    for number in range(1, 70):
+        write(tmp_path, "output_rank0.jsonl", number, START - 180 + job.clock.time() - START - 600)
+        page = job.look()
+        assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+
+
+MOUNTS = """\
+21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 0:30 / /home rw - nfs4 server:/home rw
+23 21 0:31 / /scratch rw - lustre server:/scratch rw
+24 21 8:2 / /local rw - xfs /dev/nvme0n1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("directory", "run_dir", "expected"),
+    [
+        ("/tmp/out", "/home/ada/run", True),
+        ("/local/out", "/home/ada/run", True),
+        ("/home/ada/run/out", "/home/ada/run", False),
+        ("/scratch/out", "/home/ada/run", False),
+        ("/tmp/out", "/tmp/run", False),
+        ("/local/out", "/tmp/run", False),
+    ],
+)
+def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
+    directory: str, run_dir: str, expected: bool
+) -> None:
+    assert is_on_node(directory, run_dir, parse_mountinfo(MOUNTS)) is expected
+    assert not is_on_node(directory, run_dir, ())
+
+
+def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
+    fill(tmp_path, "output_all.jsonl", "output_worker_0.jsonl", "output_worker_2.jsonl")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    mounts = f"21 1 8:1 / / rw - nfs4 server:/ rw\n22 21 8:2 / {tmp_path}/out rw - xfs /dev/nvme0n1 rw\n"
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(mounts, encoding="ascii")
+    host = FileHost(SystemClock(), process=False, proc=str(tmp_path / "proc"))
+    try:
+        for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
+            manifest = make_manifest(tmp_path, *tasks)
+            contexts = [replace(make_context(manifest, node_index=node), files=host) for node in range(len(found))]
+            assert [OutputsCollector(context).read().groups[0].files for context in contexts] == found
+    finally:
+        host.close()
+
+
 def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
@@ -277,6 +370,13 @@ def test_a_sidecar_that_is_started_again_knows_of_output_by_the_times_of_the_fil
     assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
     assert job.events("first output") == []
+
+
+def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", 10, START - 30)
+    job = Job(tmp_path)
+    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
 
 
 def test_damaged_files_are_counted_and_told_once(tmp_path: Path) -> None:

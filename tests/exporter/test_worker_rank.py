@@ -29,6 +29,10 @@ RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
         ("decode_w0.out", 100),
         ("node01_agg_server_w2_r1.err", 2),
         ("decode3", 3),
+        ("output_gpu5.jsonl", 5),
+        ("output_node1_gpu3_rank7.jsonl", 7),
+        ("output_node1_rank3.jsonl", 3),
+        ("output_local_rank_3.jsonl", 3),
     ],
 )
 def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: int) -> None:
@@ -48,6 +52,9 @@ def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: in
         "department_4.csv",
         "worker__3.log",
         "decode_server_3.log",
+        "output_node0_gpu3.jsonl",
+        "node-12.gpu-3.npy",
+        "output_node1_local_rank2.jsonl",
         "",
     ],
 )
@@ -60,6 +67,23 @@ def test_a_word_is_one_only_where_it_is_a_role() -> None:
     assert worker_rank("trainer_4.log", {("trainer", 4): 9}) == 9
     assert worker_rank("a.b_4.log", {("a.b", 4): 9}) == 9
     assert worker_rank("aXb_4.log", {("a.b", 4): 9}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("output_worker_3.jsonl", 3),
+        ("rank_00031.pt", 31),
+        ("decode_w0.out", 100),
+        ("shard_3_worker_1.jsonl", 1),
+        ("shard_3.jsonl", None),
+        ("part-00003.parquet", None),
+        ("gpu1.csv", None),
+        ("task_2.json", None),
+    ],
+)
+def test_some_words_are_before_other_numbers_too(name: str, number: int | None) -> None:
+    assert worker_rank(name, RANKS, sure=True) == number
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["worker", "rank", "shard", "part", "prefill"]), st.sampled_from("_-"))

@@ -70,6 +70,12 @@ OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")
 """Extensions that promise nothing."""
 OF_TEXTS_TOO = (".pth", ".arrows")
 """Extensions that texts have too: Python's lists of paths, readline's keys."""
+RAW_TOO = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
+"""Extensions of files without a beginning too: items alone, members of a family of files, parts of an archive."""
+BEGINNINGS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
+"""How those begin that have one."""
+NEAR = 3
+"""A beginning of which one byte in so many is another, or so many of the first are there, was meant to be it."""
 KNOWN_BEGINNINGS = (
     *((b"\x80" + bytes((protocol,)), "a pickle") for protocol in range(2, 6)),
     *((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"), (b"GGUF", "GGUF"), (b"CDF", "NetCDF")),
@@ -112,7 +118,10 @@ def _check(source: Source) -> Verdict:
     for known in BINARY:
         if name.endswith(known.EXTENSIONS) and not name.endswith(OF_ANYTHING):
             extension = max((hint for hint in known.EXTENSIONS if name.endswith(hint)), key=len)
-            return Verdict("invalid", known.NAME, f"is named {extension}, but does not begin like one")
+            reason = f"is named {extension}, but does not begin like one"
+            if extension in RAW_TOO and not _is_near(source.head(FIRST_BYTES), BEGINNINGS[known.NAME]):
+                return Verdict("unknown", None, reason)
+            return Verdict("invalid", known.NAME, reason)
     for known in JSON:
         if _claims(known, source) and _is_whole(verdict := _look(known, source)):
             return verdict
@@ -139,13 +148,26 @@ def _look(known: Format, source: Source) -> Verdict:
     return Verdict("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
 
 
+def _is_near(top: bytes, beginning: bytes) -> bool:
+    """Whether a file that does not begin so was meant to: few bytes differ, the rest is lost, or all is NUL."""
+    if not top.strip(b"\0"):
+        return True
+    differ = sum(one != other for one, other in zip(top, beginning, strict=False))
+    if len(top) < len(beginning):
+        return not differ
+    return differ <= len(beginning) // NEAR or top.startswith(beginning[:NEAR])
+
+
 def _look_at_text(named: Format, source: Source) -> Verdict:
-    """As what it is named for; as the other kind of JSON when it is a whole one of those."""
+    """As what it is named for; as the other kind of JSON when it is a whole one of those.
+
+    What could not be told of lines that are too long is not told by the two ends of the file either.
+    """
     verdict = _look(named, source)
     if verdict.state != "valid" and named in JSON:
         for known in JSON:
             if known is not named and _is_whole(other := _look(known, source)):
-                return other
+                return verdict if verdict.state == "unknown" and other.reason is not None else other
     return verdict
 
 
@@ -168,6 +190,8 @@ def _known_beginning(source: Source, name: str) -> str | None:
     top = source.head(262)
     if name.endswith(OF_TEXTS_TOO) and _is_words(source):
         return "a text"
+    if name.endswith(tfrecord.EXTENSIONS) and top[:1] == b"x" and len(top) > 1 and not int.from_bytes(top[:2]) % 31:
+        return "zlib"
     if top[257:] == b"ustar":
         return "a tar archive"
     return next((name for magic, name in KNOWN_BEGINNINGS if top.startswith(magic)), None)

@@ -1,7 +1,8 @@
 """Tables as CSV: every row has as many fields as the first. Small ones are looked at whole, of large ones both ends.
 
 Nothing in a CSV file says how it was written, so a way in which all rows agree is looked for: what stands between the
-fields, whether quotes mean anything, whether a backslash does. Only when there is none it is damaged.
+fields, whether quotes mean anything, whether a backslash does. When there is none it may be several tables in one file
+or rows of several kinds: only NUL bytes, which are left where a write was lost, are damage for certain.
 """
 
 import csv
@@ -11,12 +12,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from exporter.readers import record_count
-from exporter.readers.formats.json_text import BYTE_ORDER_MARK, WINDOW_BYTES, refuse_nul
-from exporter.readers.formats.source import Damaged, Found, Source, Undecided
+from exporter.readers.formats.json_text import WINDOW_BYTES, refuse_nul
+from exporter.readers.formats.source import Found, Source, Undecided
 
 NAME = "csv"
 EXTENSIONS = (".csv", ".tsv")
-COMMENT = "#"
 NO_DELIMITER = "\x1f"
 """For a table of one column: a mark that no text has."""
 OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)
@@ -36,7 +36,7 @@ class Way(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The numbers of fields of the rows that are neither empty nor comments."""
+    """The numbers of fields of the rows that are not empty."""
 
     widths: list[int]
     is_open: bool
@@ -70,12 +70,13 @@ def inspect(source: Source) -> Found:
         raise Undecided("is UTF-16 text")
     refuse_nul(head)
     refuse_nul(tail, " near its end")
-    begin, end = _text(head.removeprefix(BYTE_ORDER_MARK)), _text(tail)
+    layout = record_count.layout_of(source.head(record_count.TOP_BYTES))
+    begin, end = _text(head[layout.begin :]), _text(tail)
     try:
         found = _best(begin, begin) if whole else _best(begin[: begin.rfind("\n") + 1], end[end.find("\n") + 1 :], end)
     except csv.Error as error:
         raise Undecided(f"cannot be read as a table: {error}") from error
-    records = max(0, found.records - record_count.FIRST_LINE_IS_HEADER) if whole else None
+    records = max(0, found.records - layout.header) if whole else None
     return Found(NAME, records, HALF if found.half else None if whole else PART, found.half)
 
 
@@ -102,7 +103,7 @@ def _best(head: str, tail: str, window: str = "") -> Judgement:
 
 def _ways(head: str, tail: str) -> Iterator[Way]:
     """Ways in which the first row has several fields, the likeliest first."""
-    line = next((line for line in head.split("\n") if line.strip() and not line.startswith(COMMENT)), "")
+    line = next((line for line in head.split("\n") if line.strip()), "")
     likeliest = record_count.delimiter(line.encode("latin-1")).decode()
     delimiters = [likeliest, *record_count.DELIMITERS.decode().replace(likeliest, "")]
     for delimiter in [mark for mark in delimiters if mark in line] or [NO_DELIMITER]:
@@ -127,7 +128,7 @@ def _rows(text: str, way: Way) -> Rows:
     found = list(reader)
     is_open = found.pop() != [END]
     last = len(found.pop()) if not ended and not is_open and found else None
-    return Rows([len(row) for row in found if row and not row[0].startswith(COMMENT)], is_open, last)
+    return Rows([len(row) for row in found if row], is_open, last)
 
 
 def _judge(rows: Rows, expected: int = 0, place: str = "row {}") -> Judgement:
@@ -141,7 +142,7 @@ def _judge(rows: Rows, expected: int = 0, place: str = "row {}") -> Judgement:
     for number, width in enumerate([*rows.widths, *([last] if last > expected else [])], 1):
         if width != expected:
             has = f"{place.format(number)} has {_fields(width)} and the first row {expected}"
-            return Judgement(complaint=Damaged(has))
+            return Judgement(complaint=Undecided(has))  # another table may follow, or rows of another kind
     half = rows.is_open or (rows.last is not None and rows.last < expected)
     return Judgement(half, len(rows.widths) + (rows.last is not None and not half))
 

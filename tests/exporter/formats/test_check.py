@@ -7,6 +7,7 @@ import resource
 import struct
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.readers import formats
-from exporter.readers.formats import BINARY, OF_ANYTHING, TEXT, Damaged, Found, Source, Verdict, check, open_source
+from exporter.readers.formats import (
+    BINARY,
+    OF_ANYTHING,
+    RAW_TOO,
+    TEXT,
+    Damaged,
+    Found,
+    Source,
+    Verdict,
+    check,
+    open_source,
+)
 from tests.exporter.formats.support import source, verdict
 from tests.exporter.formats.test_tfrecord import record
 
@@ -47,10 +59,44 @@ def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, patte
     found = verdict(b"no such file\0\1\2" * 9, pattern.format(extension))
     if extension in OF_ANYTHING:
         assert found == Verdict("unknown", None, "is of no format that is known here")
+    elif extension in RAW_TOO:
+        assert found == Verdict("unknown", None, f"is named {extension}, but does not begin like one")
     else:
         assert found.state == "invalid"
         assert found.reason == f"is named {extension}, but does not begin like one"
         assert found.format in {known.NAME for known in BINARY}
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "state"),
+    [
+        (struct.pack("<50f", *range(1, 51)), "output_emb.npy", "unknown"),
+        (b"\x93NUMPX" + bytes(100), "a.npy", "invalid"),
+        (b"\x93NuMPx" + bytes(100), "a.npy", "invalid"),
+        (b"\x93NU", "a.npy", "invalid"),
+        (b"\x93NU" + bytes(100), "a.npy", "invalid"),
+        (bytes(5000), "a.npy", "invalid"),
+        (bytes(5000) + b"1", "a.npy", "invalid"),
+        (b"a" + bytes(5000), "a.npy", "unknown"),
+        (b"member of a family" * 9, "run-r.h5", "unknown"),
+        (b"\x89HDG\r\n\x1a\n" + b"a" * 99, "a.h5", "invalid"),
+        (bytes(5000), "a.hdf5", "invalid"),
+        (b"the last part of an archive", "a.zip", "unknown"),
+        (b"PK\x03\x05" + b"a" * 99, "a.zip", "invalid"),
+        (zlib.compress(record(b"data")), "a.tfrecord", "unknown"),
+        (b"words", "a.npz", "invalid"),
+        (b"words", "a.parquet", "invalid"),
+    ],
+    ids=range(16),
+)
+def test_without_its_beginning_only_what_was_meant_to_be_one_is_broken(data: bytes, name: str, state: str) -> None:
+    assert verdict(data, name).state == state
+
+
+def test_lines_too_long_to_be_looked_at_are_not_taken_for_one_value() -> None:
+    data = (b'{"text": "' + b"a" * 100_000 + b'"}\n') * 15
+    assert (verdict(data, "a.jsonl").state, verdict(data, "a.jsonl").format) == ("unknown", "jsonl")
+    assert verdict(b"[\n  1,\n  2\n]\n", "a.jsonl").format == "json"
 
 
 def test_a_name_in_capitals_is_a_name() -> None:
