@@ -56,7 +56,11 @@ LAST_VALUES_S = 0.7
 STATUSES_S = 5.0
 """Between two looks at what the sidecars have written: they write it as often."""
 VERIFY_S = 60.0
-"""How long output files may be read for their records while the nodes wait."""
+"""How long output files may be read for their records while the nodes wait,"""
+LEAST_VERIFY_S = 2.0
+"""at least so long,"""
+LIMIT_MARGIN_S = 15.0
+"""and else so much shorter than up to the time limit: the report has to be written before it."""
 KILL_MARGIN_S = 1.5
 """Kept free of KillWait for the report."""
 OWN_TEARDOWN_S = 8.0
@@ -434,7 +438,11 @@ class Orchestrator:
         """Write the report and say it; its exit status."""
         self._attempt_to("read what the sidecars say", self._take_statuses)
         # reading output files takes its time, and there is none once Slurm is ending the job
-        deadline = self._deadline if self._signal is not None else time.monotonic() + VERIFY_S
+        deadline = (
+            self._deadline
+            if self._signal is not None
+            else time.monotonic() + verification_s(self._time_limit_end, time.time())
+        )
         report = build_report(
             self._facts.run_dir,
             now=time.time(),
@@ -451,6 +459,11 @@ class Orchestrator:
         for line in render_report(report).splitlines():
             show(f"    {line}".rstrip())
         return int(report["exit_status"])
+
+
+def verification_s(limit_end: float | None, now: float) -> float:
+    """How long the verification may take, where the job has until ``limit_end``."""
+    return VERIFY_S if limit_end is None else min(VERIFY_S, max(LEAST_VERIFY_S, limit_end - now - LIMIT_MARGIN_S))
 
 
 def load_plan(run_dir: Path) -> Plan:

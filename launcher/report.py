@@ -1,5 +1,6 @@
 """The report of a job, out of what its run directory holds."""
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -182,7 +183,7 @@ def build_report(
     work = work_of(workers)
     checks: list[Check] = []
     if state == "COMPLETED":
-        checks = _verify(manifest, workers, attempt, orchestrator.get("start"), out_of_time, progress)
+        checks = _verify(manifest, workers, attempt, orchestrator.get("start"), statuses, out_of_time, progress)
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     start = orchestrator.get("start")
@@ -215,6 +216,8 @@ def build_report(
     }
 
 
+_FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
+"""At the beginning of what is said of output files that are there."""
 VERIFIED_STATES = ("COMPLETED", "INCOMPLETE")
 """States of a job that has ended well: which of the two it is, its verification tells."""
 
@@ -232,16 +235,22 @@ def _verify(
     workers: Iterable[Mapping[str, Any]],
     attempt: int,
     start: object,
+    told: Mapping[str, Mapping[str, Any]],
     out_of_time: OutOfTime,
     progress: ProgressOf | None,
     *,
     again: bool = False,
+    before: int = 0,
 ) -> list[Check]:
-    """The checks of a job that has ended, by the entries of its workers and its files."""
+    """The checks of a job that has ended, by the entries of its workers and its files.
+
+    ``told`` is what the sidecars have last said, ``before`` the output files that there were when it was verified.
+    """
     workers = list(workers)
     work = work_of(workers)
     since = _first_start(manifest, attempt, start)
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
+    busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
     logs = _logs(manifest, workers, attempt)
     if manifest.attached:
         return verify_files(
@@ -249,10 +258,13 @@ def _verify(
             work=work,
             since=since,
             idle=idle,
+            busy=busy,
             logs=logs,
+            told=told,
             out_of_time=out_of_time,
             progress=progress,
             again=again,
+            before=before,
         )
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
     return verify(
@@ -261,10 +273,13 @@ def _verify(
         reasons=reasons,
         since=since,
         idle=idle,
+        busy=busy,
         logs=logs,
+        told=told,
         out_of_time=out_of_time,
         progress=progress,
         again=again,
+        before=before,
     )
 
 
@@ -297,9 +312,20 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
     """
     manifest = read_manifest(run_dir)
     attempt = int(report.get("attempt") or 0)
-    found = _verify(manifest, report["workers"], attempt, report["start"], lambda: False, progress, again=True)
-    checks = [check.to_json() for check in found]
     before = {check["name"]: check for check in report["verification"]["checks"]}
+    counted = _FILES_COUNTED.match(str(before.get("outputs", {}).get("detail", "")))
+    found = _verify(
+        manifest,
+        report["workers"],
+        attempt,
+        report["start"],
+        read_statuses(run_dir, attempt),
+        lambda: False,
+        progress,
+        again=True,
+        before=int(counted[1]) if counted else 0,
+    )
+    checks = [check.to_json() for check in found]
     if manifest.attached:  # how it went the monitor alone has seen
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
@@ -423,6 +449,7 @@ def _worker(
         "exit": exit_,
         "exits": [run["exit"] for run in runs if run["exit"]],
         "unit": unit,
+        "pattern": seen.get("pattern"),
         "items": position,
         "items_expected": expected,
         "items_processed": processed,

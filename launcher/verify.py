@@ -11,12 +11,15 @@ from typing import Any
 from exporter.clock import SystemClock
 from exporter.derive.checkpoints import Checkpoint
 from exporter.derive.work import ITEMS, Work
+from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, PathGroup, Verification
 from exporter.readers.file_host import FileHost
 from exporter.readers.formats.source import shown
+from exporter.readers.mounts import Mount, mount_of
 from launcher.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify_files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, Make, OutOfTime, ProgressOf, look_at_all
+from launcher.verify_tokens import Tokens, add_up
 
 CLOCK_SLACK_S = 60.0
 """How far the clock of a file server may be behind."""
@@ -54,26 +57,33 @@ def verify(
     reasons: Sequence[str | None],
     since: float = 0.0,
     idle: Collection[int] = (),
+    busy: Collection[int] = (),
     logs: Collection[Path] = (),
+    told: Mapping[str, Mapping[str, Any]] | None = None,
     out_of_time: OutOfTime = lambda: False,
     progress: ProgressOf | None = None,
     again: bool = False,
+    before: int = 0,
     host: FileHost | None = None,
 ) -> list[Check]:
     """Checks of a finished job that started at ``since``, its ``work`` as the logs say.
 
-    ``reasons`` are those of its critical tasks, ``idle`` the ranks that had nothing to do, ``logs`` where benchmarks
-    print their results. ``again`` compares checksums with those that were written at the end of the job.
+    ``reasons`` are those of its critical tasks, ``idle`` the ranks that had nothing to do, ``busy`` those that had,
+    ``logs`` where benchmarks print their results, ``told`` the last status of each node's sidecar. ``again`` compares
+    checksums with those that were written at the end of the job, when there were ``before`` output files.
     """
     files = verify_files(
         manifest,
         work=work,
         since=since,
         idle=idle,
+        busy=busy,
         logs=logs,
+        told=told,
         out_of_time=out_of_time,
         progress=progress,
         again=again,
+        before=before,
         host=host,
     )
     return [_workers(reasons), *_work(manifest, work), *files]
@@ -85,10 +95,13 @@ def verify_files(
     work: Work,
     since: float,
     idle: Collection[int] = (),
+    busy: Collection[int] = (),
     logs: Collection[Path] = (),
+    told: Mapping[str, Mapping[str, Any]] | None = None,
     out_of_time: OutOfTime = lambda: False,
     progress: ProgressOf | None = None,
     again: bool = False,
+    before: int = 0,
     host: FileHost | None = None,
 ) -> list[Check]:
     """Those of the checks that look at files."""
@@ -99,12 +112,16 @@ def verify_files(
     own = FileHost(SystemClock()) if host is None else host
     try:
         answers = look_at_all(makes, own, out_of_time, progress)
+        apart = OUTPUT in groups and _is_apart(manifest, answers[OUTPUT], own.mounts.current())
     finally:
         if host is None:
             own.close()
     checks = []
     if OUTPUT in groups:
-        checks += _outputs(manifest, groups[OUTPUT], answers[OUTPUT], work, idle)
+        # one machine that plays several nodes has one disk: there all that anybody writes is seen
+        nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
+        job = _Job(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
+        checks += _outputs(job, answers[OUTPUT])
     if CHECKPOINT in groups:
         checks.append(_checkpoint(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
     checks += _tokens(answers.get(OUTPUT, Answer()).facts, answers.get(LOGS, Answer()).facts)
@@ -134,7 +151,8 @@ def _makes(
                 checksums=checksums,
             )
         elif name == CHECKPOINT:
-            makes[name] = partial(LastCheckpoint, directory, group.pattern or "", since)
+            # one that was written just before was written by the job before: a clock that is behind hides ours at most
+            makes[name] = partial(LastCheckpoint, directory, group.pattern or "", since + CLOCK_SLACK_S)
     if logs:
         makes[LOGS] = partial(LogResults, os.path.abspath(manifest.run_dir), tuple(map(str, logs)))
     return makes
@@ -155,13 +173,14 @@ def enough_of(wanted: Verification, total: int) -> int:
 
 def _work(manifest: Manifest, work: Work) -> list[Check]:
     total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
-    if work.counts_items and total is not None:
+    if work.counts_items_of(total) and total is not None:
         if done is None:
             return [Check(ITEMS, False, f"no log said how many of {total} items were done")]
         return [_count(ITEMS, done, total, work.processed, wanted)]
     checks = []
     if work.in_step and done is not None and told:
-        checks.append(_count(str(work.unit), done, told, work.processed, wanted))
+        given = manifest.total_epochs is not None or manifest.total_steps is not None
+        checks.append(_count(str(work.unit), done, told, work.processed, wanted, given=given))
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
@@ -169,18 +188,23 @@ def _work(manifest: Manifest, work: Work) -> list[Check]:
             short = f"; the logs say {done or 0} of {told}{counted}" if lacks else ""
             checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}"))
     else:
-        checks.append(Check(ITEMS, None, _no_items(work)))
+        checks.append(Check(ITEMS, None, _no_items(work, total)))
     return checks
 
 
-def _no_items(work: Work) -> str:
+def _no_items(work: Work, total: int | None) -> str:
     """Why items cannot be told from the logs."""
+    if work.bars and work.counts_items:
+        return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
     if work.unit is not None:
         return f"the log counts {work.unit}, not items"
     return f"the logs count {' and '.join(work.units)}, which do not add up"
 
 
-def _count(unit: str, done: int, total: int, processed: int | None, wanted: Verification) -> Check:
+def _count(
+    unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, given: bool = False
+) -> Check:
+    """Whether so many are enough; ``given`` tells that the job file says how many there are."""
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     words = f"{done} of {total} {unit} done{again}"
     passed = done >= enough_of(wanted, total)
@@ -190,7 +214,8 @@ def _count(unit: str, done: int, total: int, processed: int | None, wanted: Veri
     if passed:
         return Check(unit, True, words)
     # logs count from 0, skip lines, and training stops early: a program that ends well decides itself what is enough
-    return Check(unit, None, f"{words}, as far as the logs say; the job file gives no total of them")
+    why = "the program may have stopped early" if given else "the job file gives no total of them"
+    return Check(unit, None, f"{words}, as far as the logs say; {why}")
 
 
 # Output files
@@ -212,45 +237,165 @@ def _trouble(name: str, what: str, directory: Path, answer: Answer) -> Check | N
     return None
 
 
-def _outputs(manifest: Manifest, group: PathGroup, answer: Answer, work: Work, idle: Collection[int]) -> list[Check]:
-    directory, wanted = manifest.directory(group), manifest.verify.outputs
-    trouble = _trouble("outputs", "output", directory, answer)
+@dataclass(frozen=True)
+class _Nodes:
+    """Output files on the disks of the nodes, as far as their sidecars have told."""
+
+    silent: int
+    """Nodes that have not."""
+    files: int
+    bytes: int
+    records: int | None
+    """None where not all are counted."""
+    whole: bool
+    """Whether all of them were looked into and are whole."""
+    invalid: tuple[str, ...]
+    """Damaged files, of this job or of an earlier one."""
+    written: bool
+    """Whether some were written since the job started."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is known of a job whose output files are looked at."""
+
+    manifest: Manifest
+    group: PathGroup
+    work: Work
+    idle: frozenset[int]
+    busy: frozenset[int]
+    nodes: _Nodes | None
+    """Where each node has output files of its own."""
+    before: int
+    """How many files there were at the end of the job."""
+    apart: bool
+    """Whether the output directory may be another one on this machine than it was for the job."""
+
+
+def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
+    """What the last statuses of the sidecars tell together."""
+    entries = [
+        entry
+        for status in told.values()
+        if status.get("final")
+        for entry in status.get("outputs", ())
+        if entry.get("group") == OUTPUT
+    ]
+    records = [entry.get("records") for entry in entries if entry.get("files")]
+    return _Nodes(
+        silent=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
+        files=sum(entry.get("files") or 0 for entry in entries),
+        bytes=sum(entry.get("bytes") or 0 for entry in entries),
+        records=None if None in records else sum(records),
+        whole=all(entry.get("valid") for entry in entries if entry.get("files")),
+        invalid=tuple(str(flaw.get("file")) for entry in entries for flaw in entry.get("invalid") or ()),
+        written=any(entry.get("first_output") is not None for entry in entries),
+    )
+
+
+def _is_apart(manifest: Manifest, answer: Answer, mounts: Sequence[Mount]) -> bool:
+    """Whether the output files are on a disk of this machine while the run directory is shared."""
+    mount = mount_of(os.path.abspath(manifest.run_dir), mounts)
+    return answer.local is True and mount is not None and mount.remote
+
+
+def _outputs(job: _Job, answer: Answer) -> list[Check]:
+    manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
+    trouble = _trouble("outputs", "output", manifest.directory(group), answer)
     if trouble is not None:
         return [trouble]
     facts: OutputFacts | None = answer.facts
     if facts is None or not facts.listed:
         return [Check("outputs", None, f"{NO_TIME} them")]
+    if job.nodes is not None:
+        return _outputs_of_nodes(job, job.nodes, facts)
     place = _place(manifest, group)
     least = f"; at least {wanted} are expected (verify.outputs)" if wanted is not None else ""
     missing = None if wanted is None else False
+    if not facts.written and not (manifest.resumes and facts.files):
+        if job.before and job.apart:
+            return [Check("outputs", None, f"none of the {_files(job.before)} can be seen from this machine")]
+        if job.before:
+            there = "is" if job.before == 1 else "are"
+            return [Check("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
     if not facts.files and not facts.older:
         return [Check("outputs", missing, f"no file matches {group.pattern} in {place}{least}")]
     if not facts.written:
         # some may be: a job that goes on where an earlier one has ended need not write to all of them
         count = max(facts.files, facts.older)
         return [Check("outputs", missing, f"{count} files in {place}, none written since the job started{least}")]
+    records = _records(job, facts.records, facts)
+    return [_complete(job, facts, records), _valid(facts), *((records,) if records is not None else ())]
+
+
+def _outputs_of_nodes(job: _Job, nodes: _Nodes, facts: OutputFacts) -> list[Check]:
+    """Of files on the disks of several nodes: one node sees its own, and the sidecars have counted the others."""
+    wanted = job.manifest.verify.outputs
+    words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
+    doubts = []
+    if nodes.silent:
+        doubts.append(f"{nodes.silent} of them {'has' if nodes.silent == 1 else 'have'} not told of theirs")
+    if not nodes.written:
+        doubts.append("none is known to be written since the job started")
+    if wanted is not None and nodes.files < wanted:
+        doubts.append(f"at least {wanted} are expected (verify.outputs)")
+    if facts.empty:
+        doubts.append(f"empty: {_named(facts.empties, facts.empty)}")
+    own = _valid(facts)
+    valid = own
+    if own.passed is not False and nodes.invalid:
+        names = ", ".join(nodes.invalid[:NAMED])
+        valid = Check("valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}")
+    elif own.passed is not False and (nodes.silent or not nodes.whole):
+        valid = Check("valid", None, f"{own.detail}; of the files of other nodes it cannot be told")
+    records = _records(job, None if nodes.silent else nodes.records, facts)
     return [
-        _complete(manifest, facts, work, idle, wanted),
-        _valid(facts),
-        *_records(manifest, facts, work),
+        Check("outputs", None if doubts else True, "; ".join((words, *doubts))),
+        valid,
+        *((records,) if records is not None else ()),
     ]
 
 
-def _complete(manifest: Manifest, facts: OutputFacts, work: Work, idle: Collection[int], wanted: int | None) -> Check:
-    """Whether all files are there, and something in each."""
-    problems = []
+def _complete(job: _Job, facts: OutputFacts, records: Check | None) -> Check:
+    """Whether all files are there, and something in each: what lacks is a failure unless nothing lacks in them all."""
+    wanted, manifest = job.manifest.verify.outputs, job.manifest
+    complete = records is not None and records.passed is True
+    short = records is not None and records.passed is False
+    told = facts.done and facts.looked == facts.files
+    failed, open_, notes = False, False, []
     if facts.empty:
-        problems.append(f"empty: {_named(facts.empties, facts.empty)}")
+        notes.append(f"empty: {_named(facts.empties, facts.empty)}")
+        ranks = manifest.ranks_of_roles()
+        owners = [worker_rank(flaw.file, ranks) for flaw in facts.empties]
+        ill = [rank for rank in owners if rank is None or rank not in job.idle]
+        if ill and not complete:
+            all_empty = facts.empty == facts.files and told
+            failed = short or all_empty or (told and manifest.verify.records_per_item is not None and _is_any(ill, job))
+            open_ = not failed
     if wanted is not None:
         if facts.files < wanted:
-            problems.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without(manifest, facts.owners, work, idle):
+            failed = True
+            notes.append(f"at least {wanted} are expected (verify.outputs)")
+    elif lacking := _workers_without(manifest, facts.owners, job.work, job.idle):
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
-        problems.append(f"none of {', '.join(lacking[:NAMED])}{more}; verify.outputs tells how many are enough")
-    if problems and facts.older and not manifest.resumes:
-        problems.append(f"{facts.older} older ones count with `resume: true`")
-    words = f"{facts.files} files, {facts.bytes} bytes"
-    return Check("outputs", not problems, "; ".join((words, *problems)), facts.empties, facts.empty)
+        words = f"none of {', '.join(lacking[:NAMED])}{more}"
+        if not complete and (short or told):
+            failed = True
+            words += "; verify.outputs tells how many are enough"
+        elif not complete:
+            open_ = True
+        notes.append(words)
+    if failed and facts.older and not manifest.resumes:
+        notes.append(f"{facts.older} older ones count with `resume: true`")
+    words = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
+    if failed:
+        return Check("outputs", False, words, facts.empties, facts.empty)
+    return Check("outputs", None if open_ else True, words)
+
+
+def _is_any(ranks: Collection[int | None], job: _Job) -> bool:
+    """Whether one of these is a worker that had something to do."""
+    return any(rank in job.busy for rank in ranks)
 
 
 def _workers_without(manifest: Manifest, owners: Collection[int], work: Work, idle: Collection[int]) -> list[str]:
@@ -263,8 +408,11 @@ def _workers_without(manifest: Manifest, owners: Collection[int], work: Work, id
         if not there:
             continue
         expected = [task for task in tasks if task.rank in firsts or not there <= firsts]
-        if work.in_step and there == {min(task.rank for task in expected)}:
+        ranks = [task.rank for task in expected]
+        if work.in_step and there == {min(ranks)}:
             continue  # of workers that do the same work the first one often writes for all
+        if any(there == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width):
+            continue  # and so does the first of each group of workers that share one piece of work
         lacking += [task.worker for task in expected if task.rank not in there and task.rank not in idle]
     return lacking
 
@@ -285,41 +433,50 @@ def _valid(facts: OutputFacts) -> Check:
         others.append(f"{_files(facts.unknown)} of no known format")
     if facts.undecided:
         others.append(f"{_files(facts.undecided)} of which it cannot be told")
+    if facts.unreadable:
+        others.append(f"{_files(facts.unreadable)} that could not be read ({facts.unreadable_why})")
     if facts.looked < facts.files:
         others.append(f"{NO_TIME} {facts.files - facts.looked} of {facts.files}")
     if facts.flawed:
         words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(facts.flaws, facts.flawed)}"
         return Check("valid", False, "; ".join((words, *others)), facts.flaws, facts.flawed)
-    passed = True if facts.valid and facts.looked == facts.files else None
+    passed = True if facts.valid and facts.looked == facts.files and not facts.unreadable else None
     words = f"{_files(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
     return Check("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
 
 
-def _records(manifest: Manifest, facts: OutputFacts, work: Work) -> list[Check]:
-    """Records against the items done, or against those of the job file where the logs do not tell."""
+def _records(job: _Job, records: int | None, facts: OutputFacts) -> Check | None:
+    """Records against the items done, or against those of the job file where the logs do not tell.
+
+    Without ``records`` there are some that have not been counted. None where there is nothing to count.
+    """
+    manifest, work = job.manifest, job.work
     wanted, total = manifest.verify, manifest.total_items
     times = wanted.records_per_item
-    if times is None or not facts.counted:
-        return []
-    if work.counts_items and work.done is not None and work.whole:
-        items, least = work.done, work.done
+    if times is None or not (facts.counted or (job.nodes is not None and records)):
+        return None
+    if work.counts_items_of(total) and work.done is not None and work.whole:
+        items = work.done
     elif total is not None:
-        items, least = total, enough_of(wanted, total)
-    elif facts.records:
-        why = "not all workers have told their items" if work.counts_items else _no_items(work)
-        return [Check("records", None, why)]
+        items = total
+    elif records != 0:
+        why = "not all workers have told their items" if work.counts_items else _no_items(work, total)
+        return Check("records", None, why)
     else:
-        items = least = 0
-    words = f"{facts.records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
-    all_counted = facts.looked == facts.files and not facts.uncounted
-    if facts.records >= math.ceil(round(least * times, 6)) and facts.records:
-        return [Check("records", True, words)]
+        items = 0
+    if records is None:
+        return Check("records", None, f"the records for {items} items have not all been counted")
+    words = f"{records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
+    if records >= math.ceil(round(enough_of(wanted, items) * times, 6)) and records:
+        return Check("records", True, words)
+    if job.nodes is not None:
+        return Check("records", None, f"{words}, as the sidecars have counted them")
     if facts.looked < facts.files or not facts.done:
-        return [Check("records", None, f"{words}; there was no time to count them all")]
-    if not all_counted:
-        return [Check("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")]
+        return Check("records", None, f"{words}; there was no time to count them all")
+    if facts.uncounted:
+        return Check("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")
     asked = f" (verify.records_per_item: {times:g})" if items else ""
-    return [Check("records", False, f"{words}{asked}")]
+    return Check("records", False, f"{words}{asked}")
 
 
 # Checkpoints
@@ -344,6 +501,9 @@ def _checkpoint(manifest: Manifest, group: PathGroup, answer: Answer) -> Check:
             problem = f"{name} is damaged: {_reason(last, facts.flaws[0])}"
         return Check("checkpoint", False, f"{problem}; {_last_good(facts)}", facts.flaws, facts.flawed)
     size = f"{_files(last.files)}, {last.bytes} bytes"
+    if facts.unsure:
+        unsure = f"{_files(facts.unsure)} of which it cannot be told ({facts.unsure_why})"
+        return Check("checkpoint", None, f"{name}: {size}, {unsure}")
     if not facts.valid:
         return Check("checkpoint", None, f"{name}: {size}, of no format that tells whether they are whole")
     return Check("checkpoint", True, f"{name} is whole: {size}")
@@ -364,16 +524,19 @@ def _last_good(facts: CheckpointFacts) -> str:
 
 def _tokens(outputs: OutputFacts | None, logs: LogFacts | None) -> list[Check]:
     """Whether benchmarks have produced something; nothing where no result is found."""
+    told = add_up(outputs.tokens if outputs else Tokens(), logs.tokens if logs else Tokens())
+    counts = ((told.results, "results"), (told.requests, "requests"))
+    found = " and ".join(f"{count} {what}" for count, what in counts if count)
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
-    if flaws:
-        words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
-        return [Check("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
-    results = (outputs.results if outputs else 0) + (logs.results if logs else 0)
-    requests = outputs.requests if outputs else 0
-    if outputs is not None and requests and not outputs.requests_with_tokens:
-        return [Check("tokens", False, f"the benchmark produced no tokens: 0 in each of {requests} requests")]
-    told = [f"{count} {what}" for count, what in ((results, "results"), (requests, "requests")) if count]
-    return [Check("tokens", True, f"{' and '.join(told)} with tokens")] if told else []
+    words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
+    if not found:
+        return []
+    if told.results_with_tokens or told.requests_with_tokens:
+        return [Check("tokens", True, f"{found} with tokens" if not flaws else f"{found}, some with tokens; {words}")]
+    if told.results_open or told.requests_open:
+        return [Check("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
+    words = words or f"0 in each of {told.requests} requests"
+    return [Check("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
 
 
 # Checksums

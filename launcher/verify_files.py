@@ -4,36 +4,34 @@ Each is a watch of ``exporter.readers.file_host`` and does a small part of its w
 file server that is gone holds nobody up, can be given up at any moment, and tells how far it has come.
 """
 
+import errno
 import fnmatch
 import hashlib
-import json
 import os
 import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from exporter.derive.checkpoint_names import parse_name
 from exporter.derive.checkpoints import Checkpoint, Checkpoints
 from exporter.derive.workers import worker_rank
 from exporter.readers.checkpoint_files import CheckpointEntry, CheckpointWatch
 from exporter.readers.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
-from exporter.readers.formats.source import Damaged, Source, Undecided, shown
+from exporter.readers.formats.source import shown
 from exporter.readers.record_count import ArrayCount, LineCount
+from launcher.verify_tokens import RESULT_BYTES, Tokens, add_up, result_text, tokens_in, tokens_in_log
 
 SLICE_S = 0.3
 """A look works for so long."""
 MOST_TOLD = 1000
 """Damaged files that are kept by name."""
-NAMES_AT_ONCE = 256
 PIECE_BYTES = 4 << 20
 """Of a file whose records are counted or that is summed up, without a pause."""
-RESULT_BYTES = 64 << 10
-"""Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""
 MOST_TRIED = 16
 """Checkpoints that are looked into for one that is whole."""
 SETTLED_S = 1e9
@@ -42,19 +40,24 @@ NOTHING = (b"{}", b"null", b'""')
 """JSON texts without any result in them, beside an empty array."""
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
-TOTALS = ("total_output_tokens", "total_generated_tokens", "total_completion_tokens")
-"""What a benchmark calls the tokens of all its requests,"""
-EACH = ("output_tokens", "generated_tokens", "completion_tokens")
-"""and what is told of one request."""
-AVERAGES = ("output_token_throughput", "output_sequence_length", "request_count")
-"""Of AIPerf: objects with their average."""
-OF_A_BENCHMARK = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
-"""Beside one of these, ``completed`` is a number of requests."""
+TRANSIENT = frozenset((
+    errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
+    errno.EREMOTEIO, errno.ESHUTDOWN, errno.EAGAIN, errno.EINTR,
+))  # fmt: skip
+"""What a file server says that may be back soon."""
+PAUSES, PAUSE_S = 10, 0.1
+"""Before a file is asked for again of which that was said,"""
+MOST_PATIENT = 20
+"""and how often at most, of all files together."""
 
-_TOTAL_IN_TEXT = re.compile(rb'(?<!\\)"(%b)"\s{0,8}:\s{0,8}(\d{1,20})(?![\d.])' % "|".join(TOTALS).encode())
-_TOTAL_IN_LOG = re.compile(
-    rb"\b(Total generated tokens|Successful requests): {1,60}([\d,]{1,24})(?:\.0{1,9})?(?=\s|\Z)"
+NOT_OURS = "left by an earlier job"
+"""Of damaged files, as far as their times tell."""
+_NO_OUTPUT = re.compile(
+    r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
+    r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
+    re.IGNORECASE,
 )
+"""Ends of names that writers give to files beside their output."""
 
 Facts = TypeVar("Facts", covariant=True)
 
@@ -81,7 +84,7 @@ class OutputFacts(NamedTuple):
     written: int
     """Files that were written since its start."""
     owners: frozenset[int]
-    """Ranks whose numbers their names carry."""
+    """Ranks whose numbers their names carry behind a word that no other number has."""
     looked: int
     """Files that were looked into,"""
     valid: int
@@ -93,6 +96,10 @@ class OutputFacts(NamedTuple):
     empty: int
     flawed: int
     """and damaged."""
+    unreadable: int
+    """Those that could not be read,"""
+    unreadable_why: str | None
+    """and why the first of them could not."""
     empties: tuple[Flaw, ...]
     flaws: tuple[Flaw, ...]
     formats: tuple[str, ...]
@@ -102,14 +109,10 @@ class OutputFacts(NamedTuple):
     """Files whose records were counted,"""
     uncounted: int
     """and that hold none which can be."""
-    results: int
-    """Results of benchmarks in them,"""
+    tokens: Tokens
+    """What results of benchmarks in them tell,"""
     without_tokens: tuple[Flaw, ...]
-    """those without any token,"""
-    requests: int
-    """requests in them that tell their tokens,"""
-    requests_with_tokens: int
-    """and those that have some, or may have."""
+    """and which of them should have tokens and have none."""
     summed: int
     sums: tuple[tuple[str, str], ...]
     """Name and SHA-256 of files that were summed up since the last look."""
@@ -132,6 +135,10 @@ class CheckpointFacts(NamedTuple):
     """in so many files."""
     good: Checkpoint | None
     """The newest one that nothing is wrong with."""
+    unsure: int = 0
+    """Files of the last one of which it cannot be told, beside those of formats that do not tell,"""
+    unsure_why: str | None = None
+    """and why not, of the first of them."""
 
 
 class LogFacts(NamedTuple):
@@ -140,7 +147,7 @@ class LogFacts(NamedTuple):
     done: bool
     files: int
     looked: int
-    results: int
+    tokens: Tokens
     without_tokens: tuple[Flaw, ...]
 
 
@@ -152,15 +159,27 @@ class _Slices(Generic[Facts]):
         self._done = False
 
     def look(self, _now: float) -> Facts:
-        """Go on for a while; what is known by then. Raises OSError when the directory cannot be read."""
+        """Go on for a while; what is known by then.
+
+        Raises OSError when the directory cannot be read; the next look then begins anew.
+        """
         end = time.monotonic() + SLICE_S
         if self._steps is None:
+            self._begin()
             self._steps = self._work()
-        for _ in self._steps:
-            if time.monotonic() >= end:
-                return self._facts()
+        try:
+            for _ in self._steps:
+                if time.monotonic() >= end:
+                    return self._facts()
+        except OSError:
+            self._steps = None
+            raise
         self._done = True
         return self._facts()
+
+    def _begin(self) -> None:
+        """Forget all that was found out."""
+        raise NotImplementedError
 
     def _work(self) -> Iterator[None]:
         """The work, with a pause wherever it may be given up."""
@@ -186,11 +205,12 @@ class _Counts:
     records: int = 0
     counted: int = 0
     uncounted: int = 0
-    results: int = 0
-    requests: int = 0
-    requests_with_tokens: int = 0
+    unreadable: int = 0
+    unreadable_why: str | None = None
+    gone: int = 0
     summed: int = 0
-    owners: set[int] = field(default_factory=set)
+    tokens: Tokens = field(default_factory=Tokens)
+    owners: Counter[int] = field(default_factory=Counter)
     empties: list[Flaw] = field(default_factory=list)
     flaws: list[Flaw] = field(default_factory=list)
     without_tokens: list[Flaw] = field(default_factory=list)
@@ -206,8 +226,22 @@ def _kind(name: str, verdict: Verdict) -> str | None:
     return verdict.format if verdict.format in ("jsonl", "csv") else None
 
 
+class _File(NamedTuple):
+    """An output file as it was listed."""
+
+    mtime: float
+    name: str
+    size: int
+    rank: int | None
+    """Whose it is, where that is sure."""
+    older: bool
+
+
 class OutputFiles(_Slices[OutputFacts]):
-    """Regular files directly in a directory whose names match a glob, those that were written last first."""
+    """Regular files directly in a directory whose names match a glob, those that were written last first.
+
+    Locks, marks and what has a temporary name are none of them, unless the glob asks for such names.
+    """
 
     def __init__(
         self,
@@ -227,10 +261,14 @@ class OutputFiles(_Slices[OutputFacts]):
         super().__init__()
         self._directory, self._pattern, self._since, self._ranks = directory, pattern, since, dict(ranks)
         self._resumes, self._counts, self._checksums = resumes, counts, checksums
+        self._begin()
+
+    def _begin(self) -> None:
         self._listed = False
-        self._files: list[tuple[float, str, int]] = []
+        self._files: list[_File] = []
         self._found = _Counts()
         self._sums: list[tuple[str, str]] = []
+        self._patience = MOST_PATIENT
 
     def _facts(self) -> OutputFacts:
         found, sums = self._found, tuple(self._sums)
@@ -238,82 +276,97 @@ class OutputFiles(_Slices[OutputFacts]):
         return OutputFacts(
             listed=self._listed,
             done=self._done,
-            files=len(self._files),
+            files=len(self._files) - found.gone,
             bytes=found.bytes,
             older=found.older,
             written=found.written,
-            owners=frozenset(found.owners),
+            owners=frozenset(+found.owners),
             looked=found.looked,
             valid=found.valid,
             unknown=found.unknown,
             undecided=found.undecided,
             empty=found.empty,
             flawed=found.flawed,
+            unreadable=found.unreadable,
+            unreadable_why=found.unreadable_why,
             empties=tuple(found.empties),
             flaws=tuple(found.flaws),
             formats=tuple(name for name, _ in found.formats.most_common()),
             records=found.records,
             counted=found.counted,
             uncounted=found.uncounted,
-            results=found.results,
+            tokens=found.tokens,
             without_tokens=tuple(found.without_tokens),
-            requests=found.requests,
-            requests_with_tokens=found.requests_with_tokens,
             summed=found.summed,
             sums=sums,
         )
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        for _, name, _ in self._files:
-            yield from self._look_into(name)
-        for _, name, _ in self._files if self._checksums else ():
-            yield from self._sum_up(name)
+        for file in self._files:
+            yield from self._look_into(file)
+        for file in self._files if self._checksums else ():
+            yield from self._sum_up(file.name)
 
     def _list(self) -> Iterator[None]:
         hidden = self._pattern.startswith(".")
         matches = re.compile(fnmatch.translate(self._pattern)).match
+        leaves_out = None if _NO_OUTPUT.search(self._pattern) else _NO_OUTPUT.search
         found = self._found
         try:
             with os.scandir(self._directory) as entries:
-                for number, entry in enumerate(entries):
-                    if not number % NAMES_AT_ONCE:
-                        yield
+                for entry in entries:
+                    yield
                     name = entry.name
                     if (name.startswith(".") and not hidden) or matches(name) is None:
                         continue
+                    if leaves_out is not None and leaves_out(name) is not None:
+                        continue
                     try:
                         facts = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue  # it has gone
+                    except FileNotFoundError:
+                        continue
                     if not stat.S_ISREG(facts.st_mode):
                         continue
-                    if facts.st_mtime < self._since:
+                    older = facts.st_mtime < self._since
+                    if older:
                         found.older += 1
                         if not self._resumes:
                             continue
                     else:
                         found.written += 1
                     found.bytes += facts.st_size
-                    rank = worker_rank(name, self._ranks)
+                    rank = worker_rank(name, self._ranks, sure=True)
                     if rank is not None:
-                        found.owners.add(rank)
-                    self._files.append((facts.st_mtime, name, facts.st_size))
+                        found.owners[rank] += 1
+                    self._files.append(_File(facts.st_mtime, name, facts.st_size, rank, older))
         except (FileNotFoundError, NotADirectoryError):
             pass  # nobody has made it
-        self._files.sort(reverse=True)
+        self._files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
         self._listed = True
 
-    def _look_into(self, name: str) -> Iterator[None]:
+    def _look_into(self, file: _File) -> Iterator[None]:
         """Whether a file is whole, the records in it and what it tells of tokens."""
-        found = self._found
-        try:
-            with open_source(self._directory, name) as source:
-                verdict = check(source)
-                text = result_text(source, verdict)
-                whole = len(text) == source.size
-        except NoFile as error:
-            verdict, text, whole = Verdict("invalid", None, f"cannot be read: {error}"), b"", False
+        found, name = self._found, file.name
+        while True:
+            try:
+                with open_source(self._directory, name) as source:
+                    verdict = check(source)
+                    text = result_text(source, verdict)
+                    whole = len(text) == source.size
+                break
+            except NoFile as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno in TRANSIENT and self._patience > 0:
+                    self._patience -= 1
+                    yield from _rest()
+                    continue
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    self._note_unreadable(str(error))
+                else:
+                    self._note_gone(file)  # or something else has taken its place
+                yield
+                return
         found.looked += 1
         yield
         reason = shown(verdict.reason or "")
@@ -335,19 +388,38 @@ class OutputFiles(_Slices[OutputFacts]):
         if self._counts:
             yield from self._count(name, verdict, nothing=whole and text.strip() in NOTHING)
 
+    def _note_unreadable(self, why: str) -> None:
+        self._found.looked += 1
+        self._found.unreadable += 1
+        self._found.uncounted += 1
+        self._found.unreadable_why = self._found.unreadable_why or shown(why)
+
+    def _note_gone(self, file: _File) -> None:
+        """It was removed or renamed since it was listed: it is none of the files any more."""
+        found = self._found
+        found.gone += 1
+        found.bytes -= file.size
+        if file.older:
+            found.older -= 1
+        else:
+            found.written -= 1
+        if file.rank is not None:
+            found.owners[file.rank] -= 1
+
     def _count(self, name: str, verdict: Verdict, *, nothing: bool) -> Iterator[None]:
         """Count the records of a file."""
         if verdict.state == "empty" or nothing:
             records: int | None = 0
         elif verdict.records is None and (kind := _kind(name, verdict)) is not None:
             lines = LineCount(csv=kind == "csv")
-            yield from self._advance(name, lines)
+            read = yield from self._advance(name, lines)
             # a last line that only lacks its newline is a record too
-            records = lines.records + (lines.unfinished and verdict.state not in ("invalid", "unfinished"))
+            more = lines.unfinished and verdict.state not in ("invalid", "unfinished")
+            records = lines.records + more if read else None
         elif verdict.format == "json" and verdict.state == "valid" and verdict.records is None:
             items = ArrayCount()
-            yield from self._advance(name, items)
-            records = items.items if items.complete else None
+            read = yield from self._advance(name, items)
+            records = items.items if items.complete and read else None
         else:
             records = verdict.records
         if records is None:
@@ -356,17 +428,18 @@ class OutputFiles(_Slices[OutputFacts]):
             self._found.counted += 1
             self._found.records += records
 
-    def _advance(self, name: str, count: LineCount | ArrayCount) -> Iterator[None]:
+    def _advance(self, name: str, count: LineCount | ArrayCount) -> Generator[None, None, bool]:
+        """Count to the end of a file; whether all of it could be read."""
         with _opened(self._directory, name) as fd:
             if fd is not None:
                 while count.advance(fd, os.fstat(fd).st_size, PIECE_BYTES):
                     yield
+                return True
+        return False
 
     def _note_tokens(self, name: str, verdict: Verdict, text: bytes, *, whole: bool) -> None:
         found, told = self._found, tokens_in(text, lines=verdict.format == "jsonl", whole=whole)
-        found.results += told.results
-        found.requests += told.requests
-        found.requests_with_tokens += told.requests_with_tokens
+        found.tokens = add_up(found.tokens, told)
         if told.empty is not None:
             _keep(found.without_tokens, Flaw(shown(name), verdict.format, told.empty))
 
@@ -398,83 +471,19 @@ def _opened(directory: str, name: str) -> Iterator[int | None]:
         os.close(fd)
 
 
+def _rest() -> Iterator[None]:
+    """Some time for a file server to be back."""
+    for _ in range(PAUSES):
+        time.sleep(PAUSE_S)
+        yield
+
+
 def _keep(flaws: list[Flaw], flaw: Flaw) -> None:
     if len(flaws) < MOST_TOLD:
         flaws.append(flaw)
 
 
-# Results of benchmarks
-
-
-class Tokens(NamedTuple):
-    """What a text tells of tokens."""
-
-    results: int = 0
-    """Results of whole benchmarks,"""
-    empty: str | None = None
-    """what one without any token says,"""
-    requests: int = 0
-    """requests that tell their tokens,"""
-    requests_with_tokens: int = 0
-    """and those that have some."""
-
-
-def result_text(source: Source, verdict: Verdict) -> bytes:
-    """The part of a JSON file in which the result of a benchmark would stand; nothing of another file."""
-    if verdict.format not in ("json", "jsonl") or verdict.state not in ("valid", "unfinished", "unknown"):
-        return b""
-    small = (1 << 20) if verdict.format == "json" else 2 * RESULT_BYTES
-    try:
-        return source.head(source.size if source.size <= small else RESULT_BYTES)
-    except (Damaged, Undecided, OSError):
-        return b""
-
-
-def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
-    """What JSON or JSON ``lines`` tell of tokens; of a text that is not ``whole``, its beginning."""
-    values: list[Any] = []
-    partial = not whole
-    for part in text.splitlines() if lines else (text,):
-        try:
-            value = json.loads(part.removeprefix(b"\xef\xbb\xbf")) if part.strip() else None
-        except (ValueError, RecursionError):
-            partial = True
-            continue
-        values += value if isinstance(value, list) else [value]
-    told = [_tokens_of(value) for value in values if isinstance(value, dict)]
-    if partial and not lines:
-        totals = [(key.decode(), int(number)) for key, number in _TOTAL_IN_TEXT.findall(text)]
-        empty = next((f"{key} is 0" for key, number in totals if not number), None)
-        return Tokens(len(totals), empty)
-    requests = sum(entry.requests for entry in told)
-    with_tokens = sum(entry.requests_with_tokens for entry in told)
-    if partial and requests:
-        with_tokens += 1  # what was not looked at may have some
-    return Tokens(
-        sum(entry.results for entry in told),
-        next((entry.empty for entry in told if entry.empty is not None), None),
-        requests,
-        with_tokens,
-    )
-
-
-def _tokens_of(body: Mapping[str, Any]) -> Tokens:
-    for key in TOTALS:
-        if _is_number(body.get(key)):
-            return Tokens(1, None if body[key] else f"{key} is 0")
-    if _is_number(body.get("completed")) and any(key in body for key in OF_A_BENCHMARK):
-        return Tokens(1, None if body["completed"] else "completed is 0")
-    averages = {key: body[key]["avg"] for key in AVERAGES if isinstance(body.get(key), dict) and "avg" in body[key]}
-    if any(_is_number(average) for average in averages.values()):
-        return Tokens(1, next((f"{key} is 0" for key, value in averages.items() if value == 0), None))
-    for key in EACH:
-        if _is_number(body.get(key)):
-            return Tokens(requests=1, requests_with_tokens=int(body[key] != 0))
-    return Tokens()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+# Logs
 
 
 class LogResults(_Slices[LogFacts]):
@@ -484,11 +493,15 @@ class LogResults(_Slices[LogFacts]):
         """``run_dir`` is where the logs are; those that are not there are passed over."""
         super().__init__()
         self._paths = tuple(paths)
-        self._looked = self._results = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._looked = 0
+        self._tokens = Tokens()
         self._without: list[Flaw] = []
 
     def _facts(self) -> LogFacts:
-        return LogFacts(self._done, len(self._paths), self._looked, self._results, tuple(self._without))
+        return LogFacts(self._done, len(self._paths), self._looked, self._tokens, tuple(self._without))
 
     def _work(self) -> Iterator[None]:
         for path in self._paths:
@@ -498,11 +511,10 @@ class LogResults(_Slices[LogFacts]):
                 if fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
                     text = os.pread(fd, RESULT_BYTES, max(0, os.fstat(fd).st_size - RESULT_BYTES))
             self._looked += 1
-            told = [(key.decode(), int(number.replace(b",", b"") or 0)) for key, number in _TOTAL_IN_LOG.findall(text)]
-            self._results += len(told)
-            without = next((key for key, number in told if not number), None)
-            if without is not None:
-                _keep(self._without, Flaw(shown(name), None, f"{without}: 0"))
+            told = tokens_in_log(text)
+            self._tokens = add_up(self._tokens, told)
+            if told.empty is not None:
+                _keep(self._without, Flaw(shown(name), None, told.empty))
             yield
 
 
@@ -516,16 +528,23 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
         """``since``: when the job started, in epoch seconds; older checkpoints are none of it."""
         super().__init__()
         self._directory, self._pattern, self._since = directory, pattern, since
+        self._begin()
+
+    def _begin(self) -> None:
         self._entries: dict[str, CheckpointEntry] = {}
         self._last: Checkpoint | None = None
         self._good: Checkpoint | None = None
-        self._files = self._looked = self._valid = self._flawed = 0
+        self._files = self._looked = self._valid = self._flawed = self._unsure = 0
+        self._unsure_why: str | None = None
         self._flaws: list[Flaw] = []
 
     def _facts(self) -> CheckpointFacts:
         last, good = self._last, self._good
         flaws, flawed = tuple(self._flaws), self._flawed
-        return CheckpointFacts(self._done, self._files, self._looked, last, self._valid, flaws, flawed, good)
+        unsure, why = self._unsure, self._unsure_why
+        return CheckpointFacts(
+            self._done, self._files, self._looked, last, self._valid, flaws, flawed, good, unsure, why
+        )
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
@@ -534,27 +553,30 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
             found = self._newest(without)
             if found is None:
                 return
-            valid, flaws, flawed = 0, list[Flaw](), 0
-            if found.state == "incomplete":
-                flawed = max(1, found.missing_count)
-                flaws += [Flaw(shown(name), None, "is missing") for name in found.missing]
-            for entry in self._of(found.key):
-                for file in entry.files if not flawed or self._last is None else ():
-                    if file.temporary:
-                        continue
-                    verdict = self._check(file.path, only=found.files == 1)
-                    self._looked += 1
-                    valid += verdict.state == "valid"
-                    if verdict.state in ("invalid", "unfinished"):
-                        flawed += 1
-                        _keep(flaws, Flaw(shown(file.path), verdict.format, shown(verdict.reason or "is damaged")))
-                    yield
+            looked = _Looked()
+            files = [file for entry in self._of(found.key) for file in entry.files if not file.temporary]
+            # one that an earlier job has begun may be as that one has left it
+            ours = all(file.mtime >= self._since for file in files)
+            if found.state == "incomplete" and ours:
+                looked.flawed = max(1, found.missing_count)
+                looked.flaws += [Flaw(shown(name), None, "is missing") for name in found.missing]
+            elif found.state == "incomplete":
+                looked.doubt(NOT_OURS)
+            for file in files if not looked.flawed or self._last is None else ():
+                self._check(looked, file.path, only=found.files == 1, ours=file.mtime >= self._since)
+                self._looked += 1
+                yield
+            without.add(found.key)
+            if files and looked.gone == len(files):
+                continue  # it was removed meanwhile
+            if looked.gone:
+                looked.flawed, looked.flaws = 0, []  # it is being removed
             if self._last is None:
-                self._last, self._valid, self._flaws, self._flawed = found, valid, flaws, flawed
-            if not flawed:
+                self._last, self._valid, self._flaws, self._flawed = found, looked.valid, looked.flaws, looked.flawed
+                self._unsure, self._unsure_why = looked.unsure, looked.why
+            if not looked.flawed:
                 self._good = found
                 return
-            without.add(found.key)
 
     def _list(self) -> Iterator[None]:
         """All that is there."""
@@ -578,17 +600,44 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
     def _of(self, key: str) -> list[CheckpointEntry]:
         return [entry for entry in self._entries.values() if not entry.temporary and _key(entry) == key]
 
-    def _check(self, path: str, *, only: bool) -> Verdict:
-        """What the format of a file tells; an empty one is damaged where it should hold something."""
+    def _check(self, looked: "_Looked", path: str, *, only: bool, ours: bool) -> None:
+        """Note what the format of a file tells; an empty one is damaged where it should hold something."""
         try:
             with open_source(self._directory, path) as source:
                 verdict = check(source)
         except NoFile as error:
-            return Verdict("invalid", None, f"cannot be read: {error}")
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                looked.doubt(shown(str(error)))
+            else:
+                looked.gone += 1
+            return
+        state, reason = verdict.state, verdict.reason
         binary = any(path.lower().endswith(known.EXTENSIONS) for known in BINARY)
-        if verdict.state == "empty" and (only or binary):
-            return Verdict("invalid", None, "is empty")
-        return verdict
+        if state == "empty" and (only or binary):
+            state, reason = "invalid", "is empty"
+        looked.valid += state == "valid"
+        if state in ("invalid", "unfinished") and not ours:
+            looked.doubt(NOT_OURS)
+        elif state in ("invalid", "unfinished"):
+            looked.flawed += 1
+            _keep(looked.flaws, Flaw(shown(path), verdict.format, shown(reason or "is damaged")))
+
+
+@dataclass
+class _Looked:
+    """What has been found out about one checkpoint."""
+
+    valid: int = 0
+    flawed: int = 0
+    unsure: int = 0
+    why: str | None = None
+    gone: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+    def doubt(self, why: str) -> None:
+        """Of one more file it cannot be told."""
+        self.unsure += 1
+        self.why = self.why or why
 
 
 def _key(entry: CheckpointEntry) -> str | None:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from exporter.readers.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watch, Watched
+from launcher.verify_files import TRANSIENT
 
 WAIT_S = 0.1
 """Between two questions whether there is time left."""
 PATIENCE_S = 30.0
-"""A file system that has not answered for so long does not answer,"""
+"""A file system that has not answered for so long, or with errors alone, does not answer."""
 LATE_S = 5.0
-"""and after so long neither when the time is up."""
+"""What is waited for longer is told."""
 OVERTIME_S = 1.0
 """What is under way when the time is up may take so long."""
 AGAIN_S, MOST_TRIES = 1.0, 4
@@ -35,6 +36,8 @@ class Answer(NamedTuple):
     """or what does not answer,"""
     unable: str | None = None
     """or why nobody could look; None of them where only the time was too short."""
+    local: bool | None = None
+    """Whether the file system is this machine's own; None where that is not known."""
 
 
 class _Work:
@@ -47,6 +50,8 @@ class _Work:
         self.asked_at: float | None = None
         """When the look that is under way was begun."""
         self.tries = 0
+        self.failing: tuple[float, str] | None = None
+        """Since when there are errors that may pass, and what the last of them says."""
         self.not_before = 0.0
         self.answer: Answer | None = None
 
@@ -64,18 +69,21 @@ class _Work:
         try:
             self._take(self.watched.result(WAIT_S))
         except Hanging as hanging:
-            late = time.monotonic() - self.asked_at
-            if late >= PATIENCE_S or (late >= LATE_S and over):
+            if time.monotonic() - self.asked_at >= PATIENCE_S:
                 self.end(silent=f"mount {hanging.mount}" if hanging.mount else "its file system")
         except HelperEnded as error:
             self._try_again(str(error))
         except LookFailed as error:
             self.end(unable=str(error))
         except OSError as error:
-            self.end(error=error.strerror or str(error))
+            words = error.strerror or str(error)
+            if error.errno in TRANSIENT:
+                self._wait_for(words)
+            else:
+                self.end(error=words)
 
     def _take(self, facts: Any) -> None:
-        self.facts, self.asked_at = facts, None
+        self.facts, self.asked_at, self.failing = facts, None, None
         self.sums += getattr(facts, "sums", ())
         if facts.done:
             self.end()
@@ -89,9 +97,23 @@ class _Work:
         if self.tries >= MOST_TRIES:
             self.end(unable=why)
 
-    def end(self, **why: str | None) -> None:
+    def _wait_for(self, words: str) -> None:
+        """It has failed in a way that may pass: have all of it done anew."""
+        now = time.monotonic()
+        self.asked_at, self.facts = None, None
+        self.sums.clear()
+        self.failing = (self.failing[0] if self.failing is not None else now, words)
+        self.not_before = now + AGAIN_S
+        if now - self.failing[0] >= PATIENCE_S:
+            self.end(error=words)
+
+    def end(self, *, error: str | None = None, silent: str | None = None, unable: str | None = None) -> None:
         """Nothing more will come."""
-        self.answer = Answer(self.facts, tuple(self.sums), **why)
+        if self.failing is not None and error is None:
+            unable = unable or self.failing[1]
+        found = self.watched.filesystem
+        local = None if found is None else not found.remote
+        self.answer = Answer(self.facts, tuple(self.sums), error, silent, unable, local)
 
     @property
     def waits_for(self) -> str | None:

@@ -280,6 +280,13 @@ def test_a_job_that_ends_well_before_its_last_step_is_complete_and_says_so(tmp_p
     assert checks(report) == [("steps", None, f"200 of 300 steps done{AS_LOGGED}")]
 
 
+def test_a_job_whose_file_gives_a_total_of_steps_is_not_told_to_give_one(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_steps": 300})
+    report = run_dir.ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
+    told = "200 of 300 steps done, as far as the logs say; the program may have stopped early"
+    assert checks(report) == [("steps", None, told)]
+
+
 def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_path: Path) -> None:
     own = {"step": r"at step (?P<done>\d+)"}
     run_dir = RunDir(tmp_path, progress={"total_items": 100, "patterns": own})

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from exporter import records
+from exporter.readers.mounts import Mount
 from launcher.client import JobClient
 from launcher.report import FLAWS_SHOWN, render_report, write_report
 from tests.exporter.checkpoint_trees import torch_bytes
@@ -141,6 +142,33 @@ def test_a_finished_job_is_verified_anew(tmp_path: Path) -> None:
     assert "\r" not in done.stdout + done.stderr
     assert (job.path / records.REPORT_FILE).read_bytes() == written
     assert gpujob("report", job.path, cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_job_whose_output_is_gone_is_not_complete(damaged: bool, tmp_path: Path) -> None:
+    job = Finished(tmp_path)
+    if damaged:
+        job.output(1, end="{")
+    assert job.settle()["state"] == ("INCOMPLETE" if damaged else "COMPLETED")
+    for path in job.path.glob("output_*"):
+        path.unlink()
+    report = JobClient(job.path).report(verify=True)
+    assert (report["state"], outcome(report, "outputs")) == ("INCOMPLETE", False)
+    (check,) = [check for check in report["verification"]["checks"] if check["name"] == "outputs"]
+    assert check["detail"].startswith("2 files are gone from ")
+
+
+def test_output_on_the_disk_of_another_machine_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Finished(tmp_path, paths={"output_dir": "/var/tmp"}, patterns={"output": "no_such_output_*"})
+    report = job.settle()
+    for check in report["verification"]["checks"]:
+        if check["name"] == "outputs":
+            check.update(detail="2 files, 60 bytes", passed=True)
+    write_report(job.path, report)
+    mounts = (Mount("/", "ext4", "disk"), Mount(str(tmp_path), "nfs4", "server:/home"))
+    monkeypatch.setattr("exporter.readers.mounts.MountTable.current", lambda _: mounts)
+    report = JobClient(job.path).report(verify=True)
+    assert (report["state"], outcome(report, "outputs")) == ("COMPLETED", None)
 
 
 def test_files_that_were_repaired_since_make_a_job_complete(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_events_tell_the_course_of_the_job(completed: Ended) -> None:
     names = [event["event"] for event in events]
     assert names.index("launch verified") > 4, "it is found out beside the work, some time after its begin"
     names.remove("launch verified")
-    of_sidecars = {"first output", "checkpoint saved", "output complete", "milestone", "disk low"}
+    of_sidecars = {"first output", "checkpoint saved", "checkpoint unusual", "output complete", "milestone", "disk low"}
     assert {"first output", "checkpoint saved", "milestone"} <= set(names)
     assert [name for name in names if name not in of_sidecars] == [
         *("job started", "phase", "worker started", "worker started", "phase"),

@@ -1,0 +1,183 @@
+"""What results of benchmarks tell of the tokens that were generated: in JSON, and where they are printed in a log.
+
+A result without tokens is a failure only where there should be some: benchmarks of embeddings and of ranking report
+requests that have succeeded, with 0 tokens.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from exporter.readers.formats import Verdict
+from exporter.readers.formats.source import Damaged, Source, Undecided
+
+RESULT_BYTES = 64 << 10
+"""Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""
+TOTALS = ("total_output_tokens", "total_generated_tokens", "total_completion_tokens")
+"""What a benchmark calls the tokens of all its requests,"""
+EACH = ("output_tokens", "generated_tokens", "completion_tokens")
+"""and what is told of one request."""
+AVERAGES = ("output_token_throughput", "output_sequence_length", "request_count")
+"""Of AIPerf: objects with their average."""
+OF_A_BENCHMARK = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
+"""Beside one of these, ``completed`` is a number of requests."""
+TEXTS = ("text", "output", "response", "completion", "content", "answer", "generated", "generated_text", "output_text")
+"""What holds the text that was generated for one request,"""
+ALL_TEXTS = "generated_texts"
+"""and for all of them."""
+OF_TEXT = re.compile(r"ttft|time_to_first_token")
+"""In names of values that only generated text has."""
+ABOUT = ("backend", "endpoint", "endpoint_type", "task", "task_type", "label", "model", "model_id")
+"""What a result says of itself."""
+NO_TEXT = re.compile(r"embed|rerank|pooling|classif|reward|score", re.IGNORECASE)
+"""In those where no text is generated."""
+
+_TOTAL_IN_TEXT = re.compile(rb'(?<!\\)"(%b)"\s{0,8}:\s{0,8}(\d{1,20})(?![\d.])' % "|".join(TOTALS).encode())
+_ABOUT_IN_TEXT = re.compile(rb'(?<!\\)"(?:%b)"\s{0,8}:\s{0,8}"([^"]{0,200})"' % "|".join(ABOUT).encode())
+_TOTAL_IN_LOG = re.compile(
+    rb"\b(Total generated tokens|Successful requests): {1,60}([\d,]{1,24})(?:\.0{1,9})?(?=\s|\Z)"
+)
+_OF_TEXT_IN_LOG = re.compile(rb"TTFT|Time to First Token")
+_ABOUT_IN_LOG = re.compile(rb"^(?:Backend|Endpoint|Model|Task): {1,60}(\S{1,200})", re.MULTILINE)
+
+
+class Tokens(NamedTuple):
+    """What a text tells of tokens."""
+
+    results: int = 0
+    """Results of whole benchmarks,"""
+    results_with_tokens: int = 0
+    """those that have some, or may have,"""
+    results_open: int = 0
+    """and those of which it cannot be told whether they should have some."""
+    empty: str | None = None
+    """What one without any token says that should have some."""
+    requests: int = 0
+    """Requests that tell their tokens,"""
+    requests_with_tokens: int = 0
+    """those that have some, or may have,"""
+    requests_open: int = 0
+    """and those of which it cannot be told whether they should have some."""
+
+
+def add_up(one: Tokens, other: Tokens) -> Tokens:
+    """What two texts tell together."""
+    return Tokens(
+        one.results + other.results,
+        one.results_with_tokens + other.results_with_tokens,
+        one.results_open + other.results_open,
+        one.empty or other.empty,
+        one.requests + other.requests,
+        one.requests_with_tokens + other.requests_with_tokens,
+        one.requests_open + other.requests_open,
+    )
+
+
+def result_text(source: Source, verdict: Verdict) -> bytes:
+    """The part of a JSON file in which the result of a benchmark would stand; nothing of another file."""
+    if verdict.format not in ("json", "jsonl") or verdict.state not in ("valid", "unfinished", "unknown"):
+        return b""
+    small = (1 << 20) if verdict.format == "json" else 2 * RESULT_BYTES
+    try:
+        return source.head(source.size if source.size <= small else RESULT_BYTES)
+    except (Damaged, Undecided, OSError):
+        return b""
+
+
+def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
+    """What JSON or JSON ``lines`` tell of tokens; of a text that is not ``whole``, its beginning."""
+    values: list[Any] = []
+    partial = not whole
+    for part in text.splitlines() if lines else (text,):
+        try:
+            value = json.loads(part.removeprefix(b"\xef\xbb\xbf")) if part.strip() else None
+        except (ValueError, RecursionError):
+            partial = True
+            continue
+        values += value if isinstance(value, list) else [value]
+    if partial and not lines:
+        return _tokens_of_part(text)
+    told = Tokens()
+    for value in values:
+        if isinstance(value, dict):
+            told = add_up(told, _tokens_of(value))
+    if partial and told.requests:  # what was not looked at may have some
+        told = told._replace(requests_with_tokens=told.requests_with_tokens + 1)
+    if partial and told.results:
+        told = told._replace(results_with_tokens=told.results_with_tokens + 1)
+    return told
+
+
+def _tokens_of_part(text: bytes) -> Tokens:
+    """What the beginning of a JSON text tells."""
+    about = (word.decode(errors="replace") for word in _ABOUT_IN_TEXT.findall(text))
+    of_text = OF_TEXT.search(text.decode(errors="replace")) is not None and not _is_without_text(about)
+    told = Tokens()
+    for key, number in _TOTAL_IN_TEXT.findall(text):
+        told = add_up(told, _result(f"{key.decode()} is 0", has=int(number) > 0, should=of_text))
+    return told
+
+
+def _result(words: str, *, has: bool, should: bool) -> Tokens:
+    """One result, and what to say where it has no tokens and should."""
+    return Tokens(1, int(has), int(not has and not should), None if has or not should else words)
+
+
+def _is_without_text(about: Iterable[str]) -> bool:
+    return any(NO_TEXT.search(word) for word in about)
+
+
+def _is_of_text(body: Mapping[str, Any]) -> bool:
+    """Whether a result is of a benchmark that has text generated."""
+    if _is_without_text(body[key] for key in ABOUT if isinstance(body.get(key), str)):
+        return False
+    texts = body.get(ALL_TEXTS)
+    return any(OF_TEXT.search(key) for key in body) or (isinstance(texts, list) and bool(texts) and not any(texts))
+
+
+def _tokens_of(body: Mapping[str, Any]) -> Tokens:
+    done = body.get("completed")
+    for key in TOTALS:
+        if _is_number(body.get(key)):
+            should = _is_of_text(body) or (_is_number(done) and done == 0)
+            return _result(f"{key} is 0", has=body[key] != 0, should=should)
+    if _is_number(done) and any(key in body for key in OF_A_BENCHMARK):
+        return _result("completed is 0", has=done != 0, should=True)
+    averages = {key: body[key]["avg"] for key in AVERAGES if isinstance(body.get(key), dict) and "avg" in body[key]}
+    if any(_is_number(average) for average in averages.values()):
+        zero = next((key for key, value in averages.items() if value == 0), None)
+        should = _is_of_text(body) or averages.get("request_count") == 0
+        return _result(f"{zero} is 0", has=zero is None, should=should)
+    for key in EACH:
+        if _is_number(body.get(key)):
+            has, texts = body[key] != 0, [body[name] for name in TEXTS if isinstance(body.get(name), str)]
+            should = bool(texts) and not any(texts)
+            return Tokens(requests=1, requests_with_tokens=int(has), requests_open=int(not has and not should))
+    return Tokens()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def tokens_in_log(text: bytes) -> Tokens:
+    """What the results that a log ends in tell: the last of them, unless an earlier one has tokens."""
+    results: list[dict[bytes, int]] = []
+    for key, number in _TOTAL_IN_LOG.findall(text):
+        if not results or key in results[-1] or key == b"Successful requests":
+            results.append({})
+        results[-1][key] = int(number.replace(b",", b"") or 0)
+    if not results:
+        return Tokens()
+    last, tokens = results[-1], b"Total generated tokens"
+    done = last.get(b"Successful requests")
+    if any(result.get(tokens) for result in results):
+        return Tokens(1, 1)
+    if done == 0:
+        return _result("Successful requests: 0", has=False, should=True)
+    if tokens not in last:
+        return _result("", has=True, should=False)
+    about = (word.decode(errors="replace") for word in _ABOUT_IN_LOG.findall(text))
+    should = done is None or (_OF_TEXT_IN_LOG.search(text) is not None and not _is_without_text(about))
+    return _result("Total generated tokens: 0", has=False, should=should)
