@@ -163,7 +163,8 @@ def _could_be_names(fields: Sequence[str]) -> bool:
 def _first_rows(text: bytes, between: str) -> list[list[str]]:
     """The first rows that are whole; of a text of one line that one."""
     text = text[: text.rfind(b"\n") + 1] or text
-    reader = csv.reader(io.StringIO(f"{text.decode('latin-1')}\0", newline=""), delimiter=between)
+    quoting = csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL
+    reader = csv.reader(io.StringIO(f"{text.decode('latin-1')}\0", newline=""), delimiter=between, quoting=quoting)
     rows: list[list[str]] = []
     try:
         for row in filter(None, reader):
@@ -239,7 +240,8 @@ class LineCount(_Growing):
     r"""Records of a JSONL or CSV file: lines that are finished and not blank, of CSV without comments and header.
 
     A record of CSV goes on over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only where a field
-    begins, and a doubled one does not close. Lines end with ``\n`` or ``\r\n``.
+    begins, and a doubled one does not close. Where tabs separate the fields it is a letter: natural text in them is
+    mostly written as it is. Lines end with ``\n`` or ``\r\n``.
     """
 
     __slots__ = (
@@ -321,7 +323,7 @@ class LineCount(_Growing):
     def _count(self, text: bytes) -> None:
         if not self._csv:
             self._lines_of(self._before + text, _BLANK)
-        elif self._quote != OUTSIDE or b'"' in text:
+        elif self._quote != OUTSIDE or (b'"' in text and self._delimiter != b"\t"):
             self._rows_of(text)
         else:
             self._lines_of(self._before + text, _EMPTY)

@@ -414,3 +414,15 @@ def test_a_file_is_counted_through_its_descriptor_alone(tmp_path: Path) -> None:
         while counter.advance(source.fileno(), os.fstat(source.fileno()).st_size, 100_000):
             pass
     assert counter.items == 20_000
+
+
+def test_a_quote_between_tabs_is_a_letter(tmp_path: Path) -> None:
+    text = b"id\ttext\n" + b'7\t"open\n' * 30
+    (tmp_path / "a.tsv").write_bytes(text)
+    count, fd = LineCount(csv=True), os.open(tmp_path / "a.tsv", os.O_RDONLY)
+    try:
+        while count.advance(fd, len(text), 64):
+            pass
+    finally:
+        os.close(fd)
+    assert count.records == 30

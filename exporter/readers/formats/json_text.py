@@ -42,7 +42,7 @@ def decode(data: bytes) -> str:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
     except UnicodeDecodeError as error:
         refuse_nul(data)
-        raise Damaged(f"is no text from byte {error.start} on") from error
+        raise Damaged(f"byte {error.start} (0x{data[error.start]:02x}) is not {error.encoding.upper()}") from error
     if "\0" in text:
         refuse_nul(data)
     return text

@@ -62,8 +62,8 @@ def test_what_json_writes_is_valid(value: object) -> None:
         (b" \n ", "holds nothing but white space"),
         (b'{"a": \0\0\0}', "has 3 NUL bytes: what was written there is lost"),
         (bytes(40), "has 40 NUL bytes: what was written there is lost"),
-        (b'{"a": "\xff"}', "is no text from byte 7 on"),
-        ('{"a": "é"}'.encode()[:8], "is no text from byte 7 on"),
+        (b'{"a": "\xff"}', "byte 7 (0xff) is not UTF-8"),
+        ('{"a": "é"}'.encode()[:8], "byte 7 (0xc3) is not UTF-8"),
     ],
 )
 def test_broken_texts_are_told_apart(text: bytes, reason: str) -> None:
