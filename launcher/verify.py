@@ -438,8 +438,9 @@ def _valid(facts: OutputFacts) -> Check:
     if facts.looked < facts.files:
         others.append(f"{NO_TIME} {facts.files - facts.looked} of {facts.files}")
     if facts.flawed:
-        words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(facts.flaws, facts.flawed)}"
-        return Check("valid", False, "; ".join((words, *others)), facts.flaws, facts.flawed)
+        flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
+        words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(flaws, facts.flawed)}"
+        return Check("valid", False, "; ".join((words, *others)), flaws, facts.flawed)
     passed = True if facts.valid and facts.looked == facts.files and not facts.unreadable else None
     words = f"{_files(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
     return Check("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
