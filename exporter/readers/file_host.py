@@ -30,7 +30,7 @@ from exporter.readers.file_helper import (
     directory_of,
     read_exactly,
 )
-from exporter.readers.mounts import Mount, MountTable, any_remote, mount_of
+from exporter.readers.mounts import Mount, any_remote, mount_of, mount_table
 from exporter.readers.procfs import ENDED, READ, STAT_BYTES, parse_stat
 
 LOOK_WAIT_S = 1.0
@@ -161,7 +161,7 @@ class FileHost:
     def __init__(self, clock: Clock, process: bool | None = None, proc: str = "/proc") -> None:
         """``process``: whether a process of its own looks; None: where any mount is remote, or mounts are unknown."""
         self.clock = clock
-        self.mounts = MountTable(proc)
+        self.mounts = mount_table(proc)
         if process is None:
             mounts = self.mounts.current()
             process = any_remote(mounts) or not mounts

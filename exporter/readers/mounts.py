@@ -5,6 +5,7 @@ import re
 import select
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 NETWORK = frozenset((
@@ -111,3 +112,9 @@ class MountTable:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+
+@lru_cache(maxsize=8)
+def mount_table(proc: str = "/proc") -> MountTable:
+    """The table of this process: one descriptor, however many ask."""
+    return MountTable(proc)

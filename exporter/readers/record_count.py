@@ -163,8 +163,11 @@ def _could_be_names(fields: Sequence[str]) -> bool:
 def _first_rows(text: bytes, between: str) -> list[list[str]]:
     """The first rows that are whole; of a text of one line that one."""
     text = text[: text.rfind(b"\n") + 1] or text
-    quoting = csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(f"{text.decode('latin-1')}\0", newline=""), delimiter=between, quoting=quoting)
+    reader = csv.reader(
+        io.StringIO(f"{text.decode('latin-1')}\0", newline=""),
+        delimiter=between,
+        quoting=csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL,
+    )
     rows: list[list[str]] = []
     try:
         for row in filter(None, reader):
