@@ -11,9 +11,9 @@ from exporter.collectors.base import Context, Status
 from exporter.derive.checkpoints import Checkpoint, Checkpoints, Happened
 from exporter.families import Family, Samples
 from exporter.readers.checkpoint_files import EARLY_S, CheckpointSight, CheckpointWatch
-from exporter.readers.checkpoint_state import read_checkpoint_state, write_checkpoint_state
 from exporter.readers.file_host import LOOK_WAIT_S, Hanging, Watched
 from exporter.readers.formats.source import shown
+from exporter.readers.kept_state import read_state, write_state
 
 TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written, damaged ones too.", kind="counter")
 LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
@@ -137,7 +137,7 @@ class CheckpointsCollector:
         if self._restored:
             return
         self._restored = True
-        state = read_checkpoint_state(*self._place)
+        state = read_state(*self._place, kind="checkpoints")
         if state is None:
             return
         try:
@@ -156,7 +156,7 @@ class CheckpointsCollector:
         if state == self._saved:
             return
         self._saved_at = now
-        problem = write_checkpoint_state(*self._place, state)
+        problem = write_state(*self._place, state, kind="checkpoints")
         if problem is None:
             self._saved = state
         elif self._unsaved is None:

@@ -24,8 +24,8 @@ from exporter.identity import safe_label
 from exporter.manifest import Manifest, Task
 from exporter.readers.folder_news import FolderNews
 from exporter.readers.history import RunHistory, read_history
+from exporter.readers.kept_state import read_state, write_state
 from exporter.readers.lexicon import lexicon_of
-from exporter.readers.log_state import read_state, write_state
 from exporter.readers.worker_logs import LogFinder, log_paths, progress_path
 
 ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
@@ -150,6 +150,8 @@ class LogsCollector:
         """Ranks whose state has been read and not been tried yet."""
         self._next = 0
         """Worker at which the next look begins, so that all get their turn when there is much to read."""
+        identity = context.identity
+        self._place = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         self._saved_at = context.clock.monotonic()
         self._unsaved: str | None = None
         """Why the last state could not be saved."""
@@ -157,8 +159,7 @@ class LogsCollector:
     def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
         """The workers of this node, where a sidecar before this one has left them."""
         context, manifest = self._context, self._context.manifest
-        identity = context.identity
-        saved = read_state(manifest.run_dir, identity.node, identity.job_id, identity.attempt) or {}
+        saved = read_state(*self._place, kind="logs") or {}
         self._priors = earlier_runs(manifest.job_name)
         found = []
         for task in context.tasks:
@@ -284,9 +285,8 @@ class LogsCollector:
         if now - self._saved_at < SAVE_INTERVAL_S:
             return
         self._saved_at = now
-        identity = self._context.identity
         state = {str(worker.task.rank): worker.state() for worker in workers}
-        problem = write_state(self._context.manifest.run_dir, identity.node, identity.job_id, identity.attempt, state)
+        problem = write_state(*self._place, state, kind="logs")
         if problem is not None and self._unsaved is None:
             log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
         elif problem is None and self._unsaved is not None:

@@ -39,7 +39,7 @@ from exporter.collectors.logs import (
     LogsCollector,
 )
 from exporter.manifest import LogPattern, PathGroup, Task
-from exporter.readers.log_state import LOG_STATE_DIR
+from exporter.readers.kept_state import STATE_DIR
 from exporter.readers.tail import CHUNK_BYTES
 from tests.exporter.support import (
     NODE,
@@ -409,7 +409,7 @@ def test_a_state_that_is_none_costs_nothing(logs: Logs, text: str) -> None:
     steady(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    (path,) = (logs.run_dir / STATE_DIR).iterdir()
     path.write_text(text)
     logs.collector = logs.fresh()
     assert logs.facts().position == 50
@@ -419,7 +419,7 @@ def test_every_part_of_the_state_may_be_missing(logs: Logs) -> None:
     steady(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    (path,) = (logs.run_dir / STATE_DIR).iterdir()
     body = json.loads(path.read_text())
     for key in body["logs"]["0"]:
         cut_short = {**body, "logs": {"0": {name: value for name, value in body["logs"]["0"].items() if name != key}}}
@@ -581,7 +581,7 @@ def test_a_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, 
     steady(logs, 10)
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    (path,) = (logs.run_dir / STATE_DIR).iterdir()
     body = json.loads(path.read_text())
     at = body["logs"]["0"]
     for key in place[:-1]:
@@ -600,7 +600,7 @@ def test_ranks_that_are_no_ranks_do_not_pile_up(logs: Logs) -> None:
         logs.facts()
         logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    (path,) = (logs.run_dir / LOG_STATE_DIR).iterdir()
+    (path,) = (logs.run_dir / STATE_DIR).iterdir()
     assert len(json.loads(path.read_text())["logs"]["0"]["values"]) == follow.MOST_RANKS
 
 
@@ -645,7 +645,7 @@ def test_a_state_that_cannot_be_saved_is_told_once_and_so_is_that_it_can_be_agai
     logs: Logs, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs.facts()
-    place = logs.run_dir / LOG_STATE_DIR
+    place = logs.run_dir / STATE_DIR
     place.write_text("in the way")
     for _ in range(3):
         logs.clock.advance(SAVE_INTERVAL_S)
