@@ -18,7 +18,7 @@ from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
 from launcher.judge import Judge, failures
-from launcher.verify import Check, verify, verify_files
+from launcher.verify import Check, verify
 from launcher.verify_looks import OutOfTime, ProgressOf
 
 REPORT_SCHEMA = 1
@@ -252,25 +252,13 @@ def _verify(
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
     logs = _logs(manifest, workers, attempt)
-    if manifest.attached:
-        return verify_files(
-            manifest,
-            work=work,
-            since=since,
-            idle=idle,
-            busy=busy,
-            logs=logs,
-            told=told,
-            out_of_time=out_of_time,
-            progress=progress,
-            again=again,
-            before=before,
-        )
-    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in workers if worker["critical"]]
+    # the monitor of a job that others have started has its own checks of workers and items
+    critical = [] if manifest.attached else [worker for worker in workers if worker["critical"]]
+    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
     return verify(
         manifest,
         work=work,
-        reasons=reasons,
+        reasons=None if manifest.attached else reasons,
         since=since,
         idle=idle,
         busy=busy,

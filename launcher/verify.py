@@ -15,7 +15,7 @@ from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, PathGroup, Verification
 from exporter.readers.file_host import FileHost
 from exporter.readers.formats.source import shown
-from exporter.readers.mounts import Mount, mount_of
+from exporter.readers.mounts import is_apart, mount_of
 from launcher.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify_files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, Make, OutOfTime, ProgressOf, look_at_all
@@ -54,7 +54,7 @@ def verify(
     manifest: Manifest,
     *,
     work: Work,
-    reasons: Sequence[str | None],
+    reasons: Sequence[str | None] | None,
     since: float = 0.0,
     idle: Collection[int] = (),
     busy: Collection[int] = (),
@@ -68,43 +68,11 @@ def verify(
 ) -> list[Check]:
     """Checks of a finished job that started at ``since``, its ``work`` as the logs say.
 
-    ``reasons`` are those of its critical tasks, ``idle`` the ranks that had nothing to do, ``busy`` those that had,
-    ``logs`` where benchmarks print their results, ``told`` the last status of each node's sidecar. ``again`` compares
-    checksums with those that were written at the end of the job, when there were ``before`` output files.
+    ``reasons`` are those of its critical tasks; without them its files alone are checked. ``idle`` are the ranks that
+    had nothing to do, ``busy`` those that had, ``logs`` where benchmarks print their results, ``told`` the last status
+    of each node's sidecar. ``again`` compares checksums with those that were written at the end of the job, when there
+    were ``before`` output files.
     """
-    files = verify_files(
-        manifest,
-        work=work,
-        since=since,
-        idle=idle,
-        busy=busy,
-        logs=logs,
-        told=told,
-        out_of_time=out_of_time,
-        progress=progress,
-        again=again,
-        before=before,
-        host=host,
-    )
-    return [_workers(reasons), *_work(manifest, work), *files]
-
-
-def verify_files(
-    manifest: Manifest,
-    *,
-    work: Work,
-    since: float,
-    idle: Collection[int] = (),
-    busy: Collection[int] = (),
-    logs: Collection[Path] = (),
-    told: Mapping[str, Mapping[str, Any]] | None = None,
-    out_of_time: OutOfTime = lambda: False,
-    progress: ProgressOf | None = None,
-    again: bool = False,
-    before: int = 0,
-    host: FileHost | None = None,
-) -> list[Check]:
-    """Those of the checks that look at files."""
     groups = {group.name: group for group in manifest.groups if group.pattern is not None}
     known = read_checksums(manifest.run_dir) if again else None
     summed = manifest.verify.checksums if not again else known is not None
@@ -112,12 +80,13 @@ def verify_files(
     own = FileHost(SystemClock()) if host is None else host
     try:
         answers = look_at_all(makes, own, out_of_time, progress)
-        apart = OUTPUT in groups and _is_apart(manifest, answers[OUTPUT], own.mounts.current())
+        shared = mount_of(os.path.abspath(manifest.run_dir), own.mounts.current())
     finally:
         if host is None:
             own.close()
-    checks = []
+    checks: list[Check] = []
     if OUTPUT in groups:
+        apart = is_apart(answers[OUTPUT].mount, shared)
         # one machine that plays several nodes has one disk: there all that anybody writes is seen
         nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
         job = _Job(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
@@ -129,7 +98,7 @@ def verify_files(
         checks.append(_compared(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
         checks.append(_written(manifest.run_dir, answers[OUTPUT]))
-    return checks
+    return checks if reasons is None else [_workers(reasons), *_work(manifest, work), *checks]
 
 
 def _makes(
@@ -291,12 +260,6 @@ def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
         invalid=tuple(str(flaw.get("file")) for entry in entries for flaw in entry.get("invalid") or ()),
         written=any(entry.get("first_output") is not None for entry in entries),
     )
-
-
-def _is_apart(manifest: Manifest, answer: Answer, mounts: Sequence[Mount]) -> bool:
-    """Whether the output files are on a disk of this machine while the run directory is shared."""
-    mount = mount_of(os.path.abspath(manifest.run_dir), mounts)
-    return answer.local is True and mount is not None and mount.remote
 
 
 def _outputs(job: _Job, answer: Answer) -> list[Check]:
@@ -572,6 +535,3 @@ def _compared(answer: Answer, known: Mapping[str, str] | None) -> Check:
         return Check("checksums", False, words, tuple(flaws), len(flaws))
     same = sum(name in now for name in known)
     return Check("checksums", True if done else None, f"{same} of {_files(len(known))} as in {CHECKSUMS_FILE}")
-
-
-__all__ = ["Check", "enough_of", "verify", "verify_files"]

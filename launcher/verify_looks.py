@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from exporter.readers.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watch, Watched
+from exporter.readers.mounts import Mount
 from launcher.verify_files import TRANSIENT
 
 WAIT_S = 0.1
@@ -36,8 +37,8 @@ class Answer(NamedTuple):
     """or what does not answer,"""
     unable: str | None = None
     """or why nobody could look; None of them where only the time was too short."""
-    local: bool | None = None
-    """Whether the file system is this machine's own; None where that is not known."""
+    mount: Mount | None = None
+    """Where the files are, as far as that is known."""
 
 
 class _Work:
@@ -111,9 +112,7 @@ class _Work:
         """Nothing more will come."""
         if self.failing is not None and error is None:
             unable = unable or self.failing[1]
-        found = self.watched.filesystem
-        local = None if found is None else not found.remote
-        self.answer = Answer(self.facts, tuple(self.sums), error, silent, unable, local)
+        self.answer = Answer(self.facts, tuple(self.sums), error, silent, unable, self.watched.filesystem)
 
     @property
     def waits_for(self) -> str | None:

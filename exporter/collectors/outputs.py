@@ -1,10 +1,9 @@
 """Output and checkpoint files: how many, how large, how they grow, what is in them, and whether they are whole."""
 
-import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
@@ -14,7 +13,7 @@ from exporter.families import Family, Samples
 from exporter.manifest import PathGroup
 from exporter.readers.file_host import Hanging, HelperEnded, Watched
 from exporter.readers.formats.source import shown
-from exporter.readers.mounts import Mount, mount_of
+from exporter.readers.mounts import is_apart, mount_of
 from exporter.readers.output_files import CLOCK_SLACK_S, Invalid, OutputLook, OutputWatch, Owned, OwnerOf
 
 FILES = Family("output_files", "Files of the group that this node answers for.", labels=("group",))
@@ -58,30 +57,6 @@ CHECKPOINT = "checkpoint"
 SLOW_S = 5.0
 """A look that takes longer than it is waited for, and not for longer than this, is slow and does not hang."""
 EVENTS = 50
-WORDS_FOR_A_WORKER = ("worker", "rank")
-"""Before a number in a name; behind others, as ``part`` or ``shard``, it may count files that any worker writes."""
-
-
-@lru_cache(maxsize=64)
-def _number_after(words: frozenset[str]) -> re.Pattern[str]:
-    return re.compile(rf"(?:^|[^A-Za-z])({'|'.join(map(re.escape, sorted(words)))})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
-
-
-def own_rank(name: str, ranks: Mapping[tuple[str, int], int]) -> int | None:
-    """The rank of the worker that writes a file, by a word in its name that stands for a worker alone."""
-    roles = {role.casefold(): role for role, _ in ranks}
-    match = _number_after(frozenset((*WORDS_FOR_A_WORKER, *roles))).search(name)
-    return None if match is None else ranks.get((roles.get(match[1].casefold(), ""), int(match[2])), int(match[2]))
-
-
-def is_on_node(directory: str, run_dir: str, mounts: Sequence[Mount]) -> bool:
-    """Whether a directory is one of this node alone, by the mounts and the text of the paths.
-
-    All nodes see the run directory: where not even that is remote, as on one machine that plays several nodes, the
-    types of the mounts do not tell what they share.
-    """
-    mount, shared = mount_of(directory, mounts), mount_of(run_dir, mounts)
-    return mount is not None and shared is not None and shared.remote and not mount.remote
 
 
 @dataclass(frozen=True)
@@ -182,13 +157,14 @@ class OutputsCollector:
             ours=frozenset(self._tasks),
             others=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
             rest=context.identity.node_index == 0,
-            own_rank_of=partial(own_rank, ranks=ranks),
+            own_rank_of=partial(worker_rank, ranks=ranks, sure=True),
         )
+        shared = mount_of(str(manifest.run_dir), mounts)
         self._groups = []
         for group in manifest.groups:
             if group.pattern is not None:
                 directory = str(manifest.directory(group))
-                local = manifest.nodes > 1 and is_on_node(directory, str(manifest.run_dir), mounts)
+                local = manifest.nodes > 1 and is_apart(mount_of(directory, mounts), shared)
                 make = partial(OutputWatch, directory, group.pattern, replace(owner_of, local=local), self._start)
                 self._groups.append(_Group(group, self._files.watch(f"outputs-{group.name}", make)))
         self._directories = {group.name: shown(str(manifest.directory(group))) for group in manifest.groups}

@@ -478,11 +478,6 @@ LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10)
 _FOREVER = 1e18
 
 
-def is_costly(regex: re.Pattern[bytes]) -> bool:
-    """Whether a search in an ordinary record may take longer than anyone would wait."""
-    return safe_length(regex) == 0
-
-
 @lru_cache(maxsize=1024)
 def safe_length(regex: re.Pattern[bytes]) -> int:
     """Bytes of the longest record in which the search must end soon, whatever the record holds; 0 when in none.

@@ -126,12 +126,6 @@ class Watched:
         return not self._late
 
     @property
-    def hanging_since(self) -> float | None:
-        """When that look began (monotonic)."""
-        with self._changed:
-            return self._begun if self._late else None
-
-    @property
     def filesystem(self) -> Mount | None:
         """The mount that the directory lies on, links followed if a look has come that far; touches no file."""
         place = self._place or self._directory

@@ -72,6 +72,15 @@ def any_remote(mounts: Sequence[Mount]) -> bool:
     return any(mount.remote and not f"{mount.point}/".startswith(_KERNELS_OWN) for mount in mounts)
 
 
+def is_apart(mount: Mount | None, shared: Mount | None) -> bool:
+    """Whether a directory on ``mount`` is one of this node alone, where all nodes see what is on ``shared``.
+
+    That is the mount of the run directory: where not even that is remote, as on one machine that plays several nodes,
+    the types of the mounts do not tell what they share.
+    """
+    return mount is not None and shared is not None and shared.remote and not mount.remote
+
+
 class MountTable:
     """The present mounts, read again only after the kernel has said that they have changed; any thread may ask."""
 

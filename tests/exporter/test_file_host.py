@@ -68,7 +68,6 @@ def test_a_watch_is_made_once_and_answers_each_look(process: bool, hosts: Make, 
     assert (pid != os.getpid()) is process
     assert ask(watched) == ("hello", 2, NOW, pid)
     assert watched.responding
-    assert watched.hanging_since is None
 
 
 @BOTH
@@ -80,7 +79,6 @@ def test_watches_do_not_wait_for_each_other(process: bool, hosts: Make, tmp_path
     with pytest.raises(Hanging) as caught:
         slow.result(0.05)
     assert not slow.responding
-    assert slow.hanging_since == caught.value.since
     assert 0.05 <= time.monotonic() - caught.value.since < 10
     gate.touch()
     until(lambda: slow.responding, "the answer")

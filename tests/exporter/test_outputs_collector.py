@@ -29,13 +29,11 @@ from exporter.collectors.outputs import (
     WORKER_RECORDS,
     WORKER_STALLED,
     OutputsCollector,
-    is_on_node,
-    own_rank,
 )
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, PathGroup
 from exporter.readers.file_host import FileHost, Hanging
-from exporter.readers.mounts import parse_mountinfo
+from exporter.readers.mounts import is_apart, mount_of, parse_mountinfo
 from exporter.readers.output_files import OutputWatch, OwnerOf
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
@@ -289,7 +287,7 @@ def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_words_for_a_worker_alone(name: str, rank: int | None) -> None:
-    assert own_rank(name, {("decode", 1): 5}) == rank
+    assert worker_rank(name, {("decode", 1): 5}, sure=True) == rank
 
 
 def test_files_that_appear_are_output_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
@@ -324,8 +322,10 @@ MOUNTS = """\
 def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
     directory: str, run_dir: str, expected: bool
 ) -> None:
-    assert is_on_node(directory, run_dir, parse_mountinfo(MOUNTS)) is expected
-    assert not is_on_node(directory, run_dir, ())
+    mounts = parse_mountinfo(MOUNTS)
+    assert is_apart(mount_of(directory, mounts), mount_of(run_dir, mounts)) is expected
+    assert not is_apart(None, mount_of(run_dir, mounts))
+    assert not is_apart(mount_of(directory, mounts), None)
 
 
 def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
