@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.clock import SystemClock
-from exporter.derive.checkpoints import Checkpoint
+from exporter.derive.checkpoint_sets import Checkpoint
 from exporter.derive.work import ITEMS, Work
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, PathGroup, Verification

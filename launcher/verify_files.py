@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from exporter.derive.checkpoint_names import parse_name
-from exporter.derive.checkpoints import Checkpoint, Checkpoints
+from exporter.derive.checkpoint_sets import Checkpoint
+from exporter.derive.checkpoints import Checkpoints
 from exporter.derive.workers import worker_rank
 from exporter.readers.checkpoint_files import CheckpointEntry, CheckpointWatch
 from exporter.readers.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source

@@ -8,7 +8,8 @@ from typing import Any
 
 from exporter import records
 from exporter.collectors.base import Context, Status
-from exporter.derive.checkpoints import Checkpoint, Checkpoints, Happened
+from exporter.derive.checkpoint_sets import Checkpoint
+from exporter.derive.checkpoints import Checkpoints, Happened
 from exporter.families import Family, Samples
 from exporter.readers.checkpoint_files import EARLY_S, CheckpointSight, CheckpointWatch
 from exporter.readers.file_host import LOOK_WAIT_S, Hanging, Watched

@@ -1,27 +1,25 @@
-"""Checkpoints from the files that are there: which are being written, whole, in parts or damaged, and their rhythm."""
+"""Checkpoints from the files that are there: which are being written, whole, in parts or damaged, look by look."""
 
-import itertools
 import math
-import statistics
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from exporter.derive.checkpoint_names import (
-    Name,
-    common_name,
-    is_marker,
-    is_sharded,
-    is_text,
-    is_weights,
-    missing_numbers,
-    missing_ranks,
-    parse_name,
-    shape,
+from exporter.derive.checkpoint_history import REMEMBERED, History
+from exporter.derive.checkpoint_names import common_name, is_text, parse_name, shape
+from exporter.derive.checkpoint_sets import (
+    ALIAS_S,
+    Checkpoint,
+    CheckpointSet,
+    SeenEntry,
+    SetEntry,
+    State,
+    is_addition,
+    is_other_name,
+    is_superseded,
+    is_written,
+    may_be_other_name,
+    seconds_written,
 )
-
-State = Literal["writing", "complete", "incomplete", "invalid"]
 
 SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
 """Files that do not change for so long are written; longer where a writer has been seen to pause for longer."""
@@ -37,140 +35,10 @@ MOST_EARLY_S = 3600.0
 """By so much the clock of a file server may be behind where files were seen to change."""
 ABANDONED_S = 600.0
 """A temporary file that has not changed for so long is what is left of a writer that has ended."""
-ALIAS_S = 60.0
-"""``last.ckpt`` that is written within this time of another checkpoint is the same one."""
-MARKED_S = 1.0
-"""A file may be younger than the marker of its checkpoint by this."""
-LEARN_FROM = 3
-"""Checkpoints from which the interval, the usual size and the usual shards are learned."""
-SHORT_BEFORE = 2
-"""After so many with the same ranks missing the next one is whole without them."""
-ODD_RATIO = 2.0
-KEPT = 16
-REMEMBERED = 1024
-"""Checkpoints that have been counted, so that one which is lost from sight for a moment is not counted twice."""
 HELD = 8
 """Checkpoints whose files are kept in memory, the newest."""
-MOST_SHAPES = 50_000
 MOST_NAMES = 20
 """Of missing files in a report."""
-
-
-class SeenFile(Protocol):
-    """One file; times in epoch seconds."""
-
-    @property
-    def path(self) -> str:
-        """From the checkpoint folder on."""
-        ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def mtime(self) -> float: ...
-
-    @property
-    def inode(self) -> int: ...
-
-    @property
-    def temporary(self) -> bool: ...
-
-
-class SeenDamage(Protocol):
-    """A file that is damaged."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def reason(self) -> str | None: ...
-
-
-class SeenIndex(Protocol):
-    """An index of shards; paths from the checkpoint folder on."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def shards(self) -> Sequence[str]:
-        """What it names."""
-        ...
-
-
-class SeenEntry(Protocol):
-    """One file or directory of the checkpoint folder with the files in it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def bare(self) -> str:
-        """The name without marks of a temporary file."""
-        ...
-
-    @property
-    def temporary(self) -> bool: ...
-
-    @property
-    def directory(self) -> bool: ...
-
-    @property
-    def inode(self) -> int: ...
-
-    @property
-    def files(self) -> Sequence[SeenFile]:
-        """Of a file, itself."""
-        ...
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of its files could be looked at."""
-        ...
-
-    @property
-    def indexes(self) -> Sequence[SeenIndex]: ...
-
-    @property
-    def valid(self) -> int:
-        """Files that were looked into and are whole."""
-        ...
-
-    @property
-    def looked_into(self) -> int:
-        """Files of which it is sure what they are; one that was found damaged once is none of them."""
-        ...
-
-    @property
-    def damaged(self) -> Sequence[SeenDamage]: ...
-
-
-class Checkpoint(NamedTuple):
-    """One checkpoint as it is at one look; times in epoch seconds."""
-
-    key: str
-    name: str
-    state: State
-    step: int | None
-    epoch: int | None
-    files: int
-    bytes: int
-    end: float
-    """When the last of its files was written."""
-    seconds: float | None
-    """How long it was written, where that has been seen."""
-    missing: tuple[str, ...] = ()
-    """Files that should be there, not more than twenty of them,"""
-    missing_count: int = 0
-    """and how many there are."""
-    valid: bool | None = None
-    """Whether all of its files that were looked into are whole; None before any that can be told is."""
-    reason: str | None = None
-    odd_size: float | None = None
-    """Its size by the median of those before it, where it is less than half or more than twice of that."""
-    odd: str | None = None
-    """What those before it had and it has not, which need not mean anything."""
 
 
 class Happened(NamedTuple):
@@ -178,148 +46,6 @@ class Happened(NamedTuple):
 
     kind: Literal["saved", "damaged", "incomplete", "unusual"]
     checkpoint: Checkpoint
-
-
-class _Past(NamedTuple):
-    """What is remembered of a checkpoint that was whole."""
-
-    key: str
-    step: int | None
-    bytes: int
-    seconds: float
-    shapes: frozenset[str]
-    """Shapes of its shards and markers."""
-
-
-class _Entry(NamedTuple):
-    """One entry of a set as it was last seen."""
-
-    seen: SeenEntry
-    name: Name
-    slim: bool = False
-    """Whether its files are no longer kept."""
-
-    @property
-    def files(self) -> Sequence[SeenFile]:
-        return () if self.slim else [file for file in self.seen.files if not file.temporary]
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a file in it still has a temporary name."""
-        return any(file.temporary for file in self.seen.files)
-
-
-class _Facts(NamedTuple):
-    """What the names of a set's files tell."""
-
-    told: frozenset[object]
-    """By which paths and indexes."""
-    shapes: frozenset[str]
-    gaps: tuple[str, ...]
-    holes: tuple[str, ...]
-
-
-@dataclass
-class _Set:
-    """Entries that are one checkpoint; moments are monotonic."""
-
-    key: str
-    name: Name
-    first_seen: float
-    """When its writing was first seen, that of a new one over an old one too,"""
-    changed: float
-    """and when something of it last changed."""
-    watched: bool
-    """Whether its writing was seen, rather than its end alone."""
-    entries: dict[str, _Entry] = field(default_factory=dict)
-    temporary: dict[str, SeenEntry] = field(default_factory=dict)
-    temporary_changed: float = 0.0
-    inodes: set[int] = field(default_factory=set)
-    """Of entries that were seen under temporary names,"""
-    renamed: set[str] = field(default_factory=set)
-    """and the names of those that have them now."""
-    pending: bool = True
-    """Whether something has been written since it was last whole."""
-    state: State | None = None
-    done: Checkpoint | None = None
-    """As it was when it was last whole."""
-    shrunk: bool = False
-    """Whether a file of it has become shorter or another one since then."""
-    pause: float = 0.0
-    told: set[str] = field(default_factory=set)
-    """Kinds of events that what is there now has had."""
-    seen: bool = False
-    """Whether something of it was seen to appear or change."""
-    is_note: bool = False
-    """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
-    _facts: _Facts | None = None
-
-    def files(self) -> list[SeenFile]:
-        """All of its files under their final names."""
-        return [file for entry in self.entries.values() for file in entry.files]
-
-    @property
-    def has_step(self) -> bool:
-        """Whether its name tells a step or an epoch, rather than a date or nothing."""
-        return self.name.step is not None or self.name.epoch is not None
-
-    @property
-    def has_data(self) -> bool:
-        """Whether there is more than a marker or an empty directory."""
-        return any(entry.files for entry in self.entries.values() if not entry.name.marker)
-
-    @property
-    def end(self) -> float:
-        """When the last of its files was written; 0 without any."""
-        return max((file.mtime for file in self.files()), default=0.0)
-
-    @property
-    def shapes(self) -> frozenset[str]:
-        """Shapes of its shards and markers."""
-        return self._read_names().shapes
-
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """Paths of shards that numbers and indexes tell of and that are not there."""
-        return self._read_names().gaps
-
-    @property
-    def holes(self) -> tuple[str, ...]:
-        """Those of ranks between others that are not there."""
-        return self._read_names().holes
-
-    def _read_names(self) -> _Facts:
-        files = self.files()
-        indexes = [index for entry in self.entries.values() for index in entry.seen.indexes]
-        told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
-        if self._facts is None or self._facts.told != told:
-            there = {file.path for file in files}
-            gaps = set(missing_numbers(there))
-            for index in indexes:
-                if _counts(index, there):
-                    gaps.update(path for path in index.shards if path not in there)
-            shapes = {
-                shape for entry in self.entries.values() for file in entry.files if (shape := _shape(file, entry))
-            }
-            holes = set(missing_ranks(there)) - gaps
-            self._facts = _Facts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
-        return self._facts
-
-
-def _counts(index: SeenIndex, there: Collection[str]) -> bool:
-    """Whether an index is of what is there, rather than left over from other weights."""
-    if any(path in there for path in index.shards):
-        return True
-    folder = index.path.rpartition("/")[0]
-    return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in there)
-
-
-def _shape(file: SeenFile, entry: _Entry) -> str | None:
-    """The shape of a shard or marker, beginning with a slash within a directory; None for other files."""
-    if not entry.seen.directory:
-        return shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
-    inner = file.path.partition("/")[2]
-    return f"/{shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
 
 
 class Checkpoints:
@@ -331,8 +57,6 @@ class Checkpoints:
     """
 
     def __init__(self, start: float | None = None, interval_s: float | None = None, *, early_s: float = 0.0) -> None:
-        self.total = 0
-        """How many have been written; it never falls."""
         self.last: Checkpoint | None = None
         """The newest one, whole or not, as it was when it was last there,"""
         self.last_complete: Checkpoint | None = None
@@ -340,28 +64,18 @@ class Checkpoints:
         self.writing = False
         """Whether one is being written."""
         self._start, self._early_s = start, early_s
-        self._interval_s = interval_s
-        self._sets: dict[str, _Set] = {}
+        self._history = History(interval_s)
+        self._sets: dict[str, CheckpointSet] = {}
         self._key_of: dict[str, str] = {}
-        self._past: deque[_Past] = deque(maxlen=KEPT)
-        self._beats: deque[float] = deque(maxlen=KEPT)
-        self._shapes_of_beat: frozenset[str] = frozenset()
-        self._counted: dict[str, float] = {}
         self._settle_s = SETTLE_S
         self._ended = False
         """Whether nobody writes any more."""
-        self._holders: dict[str, tuple[float, str, frozenset[str]]] = {}
-        """End, key and shapes of the last checkpoint with a file of this shape."""
-        self._short: deque[tuple[str, frozenset[str]]] = deque(maxlen=KEPT)
-        """Keys and shapes of those that had fewer files than the ones before them."""
         self._held: set[str] = set()
         """Keys of those with directories whose files are kept."""
         self._older: dict[str, float] = {}
         """Ends of those that are none of this job, by their keys."""
         self._doubted: set[str] = set()
         """Keys of those that seem to be damaged and may still be written to."""
-        self._real = False
-        """Whether there has been anything besides texts that tell no step."""
         self._first = True
         self._now = 0.0
 
@@ -390,7 +104,7 @@ class Checkpoints:
         happened: list[Happened] = []
         waiting = sorted((found for found in self._sets.values() if found.pending), key=lambda found: found.end)
         for found in waiting:
-            self._note_holder(found)
+            self._history.note_holder(found)
         there = names if names is None or isinstance(names, (set, frozenset)) else set(names)
         for name in [name for name in self._key_of if there is not None and name not in there]:
             self._forget(name, happened)
@@ -411,55 +125,37 @@ class Checkpoints:
         return [] if first else happened
 
     @property
+    def total(self) -> int:
+        """How many have been written; it never falls."""
+        return self._history.total
+
+    @property
     def interval_s(self) -> float | None:
         """Seconds between two checkpoints: given, or the median of the last; None while fewer than three are known."""
-        if self._interval_s is not None:
-            return self._interval_s
-        if len(self._beats) < LEARN_FROM:
-            return None
-        gap = statistics.median(after - before for before, after in itertools.pairwise(self._beats))
-        return gap if gap > 0 else None
+        return self._history.interval_s
 
     @property
     def interval_steps(self) -> float | None:
         """Steps between two checkpoints, by the median of the last; None while fewer than three tell their steps."""
-        steps = sorted({past.step for past in self._past if past.step is not None})
-        if len(steps) < LEARN_FROM:
-            return None
-        return statistics.median(after - before for before, after in itertools.pairwise(steps))
+        return self._history.interval_steps
 
     @property
     def next_expected(self) -> float | None:
         """When the next one should be whole; in the past where it is late, None when the interval is not known."""
-        interval = self.interval_s
-        return self._beats[-1] + interval if self._beats and interval is not None else None
+        return self._history.next_expected
 
     @property
     def saved(self) -> tuple[float, ...]:
         """When the last ones were whole, in order; ranks that do not keep in step are of one."""
-        return tuple(self._beats)
+        return self._history.saved
 
     def state(self) -> dict[str, Any]:
         """What another one may go on from, as JSON can hold it."""
-        return {
-            "total": self.total,
-            "beats": list(self._beats),
-            "counted": dict(self._counted),
-            "real": self._real,
-        }
+        return self._history.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from there, before the first update; raises ValueError for what ``state`` has never given."""
-        total, beats, counted, real = (state.get(name) for name in ("total", "beats", "counted", "real"))
-        if not isinstance(total, int) or isinstance(total, bool) or total < 0 or not isinstance(real, bool):
-            raise ValueError("tells no number of checkpoints")
-        if not isinstance(beats, list) or not all(map(_is_moment, beats)) or sorted(set(beats)) != beats:
-            raise ValueError("tells no moments of checkpoints")
-        if not isinstance(counted, dict) or not all(map(_is_moment, counted.values())):
-            raise ValueError("tells no names of checkpoints")
-        self.total, self._real = total, real
-        self._beats.extend(beats)
-        self._counted.update((str(key), float(end)) for key, end in list(counted.items())[-REMEMBERED:])
+        self._history.restore(state)
 
     # What is there
 
@@ -473,7 +169,7 @@ class Checkpoints:
         since = now if not self._first or newest is None else now - max(0.0, wall - newest)
         found = self._sets.get(name.key)
         if found is None:
-            found = self._sets[name.key] = _Set(name.key, name, since, since, watched=not self._first)
+            found = self._sets[name.key] = CheckpointSet(name.key, name, since, since, watched=not self._first)
         elif found.name.marker and not name.marker:
             found.name = name
         if self._key_of.setdefault(entry.name, name.key) != name.key:
@@ -485,7 +181,7 @@ class Checkpoints:
                 and all(is_text(file.path) for file in entry.files)
                 and (not found.has_data or found.is_note)
             )
-            if not found.is_note and not self._real:
+            if not found.is_note and not self._history.real:
                 self._begin_real()
         if entry.temporary:
             if found.temporary.get(entry.name) != entry:
@@ -496,7 +192,7 @@ class Checkpoints:
             found.inodes.add(entry.inode)
             return None
         before = found.entries.get(entry.name)
-        if _is_written(found, before, entry):
+        if is_written(found, before, entry):
             if entry.inode in found.inodes:
                 found.renamed.add(entry.name)
             if not found.pending:
@@ -514,39 +210,27 @@ class Checkpoints:
                 and self._older.get(found.key, 0.0) < (newest or 0)
             ):
                 found.seen = True
-        found.entries[entry.name] = _Entry(entry, name)
+        found.entries[entry.name] = SetEntry(entry, name)
         if entry.directory:
             self._held.add(found.key)
         return found.key
 
     def _begin_real(self) -> None:
         """There is more than texts that tell no step: those were no checkpoints."""
-        self._real = True
-        self._past.clear()
-        self._beats.clear()
-        self._counted.clear()
+        self._history.begin_real()
         self._doubted.clear()
-        self._shapes_of_beat = frozenset()
         self.last = self.last_complete = None
 
-    def _is_beside(self, found: _Set) -> bool:
+    def _is_beside(self, found: CheckpointSet) -> bool:
         """Whether it is a text beside checkpoints."""
-        return found.is_note and self._real
-
-    def _note_holder(self, found: _Set) -> None:
-        if len(self._holders) > MOST_SHAPES:
-            self._holders.clear()
-        holder = (found.end, found.key, found.shapes)
-        for told in found.shapes:
-            if told not in self._holders or self._holders[told][0] <= holder[0]:
-                self._holders[told] = holder
+        return found.is_note and self._history.real
 
     def _forget(self, name: str, happened: list[Happened]) -> None:
         """The entry is gone: removed by who keeps the last few only, or renamed."""
         found = self._sets[self._key_of[name]]
         ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
         ours = ours and not self._is_beside(found)
-        if ours and self._is_superseded(found) and not self._missing(found):
+        if ours and is_superseded(found, self._sets.values()) and not self._missing(found):
             self._complete(found, happened)  # its writer would not have gone on without
         self._drop(name)
 
@@ -574,28 +258,28 @@ class Checkpoints:
 
     # What it is worth
 
-    def _is_ours(self, found: _Set) -> bool:
+    def _is_ours(self, found: CheckpointSet) -> bool:
         """Whether this job has written it."""
         if self._start is None or found.end >= self._start - self._early_s:
             return True
         return found.seen and found.end >= self._start - MOST_EARLY_S
 
-    def _may_be_older(self, found: _Set) -> bool:
+    def _may_be_older(self, found: CheckpointSet) -> bool:
         """Whether an earlier job may have written it."""
         return self._start is not None and found.end < self._start and not found.seen
 
-    def _has_live_temporary(self, found: _Set, now: float) -> bool:
+    def _has_live_temporary(self, found: CheckpointSet, now: float) -> bool:
         """Whether a file under a temporary name is being written."""
         if (
             self._ended
             or not found.temporary
-            or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._longest_s())
+            or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._history.longest_s)
         ):
             return False
         newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
         return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
 
-    def _judge(self, found: _Set, now: float, happened: list[Happened]) -> None:
+    def _judge(self, found: CheckpointSet, now: float, happened: list[Happened]) -> None:
         """Decide what a checkpoint that was written to is by now."""
         found.state = None
         if not self._is_ours(found):
@@ -610,21 +294,21 @@ class Checkpoints:
         if not found.has_data:
             return
         quiet = math.inf if self._ended else now - found.changed
-        if self._is_other_name(found):
+        if is_other_name(found, self._sets.values()):
             found.pending = quiet < self._settle_s
             return
         missing = self._missing(found)
-        late = self._unusual(found) and quiet < max(self._settle_s, PATIENCE * self._longest_s())
+        late = self._unusual(found) and quiet < max(self._settle_s, PATIENCE * self._history.longest_s)
         partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
-        partial = partial or (self._has_live_temporary(found, now) and not self._is_renamed(found))
+        partial = partial or (self._has_live_temporary(found, now) and not found.is_renamed)
         settled = quiet >= self._settle_s and not late
         if not missing and not partial and (settled or self._is_sure(found)):
-            if quiet >= ALIAS_S or not self._may_be_other_name(found):
+            if quiet >= ALIAS_S or not may_be_other_name(found, self._sets.values()):
                 self._complete(found, happened)
             return
-        if partial or not missing or quiet < max(MISSING_S, self._settle_s, PATIENCE * self._longest_s()):
+        if partial or not missing or quiet < max(MISSING_S, self._settle_s, PATIENCE * self._history.longest_s):
             found.state = "writing"
-            if not self._may_be_other_name(found):
+            if not may_be_other_name(found, self._sets.values()):
                 self._show(found, "writing")
         else:
             found.state = "incomplete"
@@ -632,10 +316,10 @@ class Checkpoints:
             if "incomplete" not in found.told and self.last is shown:
                 found.told.add("incomplete")
                 if not found.gaps:
-                    self._short.append((found.key, found.shapes))
+                    self._history.note_short(found.key, found.shapes)
                 happened.append(Happened("incomplete", shown))
 
-    def _show(self, found: _Set, state: State, missing: Sequence[str] = ()) -> Checkpoint:
+    def _show(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
         """The checkpoint as it is now, which is the last one when none is newer."""
         files = found.files()
         size = sum(file.size for file in files)
@@ -654,33 +338,21 @@ class Checkpoints:
             files=len(files),
             bytes=size,
             end=found.end,
-            seconds=_seconds(found, files),
+            seconds=seconds_written(found, files),
             missing=tuple(missing[:MOST_NAMES]),
             missing_count=len(missing),
             valid=valid,
             reason=reason,
-            odd_size=self._odd_size(size, found.key) if state != "writing" else None,
+            odd_size=self._history.odd_size(size, found.key) if state != "writing" else None,
             odd=_odd(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
             self.last = shown
         return shown
 
-    def _odd_size(self, size: int, key: str) -> float | None:
-        sizes = [past.bytes for past in self._alike(key)]
-        if len(sizes) < LEARN_FROM:
-            return None
-        usual = statistics.median(sizes)
-        ratio = size / usual if usual else 1.0
-        return ratio if not 1 / ODD_RATIO <= ratio <= ODD_RATIO else None
-
-    def _longest_s(self) -> float:
-        """How long the longest of the last checkpoints took."""
-        return max((past.seconds for past in itertools.islice(reversed(self._past), LEARN_FROM)), default=0.0)
-
     # What belongs to it
 
-    def _missing(self, found: _Set) -> tuple[str, ...]:
+    def _missing(self, found: CheckpointSet) -> tuple[str, ...]:
         """Files that should be there and are not, in order; none where not all could be looked at.
 
         Only what its own numbers and indexes tell counts: others of the job may have had more files, where it goes on
@@ -690,81 +362,42 @@ class Checkpoints:
             return ()
         return (*found.gaps, *self._holes(found))
 
-    def _holes(self, found: _Set) -> tuple[str, ...]:
-        if not found.holes or _is_marked(found):
+    def _holes(self, found: CheckpointSet) -> tuple[str, ...]:
+        if not found.holes or found.is_marked or self._history.leaves_out(found.key, found.shapes):
             return ()
-        others = {key for key, shapes in self._short if shapes == found.shapes}
-        others.update(past.key for past in self._past if past.shapes == found.shapes)
-        others.discard(found.key)
-        if len(others) >= SHORT_BEFORE:
-            return ()  # its writer leaves them out
         return tuple(
-            hole for hole in found.holes if "/" in hole or not self._is_elsewhere(shape(hole, found.name), found)
+            hole
+            for hole in found.holes
+            if "/" in hole or not self._history.is_elsewhere(shape(hole, found.name), found)
         )
 
-    def _unusual(self, found: _Set) -> tuple[str, ...]:
+    def _unusual(self, found: CheckpointSet) -> tuple[str, ...]:
         """Shapes of shards and markers that all like it have had and that are neither here nor missing, in order."""
         if not all(entry.seen.whole for entry in found.entries.values()):
             return ()
         told = {shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)}
         left = [
             usual
-            for usual in self._usual(found.key) - found.shapes
-            if usual.removeprefix("/") not in told and not self._is_elsewhere(usual, found)
+            for usual in self._history.usual(found.key) - found.shapes
+            if usual.removeprefix("/") not in told and not self._history.is_elsewhere(usual, found)
         ]
         return tuple(sorted(usual.removeprefix("/") for usual in left))
 
-    def _usual(self, key: str) -> frozenset[str]:
-        """Shapes that all of the last that are like it had."""
-        last = [past.shapes for past in self._alike(key)]
-        return frozenset.intersection(*last) if last else frozenset()
-
-    def _alike(self, key: str) -> list[_Past]:
-        """The last that may be compared with it: one that is called ``final`` need not be like those with a step."""
-        if key.startswith("fixed"):
-            return [past for past in self._past if past.key == key]
-        return [past for past in self._past if past.key != key and not past.key.startswith("fixed")]
-
-    def _is_elsewhere(self, usual: str, found: _Set) -> bool:
-        """Whether the rank of this file has last saved without the ranks that are here: they are not in step."""
-        if usual.startswith("/") or usual not in self._holders:
-            return False
-        _, key, shapes = self._holders[usual]
-        return key != found.key and not found.shapes <= shapes
-
     # When it is whole
 
-    def _is_renamed(self, found: _Set) -> bool:
-        return all(name in found.renamed for name in found.entries)
-
-    def _is_sure(self, found: _Set) -> bool:
+    def _is_sure(self, found: CheckpointSet) -> bool:
         """Whether it is whole without a wait: renamed into place, marked by its writer, or its writer has gone on."""
         several = len(found.entries) > 1
-        if self._is_renamed(found) and (not several or (self._usual(found.key) and not self._unusual(found))):
+        if found.is_renamed and (not several or (self._history.usual(found.key) and not self._unusual(found))):
             return True
-        return _is_marked(found) or self._is_superseded(found)
+        return found.is_marked or is_superseded(found, self._sets.values())
 
-    def _is_superseded(self, found: _Set) -> bool:
-        """Whether its writer has begun another one since: it is then done with this one."""
-        if not found.name.versioned or not found.entries or found.temporary:
-            return False
-        end = found.end
-        return any(
-            other is not found
-            and other.name.versioned
-            and other.first_seen >= found.changed
-            and min((file.mtime for file in other.files()), default=0.0) > end
-            and found.shapes <= other.shapes
-            for other in self._sets.values()
-        )
-
-    def _complete(self, found: _Set, happened: list[Happened]) -> None:
+    def _complete(self, found: CheckpointSet, happened: list[Happened]) -> None:
         """It is whole: count it, unless it was before and has only been added to."""
         before, files, shapes = found.done, found.files(), found.shapes
-        goes_on = before is not None and _is_addition(before, files, found)
+        goes_on = before is not None and is_addition(before, files, found)
         if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
             self._settle_s = max(self._settle_s, PAUSES * found.pause)
-        known = self._counted.get(found.key)
         shown = self._show(found, "complete")
         found.done, found.state, found.pending = shown, shown.state, False
         found.shrunk, found.pause, found.watched = False, 0.0, True
@@ -772,36 +405,14 @@ class Checkpoints:
         found.renamed.clear()
         if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
             self.last_complete = shown
-        past = _Past(found.key, shown.step, shown.bytes, shown.seconds or 0.0, shapes)
-        if known == shown.end and all(one.key != found.key for one in self._past):
-            self._past.append(past)  # it was counted by another one that this one goes on from
-        if known == shown.end:
+        if not self._history.count(shown, shapes, addition=goes_on):
             return
-        self._counted.pop(found.key, None)
-        self._counted[found.key] = shown.end
-        while len(self._counted) > REMEMBERED:
-            del self._counted[next(iter(self._counted))]
-        if goes_on:
-            return
-        self.total += 1
-        self._past.append(past)
-        self._beat(shown.end, shapes)
         happened.append(Happened("saved", shown))
         if shown.odd is not None:
             happened.append(Happened("unusual", shown))
         self._tell_damage(found, shown, happened)
 
-    def _beat(self, end: float, shapes: frozenset[str]) -> None:
-        """Note the moment; files of ranks that have not saved since the last one belong to that."""
-        others = self._shapes_of_beat
-        if self._beats and shapes and others and not shapes & others:
-            self._beats[-1] = max(end, self._beats[-1])
-            self._shapes_of_beat = others | shapes
-        elif not self._beats or end > self._beats[-1]:
-            self._beats.append(end)
-            self._shapes_of_beat = shapes
-
-    def _refresh(self, found: _Set, happened: list[Happened]) -> None:
+    def _refresh(self, found: CheckpointSet, happened: list[Happened]) -> None:
         """Note what has been found out about one that is whole."""
         done = found.done
         if done is None or not found.entries:
@@ -817,7 +428,7 @@ class Checkpoints:
             self.last = now
         self._tell_damage(found, now, happened)
 
-    def _validity(self, found: _Set) -> tuple[bool | None, str | None]:
+    def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
         """Whether its files are whole, and what is wrong with one that is not; None while that may still change."""
         self._doubted.discard(found.key)
         for entry in found.entries.values():
@@ -825,7 +436,7 @@ class Checkpoints:
                 if self._may_be_older(found):
                     return None, None
                 quiet = self._now - found.changed
-                if quiet >= max(DAMAGED_S, self._settle_s) or self._is_superseded(found):
+                if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
                     return False, f"{bad.path}: {bad.reason}"
                 self._doubted.add(found.key)
                 return None, None
@@ -834,72 +445,10 @@ class Checkpoints:
         return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
 
     @staticmethod
-    def _tell_damage(found: _Set, shown: Checkpoint, happened: list[Happened]) -> None:
+    def _tell_damage(found: CheckpointSet, shown: Checkpoint, happened: list[Happened]) -> None:
         if shown.valid is False and "damaged" not in found.told:
             found.told.add("damaged")
             happened.append(Happened("damaged", shown))
-
-    # Other names of one
-
-    def _may_be_other_name(self, found: _Set) -> bool:
-        return found.name.alias and any(other.name.versioned and other.entries for other in self._sets.values())
-
-    def _is_other_name(self, found: _Set) -> bool:
-        """Whether another checkpoint is the same file, or was written at the same time as one called ``last``."""
-        if found.name.versioned:
-            return False
-        inodes = {file.inode for file in found.files()}
-        for other in self._sets.values():
-            if other.name.versioned and other.entries:
-                end = other.done.end if other.done is not None else other.end
-                if found.name.alias and abs(end - found.end) < ALIAS_S:
-                    return True
-                if inodes & {file.inode for file in other.files()}:
-                    return True
-        return False
-
-
-def _is_written(found: _Set, before: _Entry | None, entry: SeenEntry) -> bool:
-    """Whether something of the entry has been written since it was last seen; what was removed does not count."""
-    done = found.done
-    if before is None or before.slim:
-        return done is None or any(file.mtime > done.end for file in entry.files)
-    known = {file.path: file for file in before.seen.files}
-    written = False
-    for file in entry.files:
-        old = known.get(file.path)
-        if old is None or (old.size, old.mtime, old.temporary) != (file.size, file.mtime, file.temporary):
-            written = True
-            if old is not None and (file.size < old.size or file.inode != old.inode):
-                found.shrunk = True
-    return written
-
-
-def _is_marked(found: _Set) -> bool:
-    """Whether its writer has left a marker after all of its files."""
-    marks = [
-        file.mtime
-        for entry in found.entries.values()
-        for file in entry.files
-        if entry.name.marker or (entry.seen.directory and is_marker(file.path))
-    ]
-    return bool(marks) and all(file.mtime <= max(marks) + MARKED_S for file in found.files())
-
-
-def _is_addition(before: Checkpoint, files: Sequence[SeenFile], found: _Set) -> bool:
-    """Whether one that was whole has only got more: its files have grown, or most of it is as it was.
-
-    One that is written over the last one grows as well, but not soon after.
-    """
-    newest, size = max(file.mtime for file in files), sum(file.size for file in files)
-    if not found.shrunk:
-        if newest <= before.end:
-            return True
-        if size > before.bytes and (found.name.versioned or found.pause < ALIAS_S):
-            return True
-    if len(files) == 1:
-        return False
-    return 2 * sum(file.size for file in files if file.mtime <= before.end) >= max(before.bytes, 1)
 
 
 def _odd(unusual: Sequence[str]) -> str | None:
@@ -909,16 +458,3 @@ def _odd(unusual: Sequence[str]) -> str | None:
     if len(unusual) == 1:
         return f"there is no {unusual[0]}, unlike before"
     return f"{len(unusual)} files that the ones before had are not there: {unusual[0]}, ..."
-
-
-def _is_moment(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _seconds(found: _Set, files: Sequence[SeenFile]) -> float | None:
-    """How long it was written, by the times of its files or by what was seen, whichever is longer; None if unknown."""
-    since = found.done.end if found.done is not None else None
-    times = [file.mtime for file in files if since is None or file.mtime > since]
-    spread = max(times) - min(times) if len(times) > 1 else 0.0
-    seen = found.changed - found.first_seen if found.watched else 0.0
-    return max(spread, seen) or None

@@ -28,7 +28,7 @@ from exporter.collectors.pace import Pace
 from exporter.collectors.runs import Exit, WorkerFacts
 from exporter.collectors.self import SelfCollector, SelfSnapshot
 from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
-from exporter.derive.checkpoints import Checkpoint
+from exporter.derive.checkpoint_sets import Checkpoint
 from exporter.derive.eta import Estimate
 from exporter.families import PREFIX, Samples
 from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
