@@ -192,7 +192,7 @@ detect_cgroup() {
 }
 
 configure() {
-    local cg f i dbd='#' v2='#' store=accounting_storage/none
+    local cg f i dbd='#' v2='#' devices=no store=accounting_storage/none
     local proctrack=proctrack/linuxproc task=task/none gather=jobacct_gather/linux
     cg=$(detect_cgroup)
     case $cg in
@@ -201,11 +201,14 @@ configure() {
         *) die "CGROUP=$CGROUP: not one of auto, v1, v2, none" ;;
     esac
     [ "$cg" != v2 ] || v2=
+    if [ "$cg" = v2 ] || [ "$cg/$(ls -d /sys/fs/cgroup/devices 2>/dev/null)" = v1//sys/fs/cgroup/devices ]; then
+        devices=yes
+    fi
     [ "$ACCOUNTING" != 1 ] || { store=accounting_storage/slurmdbd dbd=; }
     for f in slurm.conf gres.conf cgroup.conf slurmdbd.conf; do
         sed -e "s|@DIR@|$D|g; s|@NODE@|$NODE_PREFIX|g; s|@NODES@|$NODES|g; s|@CPUS@|$CPUS|g; s|@MEM@|$MEM|g" \
             -e "s|@GPUS@|$GPUS|g; s|@LASTGPU@|$((GPUS - 1))|g; s|@STORE@|$store|g; s|@DBD@|$dbd|g; s|@V2@|$v2|g" \
-            -e "s|@PROCTRACK@|$proctrack|g; s|@TASK@|$task|g; s|@GATHER@|$gather|g; s|@CGROUP@|$cg|g" \
+            -e "s|@PROCTRACK@|$proctrack|g; s|@TASK@|$task|g; s|@GATHER@|$gather|g; s|@CGROUP@|$cg|g; s|@DEVICES@|$devices|g" \
             "$HERE/conf/$f.in" >"$D/etc/$f"
     done
     [ "$cg" != none ] || echo "CgroupPlugin=autodetect" >"$D/etc/cgroup.conf"
@@ -215,8 +218,10 @@ configure() {
         echo "$NET.254 head"
         for i in $(seq "$NODES"); do echo "$NET.$i $NODE_PREFIX$i"; done
     } >"$D/etc/hosts"
-    for i in $(seq 0 $((GPUS - 1))); do      # the same device as /dev/null
-        [ -e "$D/dev/nvidia$i" ] || mknod -m 666 "$D/dev/nvidia$i" c 1 3
+    # Numbers of NVIDIA's devices: opening one fails with ENXIO, since there is no driver, or with EPERM outside the
+    # step that was given it.
+    for i in $(seq 0 $((GPUS - 1))); do
+        [ -e "$D/dev/nvidia$i" ] || mknod -m 666 "$D/dev/nvidia$i" c 195 "$i"
     done
     [ -s "$D/etc/munge.key" ] || (umask 077; head -c 1024 /dev/urandom >"$D/etc/munge.key")
     [ -e /etc/hosts ] || : >/etc/hosts       # something to mount the hosts' own file on
