@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from prometheus_client import parser as text_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from exporter import __version__, records
+from exporter.__main__ import OWN_HASHES, SHA2
 from exporter.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.sidecar import declared_families
 from tests.exporter.support import NODE, Wrappers, make_manifest, make_task, until, write_manifest
@@ -26,6 +28,7 @@ from tests.exporter.support import NODE, Wrappers, make_manifest, make_task, unt
 EXPORTER = (sys.executable, "-I", "-m", "exporter")
 SCRIPT = Path(sys.executable).with_name("gpujob-exporter")
 TASKS = (make_task(0), make_task(1))
+LEAVES_OPENSSL_OUT = all(map(find_spec, OWN_HASHES)) and any(all(map(find_spec, names)) for names in SHA2)
 
 parse_text: Callable[[str], Iterable[Metric]] = text_parser.text_string_to_metric_families
 parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
@@ -92,6 +95,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess
     wrappers.close()
 
 
+@pytest.mark.skipif(not LEAVES_OPENSSL_OUT, reason="this interpreter has no hash functions but those of OpenSSL")
+def test_openssl_is_not_loaded_into_what_serves_plain_http(running: SidecarProcess) -> None:
+    mapped = Path(f"/proc/{running.process.pid}/maps").read_text()
+    assert "libpython" in mapped or "/python" in mapped
+    assert "libssl" not in mapped
+    assert "libcrypto" not in mapped
+
+
 def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> None:
     status, headers, body = running.request("/metrics")
     assert (status, headers["content-type"]) == (200, TEXT_TYPE)
@@ -112,6 +123,7 @@ def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> Non
         "outputs",
         "checkpoints",
         "disk",
+        "gpu_metrics",
         "self",
         "launch",
         "publish",
