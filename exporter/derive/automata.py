@@ -9,12 +9,14 @@ from typing import Any
 import ahocorasick_rs
 
 from exporter.derive.chunks import Buffer
-from exporter.derive.cover import PIECE, Pieces, choose
+from exporter.derive.cover import PIECE, SLIM_PIECES, WIDTH, Pieces, choose
 from exporter.derive.literals import next_bytes
 from exporter.derive.units import Unit
 
 OFTEN_IN_VAIN = 500
 """Hits of a piece that lead to nothing, from which on it is worth an expression of its own."""
+LEAST_OTHERS = 3
+"""Texts with which a short one is looked for in one pass, if it is made longer: fewer take a short pass each."""
 
 _Behind = tuple[int, re.Pattern[bytes] | None]
 """What has to match so many bytes before the end of a literal."""
@@ -111,17 +113,34 @@ def groups_of(units: Iterable[Unit], sample: bytes = b"") -> tuple[Group, ...]:
 
     ``sample`` is text like that which they are for.
     """
+    units = tuple(units)
+    masks = _texts(units)
+    if 0 < sum(len(text) < WIDTH for text in masks) <= len(masks) - LEAST_OTHERS:
+        longer = _texts(units, told_by_previous=True)
+        if len(longer) <= SLIM_PIECES and min(map(len, longer)) >= WIDTH:
+            masks = longer
+    groups = tuple(Group(plan.order, plan.pieces, masks) for plan in choose(sorted(masks), sample))
+    for group in groups:
+        group.shared = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
+    return groups
+
+
+def _texts(units: Iterable[Unit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
+    """What to look for: texts, and which units ask what to follow each.
+
+    A literal that is too short to be looked for with the others takes a pass of its own; ``told_by_previous`` makes
+    it long enough by the bytes that may stand before it, which makes them more.
+    """
     masks: dict[bytes, dict[_Behind, int]] = {}
     for unit in units:
         for literal in unit.literals:
             behind = unit.behind.get(literal)
             # with a byte more there are fewer words of which it is a part
             following = b"" if behind is None or len(literal) < PIECE else next_bytes(behind)
-            for text in [literal + bytes((code,)) for code in following] or [literal]:
+            previous = unit.previous if told_by_previous and len(literal) < WIDTH else b""
+            texts = [bytes((code,)) + literal for code in previous]
+            for text in texts or [literal + bytes((code,)) for code in following] or [literal]:
                 asking = masks.setdefault(text, {})
-                place = len(text) - len(literal), behind
+                place = 0 if texts else len(text) - len(literal), behind
                 asking[place] = asking.get(place, 0) | unit.bit
-    groups = tuple(Group(plan.order, plan.pieces, masks) for plan in choose(sorted(masks), sample))
-    for group in groups:
-        group.shared = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
-    return groups
+    return masks

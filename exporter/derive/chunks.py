@@ -97,11 +97,15 @@ class Chunk:
         lasts = [behind] * len(literals)
         while behind > begin:
             if literals:
-                # each literal is looked for again only where the last place of it is used up
+                # each literal is looked for again only where the last place of it is used up, and then
+                # only behind the last place of those before it: some are nowhere, and the search for them is long
                 place = begin - 1
                 for number, literal in enumerate(literals):
                     if lasts[number] + len(literal) > behind:
-                        lasts[number] = text.rfind(literal, begin, behind)
+                        found = text.rfind(literal, max(begin, place), behind)
+                        if found < 0 <= place - begin:
+                            continue  # it may still stand before that place
+                        lasts[number] = found
                     place = max(place, lasts[number])
                 if place < begin:
                     return

@@ -27,7 +27,8 @@ _ALONE_US = 20.0
 """What it costs to search for one text and no other."""
 _HIT_US, _DOUBT_US = 0.35, 0.02
 """What a hit and a place that must be looked at closer cost."""
-_WIDTH = 3
+WIDTH = 3
+"""Bytes by which texts are usually known."""
 _WIDEN_US = 25.0
 """Of what the doubts cost, from which on it is tried to tell texts by a byte more."""
 _FEW = 16
@@ -82,7 +83,7 @@ class _Sample:
         """What the hits of each text of ``PIECE`` bytes, or fewer, and of its head cost in a mebibyte, about."""
         usual = _ORDINARY_SHARE if self._text else 1.0
         counts = dict.fromkeys(texts, 0.0)
-        heads = dict.fromkeys((text[:_WIDTH] for text in counts), 0.0)
+        heads = dict.fromkeys((text[:WIDTH] for text in counts), 0.0)
         short = [text for text in counts if len(text) < PIECE]
         for text, weight in (
             (self._text, _MEBIBYTE / max(1, len(self._text))),
@@ -90,13 +91,13 @@ class _Sample:
             (WORDS, usual * _WORD_HITS),
         ):
             for place in range(len(text) - PIECE + 1):
-                if (head := text[place : place + _WIDTH]) in heads:
+                if (head := text[place : place + WIDTH]) in heads:
                     heads[head] += weight
                     if (piece := text[place : place + PIECE]) in counts:
                         counts[piece] += weight
             for piece in short:
                 counts[piece] += weight * text.count(piece)
-        return {text: _HIT_US * count + _DOUBT_US * heads[text[:_WIDTH]] for text, count in counts.items()}
+        return {text: _HIT_US * count + _DOUBT_US * heads[text[:WIDTH]] for text, count in counts.items()}
 
     def halves(self, piece: bytes, width: int) -> _Halves:
         """Where the beginning of a piece may stand by each half byte, if it is known by so many bytes."""
@@ -179,13 +180,13 @@ def choose(literals: Sequence[bytes], text: bytes = b"") -> list[Plan]:
 def _passes_us(pieces: int) -> float:
     """What so many pieces take without any hit."""
     full, rest = divmod(pieces, MOST_PIECES)
-    return full * _FAT_US[_WIDTH] + (0 if not rest else _SLIM_US[_WIDTH] if rest <= SLIM_PIECES else _FAT_US[_WIDTH])
+    return full * _FAT_US[WIDTH] + (0 if not rest else _SLIM_US[WIDTH] if rest <= SLIM_PIECES else _FAT_US[WIDTH])
 
 
 def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _Sample, prices: Mapping[bytes, float]) -> list[Plan]:
     """The cheapest way to find these pieces with one automaton, and others for those that would slow it down."""
     best: list[Plan] = []
-    widths = [_WIDTH]
+    widths = [WIDTH]
     for width in widths:
         plans = [_alone(piece, of) for piece, of in members.items() if len(piece) < width]
         others = [of for piece, of in members.items() if len(piece) >= width]
@@ -193,7 +194,7 @@ def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _Sample, prices: 
             plans += [_alone(_longest(piece, of), of) for piece, of in members.items() if len(piece) >= width]
         elif others:
             plans.append(_arranged(others, sample, prices, width))
-            if width == _WIDTH:
+            if width == WIDTH:
                 plain_us = (_SLIM_US if len(others) <= SLIM_PIECES else _FAT_US)[width]
                 widths += [width - 1] if len(members) <= _FEW else []
                 widths += [width + 1] if sample.is_whole and plans[-1].us > plain_us + _WIDEN_US else []

@@ -62,6 +62,7 @@ class Extractor:
         self._done, self._total = named.get("done", first), named.get("total", second)
         self._percent = named.get("percent", 0)
         self._epoch, self._epochs = named.get("epoch", 0), named.get("epochs", 0)
+        self._only_done_and_total = self._done > 0 < self._total and not (self._percent or self._epoch or self._epochs)
         self._rank, self._skip = named.get("rank", 0), named.get("skip", 0)
         self._values = [(name, group) for name, group in named.items() if name not in ("rank", "skip")]
         if not self._values and free:
@@ -88,6 +89,9 @@ class Extractor:
 
     def counts(self, match: Match) -> tuple[int, int | None, int | None, int | None] | None:
         """(Done, total, epoch, epochs) of a position; None when it does not say what is done."""
+        if self._only_done_and_total:
+            done, total = count(match.group(self._done)), count(match.group(self._total))
+            return None if done is None else (done, total, None, None)
         done = count(match.group(self._done)) if self._done else None
         total = count(match.group(self._total)) if self._total else None
         if done is None and self._percent:

@@ -84,32 +84,37 @@ class Gathering:
                     break
             else:
                 return _NOTHING
-        match = unit.search(record) if stop - start <= unit.safe else self._search_carefully(unit, record)
+        if stop - start > unit.safe:
+            match = self._search_carefully(unit, record)
+        elif unit.before:
+            # from the head of the record each digit of its time would be tried as the first one of the number
+            first = min([place for literal in unit.literals if (place := record.find(literal)) >= 0], default=0)
+            match = unit.search(record, len(record[:first].rstrip(unit.before)))
+        else:
+            match = unit.search(record)
         if match is None:
             return _NOTHING
         if unit.is_error:
             self.errors[unit.name] = self.errors.get(unit.name, 0) + 1
             return _NOTHING
-        extractor = unit.extractor
+        where, head, extractor = chunk.where(start), record[:HEAD_BYTES], unit.extractor
         if unit.is_mark:
-            self._places.append((chunk.where(start), unit.order, unit.pattern, record[:HEAD_BYTES]))
-            return {(None, None)}
-        rank = extractor.rank(match)
+            self._places.append((where, unit.order, unit.pattern, head))
+            return _WITHOUT_RANKS
+        rank = extractor.rank(match) if extractor.has_ranks else None
         if unit.is_value:
             keys: set[Key] = set()
             for name, number in extractor.values(match, record, unit.key):
-                entry = (chunk.where(start), -unit.order, number, record[:HEAD_BYTES])
                 old = self._values.get((name, rank))
-                if old is None or entry[:2] > old[:2]:
-                    self._values[name, rank] = entry
+                if old is None or (where, -unit.order) > old[:2]:
+                    self._values[name, rank] = (where, -unit.order, number, head)
                 keys.add((name, rank))
             return keys
         counts = extractor.counts(match)
         if counts is None:
             return _NOTHING
-        what = (unit.pattern, counts, rank)
-        self._places.append((chunk.where(start), unit.order, what, record[:HEAD_BYTES]))
-        return {(None, rank)}
+        self._places.append((where, unit.order, (unit.pattern, counts, rank), head))
+        return _WITHOUT_RANKS if rank is None else {(None, rank)}
 
     def _search_carefully(self, unit: Unit, record: bytes) -> Match | None:
         """Search a record in bounded time; None as well when that was not enough."""
@@ -137,7 +142,9 @@ class Gathering:
         return None
 
     def findings(self) -> Findings:
-        findings = Findings(errors=self.errors)
+        positions: list[Position] = []
+        marks: list[Mark] = []
+        values: dict[str, dict[int | None, Value]] = {}
         read = None if self._stamps is None else self._stamps.read
         self._places.sort(key=_OFFSET_AND_ORDER)
         before, stamp = -1, None
@@ -145,17 +152,17 @@ class Gathering:
             if read is not None and offset != before:
                 before, stamp = offset, read(head)
             if isinstance(what, Pattern):
-                findings.marks.append(Mark(what.name, what.begins, offset, stamp))
+                marks.append(Mark(what.name, what.begins, offset, stamp))
             else:
                 pattern, (done, total, epoch, epochs), rank = what
                 resumed = pattern.kind is Kind.RESUME
-                findings.positions.append(
+                positions.append(
                     Position(pattern.name, pattern.unit, offset, done, total, epoch, epochs, rank, resumed, stamp)
                 )
         for (name, rank), (offset, _, number, head) in self._values.items():
             stamp = None if read is None else read(head)
-            findings.values.setdefault(name, {})[rank] = Value(number, offset, stamp)
-        return findings
+            values.setdefault(name, {})[rank] = Value(number, offset, stamp)
+        return Findings(positions, values, marks, self.errors)
 
 
 _NOTHING: set[Key] = set()

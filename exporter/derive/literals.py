@@ -13,7 +13,7 @@ from itertools import product
 from operator import or_
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_TEXTS = 64
 """Alternatives that are worth looking for."""
@@ -303,17 +303,25 @@ def _shortest(texts: Texts) -> Texts:
     return tuple(text for text in dict.fromkeys(texts) if not any(other != text and other in text for other in texts))
 
 
-# -- what follows a literal ----------------------------------------------------------------------
+# -- what stands around a literal ----------------------------------------------------------------
 
 MOST_BEHIND = 64
 """Repetitions of which each length is tried, and parts, in what is looked for behind a literal."""
 MOST_WAYS = 5000
+MOST_BEFORE = 10
+"""Bytes before a literal that are worth looking for: digits."""
+MOST_KINDS_BEFORE = 40
+"""Of so many numbers are made, however they are written; what is made of more is found soon."""
 
 
 def next_bytes(behind: re.Pattern[bytes]) -> bytes:
     """The few bytes of which one follows where such a pattern matches; none where there are many."""
     begins = _begins(list(_flat(_tree(behind), behind.flags)), _ALL)
-    return bytes(code for code in range(256) if begins >> code & 1) if begins.bit_count() <= MOST_CLASS else b""
+    return _bytes_of(begins) if begins.bit_count() <= MOST_CLASS else b""
+
+
+def _bytes_of(characters: int) -> bytes:
+    return bytes(code for code in range(256) if characters >> code & 1)
 
 
 @lru_cache(maxsize=1024)
@@ -322,21 +330,72 @@ def behind_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes
 
     What it asks for is less than what the pattern does, and nothing that depends on where the record ends.
     """
+    found = _window(regex)
+    return {} if found is None else _behind(required_literals(regex), found.spellings, found.after)
+
+
+@lru_cache(maxsize=1024)
+def previous_bytes(regex: re.Pattern[bytes]) -> bytes:
+    """The few bytes, such as digits, of which one stands before the required literal in every match.
+
+    None where they are many or there are several literals.
+    """
+    found = _window(regex)
+    if found is None or found.spellings != required_literals(regex) or len(found.spellings) > 1:
+        return b""
+    nodes = [node for node in found.before if node[0] not in _PLACES][-1:]
+    if nodes and nodes[0][0] in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        _, (least, _, inner), flags = nodes[0]
+        nodes = list(_flat(inner, flags)) if least > 0 else []
+    if len(nodes) != 1 or nodes[0][0] not in (sre.LITERAL, sre.IN):
+        return b""
+    characters = _characters(*nodes[0]) & ~_LINE_ENDS  # it is in the same record
+    return _bytes_of(characters) if characters.bit_count() <= MOST_BEFORE else b""
+
+
+@lru_cache(maxsize=1024)
+def bytes_before(regex: re.Pattern[bytes]) -> bytes:
+    """All bytes of which the text is made that stands in a match before its required literal, as a number is of digits.
+
+    None where it begins with the literal, where they are many, and where they are not known.
+    """
+    found = _window(regex)
+    if found is None or not set(found.spellings) <= set(required_literals(regex)):
+        return b""
+    characters = reduce(or_, (_consumed(*node) for node in found.before), 0)
+    return _bytes_of(characters) if characters.bit_count() <= MOST_KINDS_BEFORE else b""
+
+
+_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
+"""Parts that go over no text."""
+
+
+class _Window(NamedTuple):
+    """The parts of a pattern that spell out its required literals, and those before and after them."""
+
+    before: Sequence[tuple[Any, Any, int]]
+    spellings: Texts
+    after: Sequence[tuple[Any, Any, int]]
+
+
+@lru_cache(maxsize=2)
+def _window(regex: re.Pattern[bytes]) -> _Window | None:
+    """Where in a pattern its required literals stand; None where they are not a whole number of its parts."""
     texts = set(required_literals(regex))
     if not texts:
-        return {}
+        return None
     nodes = list(_flat(_tree(regex), regex.flags))
     for first in range(len(nodes)):
         run: list[Texts] = []
         for last in range(first, len(nodes)):
             op, argument, flags = nodes[last]
-            exact = (b"",) if op in (sre.AT, sre.ASSERT, sre.ASSERT_NOT) else _part(op, argument, flags).exact
+            exact = (b"",) if op in _PLACES else _part(op, argument, flags).exact
             if exact is None or not _is_small([*run, exact]):
                 break
             run.append(exact)
             if {*_shortest(_written_out(run))} == texts:
-                return _behind(texts, _written_out(run), nodes[last + 1 :])
-    return {}
+                return _Window(nodes[:first], _written_out(run), nodes[last + 1 :])
+    return None
 
 
 def _behind(
@@ -473,8 +532,8 @@ def _folded(characters: int, flags: int) -> int:
 
 MOST_STEPS = 2e7
 """Steps of a search that take about a tenth of a second."""
-LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10)
-"""Lengths of records that are told apart; the last one is that of a long ordinary line."""
+LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10, 1 << 9, 1 << 8)
+"""Lengths of records that are told apart; the last one is that of an ordinary line."""
 _FOREVER = 1e18
 
 
@@ -521,7 +580,12 @@ def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None)
     following.reverse()
     for place, (op, argument, flags) in enumerate(nodes):
         steps, choices = _walk_part(op, argument, flags, length, following[place + 1])
-        cost = min(_FOREVER, cost + ways * steps)
+        once = 0.0
+        if following[place + 1] is None and op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            # nothing behind it can fail: what it takes beyond its least is part of the one match with which all ends
+            most, least = max(1, min(int(argument[1]), length)), int(argument[0])
+            once, steps = steps, steps * min(1.0, least / most)
+        cost = min(_FOREVER, cost + ways * steps + once)
         ways = min(_FOREVER, ways * choices)
     return cost, ways
 

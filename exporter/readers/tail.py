@@ -157,7 +157,8 @@ class LogTail:
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
         try:
             before = self.bytes_read
-            at_end = yield from self._read(buffer, most_bytes, until)
+            # one that is left is read until nothing more comes; of others the size says without a read where they end
+            at_end = yield from self._read(buffer, most_bytes, until, None if leaving else facts.st_size)
             if at_end and leaving:
                 rest = self.rest()
                 if rest:
@@ -515,9 +516,9 @@ class LogTail:
         self._top = self._offset == 0
 
     def _read(
-        self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None
+        self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None, enough: int | None
     ) -> Generator[Piece, None, bool]:
-        """Pieces from the open file; whether its end was reached."""
+        """Pieces from the open file, up to its end or at least to the byte ``enough``; whether that was reached."""
         view, held, left = memoryview(buffer), self._offset - self._begin, most_bytes
         back = max(0, len(self._mark) - held)
         before = bytearray(back)
@@ -550,6 +551,8 @@ class LogTail:
                     self._begin += end
                     yield Piece(buffer, end, self._begin - end)
                     view[:held] = view[end:filled]
+                if enough is not None and self._offset >= enough:
+                    return True  # at the end, in one read
                 if left <= 0 or (until is not None and until()):
                     return False
                 filled = held + os.preadv(self._fd, [view[held : min(CHUNK_BYTES, held + left)]], self._offset)

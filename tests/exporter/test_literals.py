@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from exporter.derive.literals import (
     behind_literals,
+    bytes_before,
     is_literal_only,
     literals_of,
     needs_line_end,
+    previous_bytes,
     required_literals,
     safe_length,
 )
@@ -277,3 +279,59 @@ def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern:
             assert any(
                 literal not in behind or behind[literal].match(log, place + len(literal)) for literal, place in places
             )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"\d{1,3}%\|[^|]*\| (\d+)/(\d+)", b"0123456789"),
+        (r"[2-9]+?\b%\|", b"23456789"),
+        (r"[\s]%\|", b"\t\x0b\x0c "),  # a record has no line end in it
+        (r"x%\|\d", b""),  # part of the literal
+        (r"\d*%\|", b""),
+        (r"%\|", b""),
+        (r"\w%\|", b""),
+        (r"(?:a\d)+%\|", b""),
+        (r"\d(?:Z9#|QUEUE)", b""),
+    ],
+)
+def test_the_byte_before_a_literal_is_known_where_it_is_one_of_a_few(pattern: str, expected: bytes) -> None:
+    assert previous_bytes(re.compile(pattern.encode())) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"(\d{1,18}\.?\d{0,18}) docs?/s", b".0123456789"),
+        (r"\b(?:\d+|nan) docs/s", b"0123456789an"),
+        (r"Encoded .* documents", b""),
+        (r"[\w ]* docs/s", b""),
+        (r" docs/s (\d+)", b""),
+    ],
+)
+def test_what_stands_before_a_literal_is_known_where_it_is_made_of_few_bytes(pattern: str, expected: bytes) -> None:
+    assert bytes_before(re.compile(pattern.encode())) == expected
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(
+        (r"(\d{1,3}\.?\d{0,3}) docs?/s", r"(?<![.\d])([-+]?\d+|nan|n) docs?/s", r"(?:^|\b)[.sd/ oc1]*? docs/s")
+    ),
+    st.lists(st.sampled_from(("1", "23.4", ".", "-", "nan", " ", " doc/s", " docs/s", "docs", "x", "\n"))).map("".join),
+)
+def test_a_search_from_what_stands_before_the_first_literal_finds_the_same(pattern: str, text: str) -> None:
+    regex, record = re.compile(pattern.encode(), re.MULTILINE), text.encode()
+    before = bytes_before(regex)
+    assert before
+    places = [place for literal in required_literals(regex) if (place := record.find(literal)) >= 0]
+    if places:
+        found = regex.search(record, len(record[: min(places)].rstrip(before)))
+        whole = regex.search(record)
+        assert (found and found.span()) == (whole and whole.span())
+
+
+def test_what_can_no_longer_fail_is_gone_over_once() -> None:
+    asked = rb"Engine stats: .{0,80}?running: (\d{1,9}).{0,80}?tokens/s: (\d{1,9}"
+    ends, goes_on = re.compile(asked + rb"\.?\d{0,9})"), re.compile(asked + rb"\.?\d{0,9})x")
+    assert safe_length(goes_on) < safe_length(ends) == 1 << 8

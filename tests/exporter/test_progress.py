@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -88,7 +87,7 @@ def feed(track: Track, *records: Position | Mark, source: str = "a.out", start: 
         if isinstance(record, Mark):
             track.mark(record, start + t)
         else:
-            took.append(track.update(source, replace(record, offset=next(OFFSETS)), start + t))
+            took.append(track.update(source, record._replace(offset=next(OFFSETS)), start + t))
     return took
 
 
@@ -354,7 +353,7 @@ def test_a_counter_whose_records_name_the_epoch_is_of_that_epoch(order: int) -> 
     track = Track(("items", "epochs"))
     for offset, (epoch, done) in enumerate([(1, 0), (1, 5), (1, 9), (2, 0), (2, 3)]):
         for position in (at(done, 10), at(epoch, 3, "epochs"))[::order]:
-            track.update("a.err", replace(position, offset=offset), float(offset))
+            track.update("a.err", position._replace(offset=offset), float(offset))
         assert track.total == (10 if offset == 0 and order == 1 else 30)
     assert (track.done, track.last_rise) == (13, 4.0)
     assert track.processed == (13 if order == 1 else 14), "an epoch that came first was the first position"
@@ -672,7 +671,7 @@ class Slow(Track):
 
 PLAIN = st.one_of(
     st.builds(at, st.integers(0, 6), st.sampled_from([20, 20, 20, 30, None])),
-    st.builds(lambda done: replace(at(done, 20), rank=1), st.integers(0, 6)),
+    st.builds(lambda done: at(done, 20)._replace(rank=1), st.integers(0, 6)),
     st.builds(lambda done: at(done, 20, "requests"), st.integers(0, 6)),
     st.builds(Mark, st.just("evaluating"), st.booleans(), st.just(0)),
     st.sampled_from([resumed(3, 20), "run"]),

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -218,7 +217,7 @@ def test_literals_that_share_their_pieces_are_told_apart(words: list[str], data:
     ]
     engine = Engine(patterns)
     found, whole = engine.scan(text), expected(patterns, text)
-    assert (found.errors, found.positions) == (whole.errors, [replace(place, stamp=None) for place in whole.positions])
+    assert (found.errors, found.positions) == (whole.errors, [place._replace(stamp=None) for place in whole.positions])
     scan = engine.begin()
     scan._take_last(chunks.Chunk(text, len(text), 0), len(text))
     assert scan.finish(lambda place, size: text[place : place + size]).errors == whole.errors
@@ -237,7 +236,7 @@ def test_a_piece_that_is_often_found_in_vain_still_finds_its_literals(words: lis
         for _ in range(2):
             found = engine.scan(text)
             assert found.errors == whole.errors
-            assert found.positions == [replace(place, stamp=None) for place in whole.positions]
+            assert found.positions == [place._replace(stamp=None) for place in whole.positions]
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=6))
@@ -602,3 +601,15 @@ def test_patterns_that_are_safe_load_no_second_engine_of_expressions() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_short_literal_is_told_by_the_byte_before_it() -> None:
+    bar = compile_pattern("bar", r"\d{1,3}%\|[^|]{0,40}\| (\d+)/(\d+)", kind=Kind.POSITION)
+    others = [
+        compile_pattern(word, rf"{word} (\d+)", kind=Kind.VALUE) for word in ("queue", "depth", "wakeup", "jumbo")
+    ]
+    engine = Engine([bar, *others])
+    text = b"%| 3\n 10%|#| 1/9\rx%|#| 2/9\n%|5%|#| 3/9 depth 8\n100%|#| 9/9"
+    assert fed(engine, text) == expected([bar, *others], text)
+    (group,) = engine.groups(engine.every_mask, chunks.Chunk(text, len(text), 0))
+    assert len(group.find(text)) == 4, "one pass finds both, and not what has no digit before it"
