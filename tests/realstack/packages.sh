@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the tests with real components need.
+# Installs the Debian packages that the tests with real components need, and a C compiler for the fake GPU driver.
 #
 #   packages.sh [--browser]      --browser: chromium too
 #
@@ -12,6 +12,7 @@ POLICY=/usr/sbin/policy-rc.d
 
 slurm=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 python3)
 prometheus=(prometheus prometheus-alertmanager curl python3)
+compiler=(gcc libc6-dev)
 browser=()
 case ${1:-} in
     '') ;;
@@ -25,7 +26,7 @@ missing() {
     have=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
     printf '%s\n' "$@" | grep -vxF -f <(sed -n 's/ installed$//p' <<<"$have") | sort -u || true
 }
-all=("${slurm[@]}" "${prometheus[@]}" ${browser[@]+"${browser[@]}"})
+all=("${slurm[@]}" "${prometheus[@]}" "${compiler[@]}" ${browser[@]+"${browser[@]}"})
 mapfile -t want < <(missing "${all[@]}")
 
 if [ ${#want[@]} -eq 0 ]; then
@@ -36,8 +37,9 @@ if [ "$(id -u)" != 0 ]; then
     skipped=()
     [ -z "$(missing "${slurm[@]}")" ] || skipped+=(slurm)
     [ -z "$(missing "${prometheus[@]}")" ] || skipped+=(prometheus)
+    [ -z "$(missing "${compiler[@]}")" ] || skipped+=(fakenvml)
     [ ${#browser[@]} -eq 0 ] || [ -z "$(missing "${browser[@]}")" ] || skipped+=(browser)
-    echo "packages: not root, so not installed: ${want[*]}; skipped: tests marked ${skipped[*]}"
+    echo "packages: not root, so not installed: ${want[*]}; skipped: tests of ${skipped[*]}"
     exit 0
 fi
 if ! command -v apt-get >/dev/null; then

@@ -1,0 +1,74 @@
+/* GPUs that are divided into instances. */
+
+#include "fake.h"
+
+static const struct unit *instance_in(const struct unit *gpu, unsigned slot) {
+    int place = (int)(gpu - scenario->units);
+    for (size_t i = 0; i < scenario->unit_count; i++)
+        if (scenario->units[i].parent == place && scenario->units[i].slot == slot) return &scenario->units[i];
+    return NULL;
+}
+
+NVML nvmlDeviceGetMigMode(struct handle *handle, unsigned *current, unsigned *pending) {
+    ENTER(handle);
+    int code = get_u32(visit.unit, V_mig_mode, current);
+    if (code == SUCCESS) *pending = *current;
+    LEAVE(code);
+}
+
+NVML nvmlDeviceGetMaxMigDeviceCount(struct handle *handle, unsigned *count) {
+    ENTER(handle);
+    LEAVE(get_u32(visit.unit, V_mig_max, count));
+}
+
+NVML nvmlDeviceGetMigDeviceHandleByIndex(struct handle *handle, unsigned index, struct handle **instance) {
+    ENTER(handle);
+    unsigned most;
+    int code = get_u32(visit.unit, V_mig_max, &most);
+    if (code != SUCCESS) LEAVE(code);
+    if (index >= most || !instance) LEAVE(INVALID_ARGUMENT);
+    const struct unit *found = instance_in(visit.unit, index);
+    if (!found) LEAVE(NOT_FOUND);
+    *instance = handle_of(found);
+    LEAVE(SUCCESS);
+}
+
+NVML nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct handle *instance, struct handle **handle) {
+    ENTER(instance);
+    if (visit.unit->parent < 0) LEAVE(INVALID_ARGUMENT);
+    *handle = handle_of(&scenario->units[visit.unit->parent]);
+    LEAVE(SUCCESS);
+}
+
+NVML nvmlDeviceIsMigDeviceHandle(struct handle *handle, unsigned *is_mig) {
+    ENTER(handle);
+    *is_mig = visit.unit->parent >= 0;
+    LEAVE(SUCCESS);
+}
+
+NVML nvmlDeviceGetGpuInstanceId(struct handle *handle, unsigned *id) {
+    ENTER(handle);
+    LEAVE(get_u32(visit.unit, V_gpu_instance, id));
+}
+
+NVML nvmlDeviceGetComputeInstanceId(struct handle *handle, unsigned *id) {
+    ENTER(handle);
+    LEAVE(get_u32(visit.unit, V_compute_instance, id));
+}
+
+struct attributes {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+    unsigned long long memory_mib;
+};
+
+NVML nvmlDeviceGetAttributes_v2(struct handle *handle, struct attributes *attributes) {
+    ENTER(handle);
+    if (visit.unit->parent < 0) LEAVE(NOT_SUPPORTED);
+    *attributes = (struct attributes){0};
+    int code = get_u32(visit.unit, V_sm_count, &attributes->multiprocessors);
+    if (code == SUCCESS) code = get_u32(visit.unit, V_gpu_slices, &attributes->gpu_slices);
+    if (code == SUCCESS) code = get_u32(visit.unit, V_compute_slices, &attributes->compute_slices);
+    if (code == SUCCESS) code = get_u64(visit.unit, V_memory_total, &attributes->memory_mib);
+    attributes->memory_mib >>= 20;
+    LEAVE(code);
+}
