@@ -62,6 +62,7 @@ BELOW_COLLECTORS = (
     *(*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive"),
     *("exporter.collectors.base", "exporter.collectors.runs"),
     *("exporter.collectors.follow", "exporter.collectors.pace"),
+    *("exporter.collectors.gpu_page", "exporter.collectors.gpu_faults", "exporter.collectors.gpu_owners"),
 )
 BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "exporter.sidecar")
 LIST = "exporter.collectors.__init__"
@@ -76,7 +77,9 @@ RULES = {
         ("exporter.__init__", "launcher.__init__", "exporter.readers.__init__", "exporter.derive.__init__")
     ),
     "families": Rule(("exporter.families",), ("prometheus_client",), never=MACHINE),
-    "readers": Rule(("exporter.readers",), (*FOUNDATION, "exporter.readers", "psutil", "pynvml"), besides=PACKS),
+    "readers": Rule(
+        ("exporter.readers",), (*FOUNDATION, "exporter.readers", "amdsmi", "psutil", "pynvml"), besides=PACKS
+    ),
     "packs": Rule(PACKS, (*FOUNDATION, "exporter.readers", "exporter.derive")),
     "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE, besides=SEARCH),
     "automata": Rule(SEARCH[:1], ("exporter.derive", "ahocorasick_rs"), never=MACHINE),
@@ -88,7 +91,7 @@ RULES = {
     "service": Rule(("exporter.service",), (*BELOW_SERVICE, "aiohttp")),
     "all but service": Rule(
         ("exporter",),
-        ("exporter", "prometheus_client", "psutil", "pynvml", "ahocorasick_rs", "regex"),
+        ("exporter", "prometheus_client", "psutil", "amdsmi", "pynvml", "ahocorasick_rs", "regex"),
         never=("aiohttp", "launcher"),
         besides=("exporter.service", "exporter.monitor_config"),
     ),
@@ -235,7 +238,10 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"aiohttp", "asyncio", "psutil", "pydantic", "prometheus_client", "pynvml", "launcher", "rich", "yaml", "click"}
+HEAVY = {
+    *{"aiohttp", "asyncio", "psutil", "pydantic", "prometheus_client", "amdsmi", "pynvml", "launcher", "rich", "yaml"},
+    "click",
+}
 
 
 @pytest.mark.parametrize(
@@ -254,8 +260,9 @@ HEAVY = {"aiohttp", "asyncio", "psutil", "pydantic", "prometheus_client", "pynvm
         ),
         (("exporter.attach", "exporter.finder"), {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"}),
         (("exporter.monitor_config",), HEAVY - {"yaml"}),
+        (("exporter.readers.vendors",), HEAVY | {"ctypes", "exporter.readers.nvml", "exporter.readers.amd"}),
     ],
-    ids=["foundation", "wrapper", "command line", "running job", "monitor config"],
+    ids=["foundation", "wrapper", "command line", "running job", "monitor config", "vendors"],
 )
 def test_importing_loads_nothing_heavy(modules: tuple[str, ...], unwanted: set[str]) -> None:
     loaded = loaded_by(*modules)

@@ -1,0 +1,124 @@
+"""Errors that the driver tells of when they happen (Xid), by NVML, for a thread of their own."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_uint, c_ulonglong, c_void_p
+
+from exporter.clock import Clock
+from exporter.readers.gpu import DriverReplaced, GpuEvent
+from exporter.readers.nvml_calls import (
+    FOR_GOOD,
+    FUNCTION_NOT_FOUND,
+    REPLACED,
+    SUCCESS,
+    TIMEOUT,
+    UNKNOWN,
+    Library,
+)
+
+XID = 0x8
+"""``nvmlEventTypeXidCriticalError``, the only ones that are asked for: what others tell is read as a state, and some
+come with each change of clocks."""
+MOST_AT_ONCE = 100
+
+
+class _Event(ctypes.Structure):
+    """``nvmlEventData_t``."""
+
+    _fields_ = (
+        ("device", c_void_p),
+        ("type", c_ulonglong),
+        ("data", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
+
+
+class Events:
+    """One set of events. Made on any thread, used on one; it never takes the turn of the thread that asks the rest."""
+
+    def __init__(self, library: Library, clock: Clock, handles: Callable[[], Mapping[str, c_void_p]]) -> None:
+        """``handles``: those of the GPUs by UUID."""
+        self._library = library
+        self._clock = clock
+        self._handles = handles
+        self._set: c_void_p | None = None
+        self._registered: dict[int, str] = {}
+        """By the handle's value, the UUID."""
+        self._refused: set[str] = set()
+        """UUIDs of GPUs whose events are not to be had."""
+        self._unsupported = False
+        self._pause = threading.Event()
+
+    def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
+        """What was told since the last call, or nothing after that time. Only what happens after the first call is."""
+        if self._unsupported or not self._register():
+            self._pause.wait(timeout_s)
+            return ()
+        found: list[GpuEvent] = []
+        event = _Event()
+        while len(found) < MOST_AT_ONCE:
+            code = self._wait(event, 0 if found else int(timeout_s * 1000))
+            if code == TIMEOUT:
+                break
+            if code:
+                # A GPU is lost: the set would answer so at once each time. The next one is made without it.
+                self.free()
+                self._pause.wait(0 if found else timeout_s)
+                break
+            found.append(GpuEvent(self._registered.get(event.device or 0, ""), event.data, self._clock.time()))
+        return tuple(found)
+
+    def free(self) -> None:
+        """Let go of the set."""
+        if self._set is not None:
+            self._call("nvmlEventSetFree", self._set)
+        self._set = None
+        self._registered = {}
+
+    def _wait(self, event: _Event, timeout_ms: int) -> int:
+        name = "nvmlEventSetWait_v2"
+        if self._library.function(name) is None:
+            name = "nvmlEventSetWait"
+        return self._call(name, self._set, byref(event), c_uint(timeout_ms))
+
+    def _register(self) -> bool:
+        """Whether there is a set with some GPU in it; GPUs that were not there before are added."""
+        known = {*self._registered.values(), *self._refused}
+        new = {uuid: handle for uuid, handle in self._handles().items() if uuid not in known}
+        if self._set is None and (new or self._registered):
+            made = c_void_p()
+            code = self._call("nvmlEventSetCreate", byref(made))
+            if code:
+                self._unsupported = code in FOR_GOOD
+                return False
+            self._set = made
+        for uuid, handle in new.items():
+            if not self._add(uuid, handle):
+                return False
+        return bool(self._registered)
+
+    def _add(self, uuid: str, handle: c_void_p) -> bool:
+        """Put a GPU into the set; False when the set cannot be used any more."""
+        types = c_ulonglong()
+        code = self._call("nvmlDeviceGetSupportedEventTypes", handle, byref(types))
+        if code or not types.value & XID:
+            self._refused.add(uuid)
+            return True
+        code = self._call("nvmlDeviceRegisterEvents", handle, c_ulonglong(XID), self._set)
+        if code == SUCCESS:
+            self._registered[handle.value or 0] = uuid
+            return True
+        self._refused.add(uuid)
+        if code == UNKNOWN:  # then what is in the set is not known: it is made anew without this one
+            self.free()
+            return False
+        return True
+
+    def _call(self, name: str, *arguments: object) -> int:
+        function = self._library.function(name)
+        code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
+        if code in REPLACED:
+            raise DriverReplaced(self._library.words(code))
+        return code
