@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.derive.xid import BLAMED_ON_PROGRAMS, blames_device, xid_words
+
 REASONS = (
     "completed",
     "app_error",
@@ -89,14 +91,11 @@ class GpuFault:
     xid: int
     words: str
 
-    @property
-    def is_hardware(self) -> bool:
-        """Whether the device is at fault; other codes follow from what a program did to it."""
-        return self.xid in HARDWARE_XIDS
+    def is_near(self, end: float | None) -> bool:
+        """Whether it may be the cause of an end at this moment; of one whose moment is not known it may."""
+        return end is None or -FAULT_AFTER_S <= end - self.time <= FAULT_BEFORE_S
 
 
-HARDWARE_XIDS = frozenset({46, 48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 142, 143, 154})
-"""NVIDIA's Xid catalogue: memory, bus, NVLink, GSP and the device itself. 13, 31, 43 and 45 are the program's."""
 _DEVICE_WORDS = re.compile(
     r"NVRM: Xid \(PCI:[^)]{1,40}\): (?P<xid>\d{1,4})(?!\d)|fallen off the bus|[Uu]ncorrectable [\w ]{0,40}error"
 )
@@ -202,6 +201,10 @@ def verdict(evidence: Evidence) -> Verdict:
         if _at_the_limit(evidence):
             return Verdict("time_limit", (*facts, "the time limit was reached"))
         return Verdict("cancelled", tuple(facts))
+    if number in _CRASHES or (number is None and code is not None):
+        fault = _program_fault(evidence)
+        if fault is not None:
+            return Verdict("gpu_fault", (*facts, *_log_words(evidence), fault))
     if number in _CRASHES:
         return Verdict("crashed_signal", (*facts, *_log_words(evidence)))
     if number is None and code is not None:
@@ -240,9 +243,16 @@ def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | N
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}"
     for fault in evidence.gpu_faults:
-        near = evidence.end is None or -FAULT_AFTER_S <= evidence.end - fault.time <= FAULT_BEFORE_S
-        if fault.is_hardware and near:
+        if blames_device(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
+    return None
+
+
+def _program_fault(evidence: Evidence) -> str | None:
+    """The driver's word for what the program did to a GPU; what only follows from that is left out."""
+    for fault in evidence.gpu_faults:
+        if fault.xid in BLAMED_ON_PROGRAMS and fault.is_near(evidence.end):
+            return f"{fault.words}: {xid_words(fault.xid)}, by the program"
     return None
 
 
@@ -261,7 +271,7 @@ def _log_evidence(evidence: Evidence) -> tuple[str, str] | None:
 def _blames_the_device(log: LastWords) -> bool:
     """Whether the decisive line is of a GPU that is at fault, not of a program at fault on it."""
     found = _DEVICE_WORDS.search(log.line or "") if GPU_XID in log.classes else None
-    return found is not None and (found["xid"] is None or int(found["xid"]) in HARDWARE_XIDS)
+    return found is not None and (found["xid"] is None or blames_device(int(found["xid"])))
 
 
 def _disk_evidence(evidence: Evidence) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exporter.derive.exits import CONSEQUENCES
+from exporter.derive.gpu_users import visible_devices
 
 Level = Literal["issue", "warning"]
 
@@ -46,6 +47,8 @@ class WorkerLaunch:
     """``CUDA_VISIBLE_DEVICES`` of its process."""
     devices_unset: bool = False
     """Whether its environment could be read and names no devices: it sees all of them."""
+    misplaced: str | None = None
+    """What it uses of the GPUs instead of those of the plan, as the driver tells."""
     device_files: int | None = None
     """GPUs that it or a descendant has opened."""
     log_files: int = 0
@@ -92,16 +95,6 @@ class LaunchCheck:
     def level(self) -> Level:
         """What a check that has not passed means for the launch."""
         return LEVELS[self.name]
-
-
-def visible_devices(text: str) -> tuple[str, ...]:
-    """Devices that ``CUDA_VISIBLE_DEVICES`` names; CUDA ignores a negative number and all behind it."""
-    devices = []
-    for word in (part.strip() for part in text.split(",")):
-        if not word or word.startswith("-"):
-            break
-        devices.append(word)
-    return tuple(devices)
 
 
 def check_launch(
@@ -201,6 +194,8 @@ def _count(workers: Sequence[WorkerLaunch], settle_s: float, *, final: bool, ove
 
 
 def _wrong_gpus(worker: WorkerLaunch, workers: Sequence[WorkerLaunch]) -> str | None:
+    if worker.misplaced is not None:
+        return f"it {worker.misplaced}"
     if worker.devices_unset:
         return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:

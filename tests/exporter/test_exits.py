@@ -28,7 +28,9 @@ TERM, KILL, SEGV, ABRT, HUP, USR1 = (
 )
 PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
 FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
+ADDRESS = GpuFault(99.0, 31, "Xid 31 on GPU 3, process 7")
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
 NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
 LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
@@ -120,8 +122,62 @@ CASES = {
         Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
         "app_error",
     ),
-    "an error of the program on a device": (
-        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 31, "Xid 31"),)),
+    "an error of the program on a device": (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)), "gpu_fault"),
+    "an error of the program on a device, upon which it aborted": (
+        Evidence(signal=ABRT, end=100.0, gpu_faults=(ADDRESS,)),
+        "gpu_fault",
+    ),
+    "an error of the program on a device, a moment after its end": (
+        Evidence(code=1, end=98.0, gpu_faults=(ADDRESS,)),
+        "gpu_fault",
+    ),
+    "an error of the program on a device long before": (
+        Evidence(code=1, end=99.0 + 61.0, gpu_faults=(ADDRESS,)),
+        "app_error",
+    ),
+    "an error of the program on a device, and SIGKILL from nowhere": (
+        Evidence(signal=KILL, end=100.0, gpu_faults=(ADDRESS,)),
+        "killed_unknown",
+    ),
+    "an error of the program on a device, and SIGTERM from outside": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=100.0, gpu_faults=(ADDRESS,)),
+        "cancelled",
+    ),
+    "an error of the program on a device that had no memory left": (
+        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS,)),
+        "cuda_oom",
+    ),
+    "an error of the program on a device, and a collective that timed out": (
+        Evidence(signal=ABRT, end=100.0, log=LastWords(("nccl_timeout",)), gpu_faults=(ADDRESS,)),
+        "nccl_timeout",
+    ),
+    "an error of the program on a full disk": (
+        Evidence(code=1, end=100.0, disk_available_bytes=0, gpu_faults=(ADDRESS,)),
+        "disk_full",
+    ),
+    "an error of the program on a device, and exit 0": (
+        Evidence(code=0, end=100.0, gpu_faults=(ADDRESS,)),
+        "completed",
+    ),
+    "an error of the program on a device that then fell off the bus": (
+        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS, FELL_OFF)),
+        "gpu_fault",
+    ),
+    "work that the driver removed": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 45, "Xid 45"), GpuFault(99.0, 43, "Xid 43"))),
+        "app_error",
+    ),
+    "an error of a copy engine": (Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 39, "Xid 39"),)), "app_error"),
+    "an error of a device that is not known": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 999, "Xid 999"),)),
+        "app_error",
+    ),
+    "a memory error within one program": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 94, "Xid 94"),)),
+        "gpu_fault",
+    ),
+    "a row of memory that was remapped": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
         "app_error",
     ),
     "a device that has lost memory, as the log says": (
@@ -316,6 +372,19 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
             ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
         ),
         (Evidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
+        (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
+        (
+            Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
+            ("exit status 1", "Xid 31 on GPU 3, process 7: invalid address, by the program"),
+        ),
+        (
+            Evidence(signal=ABRT, end=100.0, log=LastWords((), ILLEGAL), gpu_faults=(ADDRESS,)),
+            (
+                "killed by SIGABRT",
+                f"the last error in its log: {ILLEGAL}",
+                "Xid 31 on GPU 3, process 7: invalid address, by the program",
+            ),
+        ),
     ],
 )
 def test_the_evidence_is_told_in_words(evidence: Evidence, words: tuple[str, ...]) -> None:

@@ -1,0 +1,331 @@
+"""Who uses which GPU: processes on GPUs and those of workers brought together, against what the plan says."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Attribution = Literal["process", "inferred"]
+"""By the pid; or since nobody else is planned there, where pids on the GPU are of another pid namespace."""
+
+_UUID_FORMS = ("GPU-", "MIG-")
+_NUMBER = re.compile(r"\+?(\d{1,9})")
+
+
+def visible_devices(text: str) -> tuple[str, ...]:
+    """Devices that ``CUDA_VISIBLE_DEVICES`` names, as CUDA reads it: numbers, or UUIDs and their beginnings.
+
+    It ends at the first word that is none, as ``-1`` and ``NoDevFiles`` are, or that is not of the form of the first:
+    either numbers, GPUs or MIG instances. A device that comes twice leaves none at all. What follows a number in its
+    word does not count.
+    """
+    words = [word.strip() for word in text.split(",")]
+    form = next((form for form in _UUID_FORMS if words[0].startswith(form)), None)
+    devices: list[str] = []
+    for word in words:
+        if form is not None:
+            device = word if word.startswith(form) else None
+        else:
+            number = _NUMBER.match(word)
+            device = str(int(number[1])) if number else None
+        if device is None:
+            break
+        if device in devices:
+            return ()
+        devices.append(device)
+    return tuple(devices)
+
+
+def visible_gpus(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` names; numbers are such positions.
+
+    A beginning of a UUID names the one GPU that it fits. The list ends at what fits none, or several. MIG instances are
+    named as the driver names them, ``MIG-UUID``, or ``MIG-GPU-UUID/3/0`` before version 470.
+    """
+    found: list[int] = []
+    for device in visible_devices(text):
+        at = _position(device, uuids)
+        if at is None:
+            break
+        if at in found:
+            return ()
+        found.append(at)
+    return tuple(found)
+
+
+def _position(device: str, uuids: Sequence[str]) -> int | None:
+    if device.isdigit():
+        return int(device) if int(device) < len(uuids) else None
+    if device in uuids:
+        return uuids.index(device)
+    fitting = [at for at, uuid in enumerate(uuids) if uuid.startswith(device)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpu:
+    """One process on a GPU, its pid as the driver tells it."""
+
+    pid: int
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+    kind: str = "compute"
+    """compute, graphics or mps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGpu:
+    """A GPU or MIG instance that can be seen here, whether the job's or not."""
+
+    uuid: str
+    index: str
+    parent: str | None = None
+    """Of a MIG instance the UUID of its GPU."""
+    processes: tuple[OnGpu, ...] | None = ()
+    """None where nobody tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWorker:
+    """A worker of this node."""
+
+    rank: int
+    positions: tuple[int, ...] = ()
+    """What the plan gives it, by position among the job's GPUs."""
+    pids: frozenset[int] = frozenset()
+    """Its process and all descendants."""
+    devices: str | None = None
+    """``CUDA_VISIBLE_DEVICES`` of its process. Only UUIDs count: numbers may be those of its own device cgroup."""
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one worker uses of one GPU: memory and share of time of all its processes; None where none tells."""
+
+    rank: int
+    uuid: str
+    index: str
+    attribution: Attribution
+    planned: bool
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsers:
+    """Who is on one of the job's GPUs."""
+
+    uuid: str
+    index: str
+    workers: tuple[int, ...] = ()
+    """Ranks, in order; several share it."""
+    foreign: tuple[OnGpu, ...] | None = ()
+    """Processes that are not the job's, the display's left out; None where that cannot be told."""
+    empty: bool | None = None
+    """Whether it is without any process; None where nobody tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGpus:
+    """How a worker stands to the plan."""
+
+    rank: int
+    misplaced: bool | None = None
+    """Whether it uses a GPU that the plan does not give to it; None where that cannot be told."""
+    words: str = ""
+    """Of a misplaced one what it uses."""
+    unused: tuple[str, ...] | None = None
+    """Indices of the GPUs of its plan on which it has no process; None where that cannot be told."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Everybody on the GPUs of one node."""
+
+    uses: tuple[Use, ...] = ()
+    """By rank, then in the order of the GPUs; also on GPUs that are not the job's."""
+    gpus: tuple[GpuUsers, ...] = ()
+    """The job's, in the order of the plan's positions."""
+    workers: tuple[WorkerGpus, ...] = ()
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is found on one GPU."""
+
+    by_rank: dict[int, list[OnGpu]] = field(default_factory=dict)
+    attribution: dict[int, Attribution] = field(default_factory=dict)
+    foreign: list[OnGpu] = field(default_factory=list)
+    unknown: bool = False
+    """Whether there are processes that may be anybody's."""
+
+    def add(self, rank: int, process: OnGpu, attribution: Attribution) -> None:
+        self.by_rank.setdefault(rank, []).append(process)
+        if self.attribution.get(rank) != "process":
+            self.attribution[rank] = attribution
+
+
+class _Node:
+    """The GPUs of a node, the processes on each, and what belongs to what."""
+
+    def __init__(self, gpus: Sequence[SeenGpu], here: Mapping[int, int], ignored: Collection[int]) -> None:
+        self.gpus = {gpu.uuid: gpu for gpu in gpus}
+        self.found = {gpu.uuid: _Found() for gpu in gpus}
+        self.parts: dict[str, list[str]] = {}
+        """UUIDs of its MIG instances, of a GPU that has any."""
+        for gpu in gpus:
+            if gpu.parent is not None:
+                self.parts.setdefault(gpu.parent, []).append(gpu.uuid)
+        self.processes: dict[str, list[OnGpu] | None] = {gpu.uuid: _each_once(gpu, here, ignored) for gpu in gpus}
+        for whole, parts in self.parts.items():
+            # what is in a MIG instance is on the list of its GPU too, and counts on the instance
+            inside = {process.pid for part in parts for process in self.processes[part] or ()}
+            listed = self.processes.get(whole)
+            if listed:
+                self.processes[whole] = [process for process in listed if process.pid not in inside]
+
+    def fits(self, uuid: str, others: Collection[str]) -> bool:
+        """Whether a GPU is one of these, or the whole or a part of one."""
+        return uuid in others or self.gpus[uuid].parent in others or any(p in others for p in self.parts.get(uuid, ()))
+
+    def told(self, worker: GpuWorker) -> frozenset[str]:
+        """GPUs that its environment names by UUID; none where it does not."""
+        if worker.devices is None or not worker.devices.strip().startswith(_UUID_FORMS):
+            return frozenset()
+        uuids = tuple(self.gpus)
+        return frozenset(uuids[at] for at in visible_gpus(worker.devices, uuids))
+
+    def add(self, uuid: str, worker: GpuWorker, planned: Collection[str], process: OnGpu, how: Attribution) -> None:
+        """Note a worker's process on the list of this GPU.
+
+        On a divided GPU it is in an instance, and where the list does not say in which, in the one of its plan.
+        """
+        parts = [part for part in self.parts.get(uuid, ()) if part in planned]
+        if len(parts) == 1:
+            self.found[parts[0]].add(worker.rank, process, "inferred")
+        else:
+            self.found[uuid].add(worker.rank, process, how)
+
+    def use(self, uuid: str, rank: int, planned: Collection[str]) -> Use:
+        """What a worker uses of a GPU on which it is."""
+        gpu, found = self.gpus[uuid], self.found[uuid]
+        memory = [p.memory_bytes for p in found.by_rank[rank] if p.memory_bytes is not None]
+        shares = [p.sm_ratio for p in found.by_rank[rank] if p.sm_ratio is not None]
+        return Use(
+            rank,
+            uuid,
+            gpu.index,
+            found.attribution[rank],
+            self.fits(uuid, planned),
+            sum(memory) if memory else None,
+            min(1.0, sum(shares)) if shares else None,
+        )
+
+    def users(self, uuid: str) -> GpuUsers:
+        """Who is on this GPU."""
+        found, processes = self.found[uuid], self.processes[uuid]
+        told = processes is not None
+        return GpuUsers(
+            uuid,
+            self.gpus[uuid].index,
+            tuple(sorted(found.by_rank)),
+            tuple(found.foreign) if told and not found.unknown else None,
+            False if found.by_rank else not processes if told else None,
+        )
+
+    def standing(self, worker: GpuWorker, planned: Sequence[str]) -> WorkerGpus:
+        """How a worker stands to the plan, once all processes have their place."""
+        if not worker.up:
+            return WorkerGpus(worker.rank)
+        used = [uuid for uuid, found in self.found.items() if worker.rank in found.by_rank]
+        wrong = [uuid for uuid in used if not self.fits(uuid, planned)]
+        whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
+        known = whole and all(self._is_known(uuid) for uuid in self.gpus if self.fits(uuid, planned))
+        taken = {uuid for uuid in planned for mine in used if self.fits(mine, (uuid,))}
+        unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken) if known else None
+        if wrong:
+            uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
+            given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
+            words = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
+            return WorkerGpus(worker.rank, True, words, unused)
+        # An inference from the plan puts everybody in the right place, and so says nothing of that.
+        sure = any(self.found[uuid].attribution[worker.rank] == "process" for uuid in used) or (
+            bool(used) and bool(self.told(worker))
+        )
+        nowhere = not used and bool(self.gpus) and all(self._is_known(uuid) for uuid in self.gpus)
+        return WorkerGpus(worker.rank, False if sure or nowhere else None, "", unused)
+
+    def _is_known(self, uuid: str) -> bool:
+        return self.processes[uuid] is not None and not self.found[uuid].unknown
+
+
+def gpu_usage(
+    gpus: Sequence[SeenGpu],
+    ours: Sequence[str],
+    workers: Sequence[GpuWorker],
+    *,
+    visible: Collection[int],
+    pid_here: Mapping[int, int] | None = None,
+    ignored: Collection[int] = (),
+) -> Usage:
+    """Who uses which GPU.
+
+    ``ours``: UUIDs of the job's GPUs by position, empty where there is none. ``visible``: pids of all processes that
+    can be seen here. ``pid_here``: the pid here of those that the driver tells by another one. ``ignored``: pids here
+    that are nobody's, such as the MPS server and ourselves.
+
+    A process that cannot be seen here is of another pid namespace, or hidden. Where one on any GPU is found to be a
+    worker's, pids are those of here, and it is somebody else's. Else, where none on its GPU can be seen, all there are
+    those of the one running worker that belongs there; several, or none, leave it open.
+    """
+    node = _Node(gpus, pid_here or {}, ignored)
+    workers = sorted(workers, key=lambda worker: worker.rank)
+    owner = {pid: worker for worker in workers for pid in worker.pids}
+    planned = {
+        worker.rank: tuple(dict.fromkeys(ours[at] for at in worker.positions if 0 <= at < len(ours) and ours[at]))
+        for worker in workers
+    }
+    belongs = {worker.rank: node.told(worker) or planned[worker.rank] for worker in workers}
+    lists = node.processes.values()
+    same_namespace = any(process.pid in owner for processes in lists for process in processes or ())
+    for uuid, processes in node.processes.items():
+        hidden = not same_namespace and not any(process.pid in visible for process in processes or ())
+        heirs = [w for w in workers if w.up and node.fits(uuid, belongs[w.rank])] if hidden and processes else []
+        for process in processes or ():
+            worker = owner.get(process.pid)
+            if worker is not None:
+                node.add(uuid, worker, planned[worker.rank], process, "process")
+            elif hidden and len(heirs) == 1:
+                node.add(uuid, heirs[0], planned[heirs[0].rank], process, "inferred")
+            elif hidden:
+                node.found[uuid].unknown = True
+            elif process.kind != "graphics":
+                node.found[uuid].foreign.append(process)
+    return Usage(
+        uses=tuple(
+            node.use(uuid, worker.rank, planned[worker.rank])
+            for worker in workers
+            for uuid, found in node.found.items()
+            if worker.rank in found.by_rank
+        ),
+        gpus=tuple(node.users(uuid) for uuid in ours if uuid in node.gpus),
+        workers=tuple(node.standing(worker, planned[worker.rank]) for worker in workers),
+    )
+
+
+def _each_once(gpu: SeenGpu, here: Mapping[int, int], ignored: Collection[int]) -> list[OnGpu] | None:
+    """Processes with their pids here; one that uses a GPU in two ways is on two lists of the driver."""
+    if gpu.processes is None:
+        return None
+    found: dict[int, OnGpu] = {}
+    for process in gpu.processes:
+        pid = here.get(process.pid, process.pid)
+        if pid in ignored:
+            continue
+        other = found.get(pid, process)
+        memory = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
+        shares = [s for s in (process.sm_ratio, other.sm_ratio) if s is not None]
+        kind = process.kind if other.kind == "graphics" else other.kind
+        found[pid] = OnGpu(pid, max(memory, default=None), max(shares, default=None), kind)
+    return list(found.values())

@@ -1,0 +1,137 @@
+"""What NVIDIA's Xid codes mean: whether the device, its firmware, or the program is at fault, or nobody."""
+
+from typing import Literal, NamedTuple
+
+XidClass = Literal["hardware", "reset", "application", "noise"]
+"""``hardware``: memory, bus or links of the device are at fault. ``reset``: it has stopped, and a reset helps.
+``application``: what the program did, over once it has ended. ``noise``: a by-product of another error, or nothing
+that calls for anything."""
+
+CATALOG = "NVIDIA Xid catalogue"
+"""https://docs.nvidia.com/deploy/xid-errors: the action that it advises, by code, for Ampere and later."""
+GUIDE = "NVIDIA GPU debug guidelines"
+"""https://docs.nvidia.com/deploy/gpu-debug-guidelines"""
+HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"
+"""Names alone: what follows from them is ours."""
+RETIREMENT = "NVIDIA dynamic page retirement"
+"""https://docs.nvidia.com/deploy/dynamic-page-retirement"""
+
+
+class Xid(NamedTuple):
+    """One code, in words of our own, and whose word the class is."""
+
+    kind: XidClass
+    words: str
+    source: str = CATALOG
+
+
+XIDS: dict[int, Xid] = {
+    8: Xid("application", "work on it took too long and was stopped"),
+    11: Xid("application", "invalid commands"),
+    13: Xid("application", "exception in a kernel, such as an access out of bounds"),
+    14: Xid("noise", "error that was made on purpose"),
+    25: Xid("application", "invalid commands"),
+    31: Xid("application", "invalid address"),
+    32: Xid("application", "invalid commands, or an error where they are fetched"),
+    37: Xid("noise", "call that the firmware does not know"),
+    38: Xid("noise", "watchdog of the driver's firmware"),
+    43: Xid("noise", "work of a program was ended after an error of its own"),
+    44: Xid("noise", "fault at a change of programs"),
+    45: Xid("noise", "work of a program was removed after an earlier error, or since it was killed"),
+    46: Xid("reset", "it has stopped processing"),
+    48: Xid("hardware", "uncorrectable memory error"),
+    54: Xid("hardware", "auxiliary power is not connected or too low"),
+    56: Xid("noise", "error of the display engine", HEADER),
+    61: Xid("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
+    62: Xid("reset", "its microcontroller has halted"),
+    63: Xid("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
+    64: Xid("hardware", "a row of memory could not be remapped or a page not be retired"),
+    66: Xid("noise", "call that the driver does not allow"),
+    67: Xid("noise", "call that the firmware could not verify"),
+    68: Xid("application", "error of a video decoder"),
+    69: Xid("application", "invalid commands for the graphics engine"),
+    74: Xid("hardware", "NVLink error"),
+    78: Xid("noise", "virtual GPU could not be started"),
+    79: Xid("hardware", "fallen off the bus"),
+    80: Xid("application", "corrupted commands"),
+    82: Xid("application", "error of the JPEG decoder"),
+    92: Xid("noise", "many corrected memory errors"),
+    93: Xid("noise", "its store of settings is worn out"),
+    94: Xid("hardware", "uncorrectable memory error that only this program has met"),
+    95: Xid("hardware", "uncorrectable memory error that any program may have met"),
+    106: Xid("noise", "test message"),
+    107: Xid("noise", "test message"),
+    108: Xid("noise", "address of another GPU that is not valid there"),
+    109: Xid("reset", "change of programs took too long"),
+    110: Xid("reset", "its security processor has met an error"),
+    119: Xid("reset", "its firmware (GSP) does not answer"),
+    120: Xid("reset", "error of its firmware (GSP)"),
+    121: Xid("noise", "corrected error of the link to the CPU"),
+    136: Xid("hardware", "NVLink could not be brought up"),
+    137: Xid("noise", "access over NVLink to an address that is not valid there"),
+    140: Xid("hardware", "uncorrectable memory error that was not contained"),
+    141: Xid("noise", "error on a fast path"),
+    142: Xid("application", "error of a video encoder"),
+    143: Xid("reset", "it could not be initialized"),
+    144: Xid("hardware", "NVLink error"),
+    145: Xid("hardware", "NVLink error"),
+    146: Xid("hardware", "NVLink error"),
+    147: Xid("noise", "NVLink error that was dealt with"),
+    148: Xid("noise", "NVLink error that was dealt with"),
+    149: Xid("hardware", "NVLink error: a link is down or loses data"),
+    150: Xid("hardware", "NVLink error"),
+    151: Xid("reset", "keys of confidential computing could not be renewed"),
+    # Also told when the action is again none, so that the code says nothing: the driver tells the action itself.
+    154: Xid("noise", "another recovery action is asked for than before"),
+    155: Xid("reset", "NVLink error that the driver has found"),
+    156: Xid("reset", "a faulty part of it was retired; in force after the next reset"),
+    157: Xid("noise", "a faulty part of it could not be retired"),
+    158: Xid("reset", "it does not answer in time"),
+    160: Xid("noise", "a channel was retired"),
+    161: Xid("noise", "a channel could not be retired"),
+    167: Xid("hardware", "PCIe does not answer in time", HEADER),
+    171: Xid("hardware", "uncorrectable error of its memory", HEADER),
+    172: Xid("hardware", "uncorrectable error of its caches", HEADER),
+}
+"""The codes that matter; of engines of one kind see below."""
+
+_COPIES = Xid("application", "error of a copy engine")
+_VIDEO = Xid("application", "error of a video or image engine")
+XIDS |= dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), _COPIES)
+XIDS |= dict.fromkeys((83, 84, 86, 88, 89, *range(96, 106), 139), _VIDEO)
+
+UNKNOWN = Xid("noise", "error that this version of gpujob does not know", "none")
+"""A code that is not in the table blames nobody: it is counted and told, but wakes no one at night for what may be a
+driver's new way to say something harmless. If the device is at fault, other facts say so too."""
+
+PAGING_XIDS = (46, 48, 62, 64, 74, 79, 95, 119, 120)
+"""Those after which a GPU is of no use until somebody does something; the rest of ``hardware`` and ``reset`` is rare,
+or tells of itself otherwise."""
+KNOWN_XIDS = tuple(sorted({*PAGING_XIDS, 13, 31, 43, 45, 94}))
+"""Codes that are counted from 0 on, since ``increase()`` does not see the first of a series that was not there."""
+
+CONTAINED_XIDS = frozenset({94})
+"""Hardware's, but the driver has kept the error within one program: others go on, and so may the GPU."""
+BLAMED_ON_PROGRAMS = frozenset({11, 13, 25, 31, 32, 69, 80})
+"""Of ``application`` those which the catalogue has looked for in the program; errors of copy and video engines are over
+with it too, but may be anybody's."""
+
+
+def xid_of(code: int) -> Xid:
+    """What a code means; UNKNOWN for one that is not in the table."""
+    return XIDS.get(code, UNKNOWN)
+
+
+def xid_class(code: int) -> XidClass:
+    """Class of a code; ``noise`` for one that is not known."""
+    return xid_of(code).kind
+
+
+def xid_words(code: int) -> str:
+    """What a code says, such as ``fallen off the bus``."""
+    return xid_of(code).words
+
+
+def blames_device(code: int) -> bool:
+    """Whether the device, or its firmware, is at fault."""
+    return xid_class(code) in ("hardware", "reset")
