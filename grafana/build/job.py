@@ -294,18 +294,139 @@ def workers() -> list[Panel]:
 def gpus() -> list[Panel]:
     return [
         tile(
-            "GPUs allocated",
-            "GPUs given to the job on the chosen nodes.",
-            [q.GPUS],
-            width=6,
+            "GPUs",
+            "GPUs that the plan gives to workers, and those of the job that answer. Watched by GpuJobGpuLost and"
+            " GpuJobGpuUnreadable.",
+            [q.GPUS, q.GPUS_ANSWERING],
+            width=4,
+            height=8,
+        ),
+        rows(
+            "GPUs by node",
+            "Health in the words warning and failure, for which the status page of the node has the reasons, GPUs that"
+            " the plan gives to workers and that are seen, and processes on them that are not of the job. Watched by"
+            " GpuJobGpuUnhealthy, GpuJobGpuDegraded and GpuJobGpuForeignProcess.",
+            {
+                "health": q.GPU_HEALTH,
+                "allocated": q.GPUS_BY_NODE,
+                "visible": q.GPUS_VISIBLE_BY_NODE,
+                "foreign processes": q.GPU_FOREIGN,
+            },
+            labels=("node",),
+            first_by="health",
+            columns=[
+                column("health", words={0: ("healthy", "green"), 1: ("warning", "orange"), 2: ("failure", "red")})
+            ],
+            width=10,
+            height=8,
+        ),
+        rows(
+            "Conditions of workers",
+            "What has been the matter with the GPU of a worker, and for which share of the time range. Watched by"
+            " GpuJobGpuHang (busy without progress), GpuJobGpuIdle and GpuJobGpuSlow.",
+            {"of the time": q.GPU_CONDITIONS},
+            labels=("worker", "node", "condition"),
+            first_by="of the time",
+            columns=[column("of the time", unit="percentunit", decimals=0)],
+            width=10,
+            unknown="none",
+            height=8,
+        ),
+        lines(
+            "Utilization of each GPU",
+            "Share of the time in which anything ran on a GPU, however little of it worked: a collective that waits"
+            " shows 100 %. Choose nodes above to tell the lines apart.",
+            [q.GPU_UTILIZATION],
+            width=12,
+            unit="percentunit",
+            maximum=1,
+            unknown="no GPU seen",
+        ),
+        lines(
+            "GPU memory in use",
+            "Share of the memory of each GPU that is taken. Level is fine at any height, since frameworks keep what"
+            " they took; what only rises will run out. Watched by GpuJobGpuMemoryFilling.",
+            [q.GPU_MEMORY],
+            width=12,
+            unit="percentunit",
+            maximum=1,
+            unknown="no GPU seen",
+        ),
+        lines(
+            "How much of the GPUs works",
+            "Average over the GPUs: multiprocessors that have work, tensor cores that compute, memory bandwidth that is"
+            " used. Known on Hopper and later.",
+            [q.SM_ACTIVITY, q.TENSOR_ACTIVITY, q.DRAM_ACTIVITY],
+            width=8,
+            unit="percentunit",
+            maximum=1,
+            unknown="these GPUs do not tell",
+        ),
+        lines(
+            "GPU power",
+            "Power of all GPUs of a node. High use at low power is waiting.",
+            [q.GPU_POWER],
+            width=8,
+            unit="watt",
+            unknown="no GPU seen",
+        ),
+        lines(
+            "GPU traffic",
+            "Bytes per second that the GPUs together receive (rx) and send (tx). PCIe is read only when that is turned"
+            " on, since it takes time.",
+            [q.NVLINK, q.PCIE],
+            width=8,
+            unit="binBps",
+            unknown="these GPUs do not tell",
+        ),
+        lines(
+            "GPU temperature",
+            "The hottest GPU of each node, and the hottest memory where it is measured.",
+            [q.GPU_TEMPERATURE],
+            width=8,
+            unit="celsius",
+            unknown="no GPU seen",
+        ),
+        lines(
+            "Clocks held down",
+            "Share of the time in which clocks were held down, by reason, on the GPU where it was most. At its power"
+            " cap a GPU works as hard as it may; all else costs time. Watched by GpuJobGpuSlow.",
+            [q.GPU_THROTTLE],
+            width=8,
+            unit="percentunit",
+            maximum=1,
+            colors={"power_cap": "text"},
+            unknown="no GPU seen",
+        ),
+        lines(
+            "GPU errors",
+            "Errors of memory, of NVLink, and packets sent again over PCIe; each point counts the five minutes"
+            " before it.",
+            [q.GPU_ECC, q.GPU_LINK_ERRORS, q.PCIE_REPLAYS],
+            width=8,
+            decimals=0,
+            stepped=True,
+            unknown="no GPU seen",
+        ),
+        rows(
+            "Xid errors",
+            "Errors that the driver reported in the time range: GPU, code, and when last. Those of the hardware are"
+            " watched by GpuJobGpuXidCritical; 13, 31 and 43 come from programs, and 45 follows from the end of one.",
+            {"last at": q.XIDS},
+            labels=("node", "gpu", "xid"),
+            first_by="last at",
+            columns=[column("last at", unit="dateTimeAsIso")],
+            width=20,
+            unknown="none",
             height=5,
         ),
-        bars(
-            "GPUs allocated by node",
-            "GPUs given to the job on each node; a node with fewer than the others shows here.",
-            q.GPUS_BY_NODE,
-            width=18,
-            steps=(("blue", None),),
+        tile(
+            "Energy used",
+            "Energy that the GPUs used in the time range, as far as they were seen.",
+            [q.GPU_ENERGY],
+            width=4,
+            unit="kwatth",
+            decimals=1,
             height=5,
         ),
     ]

@@ -200,7 +200,90 @@ RESTARTS = Query(
 # GPUs
 
 GPUS = Query("gpus", f"sum({_node('gpujob_gpus_allocated')})", "allocated", instant=True)
-GPUS_BY_NODE = Query("gpus_by_node", f"sum by (node) ({_node('gpujob_gpus_allocated')})", "{{node}}", instant=True)
+# A GPU that is divided into MIG instances stands beside them and is given to nobody.
+GPUS_ANSWERING = Query(
+    "gpus_answering",
+    f"sum(\n  {_node('gpujob_gpu_up')}\n  unless on (node, gpu) {_node('gpujob_gpu_info', mig_mode='on')}\n)",
+    "answer",
+    instant=True,
+)
+GPU_ENERGY = Query(
+    "gpu_energy", f"sum(increase({_node('gpujob_gpu_energy_joules_total')}[{RANGE}])) / 3.6e6", "energy", instant=True
+)
+
+# Of the nodes: health is the number of its word, in the order healthy, warning, failure.
+GPUS_BY_NODE = Query("gpus_by_node", f"sum by (node) ({_node('gpujob_gpus_allocated')})", instant=True, table=True)
+GPUS_VISIBLE_BY_NODE = Query(
+    "gpus_visible_by_node", f"sum by (node) ({_node('gpujob_gpus_visible')})", instant=True, table=True
+)
+GPU_HEALTH = Query(
+    "gpu_health",
+    f"max by (node) ({_node('gpujob_gpu_health', health='warning')})\n"
+    f"  + 2 * max by (node) ({_node('gpujob_gpu_health', health='failure')})",
+    instant=True,
+    table=True,
+)
+GPU_FOREIGN = Query("gpu_foreign", f"sum by (node) ({_node('gpujob_gpu_foreign_processes')})", instant=True, table=True)
+# Milliseconds, as Grafana wants a date.
+XIDS = Query(
+    "xids",
+    f"max by (node, gpu, xid) (last_over_time({_node('gpujob_gpu_xid_last_timestamp_seconds')}[{RANGE}])) * 1000",
+    instant=True,
+    table=True,
+)
+GPU_CONDITIONS = Query(
+    "gpu_conditions",
+    f"max by (worker, node, condition) (avg_over_time({_node('gpujob_worker_gpu_condition')}[{RANGE}])) > 0",
+    instant=True,
+    table=True,
+)
+
+GPU_UTILIZATION = Query(
+    "gpu_utilization", f"max by (node, gpu) ({_node('gpujob_gpu_utilization_ratio')})", "{{node}}: {{gpu}}"
+)
+GPU_MEMORY = Query(
+    "gpu_memory",
+    f"max by (node, gpu) ({_node('gpujob_gpu_memory_used_bytes')}\n  / {_node('gpujob_gpu_memory_total_bytes')})",
+    "{{node}}: {{gpu}}",
+)
+# How much of the GPU works, where it tells: utilization only says that something runs.
+SM_ACTIVITY = Query("sm_activity", f"avg({_node('gpujob_gpu_sm_activity_ratio')})", "multiprocessors")
+TENSOR_ACTIVITY = Query("tensor_activity", f"avg({_node('gpujob_gpu_tensor_activity_ratio')})", "tensor cores")
+DRAM_ACTIVITY = Query("dram_activity", f"avg({_node('gpujob_gpu_dram_activity_ratio')})", "memory bandwidth")
+# Either kind of power will do: not every GPU tells both.
+GPU_POWER = Query(
+    "gpu_power",
+    "sum by (node) (\n"
+    f"  max by (node, gpu) ({_node('gpujob_gpu_power_watts', kind='average')})\n"
+    f"  or max by (node, gpu) ({_node('gpujob_gpu_power_watts', kind='instant')})\n)",
+    "{{node}}",
+)
+GPU_TEMPERATURE = Query(
+    "gpu_temperature",
+    f"max by (node, sensor) ({_node('gpujob_gpu_temperature_celsius')})",
+    "{{node}}: {{sensor}}",
+)
+GPU_THROTTLE = Query(
+    "gpu_throttle",
+    f"max by (reason) (rate({_node('gpujob_gpu_throttle_seconds_total')}[{RATE}]))",
+    "{{reason}}",
+)
+NVLINK = Query(
+    "nvlink",
+    f"sum by (direction) ({_node('gpujob_gpu_nvlink_bytes_per_second')})\n"
+    f"or sum by (direction) (rate({_node('gpujob_gpu_nvlink_bytes_total')}[{RATE}]))",
+    "NVLink {{direction}}",
+)
+PCIE = Query("pcie", f"sum by (direction) ({_node('gpujob_gpu_pcie_bytes_per_second')})", "PCIe {{direction}}")
+GPU_ECC = Query(
+    "gpu_ecc",
+    f"round(sum by (type) (increase({_node('gpujob_gpu_ecc_job_errors_total')}[5m])))",
+    "memory, {{type}}",
+)
+GPU_LINK_ERRORS = Query(
+    "gpu_link_errors", f"round(sum(increase({_node('gpujob_gpu_nvlink_errors_total')}[5m])))", "NVLink"
+)
+PCIE_REPLAYS = Query("pcie_replays", f"round(sum(increase({_node('gpujob_gpu_pcie_replays_total')}[5m])))", "PCIe")
 
 # Outputs
 

@@ -102,6 +102,14 @@ def job_alert(name: str, job_id: str, **labels: str) -> dict[str, str]:
     return {"alertname": name, "cluster": "c1", "job_id": job_id, "severity": "critical", **labels}
 
 
+def settled(alertmanager: Alertmanager, expected: dict[tuple[str, str], bool]) -> dict[tuple[str, str], bool]:
+    """What is hidden once it is as expected, or after the time that it may take."""
+    deadline = time.monotonic() + SETTLE_S
+    while alertmanager.hidden() != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alertmanager.hidden()
+
+
 @pytest.mark.parametrize("death", ["GpuJobWorkerKilled", "GpuJobWorkerCrashed", "GpuJobWorkerOutOfMemory"])
 def test_a_death_hides_its_consequences_in_its_own_job_only(alertmanager: Alertmanager, death: str) -> None:
     nameless = {"cluster": "c1", "severity": "critical"}
@@ -125,10 +133,62 @@ def test_a_death_hides_its_consequences_in_its_own_job_only(alertmanager: Alertm
         (death, ""): False,
         ("GpuJobNoProgress", ""): False,
     }
-    deadline = time.monotonic() + SETTLE_S
-    while alertmanager.hidden() != expected and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alertmanager.hidden() == expected
+    assert settled(alertmanager, expected) == expected
+
+
+@pytest.mark.parametrize("fault", ["GpuJobGpuLost", "GpuJobGpuXidCritical"])
+def test_a_broken_gpu_hides_what_follows_from_it_in_its_own_job_only(alertmanager: Alertmanager, fault: str) -> None:
+    alertmanager.post(
+        job_alert(fault, "7", node="n1"),
+        job_alert("GpuJobGpuUnhealthy", "7", node="n1"),
+        job_alert("GpuJobGpuHang", "7"),
+        job_alert("GpuJobGpuIdle", "7"),
+        job_alert("GpuJobNoProgress", "7", worker="w0", node="n2"),
+        job_alert("GpuJobWorkersLost", "7", node="n1"),
+        job_alert("GpuJobWorkerCrashed", "7", worker="w1", node="n1"),
+        job_alert("GpuJobGpuHang", "8"),
+        job_alert("GpuJobGpuUnhealthy", "8", node="n1"),
+    )
+    expected = {
+        (fault, "7"): False,
+        ("GpuJobGpuUnhealthy", "7"): True,
+        ("GpuJobGpuHang", "7"): True,
+        ("GpuJobGpuIdle", "7"): True,
+        ("GpuJobNoProgress", "7"): True,
+        ("GpuJobWorkersLost", "7"): True,
+        ("GpuJobWorkerCrashed", "7"): False,
+        ("GpuJobGpuHang", "8"): False,
+        ("GpuJobGpuUnhealthy", "8"): False,
+    }
+    assert settled(alertmanager, expected) == expected
+
+
+def test_a_lost_gpu_does_not_hide_that_another_node_has_failed(alertmanager: Alertmanager) -> None:
+    alertmanager.post(
+        job_alert("GpuJobGpuLost", "7", node="n1"),
+        job_alert("GpuJobGpuUnhealthy", "7", node="n2"),
+        job_alert("GpuJobNoProgress", "7", node="n2", worker="w0"),
+    )
+    expected = {
+        ("GpuJobGpuLost", "7"): False,
+        ("GpuJobGpuUnhealthy", "7"): False,
+        ("GpuJobNoProgress", "7"): True,
+    }
+    assert settled(alertmanager, expected) == expected
+
+
+def test_a_hang_hides_that_there_is_no_progress(alertmanager: Alertmanager) -> None:
+    alertmanager.post(
+        job_alert("GpuJobGpuHang", "7"),
+        job_alert("GpuJobNoProgress", "7", worker="w0", node="n2"),
+        job_alert("GpuJobGpuSlow", "7"),
+    )
+    expected = {
+        ("GpuJobGpuHang", "7"): False,
+        ("GpuJobNoProgress", "7"): True,
+        ("GpuJobGpuSlow", "7"): False,
+    }
+    assert settled(alertmanager, expected) == expected
 
 
 def test_a_page_about_the_time_limit_hides_the_warning_before_it(alertmanager: Alertmanager) -> None:
@@ -142,7 +202,4 @@ def test_a_page_about_the_time_limit_hides_the_warning_before_it(alertmanager: A
         ("GpuJobTimeLimitPredicted", "7"): True,
         ("GpuJobTimeLimitPredicted", "8"): False,
     }
-    deadline = time.monotonic() + SETTLE_S
-    while alertmanager.hidden() != expected and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alertmanager.hidden() == expected
+    assert settled(alertmanager, expected) == expected

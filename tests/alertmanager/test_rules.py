@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from exporter.derive.xid import PAGING_XIDS
 from tests.promql import metric_names, rule_metric_names, template_metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ CONFIG = ALERTMANAGER / "alertmanager.yml"
 TESTS = Path(__file__).resolve().parent
 
 RUNBOOK_BASE = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
-COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "self"}
+COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "gpu", "self"}
 # Reasons of an exit that no rule on exits may read: a person or the scheduler asked for it, it follows from
 # another exit, or (node_failure) the sidecar that would report it went with the node.
 SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
@@ -180,7 +181,7 @@ def test_a_description_says_whose_job_it_is_and_where(name: str) -> None:
     description = alerts()[name]["annotations"]["description"]
     for label in ("job_id", "job_name", "user"):
         assert f"$labels.{label} " in description
-    assert "$labels.node " in description or 'label "node"' in description
+    assert any(node in description for node in ("$labels.node ", 'label "node"', "{{ .Labels.node }}"))
     assert "\n" not in description.strip()
 
 
@@ -257,6 +258,21 @@ def test_deaths_fire_at_once_and_outlive_the_job() -> None:
         assert alerts()[name]["keep_firing_for"] == "15m"
 
 
+def test_faults_of_gpus_fire_at_once_and_outlive_the_job() -> None:
+    for name in ("GpuJobGpuLost", "GpuJobGpuXidCritical"):
+        assert alerts()[name]["for"] == "0s"
+        assert alerts()[name]["keep_firing_for"] == "15m"
+
+
+def test_the_errors_of_gpus_that_page_are_those_of_the_table() -> None:
+    expr = alerts()["GpuJobGpuXidCritical"]["expr"]
+    (codes,) = re.findall(r'xid=~"([^"]*)"', expr)
+    assert codes == "|".join(map(str, PAGING_XIDS))
+    page = (RUNBOOKS / "GpuJobGpuXidCritical.md").read_text(encoding="utf-8")
+    told = "\n".join(re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE))
+    assert re.findall(r"\d+", told) == codes.split("|")
+
+
 def test_recorded_series_are_read() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     used = set().union(*(metric_names(rule["expr"]) for rule in alerts().values()))
@@ -267,18 +283,40 @@ def test_rules_read_only_series_of_jobs_and_up() -> None:
     assert {name for name in rule_metric_names(RULES) if not name.startswith("gpujob_")} == {"up"}
 
 
-def test_inhibition_needs_a_job_id_on_both_sides_and_names_alerts_that_exist() -> None:
+def named_by(matcher: str) -> set[str]:
+    """The alerts that a matcher of an inhibition names."""
+    pattern = re.fullmatch(r'alertname=~?"(.*)"', matcher)
+    assert pattern
+    prefix, _, rest = pattern[1].partition("(")
+    return {prefix + ending for ending in rest.removesuffix(")").split("|")}
+
+
+def test_inhibition_names_alerts_that_exist_and_asks_for_each_label_that_must_be_equal() -> None:
     """Two alerts without the label would be equal in it, and one would mute the other."""
     for inhibition in load(CONFIG)["inhibit_rules"]:
-        assert inhibition["equal"] == ["cluster", "job_id"]
+        cluster, *labels = inhibition["equal"]
+        assert cluster == "cluster"
+        assert labels in (["job_id"], ["job_id", "node"])
         for side in ("source_matchers", "target_matchers"):
-            name, guard = inhibition[side]
-            assert guard == 'job_id!=""'
-            pattern = re.fullmatch(r'alertname=~?"(.*)"', name)
-            assert pattern
-            prefix, _, rest = pattern[1].partition("(")
-            for ending in rest.removesuffix(")").split("|"):
-                assert prefix + ending in alerts()
+            name, *guards = inhibition[side]
+            assert guards == [f'{label}!=""' for label in labels]
+            assert named_by(name) <= alerts().keys()
+            if "node" in labels:
+                expressions = [alerts()[alert]["expr"] for alert in named_by(name)]
+                assert all("by (cluster, job_id, job_name, user, partition, node)" in expr for expr in expressions)
+
+
+def test_no_alert_hides_itself_by_way_of_others() -> None:
+    """Of two alerts that hide each other nobody would hear."""
+    hides: dict[str, set[str]] = {}
+    for inhibition in load(CONFIG)["inhibit_rules"]:
+        for source in named_by(inhibition["source_matchers"][0]):
+            hides.setdefault(source, set()).update(named_by(inhibition["target_matchers"][0]))
+    for first in hides:
+        reached = set(hides[first])
+        while more := set().union(*(hides.get(name, set()) for name in reached)) - reached:
+            reached |= more
+        assert first not in reached
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,12 @@ from collections.abc import Mapping
 
 VARIABLE = re.compile(r"\$\{?(\w+)(?::\w+)?\}?")
 
+# Queries that return nothing where no GPU can be read.
+NEED_A_GPU = (
+    *("gpus_answering", "gpus_visible_by_node", "gpu_energy", "gpu_health", "gpu_foreign"),
+    *("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature", "gpu_throttle"),
+)
+
 # Queries that may rightly return nothing for a job that runs well, each with its reason.
 MAY_BE_EMPTY: Mapping[str, str] = {
     "eta_now": "the time to the end is unknown before enough progress was seen, and after the last worker",
@@ -39,6 +45,17 @@ MAY_BE_EMPTY: Mapping[str, str] = {
     "log_errors": "the job watches no error pattern",
     "output_age": "no file has been written yet",
     "output_growth": "growth needs two looks at the files",
+    **dict.fromkeys(NEED_A_GPU, "there is no GPU, or none can be read"),
+    "sm_activity": "GPUs before Hopper do not tell it",
+    "tensor_activity": "as sm_activity",
+    "dram_activity": "as sm_activity",
+    "nvlink": "the GPUs have no NVLink",
+    "pcie": "it is read only when that is turned on",
+    "gpu_ecc": "the GPUs are without ECC, or it is off",
+    "gpu_link_errors": "as nvlink",
+    "pcie_replays": "MIG instances do not tell it",
+    "xids": "no error was reported",
+    "gpu_conditions": "nothing is the matter with the GPU of any worker",
 }
 
 
