@@ -53,6 +53,7 @@ class Settings:
     checkpoint_pattern: str = "checkpoint_*.pt"
     progress_patterns: tuple[LogPattern, ...] = ()
     error_patterns: tuple[LogPattern, ...] = ()
+    gpu_metrics: bool = False
     alert_email: str | None = None
     email_enabled: bool = True
     alert_slack: str | None = None
@@ -257,6 +258,7 @@ def _manifest(
         check_interval_s=settings.check_interval,
         launch_timeout_s=settings.launch_timeout,
         stall_timeout_s=settings.stall_timeout,
+        gpu_metrics=settings.gpu_metrics,
         listen_address=listen_address,
         attached=True,
         run_dir=run_dir,

@@ -18,12 +18,18 @@ from exporter.errors import ExporterError
 from exporter.identity import Identity, identify
 from exporter.manifest import Manifest, read_manifest
 from exporter.readers.file_host import FileHost
+from exporter.readers.gpu_host import GpuHost
 from exporter.readers.kmsg import KernelLog
+from exporter.readers.vendors import READERS
 from exporter.refresh import Slot
 from exporter.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
 INTERRUPTED = 130
+START_AGAIN = 75
+"""A sidecar ends with this that only a new process can replace; ``launcher.supervise`` starts one at once."""
+GPUS_CLOSE_S = 1.0
+"""How long a call to the driver may take at the end; one that hangs is left behind."""
 
 
 def main() -> None:
@@ -103,6 +109,11 @@ def _add_flags_of_a_running_job(parser: argparse.ArgumentParser) -> None:
     add("--output-pattern", type=_glob, metavar="GLOB", help="output files (default: output_worker_*.json)")
     add("--log-pattern", type=_glob, metavar="GLOB", help="log files (default: worker_*.log)")
     add("--checkpoint-pattern", type=_glob, metavar="GLOB", help="checkpoint files (default: checkpoint_*.pt)")
+    add(
+        "--gpu-metrics",
+        action=argparse.BooleanOptionalAction,
+        help="also write what the GPUs do to gpu_metrics.csv in the output directory (default: no)",
+    )
     add("--pid-file", metavar="FILE", help="pids in the order of the workers (default: worker_pids.txt of the log dir)")
     add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one around this command)")
     add("--state-dir", metavar="DIR", help="run directory to make or to go on with (default: a new one below logs/)")
@@ -164,8 +175,9 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
     sidecar = _make(manifest, identity)
     sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
     _be_modest()
-    asyncio.run(service.Service(sidecar).run(_listen(sidecar, port)))
-    _leave(sidecar, 0)
+    server = service.Service(sidecar)
+    asyncio.run(server.run(_listen(sidecar, port)))
+    _leave(sidecar, START_AGAIN if server.start_again else 0)
 
 
 def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
@@ -207,8 +219,8 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
 
 def _make(manifest: Manifest, identity: Identity) -> Sidecar:
     clock = SystemClock()
-    kernel, files = KernelLog(clock, identity.start), FileHost(clock)
-    return Sidecar(Context(manifest, identity, clock, kernel=kernel, files=files))
+    kernel, files, gpus = KernelLog(clock, identity.start), FileHost(clock), GpuHost(READERS, clock)
+    return Sidecar(Context(manifest, identity, clock, kernel=kernel, files=files, gpus=gpus))
 
 
 def _listen(sidecar: Sidecar, port: int) -> socket.socket:
@@ -225,6 +237,8 @@ def _listen(sidecar: Sidecar, port: int) -> socket.socket:
 
 def _leave(sidecar: Sidecar, status: int) -> NoReturn:
     sidecar.context.files.close()
+    if sidecar.context.gpus is not None:
+        sidecar.context.gpus.close(GPUS_CLOSE_S)  # nothing routine ends inside the driver
     sys.stderr.flush()
     os._exit(status)  # a collector's thread that hangs in the kernel must not hold the end of the step
 

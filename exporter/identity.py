@@ -35,6 +35,10 @@ class Identity:
     """Start of the job, epoch seconds, where the environment tells."""
     end: float | None = None
     """Time limit of the job as a moment, epoch seconds; None without a limit."""
+    first_gpu: int | None = None
+    """Where the GPUs of this node begin among those that it sees, where one machine plays all nodes."""
+    supervised: bool = False
+    """Whether somebody starts this sidecar again when it ends with ``exporter.cli.START_AGAIN``."""
 
     def constant_labels(self) -> dict[str, str]:
         """Labels that every series of this job carries."""
@@ -76,6 +80,8 @@ def identify(manifest: Manifest, environ: Mapping[str, str], hostname: str) -> I
         attempt=_integer(environ.get("GPUJOB_ATTEMPT", environ.get("SLURM_RESTART_COUNT"))) or 0,
         start=start,
         end=end,
+        first_gpu=_index(environ.get("GPUJOB_FIRST_GPU")),
+        supervised=environ.get("GPUJOB_SUPERVISED") == "1",
     )
 
 
@@ -90,3 +96,8 @@ def _number(text: str | None) -> float | None:
 def _integer(text: str | None) -> int | None:
     number = _number(text)
     return None if number is None else int(number)
+
+
+def _index(text: str | None) -> int | None:
+    number = _integer(text)
+    return None if number is None else max(0, number)

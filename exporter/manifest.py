@@ -109,6 +109,8 @@ class Manifest:
     linger_s: float = 30.0
     kill_wait_s: float = 30.0
     """Time between SIGTERM and SIGKILL when Slurm ends the job."""
+    gpu_metrics: bool = False
+    """Whether what the GPUs do is also written to ``gpu_metrics.csv`` in the output directory."""
     announced: bool = False
     """Whether the targets of the job are announced where a Prometheus looks for them."""
     listen_address: str = ":0"

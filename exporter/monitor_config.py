@@ -280,6 +280,7 @@ _KEYS: Mapping[str, Any] = {
         "check_interval": ("check_interval", _seconds),
         "launch_timeout": ("launch_timeout", _seconds),
         "stall_timeout": ("stall_timeout", _seconds),
+        "gpu_metrics": ("gpu_metrics", _switch),
     },
     "progress_patterns": ("progress_patterns", _progress_patterns),
     "error_patterns": ("error_patterns", _error_patterns),

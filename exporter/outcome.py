@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.derive.exits import CONSEQUENCES, first_cause
+from exporter.derive.gpu_account import Told, account, account_words, worker_devices, worker_troubles
 from exporter.derive.work import Work, unit_word, work_of
 
 COMPLETE_SHARE = 0.99
@@ -124,7 +125,21 @@ def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
         f"  {worker['worker']:<{width}}  {', '.join([*_end_words(worker), *_item_words(worker)])}"
         for worker in status["workers"]
     ]
-    return "\n".join([*lines, *map(_plain, outcome.why), f"run directory: {run_dir}"])
+    told = [*outcome.why, *_gpu_words(status)]
+    if status.get("gpus") and (gpus := account({status["node"]["name"]: status})):
+        told.append(f"GPUs: {account_words(gpus)}")
+    return "\n".join([*lines, *map(_plain, told), f"run directory: {run_dir}"])
+
+
+def _gpu_words(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the GPUs of workers that have not ended well."""
+    told = status.get("gpus") or {}
+    return [
+        f"{worker['worker']}: {trouble.words}"
+        for worker in status["workers"]
+        if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
+        for trouble in worker_troubles(worker, worker_devices(worker, told), told)
+    ]
 
 
 def _end_words(worker: Mapping[str, Any]) -> list[str]:
@@ -167,7 +182,7 @@ def report(
 ) -> dict[str, Any]:
     """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
     job, node, launch = status["job"], status["node"]["name"], status["launch"]
-    workers = [_report_worker(worker) for worker in status["workers"]]
+    workers = [_report_worker(worker, status.get("gpus") or {}) for worker in status["workers"]]
     work = work_of(workers)
     duration = end - job["start"] if job["start"] is not None else None
     cause = _cause(workers)
@@ -195,6 +210,7 @@ def report(
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": {"verified": False, "checks": checks},
+        "gpus": account({node: status}),
         "launch": launch if launch.get("final") else None,
         "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
@@ -204,11 +220,12 @@ def report(
     }
 
 
-def _report_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
+def _report_worker(worker: Mapping[str, Any], gpus: Told) -> dict[str, Any]:
     same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
     progress = ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s")
     entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
-    return {**entry, "critical": True, "log_errors": worker.get("log_errors") or {}}
+    used = {"gpu_devices": worker_devices(worker, gpus), "gpu_misplaced": worker.get("gpu_misplaced")}
+    return {**entry, **used, "critical": True, "log_errors": worker.get("log_errors") or {}}
 
 
 def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

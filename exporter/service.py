@@ -92,6 +92,8 @@ class Service:
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
         self.stopped_by: int | None = None
         """The signal that has said stop, if one has."""
+        self.start_again = False
+        """Whether it has ended so that a new process can go on."""
 
     def application(self) -> web.Application:
         """The routes."""
@@ -214,6 +216,10 @@ class Service:
         """Return once the job is finished and the final values were scraped, or linger is over."""
         linger_s = self._sidecar.context.manifest.linger_s
         while not self._sidecar.workers_ended:
+            if self._sidecar.outlived_its_driver:
+                log.warning("the GPU driver was replaced, which only a new process can read: starting again")
+                self.start_again = True
+                return
             await asyncio.sleep(WATCH_S)
         await self._finish(FINAL_READ_S)
         while self._sidecar.phase != "finished":

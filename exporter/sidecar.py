@@ -140,6 +140,12 @@ class Sidecar:
         return JobSnapshot("launching", None)
 
     @property
+    def outlived_its_driver(self) -> bool:
+        """Whether a new sidecar can read the GPUs and this one cannot, where somebody starts one."""
+        look = self.context.board.gpus
+        return self.context.identity.supervised and look is not None and look.replaced
+
+    @property
     def phase(self) -> str:
         """Phase of the job as the last look at it says."""
         return self.job.phase
@@ -176,6 +182,7 @@ class Sidecar:
             "checkpoints": status.checkpoints,
             "filesystems": status.filesystems,
             "memory": status.memory,
+            "gpus": status.gpus,
             "launch": status.launch,
             "figures_of_merit": status.figures_of_merit,
             "events": sorted(status.events, key=lambda event: float(event["time"])),

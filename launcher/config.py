@@ -330,6 +330,11 @@ class Monitoring(_Model):
     linger: NotNegativeSeconds = Field(
         30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
     )
+    gpu_metrics: bool = Field(
+        False,
+        description="Whether utilization, memory, power and temperature of the GPUs are also written to "
+        "gpu_metrics.csv in the output directory.",
+    )
     listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
 
 

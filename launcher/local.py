@@ -50,6 +50,7 @@ class LocalSteps:
                 "GPUJOB_NODES": ",".join(self._facts.hosts),
                 "GPUJOB_START_TIME": repr(self._facts.start),
                 "GPUJOB_ATTEMPT": str(self._facts.attempt),
+                "GPUJOB_FIRST_GPU": str(self._first_gpu(index)),
             }
             with (self._facts.run_dir / f"{host}_sidecar.log").open("ab") as log:
                 started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
@@ -59,12 +60,14 @@ class LocalSteps:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
         with out.open("ab") as output, err.open("ab") as error:
-            # this machine plays all nodes of the plan: their GPUs are its own, one after the other
-            first_gpu = planned.task.node_index * self._plan.gpus_per_node
-            argv = wrapped(self._plan, planned, self._facts, restart, first_gpu)
+            argv = wrapped(self._plan, planned, self._facts, restart, self._first_gpu(planned.task.node_index))
             process = self._start(argv, environment, output, error, self._plan.workdir)
         self._tasks.add(process.pid)
         return Running(planned, restart, process)
+
+    def _first_gpu(self, node_index: int) -> int:
+        """This machine plays all nodes of the plan: their GPUs are its own, one after the other."""
+        return node_index * self._plan.gpus_per_node
 
     def _start(
         self,

@@ -211,6 +211,7 @@ def _manifest(
         checkpoint_interval_s=monitoring.checkpoint_interval,
         linger_s=monitoring.linger,
         kill_wait_s=kill_wait_s,
+        gpu_metrics=monitoring.gpu_metrics,
         announced=cluster.target_dir is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
     )

@@ -4,7 +4,8 @@
 
 Stands over the sidecar of a node, so that a sidecar which is killed is back in
 seconds without another job step. An exit status of 0 (done) or 2 (it cannot
-work as it is configured) is final; anything else is answered by a new start.
+work as it is configured) is final; anything else is answered by a new start,
+at once where the program asks for one and does not do so time and again.
 """
 
 import os
@@ -15,6 +16,10 @@ import time
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # a run this long resets the back-off
 DONE = (0, 2)
+START_AGAIN = 75
+"""That of a sidecar that only a new process can replace (``exporter.cli.START_AGAIN``)."""
+SUPERVISED = {"GPUJOB_SUPERVISED": "1"}
+"""Tells the program that such a wish is heard."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
 """A warning before the time limit reaches every step, and is for the workers."""
@@ -29,7 +34,11 @@ def supervise(argv: list[str]) -> int:
         started = time.monotonic()
         try:
             pid = os.posix_spawnp(
-                argv[0], argv, os.environ, setsigmask=mask, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+                argv[0],
+                argv,
+                {**os.environ, **SUPERVISED},
+                setsigmask=mask,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
         except OSError as error:
             print(f"gpujob: cannot start {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
@@ -39,7 +48,8 @@ def supervise(argv: list[str]) -> int:
         if stopping or code in DONE:
             return code if code >= 0 else 128 - code
         failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
-        delay = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+        at_once = code == START_AGAIN and failures == 1
+        delay = 0.0 if at_once else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         print(
             f"gpujob: the sidecar ended by {how}; starting it again in {delay:g} s",

@@ -118,6 +118,7 @@ def _makes(
                 resumes=manifest.resumes,
                 counts=manifest.verify.records_per_item is not None,
                 checksums=checksums,
+                gpu_metrics=manifest.gpu_metrics,
             )
         elif name == CHECKPOINT:
             # one that was written just before was written by the job before: a clock that is behind hides ours at most

@@ -24,6 +24,7 @@ from exporter.derive.workers import worker_rank
 from exporter.readers.checkpoint_files import CheckpointEntry, CheckpointWatch
 from exporter.readers.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
 from exporter.readers.formats.source import shown
+from exporter.readers.metrics_file import is_ours
 from exporter.readers.record_count import ArrayCount, LineCount
 from launcher.verify_tokens import RESULT_BYTES, Tokens, add_up, result_text, tokens_in, tokens_in_log
 
@@ -254,14 +255,17 @@ class OutputFiles(_Slices[OutputFacts]):
         resumes: bool = False,
         counts: bool = True,
         checksums: bool = False,
+        gpu_metrics: bool = False,
     ) -> None:
         """``since``: when the job started, in epoch seconds; older files count only where it ``resumes``.
 
-        ``ranks`` by role and index tell whose a file is, by its name.
+        ``ranks`` by role and index tell whose a file is, by its name. ``gpu_metrics``: whether sidecars have written
+        ``gpu_metrics.csv`` there, which is none of the job's files.
         """
         super().__init__()
         self._directory, self._pattern, self._since, self._ranks = directory, pattern, since, dict(ranks)
         self._resumes, self._counts, self._checksums = resumes, counts, checksums
+        self._gpu_metrics = gpu_metrics
         self._begin()
 
     def _begin(self) -> None:
@@ -322,6 +326,8 @@ class OutputFiles(_Slices[OutputFacts]):
                     if (name.startswith(".") and not hidden) or matches(name) is None:
                         continue
                     if leaves_out is not None and leaves_out(name) is not None:
+                        continue
+                    if self._gpu_metrics and is_ours(name):
                         continue
                     try:
                         facts = entry.stat(follow_symlinks=False)

@@ -47,6 +47,7 @@ MANIFESTS = st.builds(
     launch_timeout_s=SECONDS,
     stall_timeout_s=SECONDS,
     linger_s=SECONDS,
+    gpu_metrics=st.booleans(),
     listen_address=TEXT,
     run_dir=st.just(Path("/runs/1")),
 )

@@ -7,6 +7,9 @@ from exporter.collectors.base import Collector, Context
 from exporter.collectors.checkpoints import CheckpointsCollector
 from exporter.collectors.disk import DiskCollector
 from exporter.collectors.fom import FomCollector
+from exporter.collectors.gpu_metrics import GpuMetricsCollector
+from exporter.collectors.gpu_workers import GpuWorkersCollector
+from exporter.collectors.gpus import GpusCollector
 from exporter.collectors.job import JobCollector
 from exporter.collectors.logs import LogsCollector
 from exporter.collectors.memory import MemoryCollector
@@ -18,10 +21,13 @@ COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
     JobCollector,
     WorkersCollector,
     MemoryCollector,
+    GpusCollector,
+    GpuWorkersCollector,
     LogsCollector,
     FomCollector,
     OutputsCollector,
     CheckpointsCollector,
     DiskCollector,
+    GpuMetricsCollector,
     SelfCollector,
 )

@@ -9,12 +9,28 @@ from exporter.families import Family, Samples
 from exporter.identity import Identity
 from exporter.manifest import Manifest, Task
 from exporter.readers.file_host import FileHost
+from exporter.readers.gpu import GpuLook
+from exporter.readers.gpu_host import GpuHost
 from exporter.readers.kmsg import KernelLog
 from exporter.readers.pidfd import ExitWatch
 
 Snapshot = TypeVar("Snapshot")
 
 WORKER_LABELS = ("worker", "role", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """What the log of one worker says of its work."""
+
+    last_rise: float | None = None
+    """When its position last rose; None before it ever has, and where nothing tells."""
+    stalled: bool | None = None
+    """Whether it has stalled by the rhythm of its own log, whatever its GPUs do; None where no position is known."""
+    done: bool = False
+    """Whether nothing is left for it to do."""
+    waits: bool = False
+    """Whether it serves requests and has none."""
 
 
 @dataclass
@@ -27,6 +43,26 @@ class Board:
     """Moments at which its last checkpoint files were written, in order."""
     running: frozenset[int] = frozenset()
     """Ranks of this node's workers that are there while the job is running, not before or after that phase."""
+    gpus: GpuLook | None = None
+    """The last look at all GPUs that this sidecar sees."""
+    own_gpus: tuple[str, ...] = ()
+    """UUIDs of the job's own among them, in the order of the plan."""
+    pids: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Processes of each worker by rank, descendants included,"""
+    starts: Mapping[int, float] = field(default_factory=dict)
+    """and when its latest run started."""
+    job_phase: str = "launching"
+    """Phase of the job as its page shows it."""
+    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
+    """What the log of each worker says of its work, by rank."""
+    gpu_positions: Mapping[int, str] = field(default_factory=dict)
+    """Their UUIDs by the positions of the plan."""
+    gpu_users: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Ranks of the workers that were last seen on a GPU, by its UUID."""
+    shared_gpus: frozenset[str] = frozenset()
+    """UUIDs of GPUs on which processes are that are not the job's."""
+    gpus_busy: Mapping[int, bool] = field(default_factory=dict)
+    """Whether the GPUs of a worker work, by rank, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +80,8 @@ class Context:
     board: Board = field(default_factory=Board)
     files: FileHost = field(default_factory=lambda: FileHost(SystemClock(), process=False))
     """What looks at files that may hang."""
+    gpus: GpuHost | None = None
+    """What reads the GPUs."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -67,6 +105,8 @@ class Status:
     """Of the job on this node, from its control group."""
     launch: dict[str, Any] = field(default_factory=dict)
     """Checks of the launch: what has been seen of every worker, and what has not."""
+    gpus: dict[str, Any] = field(default_factory=dict)
+    """Of the job on this node; empty where it has none."""
     figures_of_merit: list[dict[str, Any]] = field(default_factory=list)
     """What the job has told of itself, on this node."""
 

@@ -64,13 +64,13 @@ class DiagnosticsCollector:
         for entry in status["workers"]:
             task = self._tasks.get(entry.get("rank"))
             if task is not None and "exits" in entry:
-                self._note(now, task, entry, status["memory"])
+                self._note(now, task, entry, status)
                 fresh += [(task, *new) for new in self._new(task, entry)]
         if fresh:
             self._diagnose(now, status, fresh)
         return len(self._done)
 
-    def _note(self, now: float, task: Task, entry: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
+    def _note(self, now: float, task: Task, entry: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         run = task.rank, int(entry["restarts"])
         if entry.get("details"):
             self._details[run] = entry["details"]
@@ -80,7 +80,7 @@ class DiagnosticsCollector:
             self._courses.pop((task.rank, run[1] - 2), None)
             self._details.pop((task.rank, run[1] - 2), None)
             self._courses[run] = Course()
-        self._courses[run].add(now, entry, memory)
+        self._courses[run].add(now, entry, status["memory"], status.get("gpus") or {})
 
     def _new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, Build]]:
         """Runs of a worker that have failed or stalled since the last look, with what builds their diagnosis."""

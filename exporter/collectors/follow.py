@@ -1,11 +1,13 @@
 """One worker's logs, followed from look to look: from bytes to progress, time left, values and errors."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from exporter.collectors.base import WorkerProgress
 from exporter.derive import progress_lines
 from exporter.derive.eta import Estimate, Estimator, Prior
 from exporter.derive.findings import Findings, Mark, Position, Value
@@ -374,13 +376,16 @@ class WorkerLogs:
         """Seconds per item, while it works."""
         return None if self._ended else self._estimator.pace
 
-    def facts(self, now: float, peers: float | None = None) -> LogFacts:
-        """What is known at this moment; ``peers`` is the usual pace of workers like this one."""
+    def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> LogFacts:
+        """What is known at this moment.
+
+        ``peers`` is the usual pace of workers like this one; ``busy``: whether its GPUs work, where that is known.
+        """
         track, estimator, ended = self._track, self._estimator, self._ended
         if self._told_errors is None:
             severities = self._lexicon.severities
             self._told_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
-        alarms = estimator.alarms(now, self._manifest.stall_timeout_s)
+        alarms = estimator.alarms(now, self._manifest.stall_timeout_s, busy)
         eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
         sources = self._sources.values()
@@ -419,6 +424,23 @@ class WorkerLogs:
             unmatched=self._unmatched(now),
             unmatched_at=self._first_text + UNMATCHED_AFTER_S if self._first_text is not None else None,
             ended=ended,
+        )
+
+    def progress(self, now: float) -> WorkerProgress:
+        """What its GPUs are compared with: here they have no say."""
+        track = self._track
+        stalled = None
+        if track.done is not None:
+            alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
+            stalled = alarms["stalled"] and not self._ended
+        total = track.total if track.total is not None else self._share
+        # a server without requests may say so once and then nothing
+        requests = [total_of_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
+        return WorkerProgress(
+            last_rise=track.last_rise,
+            stalled=stalled,
+            done=self._ended or (track.done is not None and total is not None and track.done >= total),
+            waits=all(number == 0 for number in requests),
         )
 
     def _problems(self) -> tuple[str, ...]:

@@ -57,8 +57,10 @@ class JobCollector:
         if phase == "running" and self._board.phase is not None:
             phase = self._board.phase
         stop = state.get("stop")
+        phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
+        self._board.job_phase = phase
         return JobSnapshot(
-            phase=phase if isinstance(phase, str) and phase in PHASES else "launching",
+            phase=phase,
             stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,
             workers_ended=state.get("workers_ended") is True,
         )

@@ -114,7 +114,11 @@ class LaunchCollector:
             return before  # what has not been looked at yet is not lacking
         entries = {entry["rank"]: entry for entry in status["workers"] if "rank" in entry}
         logs = extra_logs(manifest, self._rank_of)
-        workers = [self._worker(task, entries.get(task.rank, {}), logs, now) for task in self._context.tasks]
+        driver = status.get("gpus", {}).get("driver_state") == "ok"
+        workers = [
+            self._worker(task, entries.get(task.rank, {}), logs, now, drivers_word=driver)
+            for task in self._context.tasks
+        ]
         elapsed_s = now - (self._begun or now)
         found = check_launch(
             workers,
@@ -146,7 +150,7 @@ class LaunchCollector:
         return status
 
     def _worker(
-        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float
+        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, drivers_word: bool
     ) -> WorkerLaunch:
         identity, manifest = self._context.identity, self._context.manifest
         pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
@@ -156,7 +160,8 @@ class LaunchCollector:
         if task.gpus or not manifest.attached:
             devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
         if task.gpus and pid is not None and entry.get("rss_bytes") is not None:
-            opened = self._open_gpus(pid)
+            # the driver tells who computes; without it, who has opened a device
+            opened = len(entry["gpu_use"]) if drivers_word and "gpu_use" in entry else self._open_gpus(pid)
         paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
         sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_size(path)) is not None]
         return WorkerLaunch(
@@ -172,6 +177,7 @@ class LaunchCollector:
             evidence="; ".join(ended.get("evidence", ())),
             devices=devices,
             devices_unset=unset,
+            misplaced=entry.get("gpu_misplaced"),
             device_files=opened,
             log_files=len(sizes),
             log_bytes=sum(sizes),

@@ -139,7 +139,8 @@ class LogsCollector:
         self._deadline = deadline(context)
         self._records = manifest.run_dir / records.WORKERS_DIR
         self._news = FolderNews(self._records)
-        self._progress_news = FolderNews(manifest.run_dir / records.PROGRESS_DIR)
+        self._progress = manifest.run_dir / records.PROGRESS_DIR
+        self._progress_news = FolderNews(self._progress)
         self._stale: set[int] = set()
         """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
         self._lexicon: Lexicon | None = None
@@ -187,7 +188,8 @@ class LogsCollector:
             self._workers = self._follow(lexicon)
             self._lexicon = lexicon
         workers, count = self._workers, len(self._workers)
-        if self._news.has_news(now) | self._progress_news.has_news(now):
+        # a job that others have started has no folder of progress files, and need not be asked for each of them
+        if self._news.has_news(now) | (os.path.exists(self._progress) and self._progress_news.has_news(now)):
             self._stale.update(range(count))
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
@@ -201,8 +203,13 @@ class LogsCollector:
             role: peer_pace(worker.pace for worker in workers if worker.task.role == role)
             for role in {worker.task.role for worker in workers}
         }
-        facts = tuple(worker.facts(now, peers[worker.task.role]) for worker in workers)
-        self._context.board.phase = phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
+        board = self._context.board
+        facts = tuple(
+            worker.facts(now, peers[worker.task.role], busy=board.gpus_busy.get(worker.task.rank)) for worker in workers
+        )
+        if board.gpus is not None:
+            board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
+        board.phase = phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -211,7 +218,7 @@ class LogsCollector:
         return LogsSnapshot(
             workers=facts,
             pace=pace.pace(
-                *(facts, now, self._deadline, self._context.board.checkpoints),
+                *(facts, now, self._deadline, board.checkpoints),
                 self._context.manifest.checkpoint_interval_s,
             ),
             timeouts=tuple(timeouts.items()),

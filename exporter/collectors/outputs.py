@@ -165,7 +165,10 @@ class OutputsCollector:
             if group.pattern is not None:
                 directory = str(manifest.directory(group))
                 local = manifest.nodes > 1 and is_apart(mount_of(directory, mounts), shared)
-                make = partial(OutputWatch, directory, group.pattern, replace(owner_of, local=local), self._start)
+                owner = replace(owner_of, local=local)
+                make = partial(
+                    OutputWatch, directory, group.pattern, owner, self._start, gpu_metrics=manifest.gpu_metrics
+                )
                 self._groups.append(_Group(group, self._files.watch(f"outputs-{group.name}", make)))
         self._directories = {group.name: shown(str(manifest.directory(group))) for group in manifest.groups}
         self._running_since: dict[int, float] = {}

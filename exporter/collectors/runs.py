@@ -12,6 +12,7 @@ from exporter.collectors.base import Context
 from exporter.derive.exits import PEER_WINDOW_S, Evidence, Peer, Stop, exit_evidence, signal_name, verdict
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
+from exporter.derive.xid import blames_device, xid_words
 from exporter.manifest import Task
 from exporter.readers.kmsg import KernelLog, OomVictim
 from exporter.readers.leftovers import find_leftovers
@@ -110,6 +111,11 @@ class WorkerRuns:
     def failures(self) -> list[Peer]:
         """What its peers must know of its ends."""
         return [Peer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes of its latest run as last found; none once that has ended."""
+        return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
 
     def look(self, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool = True) -> None:
         """Go on with every run that has not ended; ``peers`` are the failures of others so far.
@@ -340,6 +346,8 @@ class WorkerRuns:
         pids = run.pids | ({run.pid} if run.pid is not None else set())
         if told.code != 0:
             found = kernel_facts(self._context.kernel, pids, run.start or 0.0)
+            if "gpu_faults" not in found and (faults := driver_facts(self._context, self.task, run.start or 0.0)):
+                found["gpu_faults"] = faults
         elif run.visible and (left := self._left_running(run, told)):
             found = {"survivors": left}
         if found:
@@ -390,6 +398,32 @@ def kernel_facts(kernel: KernelLog | None, pids: Collection[int], since: float) 
             words = f"Xid {what.code} on the GPU at {what.pci}, process {what.pid}"
             facts.setdefault("gpu_faults", []).append({"time": event.time, "xid": what.code, "words": words})
     return facts
+
+
+def driver_facts(context: Context, task: Task, since: float) -> list[dict[str, Any]]:
+    """Errors that the GPU driver has told of the GPUs of a worker since a moment, as entries of a record.
+
+    The driver names no process: what a program has done wrong is the worker's where nobody else was on that GPU.
+    """
+    if context.gpus is None:
+        return []
+    board, faults = context.board, []
+    gpus = {state.gpu.uuid: state.gpu for state in board.gpus.gpus} if board.gpus is not None else {}
+    own = {board.gpu_positions[at] for at in task.gpus if at in board.gpu_positions}
+    own |= {uuid for uuid, ranks in board.gpu_users.items() if task.rank in ranks}
+    own |= {parent for uuid in own if uuid in gpus and (parent := gpus[uuid].parent) is not None}
+    for event in context.gpus.events():
+        if event.time < since or event.uuid not in own:
+            continue
+        others = board.gpu_users.get(event.uuid, frozenset()) - {task.rank}
+        if not blames_device(event.xid) and (others or event.uuid in board.shared_gpus):
+            continue
+        index = gpus[event.uuid].index if event.uuid in gpus else "?"
+        words = f"Xid {event.xid} on GPU {index} ({event.uuid})"
+        if blames_device(event.xid):
+            words += f": {xid_words(event.xid)}"
+        faults.append({"time": event.time, "xid": event.xid, "words": words})
+    return faults
 
 
 def status_facts(status: int | None) -> dict[str, Any]:

@@ -121,7 +121,10 @@ class WorkersCollector:
             worker.look(stop, peers, now, fresh=fresh)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
-        self._context.board.running = frozenset(facts.task.rank for facts in found if facts.up and at_work)
+        board = self._context.board
+        board.running = frozenset(facts.task.rank for facts in found if facts.up and at_work)
+        board.pids = {worker.task.rank: worker.pids for worker in self._workers}
+        board.starts = {facts.task.rank: facts.start for facts in found if facts.start is not None}
         return WorkersSnapshot(found, tuple(self._events))
 
     def _read_state(self) -> dict[str, object]:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from exporter.derive.exits import signal_name
+from exporter.derive.gpu_account import Told
+from exporter.derive.gpu_evidence import gpu_evidence, gpu_lines, gpu_sample
 from exporter.derive.log_errors import LogError, last_error, plain_line
 from exporter.derive.patterns import Pattern
 from exporter.derive.redact import redact, redact_all
@@ -82,14 +84,10 @@ class Course:
     def __len__(self) -> int:
         return len(self._older) + len(self._recent)
 
-    def add(self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
-        """Keep what a worker's entry in the status, and that of the job's memory, say now."""
-        known = {
-            key: value
-            for key, value in worker.items()
-            if (key in _WORKER_KEYS or key.startswith("gpu_")) and isinstance(value, int | float)
-        }
-        sample: dict[str, float] = {"time": now, **known}
+    def add(self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: Told | None = None) -> None:
+        """Keep what a worker's entry in the status, and those of the job's memory and GPUs, say now."""
+        known = {key: value for key, value in worker.items() if key in _WORKER_KEYS and isinstance(value, int | float)}
+        sample: dict[str, float] = {"time": now, **known, **gpu_sample(worker, gpus or {})}
         for key in ("used_bytes", "limit_bytes"):
             if memory.get(key) is not None:
                 sample[f"cgroup_{key}"] = memory[key]
@@ -160,6 +158,7 @@ def _build(
         "error": _last_error(files.logs, errors),
         "progress": {key: own[key] for key in _PROGRESS_KEYS if own.get(key) is not None},
         "course": list(moment.course),
+        "gpus": gpu_evidence(_of_this_run(own, files), status.get("gpus") or {}, moment.course),
         "process": _process(own, files, moment.details),
         "memory": status.get("memory") or {},
         "filesystems": list(status.get("filesystems") or ()),
@@ -201,6 +200,12 @@ def _exit(files: RunFiles, ended: Mapping[str, Any]) -> dict[str, Any]:
             {"time": entry[0], "signal": signal_name(int(entry[1])), "from_pid": entry[2]} for entry in received[:20]
         ]
     return found
+
+
+def _of_this_run(own: Mapping[str, Any], files: RunFiles) -> dict[str, Any]:
+    """The entry of a worker without what the run after it does to GPUs."""
+    kept = own.get("restarts") == files.restart
+    return {key: value for key, value in own.items() if kept or not key.startswith("gpu_") or key == "gpu_plan"}
 
 
 def _process(own: Mapping[str, Any], files: RunFiles, details: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -285,6 +290,7 @@ def _text(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
     yield ""
     yield from _exit_text(body)
     yield from _error_text(body)
+    yield from _section("GPUs of the worker", _gpu_text(body))
     yield from _section("Progress", _pairs(body["progress"]))
     yield from _section("Last minutes", _course_text(body))
     yield from _section("Process", _pairs(body["process"]))
@@ -381,6 +387,7 @@ def _words(key: str, value: Any) -> str:
 _COLUMNS = (
     *(("rss_bytes", "rss"), ("cpu_cores", "cores"), ("threads", "threads"), ("children", "children")),
     *(("cgroup_used_bytes", "cgroup used"), ("cgroup_limit_bytes", "of"), ("items", "items")),
+    *(("gpu_utilization_ratio", "GPU busy"), ("gpu_sm_ratio", "by itself"), ("gpu_memory_bytes", "GPU memory")),
 )
 
 
@@ -390,14 +397,23 @@ def _course_text(body: Mapping[str, Any]) -> Iterator[str]:
         return
     end = body.get("exit", {}).get("end") or body["time"]
     present = {key for sample in course for key in sample}
-    extra = sorted(key for key in present if key.startswith("gpu_"))
-    columns = [(key, title) for key, title in _COLUMNS if key in present] + [(key, key) for key in extra]
+    columns = [(key, title) for key, title in _COLUMNS if key in present]
     widths = [max(11, len(title)) for _, title in columns]
     yield "  " + "".join((f"{'time':>8}", *(f"  {t:>{w}}" for (_, t), w in zip(columns, widths, strict=True))))
     for sample in course:
         cells = [_words(key, sample[key]) if key in sample else "-" for key, _ in columns]
         moment = f"{sample['time'] - end:+.0f}s"
         yield "  " + "".join((f"{moment:>8}", *(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))))
+
+
+def _gpu_text(body: Mapping[str, Any]) -> Iterator[str]:
+    end = body.get("exit", {}).get("end") or body["time"]
+    for title, words, moment in gpu_lines(body.get("gpus") or {}):
+        when = ""
+        if moment is not None:
+            when = f", at {_clock(moment)} ({abs(end - moment):.0f} s {'before' if moment <= end else 'after'} the end)"
+            when = when if body["kind"] == "failure" else f", at {_clock(moment)}"
+        yield f"  {title:<22} {words}{when}"
 
 
 def _disk_text(filesystems: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from exporter.readers.folder import NOBODY, Change, FolderWatch, Listener, Totals
 from exporter.readers.formats import NoFile, Verdict, check, open_source
 from exporter.readers.formats.source import shown
+from exporter.readers.metrics_file import is_ours
 from exporter.readers.record_count import ArrayCount, LineCount
 
 SETTLED_S = 10.0
@@ -162,10 +163,16 @@ class OutputWatch(Listener):
         pattern: str,
         owner_of: OwnerOf,
         since: float | None = None,
+        *,
+        gpu_metrics: bool = False,
     ) -> None:
-        """``since``: when the job started, where that is known; files that were written before are not its own."""
+        """``since``: when the job started, where that is known; files that were written before are not its own.
+
+        ``gpu_metrics``: whether sidecars write ``gpu_metrics.csv`` there, which is none of the job's files.
+        """
         self._folder = FolderWatch(directory, pattern, self._owner, self)
         self._owner_of = owner_of
+        self._gpu_metrics = gpu_metrics
         self._parts: set[int] = set()
         """Owners who have files that others may write as well."""
         self._beyond = False
@@ -239,6 +246,8 @@ class OutputWatch(Listener):
 
     def _owner(self, name: str) -> int | None:
         """Whose a file is; notes what its name tells of the others."""
+        if self._gpu_metrics and is_ours(name):
+            return None
         owner = self._owner_of(name)
         if owner is None or owner == NOBODY:
             self._beyond = self._beyond or self._owner_of.is_beyond(name)

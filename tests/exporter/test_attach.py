@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exporter import attach, outcome, records
+from exporter import attach, cli, outcome, records
 from exporter.attach import Settings, gpus_of_workers, merge_settings, notices
 from exporter.errors import ExporterError
 from exporter.finder import COME_BACK_S, SETTLE_S, Finder
@@ -131,6 +131,23 @@ def test_the_manifest_describes_the_job(tmp_path: Path) -> None:
     assert (manifest.total_items, manifest.cluster, manifest.partition) == (10, "local", "local")
     assert made.identity.job_id == "state"
     assert made.identity.start == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize(("words", "asked"), [((), None), (("--gpu-metrics",), True), (("--no-gpu-metrics",), False)])
+def test_gpu_metrics_have_a_flag(words: tuple[str, ...], asked: bool | None) -> None:
+    assert cli._parser().parse_args(["sidecar", *words]).gpu_metrics is asked
+    assert "gpu_metrics" in attach.FLAGS
+
+
+def test_gpu_metrics_are_the_manifests_matter(tmp_path: Path) -> None:
+    assert attached(tmp_path, state_dir=str(tmp_path / "a")).manifest.gpu_metrics is False
+    assert attached(tmp_path, state_dir=str(tmp_path / "b"), gpu_metrics=True).manifest.gpu_metrics is True
+
+
+def test_nobody_starts_the_sidecar_of_a_running_job_again(tmp_path: Path) -> None:
+    environ = {"GPUJOB_SUPERVISED": "1", "GPUJOB_FIRST_GPU": "4"}  # of a job around this command
+    identity = attached(tmp_path, environ, state_dir=str(tmp_path / "a")).identity
+    assert (identity.supervised, identity.first_gpu) == (False, None)
 
 
 def test_slurm_tells_about_the_job_around_this_command(tmp_path: Path) -> None:

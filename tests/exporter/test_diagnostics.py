@@ -46,6 +46,7 @@ from exporter.service import Service
 from exporter.sidecar import Sidecar
 from tests.exporter.support import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
 from tests.exporter.test_sidecar_process import SidecarProcess
+from tests.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
 NOW = 1_763_784_821.0
 ERRORS = read_errors()
@@ -273,8 +274,59 @@ def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
 
 def test_what_the_status_does_not_know_is_not_in_the_course() -> None:
     course = Course()
-    course.add(NOW, {"rss_bytes": None, "gpu_memory_bytes": 5, "gpus": [0], "state": "running"}, {})
-    assert course.samples() == [{"time": NOW, "gpu_memory_bytes": 5}]
+    course.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
+    assert course.samples() == [{"time": NOW, "items": 5}]
+
+
+# -- GPUs ----------------------------------------------------------------------------------------
+
+
+def test_the_course_has_what_the_gpus_of_a_worker_do() -> None:
+    course = Course()
+    course.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
+    shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
+    assert course.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
+
+
+def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
+    """Of a worker whose GPU was lost two seconds before its end."""
+    node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[{**XID_79, "time": NOW - 2}]), gpu(1))
+    entry = worker_entry(restarts=restarts, **of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
+    course = [{"time": NOW - 9 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for at in range(9)]
+    moment = Moment(NOW, make_status(entry, gpus=node), course)
+    if kind == "stall":
+        return build_stall(make_files(), moment, NOW - 300, ERRORS)
+    return build_failure(make_files(), moment, ENDED, ERRORS)
+
+
+def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
+    body = body_with_gpus()
+    assert body["gpus"]["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
+    (device,) = body["gpus"]["devices"]
+    assert (device["uuid"], device["state"], device["xids"][0]["xid"]) == ("GPU-00", "lost", 79)
+    text = render(body)
+    assert text.index("== GPUs of the worker") < text.index("== Last minutes")
+    assert "  wrong                  GPU 0 is lost\n" in text
+    assert "  wrong                  GPU 0: Xid 79, GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC" in text
+    assert "04:13:39 UTC (2 s before the end)\n" in text
+    assert "  last minute            50 % by its own kernels, 15.0 GiB of GPU memory at the end, at most 15.0" in text
+    assert "  GPU 0                  NVIDIA H200, 141 GiB, GPU-00, 61 °C\n" in text
+    assert "by itself   GPU memory\n" in text
+    json.dumps(body)
+
+
+def test_a_stall_has_no_end_before_which_an_error_was_told() -> None:
+    assert "GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC\n" in render(body_with_gpus(kind="stall"))
+
+
+def test_gpus_that_the_next_run_uses_are_not_those_of_this_one() -> None:
+    assert [device["uuid"] for device in body_with_gpus(restarts=1)["gpus"]["devices"]] == ["GPU-00"]
+
+
+def test_of_a_worker_without_gpus_nothing_is_said_of_any() -> None:
+    body = build_failure(make_files(), Moment(NOW, make_status(worker_entry())), ENDED, ERRORS)
+    assert body["gpus"] == {}
+    assert "GPU" not in render({**body, "process": {}})
 
 
 # -- the end of a log ----------------------------------------------------------------------------

@@ -18,6 +18,10 @@ from exporter.collectors.checkpoints import CheckpointsCollector, CheckpointsSna
 from exporter.collectors.disk import DiskCollector, DiskSnapshot, GroupSpace
 from exporter.collectors.follow import LogFacts
 from exporter.collectors.fom import Figure, FomCollector
+from exporter.collectors.gpu_faults import XidCount
+from exporter.collectors.gpu_page import GpuEntry
+from exporter.collectors.gpu_workers import GpuWorkersCollector, GpuWorkersSnapshot
+from exporter.collectors.gpus import GpusCollector, GpusSnapshot
 from exporter.collectors.job import JobCollector, JobSnapshot
 from exporter.collectors.launch import LaunchCollector, LaunchSnapshot
 from exporter.collectors.logs import LogsCollector, LogsSnapshot
@@ -30,8 +34,12 @@ from exporter.collectors.self import SelfCollector, SelfSnapshot
 from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
 from exporter.derive.checkpoint_sets import Checkpoint
 from exporter.derive.eta import Estimate
+from exporter.derive.gpu_health import Condition
+from exporter.derive.gpu_users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
+from exporter.derive.xid import KNOWN_XIDS
 from exporter.families import PREFIX, Samples
 from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
+from exporter.readers.gpu import Driver, Gpu, GpuActivity, GpuCondition, GpuState
 from exporter.readers.process_tree import TreeDetails, TreeSample
 from exporter.readers.quota import QuotaFacts
 from exporter.readers.space import SpaceFacts
@@ -99,6 +107,91 @@ def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         pressure_full_s=0.787540,
     )
     return MemoryCollector(CONTEXT), MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
+
+
+def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    whole = Gpu("GPU-5e1f", "0", "nvidia", 'H200 "a"', "0000:18:00.0", mig=True, persistence=True)
+    activity = GpuActivity(
+        utilization_ratio=0.97,
+        memory_utilization_ratio=0.5,
+        memory_used_bytes=113_066_115_072,
+        memory_total_bytes=150_754_820_096,
+        power_average_w=630.5,
+        power_instant_w=651.0,
+        power_limit_w=700.0,
+        energy_j=80_005_211.714,
+        temperature_c=61.0,
+        memory_temperature_c=68.0,
+        sm_clock_hz=1.83e9,
+        memory_clock_hz=3.201e9,
+        throttle_s={"power_cap": 12.25, "thermal": 0.0},
+        sm_activity_ratio=0.8825,
+        tensor_activity_ratio=0.525,
+        dram_activity_ratio=0.4775,
+        nvlink_rx_bytes_per_s=2.05e11,
+        nvlink_tx_bytes_per_s=2.04e11,
+        pcie_rx_bytes_per_s=2.4e9,
+        pcie_tx_bytes_per_s=1.2e9,
+    )
+    condition = GpuCondition(
+        ecc_corrected=103,
+        ecc_uncorrected=1,
+        rows_remapped_corrected=2,
+        rows_remapped_uncorrected=0,
+        row_remap_pending=True,
+        row_remap_failure=False,
+        pages_retired_corrected=1,
+        pages_retired_uncorrected=0,
+        pages_pending=False,
+        recovery_action="reset",
+        pcie_replays=7,
+        pcie_generation=4,
+        pcie_generation_max=5,
+        pcie_width=8,
+        pcie_width_max=16,
+        nvlink_rx_bytes=923_379_117_179_904,
+        nvlink_tx_bytes=923_379_117_179_905,
+        nvlink_errors=3,
+        fan_ratio=0.3,
+    )
+    part = Gpu("MIG-77", "0:1", "nvidia", "H200 MIG 3g", "0000:18:00.0", parent="GPU-5e1f")
+    gone = Gpu("GPU-dead", "1", "nvidia", "H200", "0000:29:00.0")
+    entries = (
+        GpuEntry(
+            GpuState(whole, activity=activity, condition=condition),
+            job_errors={"corrected": 3, "uncorrected": 1},
+            xids={94: XidCount(2, START + 7.5)},
+        ),
+        GpuEntry(GpuState(part, activity=GpuActivity(utilization_ratio=0.0))),
+        GpuEntry(GpuState(gone, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
+    )
+    xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
+    driver = Driver("nvidia", "570.86.15", "12.8")
+    found = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
+    return GpusCollector(CONTEXT), found
+
+
+def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    usage = Usage(
+        uses=(
+            Use(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
+            Use(1, "GPU-5e1f", "0", "inferred", planned=False),
+        ),
+        gpus=(
+            GpuUsers("GPU-5e1f", "0", (0, 1), (OnGpu(7),)),
+            GpuUsers("GPU-77", "1", (), None),
+        ),
+        workers=(WorkerGpus(0, misplaced=False), WorkerGpus(1, misplaced=True, words="uses GPU 0")),
+    )
+    conditions = {
+        0: (
+            Condition("busy_without_progress", None),
+            Condition("held_idle", state=False),
+            Condition("memory_filling", state=True, words="soon", moment=START + 7200.5),
+        ),
+        1: (Condition("unused", state=True),),
+    }
+    return GpuWorkersCollector(CONTEXT), GpuWorkersSnapshot(usage, conditions, planned={})
 
 
 def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -199,6 +292,8 @@ MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "job": job,
     "workers": workers,
     "memory": memory,
+    "gpus": gpus,
+    "gpu_workers": gpu_workers,
     "logs": logs,
     "fom": fom,
     "outputs": outputs,
@@ -278,7 +373,7 @@ def golden_names() -> set[str]:
 
 
 def test_every_collector_has_a_golden_page() -> None:
-    built = {slot.collector.name for slot in Sidecar(CONTEXT).slots}
+    built = {slot.collector.name for slot in Sidecar(CONTEXT).slots if slot.collector.families}
     assert built == MADE.keys()
     assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
 

@@ -14,6 +14,7 @@ from tests.strategies import PATH_TEXT
 MANIFEST = make_manifest(Path("/runs/1"))
 NAMES = (
     *("GPUJOB_NODE", "GPUJOB_NODES", "GPUJOB_NODE_INDEX", "GPUJOB_JOB_ID", "GPUJOB_ATTEMPT", "GPUJOB_START_TIME"),
+    *("GPUJOB_FIRST_GPU", "GPUJOB_SUPERVISED"),
     *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"),
     *("SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"),
 )
@@ -125,6 +126,17 @@ def test_the_end_follows_from_start_and_time_limit_where_slurm_does_not_tell() -
     assert identify(manifest, {"GPUJOB_START_TIME": "1000", "SLURM_JOB_END_TIME": "1500"}, "h").end == 1500.0
     assert identify(manifest, {}, "h").end is None
     assert identify(MANIFEST, {"GPUJOB_START_TIME": "1000"}, "h").end is None
+
+
+@pytest.mark.parametrize(("text", "first"), [("8", 8), ("0", 0), ("", None), ("-4", 0), ("many", None)])
+def test_a_node_of_several_on_one_machine_knows_where_its_gpus_begin(text: str, first: int | None) -> None:
+    assert identify(MANIFEST, {"GPUJOB_FIRST_GPU": text}, "h").first_gpu == first
+
+
+@pytest.mark.parametrize(("text", "supervised"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_a_sidecar_knows_whether_it_would_be_started_again(text: str | None, supervised: bool) -> None:
+    environ = {} if text is None else {"GPUJOB_SUPERVISED": text}
+    assert identify(MANIFEST, environ, "h").supervised is supervised
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), PATH_TEXT | st.sampled_from(["", "-1", "1e3", " 2 "])), PATH_TEXT)

@@ -22,7 +22,6 @@ from exporter.derive.launch import (
     WorkerLaunch,
     check_launch,
     verified,
-    visible_devices,
 )
 from exporter.manifest import LogPattern, PathGroup
 from exporter.readers.launch import read_open_gpus, why_not_writable
@@ -101,6 +100,11 @@ NOT_STARTED = WorkerLaunch("worker_w1", 1, gpus=(1,))
             "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node",
         ),
         ("gpus", worker(1, gpus=(), devices="7"), 'CUDA_VISIBLE_DEVICES is "7", 1 device; the plan gives it 0 devices'),
+        (
+            "gpus",
+            worker(1, misplaced="uses GPU 0 (GPU-a), the plan gives it GPU 1"),
+            "it uses GPU 0 (GPU-a), the plan gives it GPU 1",
+        ),
         ("gpu_use", worker(1, device_files=0), "neither it nor a process of it has opened a GPU"),
         ("logs", worker(1, log_files=0, log_bytes=0), "it has no log file"),
         ("log_lines", worker(1, log_bytes=0), "its log is empty"),
@@ -178,22 +182,6 @@ def test_workers_that_share_gpus_by_the_plan_may() -> None:
     assert checks_of(*pair)["gpus"].passed is True
 
 
-@pytest.mark.parametrize(
-    ("text", "devices"),
-    [
-        ("", ()),
-        ("0", ("0",)),
-        ("0, 3", ("0", "3")),
-        ("GPU-8f9a,MIG-1", ("GPU-8f9a", "MIG-1")),
-        ("0,-1,2", ("0",)),
-        ("-1", ()),
-        ("1,,2", ("1",)),
-    ],
-)
-def test_devices_are_those_that_cuda_would_see(text: str, devices: tuple[str, ...]) -> None:
-    assert visible_devices(text) == devices
-
-
 WORKERS = st.builds(
     WorkerLaunch,
     worker=st.just("w"),
@@ -264,6 +252,7 @@ class Others:
         self.files = 1
         self.read = True
         self.asked = 0
+        self.gpus: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
         self.asked += 1
@@ -271,6 +260,7 @@ class Others:
         return {
             "job": {"phase": self.phase},
             "workers": list(self.workers.values()),
+            "gpus": self.gpus,
             "outputs": [{"group": "output", "files": self.files, "mtime": 2e9}],
             "collectors": dict.fromkeys(("workers", "logs", "outputs"), reading),
         }
@@ -320,6 +310,20 @@ def test_a_launch_that_is_complete_is_verified_and_not_looked_at_again(launch: L
     launch.others.workers.clear()
     assert launch.look(100) is found
     assert (launch.others.asked, launch.collector.interval_s) == (asked, AFTERWARDS_S)
+
+
+@pytest.mark.parametrize(("uses", "passed"), [([{"gpu": "0"}], True), ([], None)])
+def test_where_the_driver_tells_who_computes_open_devices_do_not_count(
+    uses: list[dict[str, str]], passed: bool | None, tmp_path: Path
+) -> None:
+    launch = Launch(tmp_path)
+    launch.manifest = dataclasses.replace(launch.manifest, tasks=(make_task(0),))
+    launch.others.gpus = {"driver_state": "ok"}
+    launch.others.see(0, rss_bytes=1, gpu_use=uses)
+    launch.begin()
+    assert launch.passed(launch.look())["gpu_use"] is passed
+    launch.others.see(0, rss_bytes=1, gpu_use=uses, gpu_misplaced="uses GPU 1, the plan gives it GPU 0")
+    assert "uses GPU 1" in launch.look(TIMEOUT_S).checks["gpus"]["lacking"][0]["found"]
 
 
 def test_nothing_is_judged_before_the_others_have_looked(launch: Launch) -> None:

@@ -89,6 +89,15 @@ def test_the_schema_version_comes_first_and_the_run_directory_is_not_written() -
     assert "run_dir" not in body
 
 
+def test_gpu_metrics_are_written_only_where_a_manifest_says_so() -> None:
+    assert parse_manifest(body_with(gpu_metrics=True), RUN_DIR).gpu_metrics is True
+    body = json.loads(body_with())
+    del body["gpu_metrics"]
+    assert parse_manifest(json.dumps(body), RUN_DIR).gpu_metrics is False
+    with pytest.raises(ManifestError, match="gpu_metrics is 1, not of type"):
+        parse_manifest(body_with(gpu_metrics=1), RUN_DIR)
+
+
 def test_keys_that_are_not_known_are_ignored() -> None:
     body = json.loads(body_with())
     body["from_the_future"] = {"a": 1}

@@ -101,6 +101,14 @@ def test_flags_come_before_the_file() -> None:
     assert settings.gpu_ids == (7,)
 
 
+def test_gpu_metrics_are_asked_for_in_the_file_or_by_a_flag_that_comes_before_it() -> None:
+    assert merge_settings({}, parse_monitor_config(EXAMPLE, "c")).gpu_metrics is False
+    config = parse_monitor_config(EXAMPLE.replace("check_interval: 10", "gpu_metrics: true"), "c")
+    assert merge_settings({"gpu_metrics": None}, config).gpu_metrics is True
+    assert merge_settings({"gpu_metrics": False}, config).gpu_metrics is False
+    assert problems("monitoring: {gpu_metrics: 'yes'}") == ['monitoring.gpu_metrics: "yes" is not true or false']
+
+
 NEEDED = ("job_name", "num_workers", "output_dir", "log_dir")
 
 
@@ -136,7 +144,7 @@ alert: {}
         'patterns.logs: "logs/*.log" is not a pattern of file names; the directory stands under paths',
         (
             'monitoring.chek_interval: unknown key "chek_interval"; did you mean "check_interval"? '
-            "(known: check_interval, launch_timeout, stall_timeout)"
+            "(known: check_interval, gpu_metrics, launch_timeout, stall_timeout)"
         ),
         "monitoring.launch_timeout: 0 must be above 0",
         'monitoring.stall_timeout: "soon" is not a number of seconds',
@@ -238,7 +246,7 @@ def test_the_example_has_every_key(tmp_path: Path) -> None:
     assert {name: set(keys) for name, keys in body.items() if "patterns" not in name} == {
         "job": {"name", "num_workers", "gpu_ids", "total_items"},
         "paths": {"output_dir", "log_dir", "checkpoint_dir"},
-        "monitoring": {"check_interval", "launch_timeout", "stall_timeout"},
+        "monitoring": {"check_interval", "gpu_metrics", "launch_timeout", "stall_timeout"},
         "alerts": {"email", "slack", "terminal"},
     }
     assert set(body["patterns"]) == {"output", "logs", "checkpoints"}

@@ -65,6 +65,22 @@ def test_a_name_tells_whose_a_file_is() -> None:
     assert [second(name) for name in names] == [None, 1, None, None]
 
 
+@pytest.mark.parametrize("pattern", ["*", "*.csv", "gpu_*", "*.csv*"])
+def test_gpu_metrics_of_sidecars_are_none_of_the_jobs_files(pattern: str, tmp_path: Path) -> None:
+    for name in ("gpu_metrics.csv", "gpu_metrics_gn02.csv", "gpu_metrics.csv.1", "gpu_table.csv"):
+        write(tmp_path / name, "time,node\n1,a\n")
+    ours = OutputWatch(str(tmp_path), pattern, EVERYTHING, START, gpu_metrics=True)
+    theirs = OutputWatch(str(tmp_path), pattern, EVERYTHING, START)
+    counted = sum(owned.files for owned in ours.look(START + 5).owners.values())
+    assert counted == 1  # gpu_table.csv
+    assert sum(owned.files for owned in theirs.look(START + 5).owners.values()) == (3 if pattern == "*.csv" else 4)
+    (tmp_path / "gpu_table.csv").unlink()
+    write(tmp_path / "gpu_metrics_gn03.csv", "time,node\n")  # neither is one that comes later
+    for step in range(4):
+        look = ours.look(START + 10 + 5 * step)
+    assert sum(owned.files for owned in look.owners.values()) == 0
+
+
 def test_what_a_watch_is_made_from_and_gives_can_be_pickled(tmp_path: Path) -> None:
     write(tmp_path / "out_rank0.jsonl", '{"a": 1}\n')
     make = pickle.loads(pickle.dumps(partial(OutputWatch, str(tmp_path), "*", EVERYTHING, START)))  # noqa: S301

@@ -134,6 +134,12 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
         ("resume: yes please", 'resume: "yes please" is not true or false'),
         ("progress: {sample: {a: b}}", "progress.sample: {'a': 'b'} is not a text or a list"),
         ("monitoring: {linger: -1}", "monitoring.linger: -1 must be greater than or equal to 0"),
+        ("monitoring: {gpu_metrics: 1}", "monitoring.gpu_metrics: 1 is not true or false"),
+        ("monitoring: {gpu_metrics: out.csv}", 'monitoring.gpu_metrics: "out.csv" is not true or false'),
+        (
+            "monitoring: {gpu_metric: true}",
+            'monitoring.gpu_metric: unknown key "gpu_metric"; did you mean "gpu_metrics"?',
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:

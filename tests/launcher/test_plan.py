@@ -257,6 +257,11 @@ def test_a_local_plan_listens_on_this_machine_alone() -> None:
     assert named.manifest.listen_address == ":9410"
 
 
+def test_the_sidecars_write_gpu_metrics_where_the_job_file_says_so() -> None:
+    assert plan_of().manifest.gpu_metrics is False
+    assert plan_of(job_spec(monitoring={"gpu_metrics": True})).manifest.gpu_metrics is True
+
+
 def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
     spec = job_spec(
         progress={"patterns": {"items_processed": "a(.)", "batch_number": "b(.)", "loss": "c(.)"}},

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from exporter import cli
+from launcher import supervise
 from tests.launcher.support import clean_environment, kill_all_with, poll
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -73,6 +75,35 @@ def test_a_failure_is_answered_by_another_start(start: Start, tmp_path: Path) ->
 def test_the_first_failure_waits_the_shortest_time(start: Start, tmp_path: Path) -> None:
     told, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 1").communicate(timeout=10)
     assert "starting it again in 0.5 s" in told
+
+
+def test_the_sidecars_word_for_a_new_start_is_the_supervisors() -> None:
+    assert supervise.START_AGAIN == cli.START_AGAIN
+    assert cli.START_AGAIN not in (0, 1, cli.USAGE, cli.INTERRUPTED)
+
+
+def test_a_program_that_asks_for_it_is_started_again_at_once(start: Start, tmp_path: Path) -> None:
+    told, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 75").communicate(timeout=10)
+    assert len(starts(tmp_path)) == 2
+    assert told == "gpujob: the sidecar ended by exit status 75; starting it again in 0 s\n"
+
+
+def test_a_program_that_asks_time_and_again_waits_as_after_a_failure(start: Start, tmp_path: Path) -> None:
+    told, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 3 ] || exit 75").communicate(timeout=10)
+    assert [line.rpartition(" in ")[2] for line in told.splitlines()] == ["0 s", "1 s", "2 s"]
+
+
+def test_a_signal_between_two_starts_that_follow_at_once_is_not_lost(start: Start, tmp_path: Path) -> None:
+    child = start("trap 'exit 75' TERM; echo $$ >> pids; while :; do sleep 0.05; done")
+    poll(lambda: starts(tmp_path), "the start")
+    child.terminate()
+    assert child.wait(10) == 75
+    assert len(starts(tmp_path)) == 1
+
+
+def test_the_program_is_told_that_it_is_supervised(start: Start, tmp_path: Path) -> None:
+    start('echo "$GPUJOB_SUPERVISED" > told').communicate(timeout=10)
+    assert (tmp_path / "told").read_text() == "1\n"
 
 
 def test_sigterm_is_passed_on_and_ends_it(start: Start, tmp_path: Path) -> None:

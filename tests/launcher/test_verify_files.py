@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exporter.manifest import read_manifest
 from exporter.readers.formats import NoFile, open_source
 from exporter.readers.record_count import LineCount
 from launcher import verify_files
@@ -49,6 +50,26 @@ def test_a_damaged_file_is_named_with_its_format_and_the_reason(
     (flaw,) = check.to_json()["files"]
     assert flaw["file"] == name
     assert reason in f"{flaw['format']}: {flaw['reason']}"
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.csv"])
+def test_gpu_metrics_of_sidecars_are_none_of_the_output(pattern: str, tmp_path: Path) -> None:
+    names = ("gpu_metrics.csv", "gpu_metrics_gn02.csv", "worker_0.csv", "worker_1.csv")
+    found = {}
+    for asked in (True, False):
+        (tmp_path / str(asked)).mkdir()
+        job = Job(
+            tmp_path / str(asked),
+            items=None,
+            patterns={"output": pattern},
+            paths={"output_dir": "results"},
+            monitoring={"gpu_metrics": asked},
+        )
+        directory = read_manifest(job.path).groups[0].directory
+        for name in names:
+            job.write(f"{directory}/{name}", "a,b\n1,2\n")
+        found[asked] = job.told("outputs")[1].partition(",")[0]
+    assert found == {True: "2 files", False: "4 files"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Faults of GPUs since the job's start: Xids from the driver and the kernel's log, and memory errors."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from exporter.collectors.base import Context
+from exporter.derive.gpu_node import since_start
+from exporter.readers.gpu import Gpu, GpuCondition, GpuEvent, GpuLook
+from exporter.readers.kept_state import read_state, write_state
+from exporter.readers.kmsg import KernelEvent, Xid
+
+KIND = "gpus"
+
+Entry = TypeVar("Entry", GpuEvent, KernelEvent)
+
+log = logging.getLogger("gpujob.gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """How often a GPU had one Xid since the job's start, and when last."""
+
+    count: int
+    last: float
+
+
+class Faults:
+    """What has happened to this node's GPUs since the job's start, kept in the run directory for the next sidecar.
+
+    The driver and the kernel's log tell of the same errors, and each may miss some: the larger count holds.
+    """
+
+    def __init__(self, context: Context) -> None:
+        identity, run_dir = context.identity, context.manifest.run_dir
+        self._kernel = context.kernel
+        self._place = (run_dir, identity.node, identity.job_id, identity.attempt)
+        self._kept: dict[tuple[str, int], XidCount] | None = None
+        """Of sidecars before this one; None until it was read, since the run directory may hang."""
+        self._ecc: dict[str, list[dict[str, int]]] = {}
+        """By UUID the memory errors by type: those that do not count, and those at the last look."""
+        self._told: Counter[tuple[str, int]] = Counter()
+        self._logged: Counter[tuple[str, int]] = Counter()
+        self._last: dict[tuple[str, int], float] = {}
+        self._last_event: GpuEvent | None = None
+        self._last_line: KernelEvent | None = None
+
+    def look(self, look: GpuLook, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
+        """Take in what is new; gives the Xids that count anew."""
+        if self._kept is None:
+            self._restore()
+        ours = {gpu.uuid: gpu for gpu in gpus}
+        if not ours:
+            return ()  # whose the lines of the kernel's log are will be known once the driver has told its GPUs
+        # the address of a MIG instance is that of its GPU, which is what has the error
+        whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
+        places = {_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
+        before = self.xids()
+        fresh: list[GpuEvent] = []
+        for event in _after(self._last_event, look.events):
+            self._last_event = event
+            if event.uuid in ours:
+                self._told[event.uuid, event.xid] += 1
+                fresh.append(event)
+        for line in _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ()):
+            self._last_line = line
+            if isinstance(line.what, Xid) and (uuid := places.get(_place(line.what.pci))) is not None:
+                self._logged[uuid, line.what.code] += 1
+                fresh.append(GpuEvent(uuid, line.what.code, line.time, line.what.pid))
+        for seen in fresh:
+            key = seen.uuid, seen.xid
+            self._last[key] = max(self._last.get(key, seen.time), seen.time)
+        after = self.xids()
+        newest = {(seen.uuid, seen.xid): seen for seen in fresh}
+        risen = tuple(seen for key, seen in newest.items() if key not in before or after[key].count > before[key].count)
+        conditions = {state.gpu.uuid: state.condition for state in look.gpus if state.gpu.uuid in ours}
+        counted = [self._count_memory_errors(uuid, found) for uuid, found in conditions.items() if found is not None]
+        if risen or any(counted):
+            self._save()
+        return risen
+
+    def xids(self) -> dict[tuple[str, int], XidCount]:
+        """Counts by UUID and code."""
+        kept = self._kept or {}
+        found = {}
+        for key in {*kept, *self._told, *self._logged}:
+            old = kept.get(key, XidCount(0, 0.0))
+            count = max(old.count + self._told[key], self._logged[key])
+            found[key] = XidCount(count, max(old.last, self._last.get(key, 0.0)))
+        return found
+
+    def job_errors(self, uuid: str) -> Mapping[str, int]:
+        """Memory errors of a GPU since the job's start, by type."""
+        base, now = self._ecc.get(uuid, ({}, {}))
+        return {kind: max(0, now[kind] - base.get(kind, 0)) for kind in now}
+
+    def _count_memory_errors(self, uuid: str, condition: GpuCondition) -> bool:
+        """Whether there is anything new."""
+        told = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
+        counts = {kind: count for kind, count in told.items() if count is not None}
+        before = self._ecc.get(uuid, [{}, {}])
+        base, last = before
+        begun = {kind: since_start(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
+        self._ecc[uuid] = [{**base, **begun}, {**last, **counts}]
+        return self._ecc[uuid] != before
+
+    def _restore(self) -> None:
+        self._kept = {}
+        found = read_state(*self._place, kind=KIND) or {}
+        try:
+            for uuid, entry in dict(found.get("gpus", {})).items():
+                for code, (count, last) in entry["xids"].items():
+                    self._kept[str(uuid), int(code)] = XidCount(int(count), float(last))
+                base, last = ({str(kind): int(count) for kind, count in part.items()} for part in entry["ecc"])
+                self._ecc[str(uuid)] = [base, last]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            log.warning("what an earlier sidecar knew of the GPUs is not used: %s", error)
+            self._kept, self._ecc = {}, {}
+
+    def _save(self) -> None:
+        body: dict[str, dict[str, Any]] = {}
+        for (uuid, code), entry in self.xids().items():
+            body.setdefault(uuid, {"xids": {}, "ecc": [{}, {}]})["xids"][str(code)] = [entry.count, entry.last]
+        for uuid, parts in self._ecc.items():
+            body.setdefault(uuid, {"xids": {}})["ecc"] = parts
+        problem = write_state(*self._place, {"gpus": body}, kind=KIND)
+        if problem is not None:
+            log.warning("faults of GPUs are not saved: %s", problem)
+
+
+def _after(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Those that came after the last one that was taken; all when that has been dropped meanwhile."""
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at] is last:
+            return entries[at + 1 :]
+    return entries
+
+
+def _place(pci: str) -> str:
+    """A PCI address as the kernel writes it, without a function and with four digits of the domain."""
+    domain, _, rest = pci.lower().partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest.partition('.')[0]}"

@@ -1,0 +1,315 @@
+"""The job's GPUs on this node: what they do, how they are, and what the driver has told of them."""
+
+import os
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.collectors import gpu_page
+from exporter.collectors.base import Context, Status
+from exporter.collectors.gpu_faults import Faults, XidCount
+from exporter.collectors.gpu_page import GpuEntry
+from exporter.derive.gpu_node import HEALTHS, GpuFacts, NodeHealth, Reason
+from exporter.derive.gpu_users import visible_devices, visible_gpus
+from exporter.derive.xid import KNOWN_XIDS, xid_class, xid_words
+from exporter.families import Family, Samples
+from exporter.identity import Identity
+from exporter.manifest import Manifest
+from exporter.readers.gpu import Driver, DriverState, Gpu, GpuCondition, GpuEvent, GpuLook, GpuState
+
+DRIVER_STATE = Family(
+    "gpu_driver_state",
+    "Whether GPUs can be read on this node: ok, no_library, no_driver, no_permission, version_mismatch, failing or "
+    "hanging; 1 for the present state.",
+    labels=("state",),
+)
+VISIBLE = Family("gpus_visible", "GPUs of the job, or MIG instances, that the driver shows on this node.")
+HEALTH = Family(
+    "gpu_health",
+    "Health of the job's GPUs on this node, 1 for the present one; `/status` has the reasons.",
+    labels=("health",),
+)
+XIDS = Family(
+    "gpu_xid_errors_total",
+    "Errors of the job's GPUs on this node since its start that the NVIDIA driver has told, by code.",
+    labels=("xid",),
+    kind="counter",
+)
+
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 1.0, 5.0
+NOTHING_TO_READ_S = 60.0
+"""Between two looks at a job without GPUs."""
+WAIT_S = 1.5
+"""How long a look at the GPUs may take before what is known is shown."""
+MOST_EVENTS = 50
+DEVICE_LISTS = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+"""Variables by which a job is told its GPUs, by vendor."""
+EVENT_LEVELS = {"hardware": "critical", "reset": "critical", "application": "warning"}
+
+
+@dataclass(frozen=True)
+class GpusSnapshot:
+    """The job's GPUs at one look; no state where the job has none."""
+
+    state: DriverState | None = None
+    words: str | None = None
+    driver: Driver | None = None
+    allocated: int = 0
+    visible: int = 0
+    gpus: tuple[GpuEntry, ...] = ()
+    health: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    xids: Mapping[int, int] | None = None
+    """Errors of all of them by code."""
+    absent: Mapping[str, str] | None = None
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class _Course:
+    """What one GPU has come to since it was first looked at."""
+
+    def __init__(self) -> None:
+        self._busy_s = self._known_s = 0.0
+        self._last: float | None = None
+        self._energy: float | None = None
+        self.energy_j: float | None = None
+        self.memory_peak_bytes: int | None = None
+
+    def update(self, now: float, state: GpuState) -> None:
+        """Take in one look."""
+        activity = state.activity
+        if activity is None:
+            self._last = None
+            return
+        if activity.utilization_ratio is not None:
+            if self._last is not None and now > self._last:
+                self._known_s += now - self._last
+                self._busy_s += (now - self._last) * activity.utilization_ratio
+            self._last = now
+        if activity.memory_used_bytes is not None:
+            self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)
+        if activity.energy_j is not None:
+            if self._energy is not None:
+                self.energy_j = (self.energy_j or 0.0) + max(0.0, activity.energy_j - self._energy)
+            self._energy = activity.energy_j
+
+    @property
+    def utilization_mean_ratio(self) -> float | None:
+        """Mean over time."""
+        return self._busy_s / self._known_s if self._known_s else None
+
+
+class GpusCollector:
+    """Looks at the GPUs that the job has on this node, and at no others."""
+
+    name = "gpus"
+    families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *gpu_page.FAMILIES)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._positions = {position for task in context.tasks for position in task.gpus}
+        self._faults = Faults(context)
+        self._health = NodeHealth()
+        self._courses: dict[str, _Course] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._states: dict[str, str] = {}
+        self._told_health = "healthy"
+        self._told_driver: DriverState = "ok"
+
+    @property
+    def interval_s(self) -> float:
+        if not self._wanted:
+            return NOTHING_TO_READ_S
+        return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, self._context.manifest.check_interval_s))
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether the job has GPUs here: of another job's the page says nothing."""
+        if self._context.gpus is None:
+            return False
+        given = None if self._context.manifest.attached else given_devices(os.environ)
+        return bool(self._positions or (given is not None and visible_devices(given)))
+
+    def read(self) -> GpusSnapshot:
+        host, now = self._context.gpus, self._context.clock.time()
+        if host is None or not self._wanted:
+            return GpusSnapshot()
+        look = host.look(WAIT_S)
+        if not look.ready and look.state == "ok":
+            return GpusSnapshot()  # the driver has not said yet which there are
+        own = own_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
+        shown = _with_parents(own.values(), look)
+        risen = self._faults.look(look, [state.gpu for state in shown])
+        board = self._context.board
+        board.gpus, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
+        board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
+        for state in shown:
+            self._courses.setdefault(state.gpu.uuid, _Course()).update(look.time, state)
+        counts = self._faults.xids()
+        entries = tuple(self._entry(state, counts) for state in shown)
+        health = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        self._tell(now, look, entries, risen, health.health, health.reasons)
+        sums = dict.fromkeys(KNOWN_XIDS, 0) if look.driver is not None and look.driver.vendor == "nvidia" else {}
+        for entry in entries:
+            for code, xid in entry.xids.items():
+                sums[code] = sums.get(code, 0) + xid.count
+        return GpusSnapshot(
+            state=look.state,
+            words=look.words,
+            driver=look.driver,
+            allocated=len(self._positions),
+            visible=len(own),
+            gpus=entries,
+            health=health.health,
+            reasons=health.reasons,
+            xids=dict(sorted(sums.items())),
+            absent=look.absent,
+            events=tuple(self._events),
+        )
+
+    def _entry(self, state: GpuState, counts: Mapping[tuple[str, int], XidCount]) -> GpuEntry:
+        uuid, course = state.gpu.uuid, self._courses[state.gpu.uuid]
+        return GpuEntry(
+            state=state,
+            job_errors=self._faults.job_errors(uuid),
+            xids={code: entry for (owner, code), entry in sorted(counts.items()) if owner == uuid},
+            utilization_mean_ratio=course.utilization_mean_ratio,
+            memory_peak_bytes=course.memory_peak_bytes,
+            energy_job_j=course.energy_j,
+        )
+
+    def _tell(
+        self,
+        now: float,
+        look: GpuLook,
+        entries: Sequence[GpuEntry],
+        risen: Sequence[GpuEvent],
+        health: str | None,
+        reasons: Sequence[Reason],
+    ) -> None:
+        """Events of what has changed."""
+        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries}
+        if look.state != self._told_driver:
+            if look.state == "ok":
+                self._event(now, "info", "GPU driver", "GPUs can be read again")
+            else:
+                words = f": {look.words}" if look.words else ""
+                self._event(now, "warning", "GPU driver", f"GPUs cannot be read: {look.state}{words}")
+            self._told_driver = look.state
+        for entry in entries:
+            uuid, state = entry.state.gpu.uuid, entry.state.state
+            before = self._states.get(uuid, "ok")
+            if state != "ok" and state != before:
+                self._event(now, "critical", "GPU lost", f"{names[uuid]}: {entry.state.words or state}")
+            elif state == "ok" and before != "ok":
+                self._event(now, "info", "GPU works again", names[uuid])
+            self._states[uuid] = state
+        for seen in risen:
+            level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
+            who = f", process {seen.pid}" if seen.pid is not None else ""
+            self._event(seen.time, level, "GPU Xid", f"{names[seen.uuid]}: Xid {seen.xid}: {xid_words(seen.xid)}{who}")
+        if health is not None and health != self._told_health:
+            level = {"failure": "critical", "warning": "warning"}.get(health, "info")
+            words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.words}" for r in reasons)
+            self._event(now, level, "GPU health", f"{health}{': ' if words else ''}{words}")
+            self._told_health = health
+
+    def _event(self, time: float, level: str, kind: str, detail: str) -> None:
+        self._events.append({"time": time, "level": level, "event": kind, "detail": detail})
+
+    def render(self, snapshot: GpusSnapshot, out: Samples) -> None:
+        if snapshot.state is None:
+            return
+        out.add(DRIVER_STATE, 1, state=snapshot.state)
+        out.add(VISIBLE, snapshot.visible)
+        if snapshot.health is not None:
+            for health in HEALTHS:
+                out.add(HEALTH, int(health == snapshot.health), health=health)
+        for code, count in (snapshot.xids or {}).items():
+            out.add(XIDS, count, xid=code)
+        readable = snapshot.state == "ok"
+        for entry in snapshot.gpus:
+            gpu_page.add_gpu(out.row(gpu=entry.state.gpu.index), entry, snapshot.driver, readable=readable)
+
+    def describe(self, snapshot: GpusSnapshot, status: Status) -> None:
+        if snapshot.state is None:
+            return
+        driver = snapshot.driver
+        status.gpus.update(
+            driver_state=snapshot.state,
+            words=snapshot.words,
+            vendor=driver.vendor if driver else None,
+            driver=driver.version if driver else None,
+            cuda=driver.cuda_version if driver else None,
+            allocated=snapshot.allocated,
+            visible=snapshot.visible,
+            health=snapshot.health,
+            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.words} for r in snapshot.reasons],
+            absent=dict(snapshot.absent or {}),
+            gpus=[gpu_page.describe(entry) for entry in snapshot.gpus],
+        )
+        status.events.extend(snapshot.events)
+
+
+def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
+    """The list of devices that the environment gives to this job, for one vendor or any; None without one."""
+    names = DEVICE_LISTS.get(vendor, ()) if vendor is not None else sum(DEVICE_LISTS.values(), ())
+    return next((environ[name] for name in names if name in environ), None)
+
+
+def own_gpus(
+    look: GpuLook, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
+) -> dict[int, Gpu]:
+    """GPUs of the job on this node by the plan's positions, in their order.
+
+    A job that others have started names them as the driver numbers them. Where this machine plays several nodes, each
+    has its share of the list; elsewhere all that the job is given are its own, used by the plan or not.
+    """
+    units = [state.gpu for state in look.gpus if not state.gpu.mig]
+    if manifest.attached:
+        by_index = {gpu.index: gpu for gpu in units}
+        return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
+    text = given_devices(environ, look.driver.vendor if look.driver is not None else None)
+    if text is not None:
+        units = [units[at] for at in visible_gpus(text, [gpu.uuid for gpu in units])]
+    elif not positions:
+        return {}
+    if identity.first_gpu is not None:
+        units = units[identity.first_gpu : identity.first_gpu + max(positions, default=-1) + 1]
+    return dict(enumerate(units))
+
+
+def _with_parents(own: Collection[Gpu], look: GpuLook) -> tuple[GpuState, ...]:
+    """What is looked at: the job's units, each MIG instance behind the GPU whose faults it shares."""
+    uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
+    return tuple(state for state in look.gpus if state.gpu.uuid in uuids)
+
+
+def _facts(entry: GpuEntry) -> GpuFacts:
+    """What is known of one GPU, for the judgement of the node."""
+    state, activity = entry.state, entry.state.activity
+    condition = state.condition or GpuCondition()
+    return GpuFacts(
+        index=state.gpu.index,
+        state=state.state,
+        words=state.words,
+        ecc_corrected=entry.job_errors.get("corrected"),
+        ecc_uncorrected=entry.job_errors.get("uncorrected"),
+        row_remap_pending=condition.row_remap_pending,
+        row_remap_failure=condition.row_remap_failure,
+        pages_pending=condition.pages_pending,
+        recovery_action=condition.recovery_action,
+        pcie_replays=condition.pcie_replays,
+        pcie_width=condition.pcie_width,
+        pcie_width_max=condition.pcie_width_max,
+        pcie_generation=condition.pcie_generation,
+        pcie_generation_max=condition.pcie_generation_max,
+        nvlink_errors=condition.nvlink_errors,
+        utilization=None if activity is None else activity.utilization_ratio,
+        xids={code: xid.count for code, xid in entry.xids.items()},
+    )
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid})"

@@ -1,0 +1,77 @@
+"""What collectors write of GPUs into the status of a node, made by hand."""
+
+from typing import Any
+
+GIB = 1 << 30
+XID_79 = {"xid": 79, "class": "hardware", "count": 1, "time": 1000.0, "words": "GPU has fallen off the bus"}
+XID_31 = {"xid": 31, "class": "application", "count": 2, "time": 1000.0, "words": "GPU memory page fault"}
+XID_NOISE = {"xid": 43, "class": "noise", "count": 1, "time": 1000.0, "words": "GPU stopped processing"}
+
+
+def uuid_of(gpu: int | str) -> str:
+    """The UUID of a GPU or of a MIG instance, by its index."""
+    return f"MIG-0{gpu}" if ":" in str(gpu) else f"GPU-0{gpu}"
+
+
+def gpu(index: int | str, **over: Any) -> dict[str, Any]:
+    """A GPU that does well and has one worker."""
+    return {
+        "gpu": str(index),
+        "uuid": uuid_of(index),
+        "name": "NVIDIA H200",
+        "pci_bus_id": "0000:3b:00.0",
+        "state": "ok",
+        "words": None,
+        "utilization_ratio": 0.95,
+        "memory_used_bytes": 20 * GIB,
+        "memory_total_bytes": 141 * GIB,
+        "power_w": 650.0,
+        "power_limit_w": 700.0,
+        "energy_j": 9e9,
+        "energy_job_j": 3.6e6,
+        "temperature_c": 61.0,
+        "sm_activity_ratio": 0.8,
+        "tensor_activity_ratio": 0.4,
+        "utilization_mean_ratio": 0.9,
+        "memory_peak_bytes": 30 * GIB,
+        "workers": [f"worker_w{index}"],
+        "foreign": [],
+        "xids": [],
+        **over,
+    }
+
+
+def gpus(*devices: dict[str, Any], **over: Any) -> dict[str, Any]:
+    """What a node says of its GPUs."""
+    return {
+        "driver_state": "ok",
+        "words": None,
+        "vendor": "nvidia",
+        "driver": "570.86.15",
+        "cuda": "12.8",
+        "visible": len(devices),
+        "allocated": len(devices),
+        "health": "healthy",
+        "reasons": [],
+        "absent": {},
+        "gpus": list(devices),
+        **over,
+    }
+
+
+def use(index: int | str, **over: Any) -> dict[str, Any]:
+    """A worker's use of a GPU."""
+    found = {"gpu": str(index), "uuid": uuid_of(index), "memory_bytes": 15 * GIB, "sm_ratio": 0.5}
+    return {**found, "attribution": "process", **over}
+
+
+def of_worker(*indices: int | str, **over: Any) -> dict[str, Any]:
+    """The part of a worker's entry that is about GPUs; it uses those of its plan."""
+    return {
+        "gpu_plan": [uuid_of(index) for index in indices],
+        "gpu_use": [use(index) for index in indices],
+        "gpu_misplaced": None,
+        "gpu_conditions": {},
+        "gpu_memory_full": None,
+        **over,
+    }
