@@ -397,7 +397,7 @@ UNFINISHED = ("PENDING", "RUNNING")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
-    """Watch a job: progress, time left, workers, output, events. JOB is a job id or a run directory.
+    """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
 
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).

@@ -9,6 +9,7 @@ from typing import Any
 
 from exporter import records
 from exporter.derive.eta import Estimate, slowest
+from exporter.derive.gpu_account import worker_devices
 from exporter.derive.marks import PHASES as PHASES_OF_LOGS
 from exporter.derive.time_limit import met_probability
 from exporter.derive.work import rate_of, work_of
@@ -132,7 +133,11 @@ class JobClient:
     ) -> dict[str, Any]:
         summary = report or build_report(self.run_dir, now=now, ended=False)
         seen = merge_workers(statuses)
-        workers = [_join(worker, seen.get(int(worker["rank"]), {})) for worker in summary["workers"]]
+        gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
+        workers = [
+            _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}))
+            for worker in summary["workers"]
+        ]
         work = work_of(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
         published = records.read_json(self.run_dir / records.STATE_FILE) or {}
@@ -164,6 +169,7 @@ class JobClient:
             "outputs": _merge_outputs(statuses.values()),
             "checkpoints": next((found for s in statuses.values() if (found := s.get("checkpoints"))), None),
             "filesystems": _merge_filesystems(statuses.values()),
+            "gpus": [{"node": node, **told} for node, told in gpus.items()],
             "events": sorted(
                 (event for status in statuses.values() for event in status.get("events", ())),
                 key=lambda event: float(event["time"]),
@@ -198,8 +204,8 @@ def runs_here(orchestrator: Mapping[str, Any]) -> bool:
     return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
 
 
-def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
-    """What the records say of a worker, and what its sidecar knows beside that."""
+def _join(worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any]) -> dict[str, Any]:
+    """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node."""
     extra = (
         "pid",
         "rss_bytes",
@@ -216,10 +222,14 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
         "lag",
         "pack",
         "values",
+        "gpu_misplaced",
+        "gpu_conditions",
+        "gpu_memory_full",
     )
     joined = {**worker, **{key: seen.get(key) for key in extra}}
     for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
         joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
+    joined["gpu_devices"] = worker_devices(seen, gpus)
     if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]
     return joined

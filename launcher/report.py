@@ -1,7 +1,6 @@
 """The report of a job, out of what its run directory holds."""
 
 import re
-import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from exporter import records
 from exporter.derive import progress_lines
 from exporter.derive.exits import CONSEQUENCES, Stop, first_cause, parse_stop
 from exporter.derive.findings import Mark, Position
+from exporter.derive.gpu_account import account, account_words, worker_devices
 from exporter.derive.progress import Track, share_of
 from exporter.derive.work import ITEMS, unit_word, work_of
 from exporter.derive.workers import worker_rank
@@ -18,6 +18,8 @@ from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
 from launcher.judge import Judge, failures
+from launcher.report_gpus import gpu_sections
+from launcher.report_words import clock, plain
 from launcher.verify import Check, verify
 from launcher.verify_looks import OutOfTime, ProgressOf
 
@@ -175,7 +177,10 @@ def build_report(
     for task in manifest.tasks:
         node, known = nodes[task.rank], (ends or {}).get(task.rank)
         exit_ = _last_end(judge, task, node, runs[task.rank], stop, known, ended)
-        workers.append(_worker(manifest, task, attempt, node, runs[task.rank], exit_, seen.get(task.rank, {}), ended))
+        entry = seen.get(task.rank, {})
+        devices = worker_devices(entry, statuses.get(node, {}).get("gpus") or {})
+        found = _worker(manifest, task, attempt, node, runs[task.rank], exit_, entry, ended)
+        workers.append({**found, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
     cause = _cause(workers)
     if cause is not None:
         cause["diagnosis"] = _diagnosis(run_dir, cause, attempt)
@@ -207,6 +212,7 @@ def build_report(
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": _verification(state, [check.to_json() for check in checks]),
+        "gpus": account(statuses),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
         "monitoring": _monitoring(manifest, hosts, statuses),
@@ -509,24 +515,13 @@ def _is_issue(check: Mapping[str, Any]) -> bool:
     return bool(check["level"] == "issue" and check["passed"] is False)
 
 
-def _clock(moment: object) -> str:
-    if not isinstance(moment, int | float):
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-
-
-def _plain(text: object) -> str:
-    """One line for a table: user text can hold anything."""
-    return " ".join(str(text).replace("|", "\\|").split())
-
-
 def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
     """What is wrong with single files, of many some."""
     flaws = check.get("files", [])
     lines = []
     for flaw in flaws[:FLAWS_SHOWN]:
         known = f" ({flaw['format']})" if flaw["format"] else ""
-        lines.append(f"{_plain(flaw['file'])}{known}: {_plain(flaw['reason'])}")
+        lines.append(f"{plain(flaw['file'])}{known}: {plain(flaw['reason'])}")
     more = check.get("files_total", 0) - len(lines)
     return [*lines, f"and {more} more"] if more > 0 else lines
 
@@ -537,9 +532,9 @@ def render_report(report: Mapping[str, Any]) -> str:
     unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
     verified = " and verified" if verification["verified"] else unseen
     lines = [
-        f"# Job {report['job_id']} {_plain(report['job_name'])}: {report['state']}{verified}",
+        f"# Job {report['job_id']} {plain(report['job_name'])}: {report['state']}{verified}",
         "",
-        f"- time: {_clock(report['start'])} to {_clock(report['end'])}, {duration_words(report['duration_s'])}",
+        f"- time: {clock(report['start'])} to {clock(report['end'])}, {duration_words(report['duration_s'])}",
         f"- nodes: {', '.join(report['nodes'])}",
     ]
     if report["items"] is not None:
@@ -548,18 +543,21 @@ def render_report(report: Mapping[str, Any]) -> str:
         unit = unit_word(report)
         speed = f", {rate:.1f} {unit}/s over the whole job" if rate else ""
         lines.append(f"- {unit}: {report['items']}{expected}{speed}")
+    gpus = report.get("gpus")  # not in reports of older versions
+    if gpus:
+        lines.append(f"- GPUs: {plain(account_words(gpus))}")
     if report["stopped"]:
-        lines.append(f"- stopped: {_plain(report['stopped']['cause'])}")
+        lines.append(f"- stopped: {plain(report['stopped']['cause'])}")
     if cause:
         lines.append(
             f"- cause: {cause['worker']} (rank {cause['rank']}) on {cause['node']} ended by {cause['reason']} "
-            f"at {_clock(cause['time'])}: {'; '.join(cause['evidence'])}"
+            f"at {clock(cause['time'])}: {'; '.join(cause['evidence'])}"
         )
         if cause["diagnosis"]:
             lines.append(f"- diagnosis: {report['run_dir']}/{cause['diagnosis']}")
     if report["launch"] and not report["launch"]["verified"]:
         faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
-        lines.append(f"- launch: not verified: {_plain('; '.join(faults))}")
+        lines.append(f"- launch: not verified: {plain('; '.join(faults))}")
     if report["monitoring"]["nodes_without"]:
         lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
     if verification["checks"]:
@@ -584,8 +582,10 @@ def render_report(report: Mapping[str, Any]) -> str:
             items += f"/{worker['items_expected']}"
         if worker["items"] is not None and len(units) > 1:
             items += f" {unit_word(worker)}"
-        cells = (worker["worker"], worker["rank"], worker["node"], _plain(words), items, worker["restarts"])
+        cells = (worker["worker"], worker["rank"], worker["node"], plain(words), items, worker["restarts"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    if gpus:
+        lines += gpu_sections(gpus, report["workers"])
     if report["diagnoses"]:
         lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report["diagnoses"])]
     return "\n".join(lines) + "\n"

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from exporter.derive.gpu_account import Trouble
 from exporter.derive.work import unit_word, work_of
+from launcher.fitted import Fitted
 from launcher.report import duration_words
+from launcher.watch_gpus import gpu_cells, gpu_troubles, has_gpus, mean_busy, told_by_node
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
@@ -19,6 +20,8 @@ LIKELY = 0.99
 """A chance below this is told beside the margin."""
 FAULTS = 4
 """Workers that are told by name."""
+GPU_FAULTS = 8
+"""Nodes and workers whose trouble with GPUs is told."""
 LAG = 0.2
 """A worker that is so far behind the others is named."""
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
@@ -163,6 +166,22 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _gpu_troubles(view: Mapping[str, Any]) -> list[tuple[str, list[Trouble]]]:
+    """Of nodes and of workers; what one that has ended well has been through is no trouble any more."""
+    return gpu_troubles([worker for worker in view["workers"] if not _is_done(worker)], told_by_node(view))
+
+
+def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
+    """What is wrong with GPUs, of nodes and of workers; of many troubles some."""
+    found = _gpu_troubles(view)
+    lines = [f"! {who}: {'; '.join(map(_trouble_words, what))}" for who, what in found[:GPU_FAULTS]]
+    return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
+
+
+def _trouble_words(trouble: Trouble) -> str:
+    return clean(trouble.words) + (f" at {clock_words(trouble.time)}" if trouble.time is not None else "")
+
+
 def _facts(view: Mapping[str, Any]) -> str:
     lines = [eta_words(view)]
     outputs = [
@@ -188,7 +207,7 @@ def _facts(view: Mapping[str, Any]) -> str:
         lines.append(", ".join([*outputs, *spaces]))
     if checkpoint := _checkpoint_words(view):
         lines.append(checkpoint)
-    lines += _file_faults(view)
+    lines += [*_file_faults(view), *_gpu_faults(view)]
     lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
     if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
         lines.append(
@@ -206,43 +225,38 @@ def _facts(view: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
     # those that need a look come first when not all fit
     ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or _is_done(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
     mixed = len(work_of(view["workers"]).units) > 1
-    rows = [_worker_row(worker, view["time"], told=mixed) for worker in shown]
-    for index, (column, right) in enumerate(_COLUMNS):
-        name = ("POSITION" if mixed else unit_word(view).upper()) if column == "ITEMS" else column
-        # in a narrow window the others give way: who it is, how it is and how far it is stay readable
-        least = max(map(len, (name, *(str(row[index]) for row in rows)))) if column in _KEPT else None
-        table.add_column(
-            name,
-            justify="right" if right else "left",
-            no_wrap=True,
-            overflow="crop" if ascii_only else "ellipsis",
-            min_width=least,
-        )
-    for row in rows:
-        table.add_row(*row)
+    told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
+    if not told:  # no sidecar sees them: the plan is all that is known
+        hidden |= {"GPU%", "GPU GiB"}
+    rows = []
+    for worker in shown:
+        row = _worker_row(worker, view["time"], told=mixed)
+        rows.append(row | dict(zip(GPU_COLUMNS, gpu_cells(worker, told.get(worker["node"], {})), strict=True)))
     if len(shown) < len(view["workers"]):
-        table.add_row(f"... and {len(view['workers']) - len(shown)} more")
-    return table
+        rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
+    return Fitted(
+        [column for column in _COLUMNS if column not in hidden],
+        rows,
+        names={"ITEMS": "POSITION" if mixed else unit_word(view).upper()},
+        left=_LEFT,
+        give_way=_GIVE_WAY,
+        least={"NODE": LEAST_NODE},
+        overflow="crop" if ascii_only else "ellipsis",
+    )
 
 
-_COLUMNS = (
-    ("WORKER", False),
-    ("NODE", False),
-    ("GPU", False),
-    ("STATE", False),
-    ("ITEMS", True),
-    ("RATE/s", True),
-    ("ETA", True),
-    ("RSS", True),
-    ("LAST", True),
-)
-_KEPT = ("WORKER", "STATE", "ITEMS")
+LEAST_NODE = 8
+"""Characters of a node's name that are shown before columns give way to it."""
+GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
+_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
+_LEFT = ("WORKER", "NODE", "GPU", "STATE")
+_GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
+"""In a narrow window these do, in this order: who it is, how it is and how far it is stay readable."""
 
 
 def _is_done(worker: Mapping[str, Any]) -> bool:
@@ -261,8 +275,8 @@ def worker_state(worker: Mapping[str, Any]) -> str:
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 
 
-def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> tuple[RenderableType, ...]:
-    """Its cells; ``told`` puts what it counts beside its position."""
+def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> dict[str, str | Text]:
+    """Its cells by column; ``told`` puts what it counts beside its position."""
     state = worker_state(worker)
     bad = not worker["up"] and not _is_done(worker) and worker["start"] is not None
     items = "-" if worker["items"] is None else str(worker["items"])
@@ -271,17 +285,16 @@ def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> tuple[R
     if told and worker["items"] is not None:
         items += f" {unit_word(worker)}"
     last = worker.get("last_progress")
-    return (
-        escape(worker["worker"]),
-        escape(clean(worker["node"])),
-        ",".join(map(str, worker["gpus"])) or "-",
-        Text(f"! {state}" if bad else state, style="red" if bad else ""),
-        items,
-        f"{worker['rate']:.1f}" if worker["up"] and worker.get("rate") else "-",
-        duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
-        size_words(worker.get("rss_bytes")) if worker["up"] else "-",
-        f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
-    )
+    return {
+        "WORKER": worker["worker"],
+        "NODE": clean(worker["node"]),
+        "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
+        "ITEMS": items,
+        "RATE/s": f"{worker['rate']:.1f}" if worker["up"] and worker.get("rate") else "-",
+        "ETA": duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
+        "RSS": size_words(worker.get("rss_bytes")) if worker["up"] else "-",
+        "LAST": f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
+    }
 
 
 def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
@@ -307,6 +320,7 @@ class LineLog:
         self._items: object = None
         self._states: dict[int, str] = {}
         self._phase: tuple[str, str] | None = None
+        self._gpu_troubles: set[tuple[str, str]] = set()
 
     def show(self, view: Mapping[str, Any]) -> None:
         """Print what is new."""
@@ -322,6 +336,11 @@ class LineLog:
             evidence = "; ".join(worker["exit"]["evidence"])
             moment = worker["exit"]["time"] or view["time"]
             self._line(moment, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
+        troubles = {(who, trouble.key): trouble for who, found in _gpu_troubles(view) for trouble in found}
+        for (who, _), trouble in troubles.items():
+            if (who, trouble.key) not in self._gpu_troubles:
+                self._line(view["time"], f"{who}: {_trouble_words(trouble)}")
+        self._gpu_troubles = set(troubles)
         moved = view["items"] != self._items and now - self._last >= self.EVERY_S
         if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
             self._line(view["time"], self._summary(view))
@@ -336,6 +355,8 @@ class LineLog:
         up = sum(worker["up"] for worker in view["workers"])
         words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {up}/{len(view['workers'])} up"]
         words += [progress_words(view), _rate_words(view), eta_words(view)]
+        busy = mean_busy(view)
+        words.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
         if len(view["workers"]) <= 8:
             words.append(
                 " ".join(

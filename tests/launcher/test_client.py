@@ -13,6 +13,7 @@ import pytest
 from exporter import records
 from launcher.client import JobClient
 from launcher.wrap import read_start_ticks
+from tests.gpu_status import gpu, gpus, of_worker, use
 from tests.launcher.support import settled_run_dir
 
 
@@ -236,3 +237,24 @@ def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
         "invalid": [bad],
     }
     assert view["checkpoints"] == {"count": 2}
+
+
+def test_what_the_sidecar_says_of_gpus_is_joined_with_the_worker_and_the_node(
+    run_dir: Path, sidecar: dict[str, Any]
+) -> None:
+    node = gpus(gpu(0), gpu(1))
+    record(run_dir, "start", pid=77, start=1500.0)
+    write(run_dir / "status/here.json", {**status(**of_worker(1)), "gpus": node})
+    sidecar.update({**status(**of_worker(1, gpu_use=[use(0)], gpu_misplaced="uses GPU 0")), "gpus": node})
+    view = JobClient(run_dir).look()
+    assert view["gpus"] == [{"node": "here", **node}]
+    first, second = view["workers"]
+    assert [(device["gpu"], device["planned"]) for device in first["gpu_devices"]] == [("1", True), ("0", False)]
+    assert first["gpu_misplaced"] == "uses GPU 0"
+    assert (second["gpu_devices"], second["gpu_misplaced"]) == ([], None)
+
+
+def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    sidecar.update({**status(), "gpus": {}})
+    view = JobClient(run_dir).look()
+    assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])

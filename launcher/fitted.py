@@ -1,0 +1,73 @@
+"""A table of the terminal view that fits its window."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+GAP = 2
+"""Blanks between two columns."""
+
+
+class Fitted:
+    """Rows of cells by column, without columns for which the window is too narrow: half a number tells nothing.
+
+    Columns of ``give_way`` are left out one after another until the others fit; those of ``least`` may be shortened
+    to that many characters before, and all when even the last ones are too wide.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Mapping[str, str | Text]],
+        *,
+        names: Mapping[str, str],
+        left: Sequence[str],
+        give_way: Sequence[str],
+        least: Mapping[str, int],
+        overflow: Literal["crop", "ellipsis"],
+    ) -> None:
+        self._columns, self._rows, self._names = columns, rows, names
+        self._left, self._give_way, self._least, self._overflow = left, give_way, least, overflow
+
+    def _width(self, column: str) -> int:
+        """Characters of its longest cell."""
+        cells = [row.get(column, "") for row in self._rows]
+        widths = [cell_len(cell.plain if isinstance(cell, Text) else cell) for cell in cells]
+        return max(cell_len(self._names.get(column, column)), *widths, 0)
+
+    def _widths(self, most: int) -> dict[str, int]:
+        """Characters of each column that is shown in a window of so many."""
+        whole = {column: self._width(column) for column in self._columns}
+        widths = {column: min(width, self._least.get(column, width)) for column, width in whole.items()}
+
+        def spare() -> int:
+            return most - sum(widths.values()) - GAP * (len(widths) - 1)
+
+        for column in self._give_way:
+            if spare() >= 0:
+                break
+            widths.pop(column, None)
+        for column in widths:
+            widths[column] += min(whole[column] - widths[column], max(0, spare()))
+        return widths
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        for column, width in widths.items():
+            table.add_column(
+                self._names.get(column, column),
+                justify="left" if column in self._left else "right",
+                no_wrap=True,
+                overflow=self._overflow,
+                width=width,
+            )
+        for row in self._rows:
+            cells = (row.get(column, "") for column in widths)
+            table.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in cells))
+        yield table

@@ -1,0 +1,109 @@
+"""GPUs in the terminal view: cells of a worker's row, and words for what is wrong."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from exporter.derive.gpu_account import GIB, Trouble, device_of, node_trouble, worker_troubles
+
+MANY = 2
+"""Of more GPUs their number is told beside them."""
+
+
+def has_gpus(view: Mapping[str, Any]) -> bool:
+    """Whether any worker of the job has or uses GPUs."""
+    return any(worker["gpus"] or worker.get("gpu_devices") for worker in view["workers"])
+
+
+def gpu_cells(worker: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Which GPUs, how busy, and how much of their memory in GiB; ``told`` is of the worker's node.
+
+    Of several GPUs the mean and the sums. How busy is what the device says; of one that several workers share, what
+    the worker's own kernels take, where the driver tells.
+    """
+    devices = worker.get("gpu_devices") or ()
+    at_work = [device for device in devices if device["used"]] or devices
+    names = [device["gpu"] for device in at_work if device["gpu"] is not None] or worker["gpus"]
+    if not worker["up"]:
+        return index_words(map(str, names)), "-", "-"
+    known = [device_of(device["uuid"], told) for device in at_work]
+    pairs = list(zip(at_work, known, strict=True))
+    busy = [share for share in (_busy(*pair) for pair in pairs) if share is not None]
+    used = [held for held in (_memory(*pair) for pair in pairs) if held is not None]
+    totals = [int(device["memory_total_bytes"]) for device in known if device.get("memory_total_bytes")]
+    total = f"/{_gib(sum(totals), 0)}" if len(totals) == len(at_work) else ""
+    return (
+        index_words(map(str, names)),
+        f"{100 * fmean(busy):.0f}%" if busy else "-",
+        f"{_gib(sum(used))}{total}" if used else "-",
+    )
+
+
+def _busy(device: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
+    share = device["sm_ratio"] if len(known.get("workers") or ()) > 1 else None
+    return known.get("utilization_ratio") if share is None else float(share)
+
+
+def _memory(device: Mapping[str, Any], known: Mapping[str, Any]) -> int | None:
+    """What the worker holds; of a GPU that no other worker is on, what is held on it if nobody tells by process."""
+    if device["memory_bytes"] is not None:
+        return int(device["memory_bytes"])
+    if device["used"] is False:
+        return 0
+    alone = len(known.get("workers") or ()) == 1 and not known.get("foreign")
+    return known.get("memory_used_bytes") if alone else None
+
+
+def _gib(count: float, digits: int = 1) -> str:
+    amount = count / GIB
+    return f"{amount:.{digits}f}" if amount < 100 else f"{amount:.0f}"
+
+
+def index_words(names: Iterable[str]) -> str:
+    """``3``, ``1,2``, ``0-7 (8)``; a dash without any."""
+    listed = list(names)
+    numbers = sorted({int(name) for name in listed if name.isdigit()})
+    runs: list[list[int]] = [[number] for number in numbers[:1]]
+    for before, number in pairwise(numbers):
+        if number == before + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > MANY else ",".join(map(str, run)) for run in runs]
+    parts += [name for name in listed if not name.isdigit()]
+    count = f" ({len(listed)})" if len(listed) > MANY else ""
+    return f"{','.join(parts)}{count}" if parts else "-"
+
+
+def gpu_troubles(
+    workers: Iterable[Mapping[str, Any]], told: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, list[Trouble]]]:
+    """What is wrong with GPUs: of each node, then of each of these workers that has trouble, who it is and what."""
+    nodes = [(f"GPUs of {node}", node_trouble(found)) for node, found in sorted(told.items())]
+    found = [
+        (
+            f"{worker['worker']} on {worker['node']}",
+            worker_troubles(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})),
+        )
+        for worker in workers
+    ]
+    return [(who, [what]) for who, what in nodes if what is not None] + [(who, what) for who, what in found if what]
+
+
+def told_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What each node has said of its GPUs."""
+    return {str(found["node"]): found for found in view.get("gpus") or ()}
+
+
+def mean_busy(view: Mapping[str, Any]) -> float | None:
+    """Mean over the GPUs that workers use; None where nobody tells."""
+    told = told_by_node(view)
+    shares = {
+        device["uuid"]: known["utilization_ratio"]
+        for worker in view["workers"]
+        if worker["up"]
+        for device in worker.get("gpu_devices") or ()
+        if (known := device_of(device["uuid"], told.get(worker["node"], {}))).get("utilization_ratio") is not None
+    }
+    return fmean(shares.values()) if shares else None
