@@ -66,15 +66,12 @@ def measure() -> dict[str, Any]:
     """Per cent of one core, MiB, what a scrape and each collector's read take, and the descriptors that are held."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        _prepare(run_dir)
-        tree = subprocess.Popen(
-            [sys.executable, "-c", _TREE, str(WORKERS), str(CHILDREN)], stdout=subprocess.PIPE, text=True
-        )
-        assert tree.stdout is not None
+        prepare(run_dir)
+        tree, pids = start_workers()
         processes: list[subprocess.Popen[Any]] = [tree]
         try:
-            for rank, pid in enumerate(json.loads(tree.stdout.readline())):
-                _record_start(run_dir, rank, pid)
+            for rank, pid in enumerate(pids):
+                record_start(run_dir, rank, pid)
             processes.append(subprocess.Popen([sys.executable, "-c", _WRITER, folder, str(WORKERS), str(LINES_PER_S)]))
             sidecar, address = start_sidecar(run_dir)
             processes.append(sidecar)
@@ -85,11 +82,20 @@ def measure() -> dict[str, Any]:
                 process.wait()
 
 
-def start_sidecar(run_dir: Path) -> "tuple[subprocess.Popen[bytes], str]":
+def start_workers() -> "tuple[subprocess.Popen[str], list[int]]":
+    """The process that has all workers with their descendants, which end with it, and the pids of the workers."""
+    tree = subprocess.Popen(
+        [sys.executable, "-c", _TREE, str(WORKERS), str(CHILDREN)], stdout=subprocess.PIPE, text=True
+    )
+    assert tree.stdout is not None
+    return tree, json.loads(tree.stdout.readline())
+
+
+def start_sidecar(run_dir: Path, **environment: str) -> "tuple[subprocess.Popen[bytes], str]":
     """A sidecar of this run directory as node ``node``, and the address at which it listens by now."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", str(run_dir)],
-        env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1"},
+        env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1", **environment},
         stderr=subprocess.DEVNULL,
     )
     while (published := records.read_json(run_dir / records.SIDECARS_DIR / "node.json")) is None:
@@ -99,13 +105,18 @@ def start_sidecar(run_dir: Path) -> "tuple[subprocess.Popen[bytes], str]":
     return process, str(published["address"])
 
 
-def _prepare(run_dir: Path) -> None:
+def prepare(run_dir: Path, gpus: int = 0) -> None:
+    """A run directory of all workers, which share so many GPUs evenly."""
     for name in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
         (run_dir / name).mkdir()
     for index in range(FILES):
         (run_dir / f"output_worker_{index % WORKERS}_{index}.jsonl").write_text("{}\n" * 100)
     tasks = tuple(
-        Task(f"worker_w{rank}", "worker", rank, rank, 0, 0, (), (f"{{node}}_worker_w{rank}{{run}}.out",))
+        Task(
+            *(f"worker_w{rank}", "worker", rank, rank, 0, 0),
+            gpus=(rank % gpus,) if gpus else (),
+            logs=(f"{{node}}_worker_w{rank}{{run}}.out",),
+        )
         for rank in range(WORKERS)
     )
     manifest = Manifest(
@@ -117,13 +128,15 @@ def _prepare(run_dir: Path) -> None:
         tasks=tasks,
         groups=(PathGroup("output", ".", "output_worker_*.jsonl"), PathGroup("checkpoint", ".", "checkpoint_*")),
         check_interval_s=1.0,
+        launch_timeout_s=5.0,
         listen_address="127.0.0.1:0",
     )
     (run_dir / records.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
     records.write_state(str(run_dir), "running")
 
 
-def _record_start(run_dir: Path, rank: int, pid: int) -> None:
+def record_start(run_dir: Path, rank: int, pid: int) -> None:
+    """What the wrapper of a worker leaves when it has started it."""
     name = records.record_name(f"worker_w{rank}", rank, 0, 0)
     facts = {"pid": pid, "start_ticks": read_start_ticks(pid), "pid_namespace": read_pid_namespace()}
     records.write_json(run_dir / records.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.endtoend.fake_gpus import GPUS, uuid_of
 from tests.endtoend.jobs import GPUJOB, ROOT_DIR, JobSpace
+from tests.fakenvml import Scenario, compiler, library, profiles
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.realstack.stack import Stack, prometheus_unavailable
 
@@ -59,3 +61,28 @@ def jobs(space_dir: Path, cluster: Cluster, request: pytest.FixtureRequest) -> I
     space = JobSpace(cluster, directory, _user_for(cluster), space_dir / "targets")
     yield space
     space.close()
+
+
+@pytest.fixture
+def fake_gpus(jobs: JobSpace, cluster: Cluster) -> dict[str, str]:
+    """Four GPUs for each node, and the environment by which its processes find them.
+
+    The library shows those whose device file may be opened, as NVIDIA's driver does: Slurm denies a step the others.
+    """
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    place = jobs.directory / "gpus"
+    place.mkdir()
+    for index, name in enumerate(cluster.node_names):
+        scenario = profiles.h200(GPUS)
+        for number, gpu in enumerate(scenario.gpus):
+            gpu.uuid = uuid_of(index, number)
+        scenario.write(place / f"{name}.scenario")
+        (place / f"{name}.processes").mkdir(mode=0o777)
+    jobs.own(place)
+    return {
+        "LD_LIBRARY_PATH": str(library(Scenario().without)),
+        "FAKENVML_SCENARIO": f"{place}/%h.scenario",
+        "FAKENVML_PROCESSES": f"{place}/%h.processes",
+        "FAKENVML_VISIBLE": str(cluster.directory / "dev"),
+    }

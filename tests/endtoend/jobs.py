@@ -148,11 +148,11 @@ class JobSpace:
             check=check,
         )
 
-    def submit(self, spec: dict[str, Any], *, cwd: Path | None = None) -> Job:
-        """Write the job file and submit it."""
+    def submit(self, spec: dict[str, Any], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Job:
+        """Write the job file and submit it; Slurm gives the job this environment too."""
         path = (cwd or self.directory) / "job.yaml"
         path.write_text(yaml.safe_dump(spec, allow_unicode=True))
-        done = self.gpujob("submit", str(path), "--json", cwd=cwd)
+        done = self.gpujob("submit", str(path), "--json", cwd=cwd, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         answer = json.loads(done.stdout)
         job = Job(self, answer["job_id"], Path(answer["run_dir"]))

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
 
 
 def test_every_query_of_the_dashboard_returns_data_for_a_running_job(
-    jobs: JobSpace, stack: Stack, cluster: Cluster
+    jobs: JobSpace, stack: Stack, cluster: Cluster, fake_gpus: dict[str, str]
 ) -> None:
     spec = embed_job("panels", items=4800, options="--exit-code 3 --at 60 --only-rank 7")
     spec["workers"][0]["critical"] = False
-    job = jobs.submit(spec)
+    job = jobs.submit(spec, env=fake_gpus)
     values = variables(cluster="test", job_id=job.job_id, scrape=1, span=60)
 
     def empty() -> set[str]:
@@ -29,7 +29,7 @@ def test_every_query_of_the_dashboard_returns_data_for_a_running_job(
             if not stack.query_range(substitute(query.expr, values), now - 30, now, 1)
         }
 
-    # this job has an exit, a limit and progress, so all but these must say something
-    may_be_empty = {"worker_rss", "log_errors", "memory_pressure", "slowdown", "lag"}
+    # this job has an exit, a limit, progress and GPUs, so all but these must say something
+    may_be_empty = {"worker_rss", "log_errors", "memory_pressure", "slowdown", "lag", "xids", "gpu_conditions"}
     assert may_be_empty <= set(MAY_BE_EMPTY)
     stack.wait_for(lambda: not empty() - may_be_empty, 60, "an answer to every query")
