@@ -7,12 +7,13 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test check bench clean
+.PHONY: help install install-dev packages demo test test-gpu check bench clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
 	@echo "make demo      run four workers on this machine and watch them"
 	@echo "make test      install what the tests need and run them all"
+	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
 	@echo "make check     format, lint, types, layers, rules"
 	@echo "make bench     measure; prints ratios"
 
@@ -40,6 +41,10 @@ demo: install
 
 test: install-dev packages
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+# Installs nothing: machines with GPUs are often without a network.
+test-gpu:
+	@bash tests/gpu/run.sh $(PYTEST_OPTIONS)
 
 check: install-dev packages
 	$(BIN)/ruff format --check .

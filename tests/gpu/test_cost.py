@@ -1,0 +1,115 @@
+"""What looking at a real GPU costs: each call, each part of a look, and the whole sidecar."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bench.clock import cpu_s, rss_mib, spread
+from bench.sidecar import prepare, record_start, start_sidecar, start_workers
+from tests.gpu.comparison import columns
+from tests.gpu.conftest import Show
+from tests.gpu.hardware import HardwareJob
+from tests.gpu.nvidia_smi import Device
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_PARTS_US = {"activity": 20_000, "processes": 100_000, "condition": 200_000, "list": 20_000}
+"""Medians: each look must leave the driver to others for nearly all of its time."""
+SETTLE_S, ROUNDS, ROUND_S = 8, 5, 10
+MOST_MIB = 50
+MOST_PERCENT = 2.0
+"""Of a core, with the library's own time."""
+
+pytestmark = pytest.mark.gpu
+
+
+def measured(device: Device, *options: str) -> dict[str, list[float]]:
+    """What ``cost.py`` prints."""
+    argv = [sys.executable, "-m", "tests.gpu.cost", device.uuid, *options]
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    found: dict[str, list[float]] = json.loads(done.stdout)
+    return found
+
+
+def costs(found: Mapping[str, list[float]]) -> str:
+    """By name, the dearest first."""
+    rows: list[tuple[str, ...]] = [("microseconds", "number", "median", "p99", "most")]
+    for name, times in sorted(found.items(), key=lambda item: -statistics.median(item[1])):
+        p99 = sorted(times)[min(len(times) - 1, len(times) * 99 // 100)]
+        shown = [f"{value:.1f}" for value in (statistics.median(times), p99, max(times))]
+        rows.append((name, str(len(times)), *shown))
+    return columns(rows)
+
+
+@pytest.mark.parametrize("load", ["idle", "busy"])
+def test_a_look_costs_little(job: HardwareJob, show: Show, load: str) -> None:
+    if load == "busy":
+        job.work(0, *job.cuda("--seconds", "120"))
+        job.until_printed("holds")
+    calls, parts = measured(job.device, "--calls"), measured(job.device)
+    show(f"cost-of-calls-{load}", costs(calls))
+    show(f"cost-of-looks-{load}", costs(parts))
+    assert {name: statistics.median(parts[name]) < most for name, most in MOST_PARTS_US.items()} == dict.fromkeys(
+        MOST_PARTS_US, True
+    )
+    assert "nvmlDeviceGetPcieThroughput" not in calls, "it blocks for 20 ms"
+
+
+def test_a_sidecar_with_a_gpu_is_small(tmp_path: Path, device: Device, show: Show) -> None:
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    prepare(tmp_path / "with", 1)
+    prepare(tmp_path / "without")
+    tree, pids = start_workers()
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, pid in enumerate(pids):
+            record_start(tmp_path / "with", rank, pid)
+            record_start(tmp_path / "without", rank, pid)
+        pages = []
+        for name, given in (("with", device.uuid), ("without", "")):
+            process, address = start_sidecar(tmp_path / name, CUDA_VISIBLE_DEVICES=given)
+            running.append(process)
+            pages.append(f"http://{address}/metrics")
+        scrape(pages, SETTLE_S)
+        assert b"gpujob_gpu_utilization_ratio{" in urllib.request.urlopen(pages[0]).read()
+        assert b"gpujob_gpu_info{" not in urllib.request.urlopen(pages[1]).read()
+        shares: tuple[list[float], list[float]] = ([], [])
+        for _ in range(ROUNDS):
+            began, before = time.monotonic(), [cpu_s(process.pid) for process in running]
+            scrape(pages, ROUND_S)
+            seconds = time.monotonic() - began
+            for share, process, earlier in zip(shares, running, before, strict=True):
+                share.append(100 * (cpu_s(process.pid) - earlier) / seconds)
+        memory = [rss_mib(process.pid) for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait(timeout=20)
+        tree.kill()
+        tree.wait()
+    more = spread([one - other for one, other in zip(*shares, strict=True)])
+    rows = [
+        ("sidecar", "% of a core", "MiB"),
+        ("with the GPU", f"{statistics.median(shares[0]):.3f}", f"{memory[0]:.1f}"),
+        ("without", f"{statistics.median(shares[1]):.3f}", f"{memory[1]:.1f}"),
+        ("difference", f"{more['median']:.3f} ({more['least']:.3f} to {more['most']:.3f})", ""),
+    ]
+    show("cost-of-sidecar", columns(rows))
+    assert memory[0] <= MOST_MIB
+    assert more["median"] <= MOST_PERCENT
+
+
+def scrape(pages: list[str], seconds: int) -> None:
+    """Scrape all pages once a second."""
+    start = time.monotonic()
+    for tick in range(1, seconds + 1):
+        for page in pages:
+            urllib.request.urlopen(page).read()
+        time.sleep(max(0.0, start + tick - time.monotonic()))

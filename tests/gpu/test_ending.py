@@ -1,0 +1,53 @@
+"""The sidecar's end while the driver is busy: at once, and of itself."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from exporter import records
+from tests.exporter.support import NODE
+from tests.gpu.hardware import HardwareJob
+
+LONGEST_S = 2.0
+BUSY = ("nvidia-smi", "--query", "--loop-ms=20")
+"""Programs of this kind keep the driver's lock, for which each call has to wait."""
+MANY = 4
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """A driver that others ask all the time."""
+    others = [subprocess.Popen(BUSY, stdout=subprocess.DEVNULL) for _ in range(MANY)]
+    yield
+    for other in others:
+        other.terminate()
+        other.wait(timeout=20)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.15, 0.3, 0.6, 1.1])
+def test_sigterm_ends_it_at_once_while_the_driver_is_busy(job: HardwareJob, busy: None, after_s: float) -> None:
+    job.work(0, *job.cuda("--seconds", "60"))
+    job.until_printed("holds")
+    job.start()
+    job.until_ready()
+    time.sleep(after_s)
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(timeout=20) == 0
+    assert time.monotonic() - began < LONGEST_S
+    assert (records.read_json(job.run_dir / records.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
+    assert "Traceback" not in job.log.read_text("utf-8")
+
+
+def test_sigterm_ends_it_while_it_finds_its_gpus(job: HardwareJob, busy: None) -> None:
+    job.start()
+    job.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert job.process.wait(timeout=20) == 0
+    assert time.monotonic() - began < LONGEST_S
+    assert "Traceback" not in job.log.read_text("utf-8")
