@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from exporter.collectors.base import WORKER_LABELS, Context, Status, WorkerProgress, worker_labels
@@ -108,11 +108,20 @@ class GpuWorkersCollector:
             return GpuWorkersSnapshot(events=tuple(self._events))
         usage = self._owners.usage(look)
         states = {state.gpu.uuid: state for state in look.gpus}
-        held = {(use.rank, use.uuid) for use in usage.uses}
+        held = {(use.rank, use.uuid): use for use in usage.uses}
+        shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
         standings = {standing.rank: standing for standing in usage.workers}
         for task in self._tasks.values():
             gpus = [states[uuid] for uuid in self._gpus_of(task, usage) if uuid in states]
-            samples = tuple(_sample(state, self._held(task, state, held, standings)) for state in gpus)
+            samples = tuple(
+                _sample(
+                    state,
+                    self._held(task, state, held, standings),
+                    alone=state.gpu.uuid not in shared,
+                    use=held.get((task.rank, state.gpu.uuid)),
+                )
+                for state in gpus
+            )
             self._health.update(now, self._worker_sample(task, samples))
         conditions = self._health.conditions(now)
         board.gpu_users = self._users(now, usage, {uuid: state.gpu.parent for uuid, state in states.items()})
@@ -233,7 +242,7 @@ class GpuWorkersCollector:
         for gpu in snapshot.usage.gpus:
             row = out.row(gpu=gpu.index)
             row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
-            row.add(WORKERS, len(gpu.workers))
+            row.add(WORKERS, None if gpu.foreign is None and not gpu.workers else len(gpu.workers))
 
     def describe(self, snapshot: GpuWorkersSnapshot, status: Status) -> None:
         status.events.extend(snapshot.events)
@@ -263,31 +272,40 @@ class GpuWorkersCollector:
 def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
-    uses = tuple(use for use in snapshot.usage.uses if use.rank == rank)
+    uses: tuple[Use, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
+    if not uses and (standing is None or standing.unused is None):
+        uses = None  # nobody tells
     misplaced = standing.words if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
     return {
         "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
-        "gpu_use": [
-            {
-                "gpu": use.index,
-                "uuid": use.uuid,
-                "memory_bytes": use.memory_bytes,
-                "sm_ratio": use.sm_ratio,
-                "attribution": use.attribution,
-            }
-            for use in uses
-        ],
+        "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
         "gpu_misplaced": misplaced,
         "gpu_conditions": {condition.name: condition.words for condition in conditions if condition.state},
         "gpu_memory_full": next((c.moment for c in conditions if c.moment is not None), None),
     }
 
 
-def _sample(state: GpuState, used: bool | None) -> GpuSample:
-    """One GPU of a worker, for the judgement of what it looks like."""
+def _describe_use(use: Use) -> dict[str, Any]:
+    return {
+        "gpu": use.index,
+        "uuid": use.uuid,
+        "memory_bytes": use.memory_bytes,
+        "sm_ratio": use.sm_ratio,
+        "attribution": use.attribution,
+    }
+
+
+def _sample(state: GpuState, used: bool | None, *, alone: bool, use: Use | None) -> GpuSample:
+    """One GPU of a worker, for the judgement of what it looks like.
+
+    Where it is not ``alone`` there, what the GPU does says nothing of this worker: only what is its own counts.
+    """
     activity = state.activity or GpuActivity()
+    if not alone:
+        own = None if use is None else use.sm_ratio
+        activity = replace(activity, utilization_ratio=own, power_average_w=None, power_instant_w=None)
     power = activity.power_average_w if activity.power_average_w is not None else activity.power_instant_w
     return GpuSample(
         index=state.gpu.index,

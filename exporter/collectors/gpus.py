@@ -10,8 +10,9 @@ from exporter.collectors import gpu_page
 from exporter.collectors.base import Context, Status
 from exporter.collectors.gpu_faults import Faults, XidCount
 from exporter.collectors.gpu_page import GpuEntry
+from exporter.collectors.gpu_totals import Totals
 from exporter.derive.gpu_node import HEALTHS, GpuFacts, NodeHealth, Reason
-from exporter.derive.gpu_users import visible_devices, visible_gpus
+from exporter.derive.gpu_users import listed_gpus, visible_devices
 from exporter.derive.xid import KNOWN_XIDS, xid_class, xid_words
 from exporter.families import Family, Samples
 from exporter.identity import Identity
@@ -66,40 +67,6 @@ class GpusSnapshot:
     events: tuple[dict[str, Any], ...] = ()
 
 
-class _Course:
-    """What one GPU has come to since it was first looked at."""
-
-    def __init__(self) -> None:
-        self._busy_s = self._known_s = 0.0
-        self._last: float | None = None
-        self._energy: float | None = None
-        self.energy_j: float | None = None
-        self.memory_peak_bytes: int | None = None
-
-    def update(self, now: float, state: GpuState) -> None:
-        """Take in one look."""
-        activity = state.activity
-        if activity is None:
-            self._last = None
-            return
-        if activity.utilization_ratio is not None:
-            if self._last is not None and now > self._last:
-                self._known_s += now - self._last
-                self._busy_s += (now - self._last) * activity.utilization_ratio
-            self._last = now
-        if activity.memory_used_bytes is not None:
-            self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)
-        if activity.energy_j is not None:
-            if self._energy is not None:
-                self.energy_j = (self.energy_j or 0.0) + max(0.0, activity.energy_j - self._energy)
-            self._energy = activity.energy_j
-
-    @property
-    def utilization_mean_ratio(self) -> float | None:
-        """Mean over time."""
-        return self._busy_s / self._known_s if self._known_s else None
-
-
 class GpusCollector:
     """Looks at the GPUs that the job has on this node, and at no others."""
 
@@ -111,7 +78,7 @@ class GpusCollector:
         self._positions = {position for task in context.tasks for position in task.gpus}
         self._faults = Faults(context)
         self._health = NodeHealth()
-        self._courses: dict[str, _Course] = {}
+        self._totals = Totals(context)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
         self._told_health = "healthy"
@@ -144,10 +111,9 @@ class GpusCollector:
         board = self._context.board
         board.gpus, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
         board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
-        for state in shown:
-            self._courses.setdefault(state.gpu.uuid, _Course()).update(look.time, state)
         counts = self._faults.xids()
-        entries = tuple(self._entry(state, counts) for state in shown)
+        entries = tuple(self._entry(look.time, state, counts) for state in shown)
+        self._totals.save()
         health = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
         self._tell(now, look, entries, risen, health.health, health.reasons)
         sums = dict.fromkeys(KNOWN_XIDS, 0) if look.driver is not None and look.driver.vendor == "nvidia" else {}
@@ -168,15 +134,15 @@ class GpusCollector:
             events=tuple(self._events),
         )
 
-    def _entry(self, state: GpuState, counts: Mapping[tuple[str, int], XidCount]) -> GpuEntry:
-        uuid, course = state.gpu.uuid, self._courses[state.gpu.uuid]
+    def _entry(self, time: float, state: GpuState, counts: Mapping[tuple[str, int], XidCount]) -> GpuEntry:
+        uuid, total = state.gpu.uuid, self._totals.update(time, state)
         return GpuEntry(
             state=state,
             job_errors=self._faults.job_errors(uuid),
             xids={code: entry for (owner, code), entry in sorted(counts.items()) if owner == uuid},
-            utilization_mean_ratio=course.utilization_mean_ratio,
-            memory_peak_bytes=course.memory_peak_bytes,
-            energy_job_j=course.energy_j,
+            utilization_mean_ratio=total.utilization_mean_ratio,
+            memory_peak_bytes=total.memory_peak_bytes,
+            energy_job_j=total.energy_j,
         )
 
     def _tell(
@@ -201,7 +167,8 @@ class GpusCollector:
             uuid, state = entry.state.gpu.uuid, entry.state.state
             before = self._states.get(uuid, "ok")
             if state != "ok" and state != before:
-                self._event(now, "critical", "GPU lost", f"{names[uuid]}: {entry.state.words or state}")
+                level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
+                self._event(now, level, kind, f"{names[uuid]}: {entry.state.words or state}")
             elif state == "ok" and before != "ok":
                 self._event(now, "info", "GPU works again", names[uuid])
             self._states[uuid] = state
@@ -253,9 +220,12 @@ class GpusCollector:
 
 
 def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
-    """The list of devices that the environment gives to this job, for one vendor or any; None without one."""
+    """The list of devices that the environment gives to this job, for one vendor or any; None without one.
+
+    An empty list is none, as the launcher takes it.
+    """
     names = DEVICE_LISTS.get(vendor, ()) if vendor is not None else sum(DEVICE_LISTS.values(), ())
-    return next((environ[name] for name in names if name in environ), None)
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 def own_gpus(
@@ -264,20 +234,22 @@ def own_gpus(
     """GPUs of the job on this node by the plan's positions, in their order.
 
     A job that others have started names them as the driver numbers them. Where this machine plays several nodes, each
-    has its share of the list; elsewhere all that the job is given are its own, used by the plan or not.
+    has its share of the list; elsewhere all that the job is given are its own, used by the plan or not. One that is
+    given and not there any more leaves its position empty: workers that run keep theirs.
     """
-    units = [state.gpu for state in look.gpus if not state.gpu.mig]
+    units: list[Gpu | None] = [state.gpu for state in look.gpus if not state.gpu.mig]
     if manifest.attached:
-        by_index = {gpu.index: gpu for gpu in units}
+        by_index = {gpu.index: gpu for gpu in units if gpu is not None}
         return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
     text = given_devices(environ, look.driver.vendor if look.driver is not None else None)
     if text is not None:
-        units = [units[at] for at in visible_gpus(text, [gpu.uuid for gpu in units])]
+        listed = listed_gpus(text, [gpu.uuid for gpu in units if gpu is not None])
+        units = [None if at is None else units[at] for at in listed]
     elif not positions:
         return {}
     if identity.first_gpu is not None:
         units = units[identity.first_gpu : identity.first_gpu + max(positions, default=-1) + 1]
-    return dict(enumerate(units))
+    return {at: gpu for at, gpu in enumerate(units) if gpu is not None}
 
 
 def _with_parents(own: Collection[Gpu], look: GpuLook) -> tuple[GpuState, ...]:

@@ -161,7 +161,8 @@ class LaunchCollector:
             devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
         if task.gpus and pid is not None and entry.get("rss_bytes") is not None:
             # the driver tells who computes; without it, who has opened a device
-            opened = len(entry["gpu_use"]) if drivers_word and "gpu_use" in entry else self._open_gpus(pid)
+            uses = entry.get("gpu_use") if drivers_word else None
+            opened = len(uses) if uses is not None else self._open_gpus(pid)
         paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
         sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_size(path)) is not None]
         return WorkerLaunch(

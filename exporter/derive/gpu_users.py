@@ -37,18 +37,30 @@ def visible_devices(text: str) -> tuple[str, ...]:
 
 
 def visible_gpus(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` names; numbers are such positions.
+    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` gives a program that starts now.
 
-    A beginning of a UUID names the one GPU that it fits. The list ends at what fits none, or several. MIG instances are
-    named as the driver names them, ``MIG-UUID``, or ``MIG-GPU-UUID/3/0`` before version 470.
+    The list ends at what fits none, or several; a GPU that comes twice leaves none at all.
     """
-    found: list[int] = []
-    for device in visible_devices(text):
-        at = _position(device, uuids)
+    found = []
+    for at in listed_gpus(text, uuids):
         if at is None:
             break
-        if at in found:
-            return ()
+        found.append(at)
+    return tuple(found) if len(set(found)) == len(found) else ()
+
+
+def listed_gpus(text: str, uuids: Sequence[str]) -> tuple[int | None, ...]:
+    """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` names, in its order; numbers are such positions.
+
+    None for a UUID that fits none of them, or several, as of a GPU that has been lost: those behind it keep their
+    places. A number that fits none ends the list. A beginning of a UUID names the one GPU that it fits. MIG instances
+    are named as the driver names them, ``MIG-UUID``, or ``MIG-GPU-UUID/3/0`` before version 470.
+    """
+    found: list[int | None] = []
+    for device in visible_devices(text):
+        at = _position(device, uuids)
+        if at is None and device.isdigit():
+            break
         found.append(at)
     return tuple(found)
 

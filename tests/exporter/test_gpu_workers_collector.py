@@ -449,6 +449,28 @@ def test_the_other_collectors_are_told_whether_gpus_work(tmp_path: Path) -> None
     assert node.board.gpus_busy == {0: True, 1: False}
 
 
+def test_on_a_gpu_that_several_use_each_is_judged_by_its_own_share(tmp_path: Path) -> None:
+    node = pair(tmp_path, plan=((0,), (0,)))
+    node.use(0, GpuProcess(100, GIB, 0.9), GpuProcess(101, GIB, 0.0))
+    node.change(0, utilization_ratio=0.97)
+    node.page()
+    advance(node, 90)
+    assert node.board.gpus_busy == {0: True, 1: False}
+    node.use(0, GpuProcess(100, GIB, None), GpuProcess(101, GIB, None))
+    advance(node, 90)
+    assert node.board.gpus_busy == {}
+
+
+def test_where_the_driver_tells_no_processes_nobody_knows_who_is_there(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    node.change(0, processes=None)
+    node.change(1, processes=None)
+    page = node.page()
+    assert not samples_of(page, WORKERS)
+    assert not samples_of(page, FOREIGN)
+    assert [entry["gpu_use"] for entry in workers_status(node).values()] == [None, None]
+
+
 def test_what_was_seen_long_ago_tells_nothing_of_now(tmp_path: Path) -> None:
     node = pair(tmp_path)
     node.use(0, 100)
@@ -512,7 +534,7 @@ def test_a_worker_that_has_ended_keeps_what_it_was_last_seen_to_use(tmp_path: Pa
     node.board.pids = {}
     ended = workers_status(node)
     assert (ended[0]["gpu_use"], ended[0]["gpu_misplaced"]) == (used["gpu_use"], used["gpu_misplaced"])
-    assert ended[1]["gpu_use"] == []
+    assert ended[1]["gpu_use"] is None, "it was never seen on any"
     assert "worker_gpu_info{" not in node.page()
 
 

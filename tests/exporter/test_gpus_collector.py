@@ -12,6 +12,7 @@ from exporter.collectors.base import Status
 from exporter.collectors.gpus import DRIVER_STATE, HEALTH, VISIBLE, XIDS, GpusCollector
 from exporter.derive.xid import KNOWN_XIDS
 from exporter.readers.gpu import GpuActivity, GpuCondition, GpuState
+from exporter.readers.kept_state import write_state
 from tests.exporter.fake_gpus import AMD, DEVICE_LISTS, GIB, Node, divided, gpu, instance, uuid
 from tests.exporter.support import make_context, make_manifest, page_of, samples_of
 
@@ -47,7 +48,7 @@ def place(run_dir: Path, **more: Any) -> Node:
         ("1,7,2", ["1"]),
         ("1,GPU-2a", ["1"]),
         ("GPU-", []),
-        ("", []),
+        ("", ["0", "1", "2", "3"]),
         ("-1", []),
         ("NoDevFiles", []),
         ("1,1", []),
@@ -68,6 +69,37 @@ def test_positions_of_the_plan_count_in_the_order_of_the_list(tmp_path: Path, mo
     assert node.board.gpu_positions == {0: uuid(3), 1: uuid(0), 2: uuid(2)}
     assert node.board.own_gpus == (uuid(3), uuid(0), uuid(2))
     assert (snapshot.allocated, snapshot.visible) == (4, 3)
+
+
+def test_a_gpu_that_is_not_there_any_more_leaves_its_position_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{uuid(0)},GPU-gone,{uuid(2)}")
+    node = place(tmp_path)
+    node.look()
+    assert node.board.gpu_positions == {0: uuid(0), 2: uuid(2)}
+
+
+def test_what_a_gpu_has_come_to_outlives_the_sidecar(tmp_path: Path) -> None:
+    first = Node(tmp_path, gpu(0))
+    first.look()
+    first.change(0, energy_j=1e6 + 500, memory_used_bytes=99 * GIB, utilization_ratio=1.0)
+    first.look(10)
+    first.change(0, memory_used_bytes=1 * GIB)
+    first.look(61)
+    second = Node(tmp_path, gpu(0, activity=GpuActivity(energy_j=1e6 + 800, utilization_ratio=1.0)), clock=first.clock)
+    (entry,) = second.look(5).gpus
+    assert (entry.energy_job_j, entry.memory_peak_bytes) == (800, 99 * GIB)
+    assert entry.utilization_mean_ratio == 1.0
+
+
+@pytest.mark.parametrize("broken", [{uuid(0): {"busy_s": 1}}, {uuid(0): "no"}, {uuid(0): {"busy_s": None}}])
+def test_broken_totals_begin_anew(tmp_path: Path, broken: dict[str, object]) -> None:
+    node = Node(tmp_path, gpu(0))
+    identity = node.context.identity
+    write_state(tmp_path, identity.node, identity.job_id, identity.attempt, broken, kind="gpu_totals")
+    (entry,) = node.look().gpus
+    assert entry.memory_peak_bytes == 70 * GIB
 
 
 def test_amd_gpus_are_those_that_rocm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
