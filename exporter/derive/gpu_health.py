@@ -10,6 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from exporter.derive.gpu_courses import GAP_S, THROTTLE_S, Clock, Hold, MemoryCourse, Throttle
+from exporter.derive.gpu_words import GIB
 
 CONDITIONS = (
     "busy_without_progress",
@@ -24,7 +25,6 @@ CONDITIONS = (
 RUNNING = "running"
 PHASES_OF_WORK = (RUNNING, "checkpointing", "evaluating")
 SAME_START_S = 1.0
-GIB = 2**30
 
 BUSY = 0.95
 """A collective that hangs spins in its kernel, and so shows 100 %; work with a step that ends dips now and then."""
@@ -139,6 +139,11 @@ class _Gpu:
         if here and gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
             self.memory.look(now, gpu.memory_used_bytes, gpu.memory_total_bytes)
 
+    @property
+    def model(self) -> str:
+        """Name of its kind."""
+        return self.sample.model if self.sample is not None else ""
+
     def low_power(self) -> tuple[bool, str] | None:
         """Whether it draws too little for work, and how much; None where that is not known."""
         power, work = self.power_w, self.work_power_w
@@ -217,6 +222,8 @@ class GpuHealth:
         self._stall_timeout_s = stall_timeout_s
         self._launch_timeout_s = launch_timeout_s
         self._workers: dict[int, _Worker] = {}
+        self._clocks: dict[tuple[str, str], list[tuple[_Gpu, float]]] = {}
+        """Mean clocks at work of all GPUs at the present judgement, by role and model."""
 
     def update(self, now: float, sample: WorkerSample) -> None:
         """Take in one worker; a new run of it begins anew, and one that does not run is forgotten."""
@@ -248,6 +255,11 @@ class GpuHealth:
             for rank, worker in self._workers.items()
             if worker.seen is not None and 0 <= now - worker.seen <= GAP_S
         }
+        self._clocks = {}
+        for worker in self._workers.values():
+            for gpu in worker.gpus.values():
+                if (hz := gpu.clock.mean_hz) is not None:
+                    self._clocks.setdefault((worker.sample.role, gpu.model), []).append((gpu, hz))
         return {rank: tuple(self._judge(now, worker)) for rank, worker in sorted(self._workers.items())}
 
     def _judge(self, now: float, worker: _Worker) -> Iterator[Condition]:
@@ -319,16 +331,10 @@ class GpuHealth:
 
     def _slow_clock(self, worker: _Worker) -> Condition:
         state: bool | None = None
-        peers = [
-            (gpu, gpu.sample.model, gpu.clock.mean_hz)
-            for peer in self._peers(worker)
-            for gpu in peer.gpus.values()
-            if gpu.sample is not None
-        ]
         for index, gpu in worker.gpus.items():
             own = gpu.clock.mean_hz
-            model = gpu.sample.model if gpu.sample is not None else ""
-            others = [hz for other, kind, hz in peers if other is not gpu and kind == model and hz is not None]
+            peers = self._clocks.get((worker.sample.role, gpu.model), ())
+            others = [hz for other, hz in peers if other is not gpu]
             if own is None or len(others) < SLOW_LEAST_PEERS:
                 continue
             usual = median(others)
