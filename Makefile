@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test test-gpu check bench clean
+.PHONY: help install install-dev packages demo test test-gpu lint check bench clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
@@ -46,10 +46,12 @@ test: install-dev packages
 test-gpu:
 	@bash tests/gpu/run.sh $(PYTEST_OPTIONS)
 
-check: install-dev packages
+lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy exporter launcher tests examples bench grafana
+
+check: lint packages
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/exporter/test_golden_pages.py
 
 bench: install-dev

@@ -46,7 +46,7 @@ def test_every_worker_is_seen_on_its_own_gpu_although_numbers_begin_anew(
     other = cluster.run([*taken, "--wrap", "sleep 300"], user=jobs.user, cwd=jobs.directory, check=True).stdout.strip()
     try:
         cluster.wait_for(lambda: cluster.job_state(int(other)) == "RUNNING", 30, "the other job")
-        command = f"{sys.executable} {USE} --items 400 --seconds 40 --percent 60"
+        command = f"{sys.executable} {USE} --items 400 --seconds 25 --percent 60"
         astray = f"bash -c 'if [ $RANK = {ASTRAY} ]; then export CUDA_VISIBLE_DEVICES=0; fi; exec {command}'"
         job = jobs.submit(
             {
