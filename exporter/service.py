@@ -215,8 +215,12 @@ class Service:
     async def _until_over(self) -> None:
         """Return once the job is finished and the final values were scraped, or linger is over."""
         linger_s = self._sidecar.context.manifest.linger_s
+        outlived = False
         while not self._sidecar.workers_ended:
-            if self._sidecar.outlived_its_driver:
+            if self._sidecar.outlived_its_driver and not outlived:
+                self._sidecar.publisher.request()  # it decides, as the run directory may hang
+            outlived = self._sidecar.outlived_its_driver
+            if self._sidecar.may_start_again:
                 log.warning("the GPU driver was replaced, which only a new process can read: starting again")
                 self.start_again = True
                 return

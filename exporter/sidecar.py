@@ -1,6 +1,7 @@
 """One node's sidecar: slots, pages, the status, and when to end."""
 
 import ipaddress
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,16 @@ from exporter.collectors.job import JobCollector, JobSnapshot
 from exporter.collectors.launch import LaunchCollector
 from exporter.errors import ExporterError
 from exporter.families import Family, Samples
+from exporter.readers.kept_state import read_state, write_state
 from exporter.refresh import Slot
 
 STATUS_SCHEMA = 1
 PUBLISH_INTERVAL_S = 5.0
+RESTART_PAUSE_S = 60.0
+"""Least time between a new start for a replaced driver and the next; each one doubles it for the one after."""
+RESTARTS_KIND = "gpus_restart"
+
+log = logging.getLogger("gpujob.sidecar")
 
 
 def declared_families() -> tuple[Family, ...]:
@@ -47,6 +54,35 @@ def fom_url(host: str, port: int) -> str | None:
     return f"http://[{local}]:{port}/fom" if ":" in local else f"http://{local}:{port}/fom"
 
 
+class DriverRestarts:
+    """Leave to start again because the driver was replaced, kept in the run directory.
+
+    It is given ever more rarely: a driver that says so of itself time and again is not mended by a new process.
+    """
+
+    def __init__(self, context: Context) -> None:
+        identity = context.identity
+        self._clock = context.clock
+        self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._refused = False
+
+    def take(self) -> bool:
+        """Whether it may be done now; it counts as done then."""
+        kept = read_state(*self._place, kind=RESTARTS_KIND) or {}
+        now, times, last = self._clock.time(), kept.get("times"), kept.get("last")
+        if not isinstance(times, int) or not isinstance(last, int | float):
+            times, last = 0, 0.0
+        pause_s = RESTART_PAUSE_S * 2.0 ** min(times - 1, 30)
+        if times and abs(now - last) < pause_s:
+            refused: str | None = f"the last new start was less than {pause_s:g} s ago"
+        else:  # without a record the next process would not know of this one
+            refused = write_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
+        if refused is not None and not self._refused:
+            log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
+        self._refused = refused is not None
+        return not self._refused
+
+
 class Publisher:
     """Tells the run directory where this sidecar listens, and its status, for readers that cannot reach the port.
 
@@ -60,12 +96,15 @@ class Publisher:
     def __init__(self, sidecar: "Sidecar") -> None:
         self._sidecar = sidecar
         self._announced = False
+        self._restarts = DriverRestarts(sidecar.context)
 
     def read(self) -> bool:
         manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
         if not self._announced and self._sidecar.port is not None:
             self._announce(self._sidecar.port)
             self._announced = True
+        if self._sidecar.outlived_its_driver and not self._sidecar.may_start_again:
+            self._sidecar.may_start_again = self._restarts.take()
         folder = manifest.run_dir / records.STATUS_DIR
         folder.mkdir(exist_ok=True)
         records.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
@@ -119,6 +158,8 @@ class Sidecar:
         self.publisher = Slot(Publisher(self), context.clock)
         self.final = False
         """Whether the last values have been read: nothing changes any more."""
+        self.may_start_again = False
+        """Whether it may end for a new sidecar, which can read the GPUs."""
         self._samples = Samples(context.identity.constant_labels())
 
     def start(self) -> None:

@@ -63,7 +63,7 @@ BELOW_COLLECTORS = (
     *("exporter.collectors.base", "exporter.collectors.runs"),
     *("exporter.collectors.follow", "exporter.collectors.pace"),
     *("exporter.collectors.gpu_page", "exporter.collectors.gpu_faults", "exporter.collectors.gpu_owners"),
-    "exporter.collectors.gpu_totals",
+    *("exporter.collectors.gpu_totals", "exporter.collectors.end_facts"),
 )
 BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "exporter.sidecar")
 LIST = "exporter.collectors.__init__"

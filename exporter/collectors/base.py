@@ -61,6 +61,8 @@ class Board:
     """Ranks of the workers that were last seen on a GPU, by its UUID."""
     shared_gpus: frozenset[str] = frozenset()
     """UUIDs of GPUs on which processes are that are not the job's."""
+    gpus_lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    """GPUs that are lost or need a reset, by UUID: when that was first seen, and what the driver says of it."""
     gpus_busy: Mapping[int, bool] = field(default_factory=dict)
     """Whether the GPUs of a worker work, by rank, where that is known."""
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exporter.collectors.base import Context
+from exporter.derive.gpu_blame import pci_place
 from exporter.derive.gpu_node import since_start
 from exporter.readers.gpu import Gpu, GpuCondition, GpuEvent, GpuLook
 from exporter.readers.kept_state import read_state, write_state
 from exporter.readers.kmsg import KernelEvent, Xid
 
 KIND = "gpus"
+UNCONTAINED_XIDS = (95,)
+"""Named for one instance, and still an error of all."""
 
 Entry = TypeVar("Entry", GpuEvent, KernelEvent)
 
@@ -56,19 +59,31 @@ class Faults:
             return ()  # whose the lines of the kernel's log are will be known once the driver has told its GPUs
         # the address of a MIG instance is that of its GPU, which is what has the error
         whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
-        places = {_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
+        places = {pci_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
+        instances = {(gpu.parent, gpu.gpu_instance) for gpu in ours.values() if gpu.parent is not None}
+        divided = {parent for parent, _ in instances}
+
+        def counts(event: GpuEvent) -> bool:
+            """Whether it is the job's: of a GPU that is divided only what is of the whole, or of its own parts."""
+            if event.uuid not in divided or event.gpu_instance is None or event.xid in UNCONTAINED_XIDS:
+                return event.uuid in ours
+            return (event.uuid, event.gpu_instance) in instances
+
         before = self.xids()
         fresh: list[GpuEvent] = []
         for event in _after(self._last_event, look.events):
             self._last_event = event
-            if event.uuid in ours:
+            if counts(event):
                 self._told[event.uuid, event.xid] += 1
                 fresh.append(event)
         for line in _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ()):
             self._last_line = line
-            if isinstance(line.what, Xid) and (uuid := places.get(_place(line.what.pci))) is not None:
+            if not isinstance(line.what, Xid) or (uuid := places.get(pci_place(line.what.pci))) is None:
+                continue
+            event = GpuEvent(uuid, line.what.code, line.time, line.what.pid, line.what.gpu_instance)
+            if counts(event):
                 self._logged[uuid, line.what.code] += 1
-                fresh.append(GpuEvent(uuid, line.what.code, line.time, line.what.pid))
+                fresh.append(event)
         for seen in fresh:
             key = seen.uuid, seen.xid
             self._last[key] = max(self._last.get(key, seen.time), seen.time)
@@ -136,9 +151,3 @@ def _after(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         if entries[at] is last:
             return entries[at + 1 :]
     return entries
-
-
-def _place(pci: str) -> str:
-    """A PCI address as the kernel writes it, without a function and with four digits of the domain."""
-    domain, _, rest = pci.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest.partition('.')[0]}"

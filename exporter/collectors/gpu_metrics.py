@@ -56,7 +56,7 @@ class GpuMetricsCollector:
 
     def read(self) -> None:
         look = self._board.gpus
-        if self._file is None or look is None or look.time == self._last:
+        if self._file is None or look is None or look.time == self._last or self._board.job_phase == "finished":
             return
         text = lines_of(look, self._board.own_gpus, self._node)
         if not text:
@@ -96,7 +96,7 @@ def _values(state: GpuState) -> str:
     total = state.gpu.memory_total_bytes if found.memory_total_bytes is None else found.memory_total_bytes
     power = found.power_instant_w if found.power_average_w is None else found.power_average_w
     fields = (
-        _number(found.utilization_ratio, 0, 0.01),
+        _number(found.busy_ratio, 0, 0.01),
         _number(found.memory_used_bytes, 2, GB),
         _number(total, 2, GB),
         _number(power, 1),

@@ -46,6 +46,7 @@ class Owners:
             )
             for state in look.gpus
         ]
+        positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
         told = {process.pid for gpu in gpus for process in gpu.processes or ()}
         owners = {pid: rank for rank, pids in board.pids.items() for pid in pids}
         here = self._pids_here(told - owners.keys(), owners)
@@ -63,7 +64,7 @@ class Owners:
         self._known = {pid for mine in (*pids.values(), owners) for pid in mine} | (self._known & strangers)
         return gpu_usage(
             gpus,
-            [own.get(position, f"position {position}") for position in range(max(own, default=-1) + 1)],
+            [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
             [
                 GpuWorker(
                     rank=task.rank,

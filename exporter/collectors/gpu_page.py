@@ -193,7 +193,7 @@ def describe(entry: GpuEntry) -> dict[str, Any]:
         "pci_bus_id": gpu.pci_bus_id,
         "state": entry.state.state,
         "words": entry.state.words,
-        "utilization_ratio": activity.utilization_ratio,
+        "utilization_ratio": activity.busy_ratio,
         "memory_used_bytes": activity.memory_used_bytes,
         "memory_total_bytes": memory,
         "power_w": power,

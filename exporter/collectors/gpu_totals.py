@@ -9,8 +9,8 @@ from exporter.readers.gpu import GpuState
 from exporter.readers.kept_state import read_state, write_state
 
 KIND = "gpu_totals"
-SAVE_INTERVAL_S = 60.0
-"""Of what a restart of the sidecar costs at most; the counter of energy bridges that."""
+SAVE_INTERVAL_S = 15.0
+"""What a restart of the sidecar costs at most of the mean use; the counter of energy bridges it."""
 GAP_S = 30.0
 """Between two looks so far apart nothing is known of the use."""
 
@@ -42,11 +42,11 @@ class Total:
         if activity is None:
             self.last = None
             return
-        if activity.utilization_ratio is not None:
+        if activity.busy_ratio is not None:
             passed_s = now - self.last if self.last is not None else 0.0
             if 0 < passed_s <= GAP_S:
                 self.known_s += passed_s
-                self.busy_s += passed_s * activity.utilization_ratio
+                self.busy_s += passed_s * activity.busy_ratio
             self.last = now
         if activity.memory_used_bytes is not None:
             self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)
@@ -65,21 +65,22 @@ class Totals:
         self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         self._totals: dict[str, Total] | None = None
         """None until it was read what an earlier sidecar has left: the run directory may hang."""
-        self._saved_at = 0.0
+        self._saved_at: float | None = None
         self._unsaved: str | None = None
 
-    def update(self, now: float, state: GpuState) -> Total:
-        """The total of one GPU after this look at it."""
+    def update(self, now: float, state: GpuState, *, over: bool = False) -> Total:
+        """The total of one GPU after this look at it; once the job is ``over`` it stays."""
         if self._totals is None:
-            self._totals, self._saved_at = self._restore(), self._clock.monotonic()
+            self._totals = self._restore()
         total = self._totals.setdefault(state.gpu.uuid, Total())
-        total.update(now, state)
+        if not over:
+            total.update(now, state)
         return total
 
     def save(self) -> None:
         """Leave it for the next sidecar of this node, now and then."""
         now = self._clock.monotonic()
-        if self._totals is None or now - self._saved_at < SAVE_INTERVAL_S:
+        if self._totals is None or (self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S):
             return
         self._saved_at = now
         body = {uuid: dataclasses.asdict(total) for uuid, total in self._totals.items()}

@@ -9,6 +9,7 @@ from exporter.collectors.base import WORKER_LABELS, Context, Status, WorkerProgr
 from exporter.collectors.gpu_owners import Owners
 from exporter.derive.gpu_health import Condition, GpuHealth, GpuSample, WorkerSample
 from exporter.derive.gpu_users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
+from exporter.derive.gpu_words import GIB
 from exporter.families import Family, Samples
 from exporter.manifest import Task
 from exporter.readers.gpu import GpuActivity, GpuState
@@ -52,7 +53,8 @@ STALE_S = 30.0
 LATELY_S = 60.0
 """For so long a worker counts as one that was on a GPU: whose an error was is asked once it has ended."""
 MOST_EVENTS = 50
-GIB = 1 << 30
+SETTLED_S = 30.0
+"""Programs load for so long before they use a GPU, and the driver's list is some seconds old."""
 
 
 class LastUse(NamedTuple):
@@ -75,6 +77,8 @@ class GpuWorkersSnapshot:
     """Whose the foreign processes are, by pid, as far as that can be seen."""
     ended: Mapping[int, LastUse] = field(default_factory=dict)
     """What workers that do not run any more were last seen to use, by rank."""
+    young: frozenset[int] = frozenset()
+    """Ranks of those that have just begun: that they use nothing yet tells nothing."""
     events: tuple[dict[str, Any], ...] = ()
 
 
@@ -129,11 +133,14 @@ class GpuWorkersCollector:
         board.gpus_busy = {rank: busy for rank in self._tasks if (busy := self._health.busy(rank, now)) is not None}
         self._tell(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
+        young = frozenset(rank for rank, start in board.starts.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if uses := tuple(use for use in usage.uses if use.rank == rank):
                 self._last_uses[rank] = LastUse(uses, standing.words if standing.misplaced else None)
+            elif rank not in young and standing.unused is not None:
+                self._last_uses.setdefault(rank, LastUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
-        return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, tuple(self._events))
+        return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, young, tuple(self._events))
 
     def _users(self, now: float, usage: Usage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
         """Ranks of the workers that were on a GPU lately, by UUID; those on a MIG instance were on its GPU too."""
@@ -273,7 +280,7 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
     uses: tuple[Use, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
-    if not uses and (standing is None or standing.unused is None):
+    if not uses and (standing is None or standing.unused is None or rank in snapshot.young):
         uses = None  # nobody tells
     misplaced = standing.words if standing is not None and standing.misplaced else None
     if not uses and rank in snapshot.ended:

@@ -58,6 +58,8 @@ class GpusSnapshot:
     driver: Driver | None = None
     allocated: int = 0
     visible: int = 0
+    missing: tuple[int, ...] = ()
+    """Positions of the plan for which there is no GPU."""
     gpus: tuple[GpuEntry, ...] = ()
     health: str | None = None
     reasons: tuple[Reason, ...] = ()
@@ -83,6 +85,7 @@ class GpusCollector:
         self._states: dict[str, str] = {}
         self._told_health = "healthy"
         self._told_driver: DriverState = "ok"
+        self._told_missing: tuple[int, ...] = ()
 
     @property
     def interval_s(self) -> float:
@@ -115,8 +118,14 @@ class GpusCollector:
         entries = tuple(self._entry(look.time, state, counts) for state in shown)
         self._totals.save()
         health = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        missing = tuple(sorted(self._positions - own.keys())) if look.state == "ok" else ()
+        if missing and missing != self._told_missing:
+            words = f"GPU {', '.join(map(str, missing))} of the plan is not there: the driver shows {len(own)}"
+            self._event(now, "critical", "GPU missing", words)
+        self._told_missing = missing
+        self._note_lost(now, entries)
         self._tell(now, look, entries, risen, health.health, health.reasons)
-        sums = dict.fromkeys(KNOWN_XIDS, 0) if look.driver is not None and look.driver.vendor == "nvidia" else {}
+        sums = dict.fromkeys(KNOWN_XIDS if self._tells_xids(look) else (), 0)
         for entry in entries:
             for code, xid in entry.xids.items():
                 sums[code] = sums.get(code, 0) + xid.count
@@ -126,6 +135,7 @@ class GpusCollector:
             driver=look.driver,
             allocated=len(self._positions),
             visible=len(own),
+            missing=missing,
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
@@ -134,8 +144,16 @@ class GpusCollector:
             events=tuple(self._events),
         )
 
+    def _tells_xids(self, look: GpuLook) -> bool:
+        """Whether an Xid would be heard of: without a word from anybody a count of 0 would be a guess."""
+        kernel = self._context.kernel
+        if look.driver is None or look.driver.vendor != "nvidia":
+            return False
+        return look.tells_events or (kernel is not None and kernel.unavailable is None)
+
     def _entry(self, time: float, state: GpuState, counts: Mapping[tuple[str, int], XidCount]) -> GpuEntry:
-        uuid, total = state.gpu.uuid, self._totals.update(time, state)
+        over = self._context.board.job_phase == "finished"
+        uuid, total = state.gpu.uuid, self._totals.update(time, state, over=over)
         return GpuEntry(
             state=state,
             job_errors=self._faults.job_errors(uuid),
@@ -144,6 +162,15 @@ class GpusCollector:
             memory_peak_bytes=total.memory_peak_bytes,
             energy_job_j=total.energy_j,
         )
+
+    def _note_lost(self, now: float, entries: Sequence[GpuEntry]) -> None:
+        """Tell who judges ends which GPUs are lost, and since when."""
+        before = self._context.board.gpus_lost
+        self._context.board.gpus_lost = {
+            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.words or entry.state.state))
+            for entry in entries
+            if entry.state.state in ("lost", "reset_required")
+        }
 
     def _tell(
         self,
@@ -217,6 +244,9 @@ class GpusCollector:
             gpus=[gpu_page.describe(entry) for entry in snapshot.gpus],
         )
         status.events.extend(snapshot.events)
+        for task in self._context.tasks if snapshot.missing else ():
+            lacking = [str(position) for position in task.gpus if position in snapshot.missing]
+            status.worker(task.rank).update(gpu_missing=lacking)
 
 
 def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
@@ -278,8 +308,9 @@ def _facts(entry: GpuEntry) -> GpuFacts:
         pcie_generation=condition.pcie_generation,
         pcie_generation_max=condition.pcie_generation_max,
         nvlink_errors=condition.nvlink_errors,
+        condition_time=state.condition_time,
         utilization=None if activity is None else activity.utilization_ratio,
-        xids={code: xid.count for code, xid in entry.xids.items()},
+        xids={code: (xid.count, xid.last) for code, xid in entry.xids.items()},
     )
 
 

@@ -159,10 +159,12 @@ class LaunchCollector:
         # resident memory is known of a process that was seen here and now; any other pid may be somebody else's
         if task.gpus or not manifest.attached:
             devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
-        if task.gpus and pid is not None and entry.get("rss_bytes") is not None:
-            # the driver tells who computes; without it, who has opened a device
-            uses = entry.get("gpu_use") if drivers_word else None
-            opened = len(uses) if uses is not None else self._open_gpus(pid)
+        # the driver tells who computes, also of a worker that has ended; without it, who has opened a device
+        uses = entry.get("gpu_use") if drivers_word and task.gpus else None
+        if uses is not None:
+            opened = len(uses)
+        elif task.gpus and pid is not None and entry.get("rss_bytes") is not None:
+            opened = self._open_gpus(pid)
         paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
         sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_size(path)) is not None]
         return WorkerLaunch(

@@ -1,7 +1,7 @@
 """The runs of one worker, each followed from its start record to the verdict on its end."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,12 +9,11 @@ from typing import Any
 
 from exporter import records
 from exporter.collectors.base import Context
+from exporter.collectors.end_facts import gpu_facts, oom_facts
 from exporter.derive.exits import PEER_WINDOW_S, Evidence, Peer, Stop, exit_evidence, signal_name, verdict
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
-from exporter.derive.xid import blames_device, xid_words
 from exporter.manifest import Task
-from exporter.readers.kmsg import KernelLog, OomVictim
 from exporter.readers.leftovers import find_leftovers
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.process_tree import ProcessTree, TreeDetails, TreeSample
@@ -343,11 +342,9 @@ class WorkerRuns:
     def _found(self, run: _Run, told: Evidence, now: float) -> dict[str, Any]:
         """Facts beside the exit record that only this node can see; they are kept for the report."""
         found: dict[str, Any] = {}
-        pids = run.pids | ({run.pid} if run.pid is not None else set())
+        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
         if told.code != 0:
-            found = kernel_facts(self._context.kernel, pids, run.start or 0.0)
-            if "gpu_faults" not in found and (faults := driver_facts(self._context, self.task, run.start or 0.0)):
-                found["gpu_faults"] = faults
+            found = {**oom_facts(self._context, pids, since), **gpu_facts(self._context, self.task, pids, since)}
         elif run.visible and (left := self._left_running(run, told)):
             found = {"survivors": left}
         if found:
@@ -380,50 +377,6 @@ class WorkerRuns:
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
         others = extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
         return [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
-
-
-def kernel_facts(kernel: KernelLog | None, pids: Collection[int], since: float) -> dict[str, Any]:
-    """What the kernel's log says about these processes, as fields of a record."""
-    if kernel is None:
-        return {}
-    kernel.read()
-    facts: dict[str, Any] = {}
-    for event in tuple(kernel.events):
-        what = event.what
-        if event.time < since or what.pid not in pids:
-            continue
-        if isinstance(what, OomVictim):
-            facts["oom_victim"] = f"its process {what.pid} was killed for lack of memory"
-        else:
-            words = f"Xid {what.code} on the GPU at {what.pci}, process {what.pid}"
-            facts.setdefault("gpu_faults", []).append({"time": event.time, "xid": what.code, "words": words})
-    return facts
-
-
-def driver_facts(context: Context, task: Task, since: float) -> list[dict[str, Any]]:
-    """Errors that the GPU driver has told of the GPUs of a worker since a moment, as entries of a record.
-
-    The driver names no process: what a program has done wrong is the worker's where nobody else was on that GPU.
-    """
-    if context.gpus is None:
-        return []
-    board, faults = context.board, []
-    gpus = {state.gpu.uuid: state.gpu for state in board.gpus.gpus} if board.gpus is not None else {}
-    own = {board.gpu_positions[at] for at in task.gpus if at in board.gpu_positions}
-    own |= {uuid for uuid, ranks in board.gpu_users.items() if task.rank in ranks}
-    own |= {parent for uuid in own if uuid in gpus and (parent := gpus[uuid].parent) is not None}
-    for event in context.gpus.events():
-        if event.time < since or event.uuid not in own:
-            continue
-        others = board.gpu_users.get(event.uuid, frozenset()) - {task.rank}
-        if not blames_device(event.xid) and (others or event.uuid in board.shared_gpus):
-            continue
-        index = gpus[event.uuid].index if event.uuid in gpus else "?"
-        words = f"Xid {event.xid} on GPU {index} ({event.uuid})"
-        if blames_device(event.xid):
-            words += f": {xid_words(event.xid)}"
-        faults.append({"time": event.time, "xid": event.xid, "words": words})
-    return faults
 
 
 def status_facts(status: int | None) -> dict[str, Any]:

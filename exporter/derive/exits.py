@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.derive.xid import BLAMED_ON_PROGRAMS, blames_device, xid_words
+from exporter.derive.xid import BLAMED_ON_PROGRAMS, blames_device, fatal_words, xid_words
 
 REASONS = (
     "completed",
@@ -84,16 +84,43 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class GpuFault:
-    """An error that the driver or the kernel reported about a GPU that the worker uses (an NVIDIA Xid)."""
+class _OfAGpu:
+    """Something that has met a GPU of the worker, and when that was told."""
 
     time: float
-    xid: int
-    words: str
 
     def is_near(self, end: float | None) -> bool:
         """Whether it may be the cause of an end at this moment; of one whose moment is not known it may."""
-        return end is None or -FAULT_AFTER_S <= end - self.time <= FAULT_BEFORE_S
+        return self.is_before(end) and (end is None or end - self.time <= FAULT_BEFORE_S)
+
+    def is_before(self, end: float | None) -> bool:
+        """Whether it was there when the worker ended, however long before."""
+        return end is None or self.time - end <= FAULT_AFTER_S
+
+
+@dataclass(frozen=True)
+class GpuFault(_OfAGpu):
+    """An error that the driver or the kernel reported about a GPU that the worker uses (an NVIDIA Xid)."""
+
+    xid: int
+    words: str
+
+
+@dataclass(frozen=True)
+class GpuLoss(_OfAGpu):
+    """A GPU that the worker uses was seen to be lost, or to need a reset, and still was so when it ended."""
+
+    gpu: str
+    words: str
+    """The driver's."""
+
+    def told(self, end: float | None) -> str:
+        """In words, by the end of the worker."""
+        if end is None:
+            return f"{self.gpu} was lost: {self.words}"
+        if self.time > end:
+            return f"{self.gpu} was found lost {self.time - end:.0f} s after its end: {self.words}"
+        return f"{self.gpu} was lost {end - self.time:.0f} s before its end: {self.words}"
 
 
 _DEVICE_WORDS = re.compile(
@@ -144,6 +171,7 @@ class Evidence:
     """How the wrapper ended that left no record."""
     log: LastWords = LastWords()
     gpu_faults: tuple[GpuFault, ...] = ()
+    gpu_losses: tuple[GpuLoss, ...] = ()
     disk_available_bytes: int | None = None
     """Space that was left in the run directory when it ended."""
     stop: Stop | None = None
@@ -170,8 +198,17 @@ def verdict(evidence: Evidence) -> Verdict:
 
     The order matters: a clean exit is a clean exit whatever else happened; an end that somebody
     above asked for is not the worker's fault; what the kernel says outranks what the log says,
-    and the log what the bare status says.
+    and the log what the bare status says. A GPU's error outranks the log where no program goes on after it.
+    So does the loss of a GPU, which is told whatever the reason of a failure is.
     """
+    judged = _judged(evidence)
+    if judged.reason in ("completed", "launch_failed"):
+        return judged
+    losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    return Verdict(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
+
+
+def _judged(evidence: Evidence) -> Verdict:
     code, number = evidence.code, evidence.signal
     facts = [_status_words(evidence)]
     if evidence.launch_error:
@@ -194,15 +231,14 @@ def verdict(evidence: Evidence) -> Verdict:
         facts.append("the OOM killer took a process of its control group meanwhile")
     for found in (kernel, _log_evidence(evidence), _disk_evidence(evidence)):
         if found is not None:
-            reason, words = found
-            return Verdict(reason, (*facts, words))
+            return Verdict(found[0], (*facts, *found[1:]))
     if forwarded:
         facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
         if _at_the_limit(evidence):
             return Verdict("time_limit", (*facts, "the time limit was reached"))
         return Verdict("cancelled", tuple(facts))
     if number in _CRASHES or (number is None and code is not None):
-        fault = _program_fault(evidence)
+        fault = _device_fault(evidence) or _program_fault(evidence)
         if fault is not None:
             return Verdict("gpu_fault", (*facts, *_log_words(evidence), fault))
     if number in _CRASHES:
@@ -235,17 +271,43 @@ def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | N
     So its count explains an end by SIGKILL, or one about which the log says nothing else.
     """
     log = evidence.log
-    otherwise = any(reason in log.classes for reason in _LOG_REASONS) or (
-        log.line is not None and "kill" not in log.line.lower()
-    )
+    otherwise = _has_reason(log) or (log.line is not None and "kill" not in log.line.lower())
     if (evidence.oom_kills or 0) > 0 and (killed or not otherwise):
         return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup"
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}"
     for fault in evidence.gpu_faults:
-        if blames_device(fault.xid) and fault.is_near(evidence.end):
+        if fatal_words(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
+    for loss in evidence.gpu_losses:
+        if loss.is_near(evidence.end):
+            return "gpu_fault", loss.told(evidence.end)
     return None
+
+
+def _has_reason(log: LastWords) -> bool:
+    return any(reason in log.classes for reason in _LOG_REASONS)
+
+
+def _device_fault(evidence: Evidence) -> str | None:
+    """An error of a GPU that explains an end about which the log says nothing.
+
+    It need not have ended the program, unless that could not go on after it: then it may also have hung for long.
+    """
+    if evidence.log.line is not None or _has_reason(evidence.log):
+        return None
+    near = (f.words for f in evidence.gpu_faults if blames_device(f.xid) and f.is_near(evidence.end))
+    return next(near, None) or _earlier_fault(evidence)
+
+
+def _earlier_fault(evidence: Evidence) -> str | None:
+    """An error of a GPU in the worker's life after which no program goes on, or its loss: what hangs ends late."""
+    for fault in evidence.gpu_faults:
+        if (reason := fatal_words(fault.xid)) and fault.is_before(evidence.end):
+            earlier = "" if evidence.end is None else f", {max(0.0, evidence.end - fault.time):.0f} s before its end"
+            return f"{fault.words}{earlier}; {reason}"
+    losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
+    return next(losses, None)
 
 
 def _program_fault(evidence: Evidence) -> str | None:
@@ -256,15 +318,18 @@ def _program_fault(evidence: Evidence) -> str | None:
     return None
 
 
-def _log_evidence(evidence: Evidence) -> tuple[str, str] | None:
+def _log_evidence(evidence: Evidence) -> tuple[str, ...] | None:
+    """A reason, and words for it."""
     log, peer = evidence.log, evidence.peer
     after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
     if PEER_LOST in log.classes and peer is not None and after_a_peer:
         return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
     for reason in _LOG_REASONS:
         if reason in log.classes or (reason == "gpu_fault" and _blames_the_device(log)):
-            words = "; ".join(_log_words(evidence))
-            return reason, words or f"its log says {reason}"
+            words = "; ".join(_log_words(evidence)) or f"its log says {reason}"
+            if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
+                return "gpu_fault", fault, words
+            return reason, words
     return None
 
 
@@ -297,6 +362,8 @@ def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Ve
         return Verdict("time_limit", (*facts, "the time limit was reached"))
     if evidence.wrapper:
         facts.append(f"its wrapper {evidence.wrapper} and left no record: it ended with that")
+    elif (number is not None or not evidence.attached) and (fault := _earlier_fault(evidence)) is not None:
+        return Verdict("gpu_fault", (*facts, fault, *_log_words(evidence)))
     if number is not None:
         facts.append("nothing tells who sent it")
     elif evidence.attached:
@@ -375,6 +442,7 @@ def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
         survivors=int(record.get("survivors") or 0),
         oom_victim=record.get("oom_victim"),
         gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
+        gpu_losses=tuple(GpuLoss(**loss) for loss in record.get("gpu_lost") or ()),
         **beside,
     )
 

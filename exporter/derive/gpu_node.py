@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from exporter.derive.xid import CONTAINED_XIDS, blames_device, xid_words
+from exporter.derive.gpu_words import STATE_WORDS
+from exporter.derive.xid import PAGING_XIDS, blames_device, xid_words
 
 Health = Literal["healthy", "warning", "failure"]
 HEALTHS: tuple[Health, ...] = ("healthy", "warning", "failure")
@@ -22,13 +23,12 @@ REPLAYS_PER_MINUTE = 8.0
 NVLINK_ERRORS_PER_MINUTE = 1.0
 """NVLink repeats too, and a sound link makes next to none: the threshold of NVIDIA's DCGM."""
 LINK_BUSY = 0.5
-"""Use from which on the link is at its full speed. Both are read at different moments, so a little is not enough."""
+"""Use from which on the link is at its full speed. Both are read at different moments, so a little is not enough,"""
+SLOW_READINGS = 2
+"""and one reading is not: the GPU may have begun to work, or paused, between the two."""
+XID_LASTS_S = 3600.0
+"""For so long an error of the device counts that does not put it out of use: what lasts tells of itself otherwise."""
 
-STATE_WORDS = {
-    "lost": "it has fallen off the bus, or the driver has lost it",
-    "reset_required": "it needs a reset",
-    "hanging": "the driver does not answer about it",
-}
 ACTION_WORDS = {
     "reset": "the driver asks for a reset of it",
     "reboot": "the driver asks for a reboot of the node",
@@ -84,9 +84,11 @@ class GpuFacts:
     pcie_generation_max: int | None = None
     nvlink_errors: int | None = None
     utilization: float | None = None
-    """An idle GPU lowers the generation of its link to save power."""
-    xids: Mapping[int, int] = field(default_factory=dict)
-    """Count by code since the job's start."""
+    """Of now. An idle GPU lowers the generation of its link to save power."""
+    condition_time: float | None = None
+    """When the counters and the link were read; None where that is not known, or they never were."""
+    xids: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    """Count since the job's start and last moment, by code."""
 
 
 def since_start(base: int | None, last: int | None, count: int) -> int:
@@ -121,36 +123,68 @@ class _Rate:
         return 60 * (count - first) / (now - begun) if now - begun >= RATE_LEAST_S else None
 
 
+class _Link:
+    """How often in a row the link of a GPU that works was read to run as an older generation."""
+
+    def __init__(self) -> None:
+        self._time: float | None = None
+        self._slow = 0
+
+    def is_slow(self, gpu: GpuFacts) -> bool:
+        """Takes in one look; a reading that was there at the last look says nothing anew."""
+        if gpu.condition_time is None:
+            self._slow = 0
+        elif gpu.condition_time != self._time:
+            generation, latest = gpu.pcie_generation, gpu.pcie_generation_max
+            busy = gpu.utilization is not None and gpu.utilization >= LINK_BUSY
+            self._slow = self._slow + 1 if busy and generation and latest and generation < latest else 0
+        self._time = gpu.condition_time
+        return self._slow >= SLOW_READINGS
+
+
+class _History:
+    """What earlier looks have told of one GPU."""
+
+    def __init__(self) -> None:
+        self.ecc, self.pcie, self.nvlink, self.link = _Rate(), _Rate(), _Rate(), _Link()
+
+
 class NodeHealth:
     """Judges a node by its GPUs at each look; remembers what it takes to know how fast their counters rise."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, dict[str, _Rate]] = {}
+        self._histories: dict[str, _History] = {}
 
     def update(self, now: float, driver: str, gpus: Sequence[GpuFacts], words: str | None = None) -> Judgement:
         """Health at this look. ``driver``: whether GPUs can be read, ``ok`` and so on; ``words``: what it says."""
-        self._rates = {gpu.index: self._rates.get(gpu.index, {}) for gpu in gpus}
+        self._histories = {gpu.index: self._histories.get(gpu.index) or _History() for gpu in gpus}
         reasons: list[Reason] = []
         if driver in DRIVER_WORDS:
             severity, found = DRIVER_WORDS[driver]
             reasons.append(Reason(None, severity, f"{found}: {words}" if words else found))
         for gpu in gpus:
-            found_here = [*_failures(gpu), *_warnings(gpu), *self._rising(now, gpu)]
+            history = self._histories[gpu.index]
+            found_here = [*_failures(gpu), *_warnings(now, gpu), *_of_late(now, gpu, history)]
             reasons += sorted(found_here, key=lambda reason: -HEALTHS.index(reason.severity))
         if not reasons and (driver != "ok" or not gpus):
             return Judgement(None)
         worst = max((HEALTHS.index(reason.severity) for reason in reasons), default=0)
         return Judgement(HEALTHS[worst], tuple(reasons))
 
-    def _rising(self, now: float, gpu: GpuFacts) -> Iterator[Reason]:
-        for name, count, limit, what in (
-            ("ecc", gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
-            ("pcie", gpu.pcie_replays, REPLAYS_PER_MINUTE, "repeats on PCIe"),
-            ("nvlink", gpu.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "errors on NVLink"),
-        ):
-            rate = self._rates[gpu.index].setdefault(name, _Rate()).per_minute(now, count)
-            if rate is not None and rate > limit:
-                yield Reason(gpu.index, "warning", f"{rate:.3g} {what} a minute in the last minutes")
+
+def _of_late(now: float, gpu: GpuFacts, history: _History) -> Iterator[Reason]:
+    """What is only seen over several looks."""
+    for rate, count, limit, what in (
+        (history.ecc, gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
+        (history.pcie, gpu.pcie_replays, REPLAYS_PER_MINUTE, "repeats on PCIe"),
+        (history.nvlink, gpu.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "errors on NVLink"),
+    ):
+        rise = rate.per_minute(now, count)
+        if rise is not None and rise > limit:
+            yield Reason(gpu.index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
+    if history.link.is_slow(gpu):
+        words = f"PCIe runs as generation {gpu.pcie_generation} of {gpu.pcie_generation_max} while the GPU works"
+        yield Reason(gpu.index, "warning", words)
 
 
 def _failures(gpu: GpuFacts) -> Iterator[Reason]:
@@ -158,7 +192,7 @@ def _failures(gpu: GpuFacts) -> Iterator[Reason]:
         return Reason(gpu.index, "failure", words)
 
     if gpu.state != "ok":
-        words = STATE_WORDS.get(gpu.state, gpu.state)
+        words = f"it {STATE_WORDS.get(gpu.state, f'is {gpu.state}')}"
         yield failure(f"{words}: {gpu.words}" if gpu.words else words)
     if gpu.ecc_uncorrected:
         yield failure(f"{_count(gpu.ecc_uncorrected, 'uncorrectable memory error')} since the job's start")
@@ -166,12 +200,12 @@ def _failures(gpu: GpuFacts) -> Iterator[Reason]:
         yield failure("a row of its memory could not be remapped")
     if gpu.recovery_action not in (None, "none"):
         yield failure(ACTION_WORDS.get(str(gpu.recovery_action), f"the driver asks for {gpu.recovery_action}"))
-    for code, count in sorted(gpu.xids.items()):
-        if count > 0 and blames_device(code) and code not in CONTAINED_XIDS:
+    for code, (count, _) in sorted(gpu.xids.items()):
+        if count > 0 and code in PAGING_XIDS:
             yield failure(_xid(code, count))
 
 
-def _warnings(gpu: GpuFacts) -> Iterator[Reason]:
+def _warnings(now: float, gpu: GpuFacts) -> Iterator[Reason]:
     def warning(words: str) -> Reason:
         return Reason(gpu.index, "warning", words)
 
@@ -179,16 +213,12 @@ def _warnings(gpu: GpuFacts) -> Iterator[Reason]:
         yield warning("a row of its memory is remapped at the next reset")
     if gpu.pages_pending:
         yield warning("a page of its memory is retired once the driver is loaded again")
-    for code, count in sorted(gpu.xids.items()):
-        if count > 0 and code in CONTAINED_XIDS:
+    for code, (count, last) in sorted(gpu.xids.items()):
+        if count > 0 and blames_device(code) and code not in PAGING_XIDS and now - last <= XID_LASTS_S:
             yield warning(_xid(code, count))
     width, widest = gpu.pcie_width, gpu.pcie_width_max
     if width and widest and width < widest:
         yield warning(f"PCIe has {width} lanes of {widest}")
-    generation, latest = gpu.pcie_generation, gpu.pcie_generation_max
-    busy = gpu.utilization is not None and gpu.utilization >= LINK_BUSY
-    if busy and generation and latest and generation < latest:
-        yield warning(f"PCIe runs as generation {generation} of {latest} while the GPU works")
 
 
 def _xid(code: int, count: int) -> str:

@@ -7,6 +7,10 @@ XidClass = Literal["hardware", "reset", "application", "noise"]
 ``application``: what the program did, over once it has ended. ``noise``: a by-product of another error, or nothing
 that calls for anything."""
 
+LASTING: tuple[XidClass, ...] = ("hardware", "reset")
+"""Classes after which the device stays suspect; others are over with the program that caused them."""
+NOISE: XidClass = "noise"
+
 CATALOG = "NVIDIA Xid catalogue"
 """https://docs.nvidia.com/deploy/xid-errors: the action that it advises, by code, for Ampere and later."""
 GUIDE = "NVIDIA GPU debug guidelines"
@@ -23,6 +27,13 @@ class Xid(NamedTuple):
     kind: XidClass
     words: str
     source: str = CATALOG
+    fatal: str = ""
+    """Why a program cannot go on with a device after it; empty where it may, as after an NVLink error that was made up
+    for, so that its end may have another reason."""
+
+
+_UNANSWERED = "no call to it comes back"
+_SPOILT = "the driver ends every program that has work there"
 
 
 XIDS: dict[int, Xid] = {
@@ -38,12 +49,12 @@ XIDS: dict[int, Xid] = {
     43: Xid("noise", "work of a program was ended after an error of its own"),
     44: Xid("noise", "fault at a change of programs"),
     45: Xid("noise", "work of a program was removed after an earlier error, or since it was killed"),
-    46: Xid("reset", "it has stopped processing"),
-    48: Xid("hardware", "uncorrectable memory error"),
+    46: Xid("reset", "it has stopped processing", fatal="it runs nothing any more"),
+    48: Xid("hardware", "uncorrectable memory error", fatal=_SPOILT),
     54: Xid("hardware", "auxiliary power is not connected or too low"),
     56: Xid("noise", "error of the display engine", HEADER),
     61: Xid("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
-    62: Xid("reset", "its microcontroller has halted"),
+    62: Xid("reset", "its microcontroller has halted", fatal=_UNANSWERED),
     63: Xid("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
     64: Xid("hardware", "a row of memory could not be remapped or a page not be retired"),
     66: Xid("noise", "call that the driver does not allow"),
@@ -52,24 +63,28 @@ XIDS: dict[int, Xid] = {
     69: Xid("application", "invalid commands for the graphics engine"),
     74: Xid("hardware", "NVLink error"),
     78: Xid("noise", "virtual GPU could not be started"),
-    79: Xid("hardware", "fallen off the bus"),
+    79: Xid("hardware", "fallen off the bus", fatal=_UNANSWERED),
     80: Xid("application", "corrupted commands"),
     82: Xid("application", "error of the JPEG decoder"),
     92: Xid("noise", "many corrected memory errors"),
     93: Xid("noise", "its store of settings is worn out"),
-    94: Xid("hardware", "uncorrectable memory error that only this program has met"),
-    95: Xid("hardware", "uncorrectable memory error that any program may have met"),
+    94: Xid(
+        "hardware",
+        "uncorrectable memory error that only this program has met",
+        fatal="the driver ends the program that has met it",
+    ),
+    95: Xid("hardware", "uncorrectable memory error that any program may have met", fatal=_SPOILT),
     106: Xid("noise", "test message"),
     107: Xid("noise", "test message"),
     108: Xid("noise", "address of another GPU that is not valid there"),
     109: Xid("reset", "change of programs took too long"),
     110: Xid("reset", "its security processor has met an error"),
-    119: Xid("reset", "its firmware (GSP) does not answer"),
-    120: Xid("reset", "error of its firmware (GSP)"),
+    119: Xid("reset", "its firmware (GSP) does not answer", fatal=_UNANSWERED),
+    120: Xid("reset", "error of its firmware (GSP)", fatal=_UNANSWERED),
     121: Xid("noise", "corrected error of the link to the CPU"),
     136: Xid("hardware", "NVLink could not be brought up"),
     137: Xid("noise", "access over NVLink to an address that is not valid there"),
-    140: Xid("hardware", "uncorrectable memory error that was not contained"),
+    140: Xid("hardware", "uncorrectable memory error that was not contained", fatal=_SPOILT),
     141: Xid("noise", "error on a fast path"),
     142: Xid("application", "error of a video encoder"),
     143: Xid("reset", "it could not be initialized"),
@@ -134,4 +149,9 @@ def xid_words(code: int) -> str:
 
 def blames_device(code: int) -> bool:
     """Whether the device, or its firmware, is at fault."""
-    return xid_class(code) in ("hardware", "reset")
+    return xid_class(code) in LASTING
+
+
+def fatal_words(code: int) -> str:
+    """Why no program goes on after it; empty where one may."""
+    return xid_of(code).fatal

@@ -23,8 +23,10 @@ from typing import Any
 from exporter.clock import Clock, SystemClock
 from exporter.readers.amd_values import (
     Throttled,
+    bad_pages,
     count,
     energy_j,
+    entries,
     fan_ratio,
     gauge,
     generation,
@@ -33,6 +35,7 @@ from exporter.readers.amd_values import (
     limit_w,
     link_bytes,
     ratio,
+    table,
     text,
 )
 from exporter.readers.gpu import (
@@ -54,6 +57,8 @@ TIMEOUT, RETRY, NO_PERM, INTERRUPT, OUT_OF_RESOURCES, DIRECTORY_NOT_FOUND = 8, 9
 BUSY, NOT_INIT, NO_SLOT, DRIVER_NOT_LOADED, FILE_NOT_FOUND = 30, 32, 33, 34, 52
 NEVER = frozenset({INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_SYMBOL, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND})
 """Statuses (``amdsmi_status_t``) of calls that are not worth a second try."""
+GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
+"""Statuses of a driver that was unloaded or replaced; one call may give them for a reason of its own."""
 PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})
 """Statuses that say nothing of the device."""
 TRIES = 3
@@ -129,10 +134,18 @@ class _Look:
             if device.failures[call] >= TRIES or (not again and self._answers):
                 device.absent[call] = words
 
+    def _confirm(self) -> None:
+        """Raise DriverReplaced where the library says of all GPUs that it cannot be used."""
+        try:
+            self._library.amdsmi_get_processor_handles()
+        except Exception as error:  # the package's own Python may break too
+            if _code(error) in GONE:
+                raise DriverReplaced(_words(error)) from error
+
     def _note(self, call: str, error: Exception) -> None:
         code, words = _code(error), _words(error)
-        if code in (NOT_INIT, DRIVER_NOT_LOADED):
-            raise DriverReplaced(words) from error
+        if code in GONE:
+            self._confirm()
         if code in PASSING:
             return
         if call in self._device.answered:
@@ -183,16 +196,16 @@ class AmdReader:
     def activity(self, gpu: Gpu) -> GpuActivity:
         """Power is ``average`` on MI200 and before and on graphics cards, ``instant`` on MI300 and later."""
         look = self._look(gpu)
-        use = look.ask("amdsmi_get_gpu_activity") or {}
+        use = table(look.ask("amdsmi_get_gpu_activity"))
         memory = look.ask("amdsmi_get_gpu_memory_usage", VRAM)
-        power = look.ask("amdsmi_get_power_info") or {}
-        energy = look.ask("amdsmi_get_energy_count") or {}
+        power = table(look.ask("amdsmi_get_power_info"))
+        energy = table(look.ask("amdsmi_get_energy_count"))
         heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", NOW)
         if heat is None:
             heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", NOW)
         memory_heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", NOW)
-        clock = look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX") or {}
-        memory_clock = look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM") or {}
+        clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
+        memory_clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
         throttle = self._throttle(look, gpu)
         look.judge()
         return GpuActivity(
@@ -221,7 +234,7 @@ class AmdReader:
         told = look.ask(PROCESSES)
         look.judge()
         if told is not None:
-            found = [_process(entry) for entry in told]
+            found = [_process(entry) for entry in entries(told)]
             device.processes, device.untold = tuple(process for process in found if process is not None), 0
         else:
             device.untold += 1
@@ -232,23 +245,22 @@ class AmdReader:
     def condition(self, gpu: Gpu) -> GpuCondition:
         """Retired pages are those with errors that could not be corrected: AMD retires none for others."""
         look = self._look(gpu)
-        errors = look.ask("amdsmi_get_gpu_total_ecc_count") or {}
-        pages = look.ask("amdsmi_get_gpu_bad_page_info")
-        link = look.ask("amdsmi_get_pcie_info") or {}
-        fixed, present = link.get("pcie_static", {}), link.get("pcie_metric", {})
+        errors = table(look.ask("amdsmi_get_gpu_total_ecc_count"))
+        pages = bad_pages(look.ask("amdsmi_get_gpu_bad_page_info"))
+        link = table(look.ask("amdsmi_get_pcie_info"))
+        fixed, present = table(link.get("pcie_static")), table(link.get("pcie_metric"))
         replays = count(present.get("pcie_replay_count"))
         if replays is None:
             replays = count(look.ask("amdsmi_get_gpu_pci_replay_counter"))
-        links = (look.ask("amdsmi_get_link_metrics") or {}).get("links", ())
+        links = entries(table(look.ask("amdsmi_get_link_metrics")).get("links"))
         fan = look.ask("amdsmi_get_gpu_fan_speed", 0)
         fan_most = None if fan is None else look.ask("amdsmi_get_gpu_fan_speed_max", 0)
-        clock = look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX") or {}
         look.judge()
         return GpuCondition(
             ecc_corrected=count(errors.get("correctable_count")),
             ecc_uncorrected=count(errors.get("uncorrectable_count")),
-            pages_retired_uncorrected=None if pages is None else sum(page["status"] == 0 for page in pages),
-            pages_pending=None if pages is None else any(page["status"] != 0 for page in pages),
+            pages_retired_uncorrected=None if pages is None else pages.count(True),
+            pages_pending=None if pages is None else False in pages,
             pcie_replays=replays,
             pcie_generation=generation(present.get("pcie_speed")),
             pcie_generation_max=generation(fixed.get("max_pcie_speed")),
@@ -257,13 +269,15 @@ class AmdReader:
             nvlink_rx_bytes=link_bytes([entry.get("read") for entry in links]),
             nvlink_tx_bytes=link_bytes([entry.get("write") for entry in links]),
             fan_ratio=fan_ratio(fan, fan_most),
-            sm_clock_max_hz=hertz(clock.get("max_clk")),
         )
 
     def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """Nothing, after that time: AMD has no numbered errors to wait for."""
         self._closed.wait(timeout_s)
         return ()
+
+    def tells_events(self) -> bool:
+        return False
 
     def absent(self) -> Mapping[str, str]:
         """Calls that are not asked for again, why, and of which GPUs."""
@@ -303,19 +317,19 @@ class AmdReader:
         found: list[tuple[int | None, Gpu, _Device]] = []
         for device in devices:
             look = _Look(self._library, device)
-            ids = look.ask("amdsmi_get_gpu_enumeration_info") or {}
-            bus = look.ask("amdsmi_get_gpu_device_bdf")
+            ids = table(look.ask("amdsmi_get_gpu_enumeration_info"))
+            bus = text(look.ask("amdsmi_get_gpu_device_bdf"))
             uuid = ids.get("hip_uuid")
             if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
-                uuid = look.ask("amdsmi_get_gpu_device_uuid") or f"GPU-{bus or len(found)}"
+                uuid = text(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
             if any(uuid == other.uuid for _, other, _ in found):
                 uuid = f"{uuid}@{bus or len(found)}"  # partitions of one GPU have the number of the whole
             gpu = Gpu(
                 uuid,
                 "",
                 self.vendor,
-                name=text((look.ask("amdsmi_get_gpu_asic_info") or {}).get("market_name")) or "",
-                pci_bus_id=bus.lower() if isinstance(bus, str) else None,
+                name=text(table(look.ask("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
+                pci_bus_id=None if bus is None else bus.lower(),
                 memory_total_bytes=count(look.ask("amdsmi_get_gpu_memory_total", VRAM)) or None,
             )
             look.judge()
@@ -329,7 +343,7 @@ class AmdReader:
         """Versions of the driver and of ROCm; the latter where the package tells it."""
         version = rocm = None
         if devices:
-            told = _Look(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info") or {}
+            told = table(_Look(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
             version = text(told.get("driver_version"))
         with contextlib.suppress(Exception):  # it loads one more library, which need not be there
             known, words = self._library.amdsmi_get_rocm_version()
@@ -347,7 +361,7 @@ class AmdReader:
         device, now = self._device(gpu), self._clock.monotonic()
         if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
-            if not device.throttled.read(metrics, now):
+            if not device.throttled.read(table(metrics), now):
                 device.absent[METRICS] = "it has no counters of clocks held down"
         return dict(device.throttled.seconds)
 
@@ -388,7 +402,7 @@ def _words(error: Exception) -> str:
 
 def _process(entry: Mapping[str, Any]) -> GpuProcess | None:
     """Memory of the driver's account of the process, else of KFD's."""
-    pid, memory = entry.get("pid"), entry.get("memory_usage", {})
+    pid, memory = entry.get("pid"), table(entry.get("memory_usage"))
     if not isinstance(pid, int) or not 0 < pid < 0xFFFFFFFF:
         return None
     return GpuProcess(pid, memory_bytes=count(memory.get("vram_mem")) or count(entry.get("mem")))

@@ -50,6 +50,27 @@ class Throttled:
         return ticks[name] - self._ticks.get(name, ticks[name])
 
 
+def table(value: object) -> Mapping[str, Any]:
+    """Values by name; none where another form is told, a text as it may be."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def entries(value: object) -> list[Mapping[str, Any]]:
+    """Tables of a list; without what is none."""
+    return [table(entry) for entry in value] if isinstance(value, list | tuple) else []
+
+
+def bad_pages(told: object) -> list[bool] | None:
+    """Of each page that is bad whether it is retired by now; None where that is not told.
+
+    Before ROCm 6.1 it is a text that says of a sound GPU that there are none.
+    """
+    if isinstance(told, str):
+        return None if text(told) is None else []
+    pages = [page.get("status") for page in entries(told)]
+    return [status == 0 for status in pages if status is not None] if isinstance(told, list) else None
+
+
 def text(value: object) -> str | None:
     return value if isinstance(value, str) and value not in ("", "N/A") else None
 

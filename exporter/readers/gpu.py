@@ -36,6 +36,8 @@ class Gpu:
     """``0000:3b:00.0`` in lower case; of a MIG instance that of its GPU."""
     parent: str | None = None
     """Of a MIG instance the UUID of its GPU."""
+    gpu_instance: int | None = None
+    """Of a MIG instance the number of the part of its GPU that it has, alone or with other instances."""
     mig: bool = False
     """Of a GPU: whether it is divided, and has nothing that processes use but its instances."""
     persistence: bool | None = None
@@ -68,6 +70,11 @@ class GpuActivity:
     nvlink_tx_bytes_per_s: float | None = None
     pcie_rx_bytes_per_s: float | None = None
     pcie_tx_bytes_per_s: float | None = None
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """Utilization, or of a MIG instance, which tells none, the activity of its multiprocessors."""
+        return self.utilization_ratio if self.utilization_ratio is not None else self.sm_activity_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,6 @@ class GpuCondition:
     nvlink_tx_bytes: int | None = None
     nvlink_errors: int | None = None
     fan_ratio: float | None = None
-    sm_clock_max_hz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ class GpuEvent:
     """Epoch seconds at which it was told; the driver gives no time of its own."""
     pid: int | None = None
     """Of the process that it names, as the kernel's log does."""
+    gpu_instance: int | None = None
+    """Of a GPU that is divided the part that has it (``Gpu.gpu_instance``), where one alone does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ class GpuFailed(Exception):
 
 
 class DriverReplaced(Exception):
-    """The driver was unloaded or replaced under us: only a new process can read it."""
+    """The driver was unloaded or replaced under us: the library must be opened anew, if need be by a new process."""
 
 
 class GpuReader(Protocol):
@@ -179,6 +187,10 @@ class GpuReader(Protocol):
         """Errors since the last call, or none after that time; called on a second thread of its own."""
         ...
 
+    def tells_events(self) -> bool:
+        """Whether errors of some GPU at least will be told; True before it was tried. On any thread, without a call."""
+        ...
+
     def absent(self) -> Mapping[str, str]:
         """Calls that are not asked for again and why, by name, for people."""
         ...
@@ -202,6 +214,7 @@ class GpuState:
     """None: not read yet, or nobody tells."""
     processes_time: float | None = None
     condition: GpuCondition | None = None
+    condition_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +230,8 @@ class GpuLook:
     """All since the reader began, the oldest first; at most the last thousand."""
     absent: Mapping[str, str] = field(default_factory=dict)
     replaced: bool = False
-    """Whether only a new process can read the driver."""
+    """Whether the driver is another one than this process has opened, which a new process may be able to read."""
     ready: bool = True
     """False while the driver has not yet told which GPUs there are, nor that there are none."""
+    tells_events: bool = False
+    """Whether the driver would tell of an error; False where no GPU of this machine has events."""

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from exporter.clock import Clock
 from exporter.readers.gpu import (
@@ -22,14 +21,15 @@ from exporter.readers.gpu import (
     GpuReader,
     GpuUnavailable,
 )
+from exporter.readers.gpu_late import Asker, Late
 from exporter.readers.gpu_seat import NOW, Part, Seat
 
 CALL_S = 2.0
 """How long one part of a look at one device may take."""
 OPEN_S = 30.0
 """How long the driver may take to find its devices: without persistence mode each is started then."""
-MOST_GIVEN_UP = 3
-"""Threads that hang, before nothing more is asked."""
+SETTLED_S = 60.0
+"""A driver that is replaced after being read for so long is opened anew as soon as one that never was."""
 EVENT_WAIT_S = 0.5
 """How long the thread for events waits in the driver, and so how long the end may take."""
 MOST_EVENTS = 1000
@@ -43,17 +43,6 @@ TELLING: tuple[DriverState, ...] = ("version_mismatch", "no_permission", "failin
 """Which of several reasons is told when no reader opens: the first."""
 
 log = logging.getLogger("gpujob.gpus")
-
-
-@dataclass
-class _Thread:
-    """One that asks: what it is at, and since when by the machine's clock."""
-
-    part: Part | None = None
-    seat: Seat | None = None
-    began: float = 0.0
-    late: bool = False
-    """Whether it was given up."""
 
 
 class GpuHost:
@@ -86,8 +75,8 @@ class GpuHost:
         }
         """How old what is told may be."""
         self._changed = threading.Condition()
-        self._thread: _Thread | None = None
-        self._given_up = 0
+        self._thread: Asker | None = None
+        self._late = Late()
         self._reader: GpuReader | None = None
         self._driver: Driver | None = None
         self._state: DriverState = "ok"
@@ -104,6 +93,7 @@ class GpuHost:
         self._round_due = NOW
         self._open_due = NOW
         self._retry_s = LEAST_RETRY_S
+        self._opened = NOW
         self._gpus_due = NOW
         self._closing = threading.Event()
         self._listening: threading.Thread | None = None
@@ -139,6 +129,9 @@ class GpuHost:
                 self._let_go = self._reader is None
                 self._closed.set()
             self._changed.notify_all()
+            thread, now = self._thread, time.monotonic()
+            if self._late.askers or (thread and thread.part is not None and now - thread.began > EVENT_WAIT_S):
+                return False  # what hangs is not waited for
         return self._closed.wait(wait_s) and self._let_go
 
     def events(self) -> tuple[GpuEvent, ...]:
@@ -151,21 +144,27 @@ class GpuHost:
     def _ask(self) -> None:
         """Have a round begun if one is due."""
         now = self._clock.monotonic()
-        if self._closing.is_set() or self._replaced:
+        if self._closing.is_set():
             return
-        if self._asked == self._served and now >= self._round_due and (self._reader or now >= self._open_due):
+        if self._asked == self._served and now >= self._round_due and (not self._is_shut() or now >= self._open_due):
             self._asked += 1
             self._round_due = now + EARLY * self._fast_s
-        if self._asked > self._served and self._thread is None and self._given_up < MOST_GIVEN_UP:
+        if self._asked > self._served and self._thread is None and not self._late.full:
             self._start()
         self._changed.notify_all()
 
+    def _is_shut(self) -> bool:
+        """Whether the driver is to be opened, for the first time or anew."""
+        return self._reader is None or self._replaced
+
     def _start(self) -> None:
-        self._thread = _Thread()
+        self._thread = Asker()
         threading.Thread(target=self._run, args=(self._thread,), name="gpus", daemon=True).start()
 
     def _watch(self, now: float) -> float:
         """Give the thread up if its call takes too long; seconds until that may be so."""
+        for late in self._late.blame(now, self._call_s):
+            self._blame(late)
         thread = self._thread
         if thread is None or thread.part is None:
             return self._call_s / 4
@@ -174,25 +173,33 @@ class GpuHost:
         left = thread.began + (self._call_s if self._seats else self._open_s) - now
         if left > 0:
             return left
-        thread.late = True
         self._thread = None
-        self._given_up += 1
         if thread.seat is not None:
-            thread.seat.give_up(thread.part, now - thread.began)
+            thread.seat.given_up += 1
+        elif self._seats:
+            self._gpus_due = self._clock.monotonic() + self._slow_s  # those that are known come first
+        self._late.add(thread)
+        if thread.blamed:
+            self._blame(thread)
         else:
-            log.warning("the driver hangs: no list of GPUs in %g s", now - thread.began)
-            if self._seats:
-                self._gpus_due = self._clock.monotonic() + self._slow_s  # those that are known come first
-        if self._given_up < MOST_GIVEN_UP:
+            log.warning("the driver hangs: %d calls have not come back", len(self._late.askers))
+        if not self._late.full:
             self._start()
         return self._call_s / 4
+
+    def _blame(self, late: Asker) -> None:
+        """Note that what it asks for hangs."""
+        if late.seat is not None and late.part is not None:
+            late.seat.hang(late.part, self._clock.monotonic())
+        else:
+            log.warning("the driver hangs: no list of GPUs")
 
     def _state_now(self) -> GpuLook:
         state, words = self._state, self._words
         thread = self._thread
-        if self._given_up >= MOST_GIVEN_UP:
-            state, words = "hanging", f"{self._given_up} calls have not come back"
-        elif thread is not None and thread.part in ("open", "gpus") and not self._seats:
+        if self._late.driver_hangs:
+            state, words = "hanging", f"{len(self._late.askers)} calls have not come back"
+        elif thread is not None and (thread.part == "open" or (thread.part == "gpus" and not self._seats)):
             late = time.monotonic() - thread.began > self._call_s
             state, words = ("hanging", f"{thread.part} has not come back") if late else (state, words)
         now = self._clock.monotonic()
@@ -206,11 +213,12 @@ class GpuHost:
             absent=self._absent,
             replaced=self._replaced,
             ready=self._told,
+            tells_events=self._reader is not None and not self._replaced and self._reader.tells_events(),
         )
 
     # -- the thread that asks --------------------------------------------------------------------
 
-    def _run(self, me: _Thread) -> None:
+    def _run(self, me: Asker) -> None:
         while True:
             with self._changed:
                 if me.late:
@@ -229,18 +237,19 @@ class GpuHost:
         self._let_go = self._leave()
         self._closed.set()
 
-    def _next(self, me: _Thread) -> bool:
+    def _next(self, me: Asker) -> bool:
         """Choose what to ask for; False when nothing is due in this round."""
-        if self._served == self._asked or self._replaced:
+        if self._served == self._asked:
             return False
-        now = self._clock.monotonic()
-        if self._reader is None and now < self._open_due:
-            return False
-        if self._reader is None or now >= self._gpus_due:
-            me.part = "open" if self._reader is None else "gpus"
+        now, me.reader = self._clock.monotonic(), self._reader
+        if self._is_shut():
+            me.part = "open" if now >= self._open_due else None
+            return me.part is not None
+        if now >= self._gpus_due:
+            me.part = "gpus"
             return True
         able = [seat for seat in self._seats.values() if not seat.given_up and now >= seat.not_before]
-        able.sort(key=lambda seat: seat.hung)  # those that have hung once come last
+        able.sort(key=lambda seat: seat.times_hung(now))  # those that have hung come last
         for seat in able:
             if seat.round < self._asked:
                 me.part, me.seat, seat.round = "activity", seat, self._asked
@@ -256,13 +265,13 @@ class GpuHost:
                 return True
         return False
 
-    def _do(self, me: _Thread) -> None:
+    def _do(self, me: Asker) -> None:
         """Ask, and note what comes; of a thread that was given up meanwhile nothing is noted."""
-        part, seat, reader = me.part, me.seat, self._reader
+        part, seat, reader = me.part, me.seat, me.reader
         told: object
         absent: Mapping[str, str] | None = None
         try:
-            if reader is None:
+            if part == "open" or reader is None:
                 told = self._open()
             elif seat is None:
                 told = reader.gpus()
@@ -278,18 +287,29 @@ class GpuHost:
         with self._changed:
             if me.late:
                 return
+            self._late.note_answer(time.monotonic())
+            if part == "open":
+                self._note_open(told)
+                return
+            if self._is_shut():
+                return  # it was replaced meanwhile
             self._absent = self._absent if absent is None else absent
             if isinstance(told, DriverReplaced):
                 self._replace(told)
             elif seat is not None and part is not None:
                 self._note(seat, part, told)
-            elif reader is None:
-                self._note_open(told)
             else:
                 self._note_gpus(told)
 
     def _open(self) -> tuple[GpuReader, Driver]:
-        """The first reader that opens; raises GpuUnavailable with the reason that says most."""
+        """The first reader that opens; raises GpuUnavailable with the reason that says most.
+
+        The library is let go of before, where it was open already: what it knows is of another driver.
+        """
+        if not self._leave():
+            raise GpuUnavailable(self._state, self._words or "")
+        with self._changed:
+            self._reader = self._listening = None
         failures: list[GpuUnavailable] = []
         for make in self._makes:
             reader = make()
@@ -307,8 +327,7 @@ class GpuHost:
         now = self._clock.monotonic()
         if isinstance(told, tuple):
             self._reader, self._driver = told
-            self._state, self._words = "ok", None
-            self._retry_s = LEAST_RETRY_S
+            self._replaced, self._opened, self._gpus_due = False, now, NOW
             return
         self._told = True
         state: DriverState = told.state if isinstance(told, GpuUnavailable) else "failing"
@@ -319,14 +338,17 @@ class GpuHost:
         if state in ("no_library", "no_driver"):
             self._open_due = now + ABSENT_S
         else:
-            self._open_due = now + self._retry_s
-            self._retry_s = min(2 * self._retry_s, MOST_RETRY_S)
+            self._wait_to_open(now)
+
+    def _wait_to_open(self, now: float) -> None:
+        self._open_due = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, MOST_RETRY_S)
 
     def _note_gpus(self, told: object) -> None:
         now = self._clock.monotonic()
         self._told = True
         if not isinstance(told, tuple):
-            if not self._seats:
+            if not self._seats or self._state != "ok":
                 self._state, self._words = "failing", f"{type(told).__name__}: {told}"
             self._gpus_due = now + self._medium_s
             return
@@ -354,31 +376,41 @@ class GpuHost:
         seat.note(part, told, now, self._clock.time(), self._medium_s)
 
     def _replace(self, error: DriverReplaced) -> None:
-        if not self._replaced:
+        """Have the driver opened anew, after a while that is longer each time."""
+        if self._state != "version_mismatch":
             log.warning("the driver was replaced: %s", error)
-        self._replaced, self._state, self._words = True, "failing", str(error)
+        now = self._clock.monotonic()
+        self._replaced, self._state, self._words = True, "version_mismatch", str(error)
+        if now - self._opened > SETTLED_S:
+            self._retry_s = LEAST_RETRY_S
+        self._wait_to_open(now)
         for seat in self._seats.values():
             seat.read.clear()
+            seat.due.update(dict.fromkeys(seat.due, NOW))
         self._changed.notify_all()
 
-    def _came_back(self, me: _Thread) -> None:
+    def _came_back(self, me: Asker) -> None:
         """Ask a device again, a while after its call is back; the thread itself ends."""
-        self._given_up -= 1
+        self._late.askers.remove(me)
+        self._late.note_answer(time.monotonic())
         if me.seat is not None:
-            me.seat.come_back(self._clock.monotonic(), self._medium_s, self._slow_s)
+            me.seat.given_up -= 1
+            if me.blamed:
+                me.seat.come_back(self._clock.monotonic(), self._medium_s, self._slow_s)
 
     # -- events, and the end ---------------------------------------------------------------------
 
     def _listen(self, reader: GpuReader) -> None:
         failing = False
-        while not self._closing.is_set() and not self._replaced:
+        while not self._closing.is_set() and reader is self._reader and not self._replaced:
             began = time.monotonic()
             events: tuple[GpuEvent, ...] = ()
             try:
                 events, failing = reader.wait_event(EVENT_WAIT_S), False
             except DriverReplaced as error:
                 with self._changed:
-                    self._replace(error)
+                    if reader is self._reader and not self._replaced:
+                        self._replace(error)
             except Exception as error:  # noqa: BLE001 - without events the rest goes on
                 if not failing:
                     log.warning("events of GPUs: %s: %s", type(error).__name__, error)
@@ -393,7 +425,7 @@ class GpuHost:
         """Close the reader, if nobody else is in it."""
         if self._reader is None:
             return True
-        if self._given_up:
+        if self._late.askers:
             return False
         if self._listening is not None:
             self._listening.join(4 * EVENT_WAIT_S)

@@ -20,6 +20,9 @@ NOW = float("-inf")
 Part = Literal["open", "gpus", "activity", "processes", "condition"]
 """What is asked for at once: the first two of the driver, the others of one GPU."""
 
+REMEMBERED_S = 3600.0
+"""How long it counts that a call did not come back."""
+
 log = logging.getLogger("gpujob.gpus")
 
 
@@ -40,8 +43,10 @@ class Seat:
     """The last one in which its activity was asked for."""
     given_up: int = 0
     """Calls about it that have not come back."""
-    hung: int = 0
-    """How often that was so."""
+    unanswered: int = 0
+    """How often in a row it hung, with no answer in between."""
+    hung: list[float] = field(default_factory=list)
+    """When it hung, of late."""
     not_before: float = NOW
     """It is asked for nothing until then."""
 
@@ -57,10 +62,12 @@ class Seat:
             processes=self.processes if "processes" in times else None,
             processes_time=times.get("processes"),
             condition=self.condition if "condition" in times else None,
+            condition_time=times.get("condition"),
         )
 
     def note(self, part: Part, told: object, now: float, epoch: float, pause_s: float) -> None:
         """Keep what was told of a part, or the exception; one that failed is left alone for ``pause_s``."""
+        self.unanswered = 0
         if isinstance(told, GpuFailed):
             if self.state != told.state:
                 log.warning("GPU %s (%s): %s: %s", self.gpu.index, self.gpu.uuid, told.state, told)
@@ -77,14 +84,17 @@ class Seat:
         self.read[part] = now, epoch
         setattr(self, part, told)
 
-    def give_up(self, part: Part, after_s: float) -> None:
-        """Ask no more until the call is back that was made for this part."""
-        log.warning("GPU %s (%s) hangs: no %s in %g s", self.gpu.index, self.gpu.uuid, part, after_s)
-        self.given_up += 1
-        self.hung += 1
+    def times_hung(self, now: float) -> int:
+        """How often it hung in the last hour."""
+        return sum(now - moment < REMEMBERED_S for moment in self.hung)
+
+    def hang(self, part: Part, now: float) -> None:
+        """Note that the call for this part does not come back, and that it is this GPU's doing."""
+        log.warning("GPU %s (%s) hangs: no %s", self.gpu.index, self.gpu.uuid, part)
+        self.unanswered += 1
+        self.hung = [*(moment for moment in self.hung if now - moment < REMEMBERED_S), now]
         self.state, self.words = "hanging", f"{part} has not come back"
 
     def come_back(self, now: float, pause_s: float, longest_pause_s: float) -> None:
-        """Ask again after a pause that grows with the number of times that it hung."""
-        self.given_up -= 1
-        self.not_before = now + min(pause_s * self.hung, longest_pause_s)
+        """Ask again after a pause, which is longer where it has hung again without an answer in between."""
+        self.not_before = now + min(pause_s * self.unanswered, longest_pause_s)

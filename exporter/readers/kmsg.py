@@ -22,7 +22,10 @@ KEPT = 1000
 _LINE = re.compile(rb"(\d+),\d+,(\d+),[^;]*;([^\n]*)")
 _OOM_KILL = re.compile(r"oom-kill:constraint=.*,task_memcg=(.*),task=.*,pid=(\d+),uid=\d+")
 _KILLED = re.compile(r"(?:.*: )?Killed process (\d+) \(")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, pid='?(\d+))?")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:\d+)?\): (?P<code>\d+)"
+    r"(?:, pid='?(?P<pid>\d+))?"
+)
 _MARKS = (b"oom-kill:", b"Killed process ", b"NVRM: Xid ")
 """Literals, one of which is in every line of interest."""
 
@@ -50,6 +53,8 @@ class Xid:
     pci: str
     code: int
     pid: int | None = None
+    gpu_instance: int | None = None
+    """Of a GPU that is divided (MIG) the part that has the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ def parse_event(text: str) -> OomVictim | Xid | None:
     if match := _KILLED.match(text):
         return OomVictim(int(match[1]))
     if match := _XID.match(text):
-        return Xid(match[1], int(match[2]), int(match[3]) if match[3] else None)
+        pid, instance = (None if match[name] is None else int(match[name]) for name in ("pid", "instance"))
+        return Xid(match["pci"], int(match["code"]), pid, instance)
     return None
 
 

@@ -4,6 +4,7 @@ A device is known by its UUID and keeps its handle; only MIG instances, whose ha
 anew, are looked up at each listing.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Mapping
 from ctypes import byref, c_int, c_uint, c_void_p
@@ -30,12 +31,11 @@ from exporter.readers.nvml_calls import (
     DRIVER_NOT_LOADED,
     LIB_RM_VERSION_MISMATCH,
     LIBRARY_NOT_FOUND,
-    LOST,
     NO_PERMISSION,
-    RESET_REQUIRED,
+    NOT_SUPPORTED,
+    OPERATING_SYSTEM,
     SUCCESS,
     TEXT_BYTES,
-    UNKNOWN,
     Device,
     Key,
     Library,
@@ -52,6 +52,9 @@ UNAVAILABLE: dict[int, DriverState] = {
     NO_PERMISSION: "no_permission",
     LIB_RM_VERSION_MISMATCH: "version_mismatch",
 }
+HIDDEN = frozenset({NO_PERMISSION, OPERATING_SYSTEM, NOT_SUPPORTED})
+"""Answers about a GPU that a control group keeps from us. After any other one its place is kept, though it does not
+even tell its UUID: those after it would seem to be other GPUs."""
 
 
 class _Unit:
@@ -65,8 +68,7 @@ class _Unit:
             self.activity: ActivityOf | InstanceActivityOf = ActivityOf(device)
             self.condition: ConditionOf | None = ConditionOf(device)
         else:
-            number = device.number("nvmlDeviceGetGpuInstanceId")
-            self.activity = InstanceActivityOf(device, parent.device.handle, number)
+            self.activity = InstanceActivityOf(device, parent.device.handle, gpu.gpu_instance)
             self.condition = None
         self.processes = ProcessesOf(device, shares=parent is None)
 
@@ -109,7 +111,11 @@ class NvmlReader:
             raise GpuUnavailable(UNAVAILABLE.get(error.value, "failing"), str(error)) from error
         self._binding, self._library = pynvml, Library(pynvml)
         self._events = Events(self._library, self._clock, self._handles)
-        return Driver(self.vendor, self._driver_version(), self._cuda_version())
+        try:
+            return Driver(self.vendor, self._driver_version(), self._cuda_version())
+        except DriverReplaced as error:
+            self.close()
+            raise GpuUnavailable("version_mismatch", str(error)) from error
 
     def gpus(self) -> tuple[Gpu, ...]:
         """``GpuReader.gpus``. One that is lost from the beginning is there under a UUID that is no UUID."""
@@ -119,6 +125,8 @@ class NvmlReader:
             for ordinal in range(count.value):
                 if ordinal not in self._ordinals:
                     self._meet(library, ordinal)
+        if self._events is not None:
+            self._events.try_again()
         found: list[Gpu] = []
         for ordinal in sorted({*self._ordinals, *self._failed}):
             unit = self._ordinals.get(ordinal)
@@ -147,6 +155,9 @@ class NvmlReader:
     def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         return () if self._events is None else self._events.wait(timeout_s)
 
+    def tells_events(self) -> bool:
+        return self._events is not None and self._events.tells
+
     def absent(self) -> Mapping[str, str]:
         """``GpuReader.absent``: by call, the answer and the GPUs that gave it."""
         if self._library is None:
@@ -155,6 +166,13 @@ class NvmlReader:
         for unit in list(self._units.values()):
             for key, code in list(unit.device.absent.items()):
                 places.setdefault((_name(key), code), []).append(unit.gpu.index)
+        if self._events is not None:
+            refused = dict(self._events.absent)
+            if self._events.unsupported is not None:
+                refused = dict.fromkeys(self._handles(), self._events.unsupported)
+            for uuid, refusal in refused.items():
+                if uuid in self._units:
+                    places.setdefault(refusal, []).append(self._units[uuid].gpu.index)
         for ordinal, code in list(self._unseen.items()):
             places.setdefault(("nvmlDeviceGetHandleByIndex_v2", code), []).append(str(ordinal))
         told: dict[str, str] = {}
@@ -168,14 +186,13 @@ class NvmlReader:
         if self._library is None:
             return
         self._turn()
-        try:
+        with contextlib.suppress(DriverReplaced, GpuFailed):  # the driver has let go of all that by itself then
             if self._events is not None:
                 self._events.free()
             for unit in self._units.values():
                 unit.free()
+        with contextlib.suppress(self._binding.NVMLError):
             self._binding.nvmlShutdown()
-        except (DriverReplaced, self._binding.NVMLError):
-            pass  # there is nothing to let go of any more
         self._library = self._events = None
 
     def _turn(self) -> Library:
@@ -209,16 +226,19 @@ class NvmlReader:
         try:
             handle = c_void_p()
             code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
-            device = Device(library, handle)
-            if code in LOST or code == RESET_REQUIRED:
+            device, uuid = Device(library, handle), None
+            if code and code not in HIDDEN:
                 device.judge(code)
-            uuid = None if code else device.text("nvmlDeviceGetUUID")
+            if not code:
+                uuid, code = device.told("nvmlDeviceGetUUID")
+            if uuid is not None:
+                self._ordinals[ordinal] = _Unit(device, self._described(device, uuid, ordinal))
             self._failed.pop(ordinal, None)
-            if uuid is None:
-                self._unseen[ordinal] = code or device.absent.get("nvmlDeviceGetUUID", UNKNOWN)
-                return
             self._unseen.pop(ordinal, None)
-            self._ordinals[ordinal] = _Unit(device, self._described(device, uuid, ordinal))
+            if code in HIDDEN:
+                self._unseen[ordinal] = code
+            elif code:
+                self._failed[ordinal] = ("lost", library.words(code))
         except GpuFailed as error:
             self._failed[ordinal] = (error.state, str(error))
         finally:
@@ -280,6 +300,7 @@ class NvmlReader:
             name=device.text("nvmlDeviceGetName") or "",
             pci_bus_id=parent.gpu.pci_bus_id,
             parent=parent.gpu.uuid,
+            gpu_instance=device.number("nvmlDeviceGetGpuInstanceId"),
             memory_total_bytes=MemoryOf(device).read()[1],
         )
         return _Unit(device, gpu, parent)

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import byref, c_int, c_void_p
 from typing import Any
 
-from exporter.readers.gpu import THROTTLE_REASONS, GpuActivity, ThrottleReason
+from exporter.readers.gpu import THROTTLE_REASONS, GpuActivity, GpuFailed, ThrottleReason
 from exporter.readers.nvml_calls import Device, Fields, Memory, MemoryV2, Temperature, Utilization
 from exporter.readers.nvml_gpm import Gpm
 
@@ -60,7 +60,15 @@ class ActivityOf:
         self.gpm = Gpm(device)
 
     def read(self, now: float) -> GpuActivity:
-        """All that it tells; ``now`` in monotonic seconds."""
+        """All that it tells; ``now`` in monotonic seconds. Raises GpuFailed when nothing answers."""
+        device = self._device
+        answers, refusals = device.answers, device.refusals
+        found = self._read(now)
+        if device.answers == answers and device.refusals > refusals:
+            raise GpuFailed("lost", device.library.words(device.refusal))
+        return found
+
+    def _read(self, now: float) -> GpuActivity:
         device = self._device
         utilization = self._utilization
         used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_at)

@@ -27,6 +27,7 @@ LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
+OPERATING_SYSTEM = 17
 LIB_RM_VERSION_MISMATCH = 18
 VGPU_ECC_NOT_SUPPORTED = 22
 ARGUMENT_VERSION_MISMATCH = 25
@@ -39,10 +40,12 @@ FOR_GOOD = frozenset(
 )
 """Answers that stay the same as long as the driver is loaded; after any other one the call is made again."""
 REPLACED = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
+"""Answers of a driver that was replaced; one call may give them for a reason of its own."""
 LOST = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
 """Invalid argument is not among them, though it is what a device that was unbound answers: so do stale MIG handles."""
 
 TEXT_BYTES = 96
+FIELD_VALUES = "nvmlDeviceGetFieldValues"
 
 Key = str | tuple[str | int, ...]
 """A call, with what selects a part of what it tells."""
@@ -160,8 +163,15 @@ class Library:
         function = self.function(name)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code in REPLACED:
-            raise DriverReplaced(self.words(code))
+            self.confirm()
         return code
+
+    def confirm(self) -> None:
+        """Raise DriverReplaced where the driver as a whole says so; for any thread, whoever's turn it is."""
+        function, count = self.function("nvmlDeviceGetCount_v2"), c_uint()
+        code = SUCCESS if function is None else function(byref(count))
+        if code in REPLACED:
+            raise DriverReplaced(self.words(code))
 
     def check_turn(self) -> None:
         """Stop a thread that has come back after another one took its place."""
@@ -186,6 +196,12 @@ class Device:
         """The call that is under way; for another thread: that has not come back."""
         self.absent: dict[Key, int] = {}
         """Calls that are not made again, and what they have returned."""
+        self.answers = 0
+        """Values that it has told."""
+        self.refusals = 0
+        """Calls that have failed, though not for good."""
+        self.refusal = SUCCESS
+        """What the last of them has returned."""
         self._uint, self._long = c_uint(), c_ulonglong()
         self._uint_at, self._long_at = byref(self._uint), byref(self._long)
 
@@ -208,20 +224,24 @@ class Device:
             self.inside = name
             code = function(*arguments)
             self.inside = None
-        if code:
+            if code in REPLACED:
+                library.confirm()
+        if not code:
+            self.answers += name != FIELD_VALUES  # which answers even where each field fails
+        elif code in FOR_GOOD:
+            self.absent[key] = code
+        else:
             self.judge(code)
-            if code in FOR_GOOD:
-                self.absent[key] = code
         return code
 
     def judge(self, code: int) -> None:
-        """Raise where a code is about the whole device or the driver."""
+        """Note a failure that is not for good; raise where it is about the whole device."""
+        self.refusals += 1
+        self.refusal = code
         if code in LOST:
             raise GpuFailed("lost", self.library.words(code))
         if code == RESET_REQUIRED:
             raise GpuFailed("reset_required", self.library.words(code))
-        if code in REPLACED:
-            raise DriverReplaced(self.library.words(code))
 
     def number(self, name: str, *selectors: int) -> int | None:
         """What a call tells through a pointer to an ``unsigned int``."""
@@ -237,10 +257,13 @@ class Device:
 
     def text(self, name: str) -> str | None:
         """The same of a text."""
+        return self.told(name)[0]
+
+    def told(self, name: str) -> tuple[str | None, int]:
+        """A text, and what the call for it returns."""
         buffer = ctypes.create_string_buffer(TEXT_BYTES)
-        if self.call(name, self.handle, buffer, c_uint(TEXT_BYTES)):
-            return None
-        return buffer.value.decode("utf-8", "replace")
+        code = self.call(name, self.handle, buffer, c_uint(TEXT_BYTES))
+        return (None if code else buffer.value.decode("utf-8", "replace")), code
 
 
 class Fields:
@@ -273,13 +296,14 @@ class Fields:
         if self._untried:
             self._try()
         device, count = self._device, len(self._asked)
-        if not count or device.call("nvmlDeviceGetFieldValues", device.handle, count, self._values):
+        if not count or device.call(FIELD_VALUES, device.handle, count, self._values):
             return {}
         found, gone = {}, []
         for (name, field, scope), told in zip(self._asked, self._values, strict=True):
             code = told.code
             if not code:
                 found[name] = _value(told)
+                device.answers += 1
             elif self._fails_for_good(field, scope, code):
                 gone.append(name)
         for name in gone:
@@ -290,7 +314,7 @@ class Fields:
         device, alone = self._device, (FieldValue * 1)()
         for name, (field, scope) in list(self._untried.items()):
             alone[0].field, alone[0].scope, alone[0].code = field, scope, SUCCESS
-            code = device.call("nvmlDeviceGetFieldValues", device.handle, 1, alone, key=_field_key(field, scope))
+            code = device.call(FIELD_VALUES, device.handle, 1, alone, key=_field_key(field, scope))
             if not self._fails_for_good(field, scope, code or alone[0].code):
                 self._asked.append((name, field, scope))
             del self._untried[name]
@@ -298,13 +322,14 @@ class Fields:
 
     def _fails_for_good(self, field: int, scope: int, code: int) -> bool:
         device = self._device
-        device.judge(code)
         key = _field_key(field, scope)
         if code in FOR_GOOD or code == INVALID_ARGUMENT:
             device.absent[key] = code
             if not self._noted:
                 del device.absent[key]
             return True
+        if code:
+            device.judge(code)
         return False
 
     def _lay_out(self) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from ctypes import byref, c_uint
 
 from exporter.readers.gpu import GpuCondition, RecoveryAction
-from exporter.readers.nvml_activity import CLOCK_SM
 from exporter.readers.nvml_calls import INSUFFICIENT_SIZE, SUCCESS, Device, Fields
 
 CORRECTED, UNCORRECTED = 0, 1
@@ -56,7 +55,6 @@ class ConditionOf:
         # Rows are remapped since Ampere; before that pages were retired.
         retires = "nvmlDeviceGetRemappedRows" in device.absent
         fan = number("nvmlDeviceGetFanSpeed")
-        clock = number("nvmlDeviceGetMaxClockInfo", CLOCK_SM)
         received, sent = self._links.traffic()
         return GpuCondition(
             ecc_corrected=long("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
@@ -78,7 +76,6 @@ class ConditionOf:
             nvlink_tx_bytes=sent,
             nvlink_errors=self._links.errors(),
             fan_ratio=None if fan is None else fan / 100,
-            sm_clock_max_hz=None if clock is None else clock * 1e6,
         )
 
     def _pages(self, cause: int) -> int | None:
@@ -121,19 +118,22 @@ class _Links:
     def _find(self) -> None:
         count = Fields(self._device, LINK_COUNT, noted=False)
         told = count.read().get("links")
-        self._links = MOST_LINKS if told is None else int(told)
-        if not self._links:
-            return
-        each = range(self._links)
-        for scope in ((ALL_LINKS,), each):
-            for received, sent, unit in LINK_BYTES:
-                if self._traffic is None and (fields := self._fields(scope, rx=received, tx=sent)):
-                    self._traffic = fields, unit
-        self._errors = self._fields((0,), **{f"e{number}": number for number in LINK_TOTALS})
-        for numbers in LINK_ERRORS:
+        links = MOST_LINKS if told is None else int(told)
+        each = range(links)
+        traffic: tuple[Fields, int] | None = None
+        errors: Fields | None = None
+        if links:
             for scope in ((ALL_LINKS,), each):
-                if self._errors is None:
-                    self._errors = self._fields(scope, **{f"e{number}": number for number in numbers})
+                for received, sent, unit in LINK_BYTES:
+                    if traffic is None and (fields := self._fields(scope, rx=received, tx=sent)):
+                        traffic = fields, unit
+            errors = self._fields((0,), **{f"e{number}": number for number in LINK_TOTALS})
+            for numbers in LINK_ERRORS:
+                for scope in ((ALL_LINKS,), each):
+                    if errors is None:
+                        errors = self._fields(scope, **{f"e{number}": number for number in numbers})
+        # All at once: a GPU that fails in between is asked anew.
+        self._links, self._traffic, self._errors = links, traffic, errors
 
     def _fields(self, links: Iterable[int], **numbers: int) -> Fields | None:
         """Fields of these links; None where none of them is told."""

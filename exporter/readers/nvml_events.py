@@ -2,14 +2,16 @@
 
 import ctypes
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 
 from exporter.clock import Clock
-from exporter.readers.gpu import DriverReplaced, GpuEvent
+from exporter.readers.gpu import GpuEvent
 from exporter.readers.nvml_calls import (
     FOR_GOOD,
     FUNCTION_NOT_FOUND,
+    NOT_SUPPORTED,
     REPLACED,
     SUCCESS,
     TIMEOUT,
@@ -21,6 +23,9 @@ XID = 0x8
 """``nvmlEventTypeXidCriticalError``, the only ones that are asked for: what others tell is read as a state, and some
 come with each change of clocks."""
 MOST_AT_ONCE = 100
+MOST_SPOILED = 3
+"""Sets that one GPU may spoil: what others would have told meanwhile is lost each time."""
+NO_INSTANCE = 0xFFFFFFFF
 
 
 class _Event(ctypes.Structure):
@@ -46,19 +51,27 @@ class Events:
         self._set: c_void_p | None = None
         self._registered: dict[int, str] = {}
         """By the handle's value, the UUID."""
-        self._refused: set[str] = set()
-        """UUIDs of GPUs whose events are not to be had."""
-        self._unsupported = False
+        self.absent: dict[str, tuple[str, int]] = {}
+        """By UUID, GPUs whose events are not to be had: the call that says so, and what it has returned."""
+        self.unsupported: tuple[str, int] | None = None
+        """The same where it is so of all."""
+        self.tells = True
+        """Whether there was some GPU in the set when it was looked at last; True before that."""
+        self._later: set[str] = set()
+        """UUIDs of GPUs that may tell events and have failed."""
+        self._spoiled: Counter[str] = Counter()
         self._pause = threading.Event()
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """What was told since the last call, or nothing after that time. Only what happens after the first call is."""
-        if self._unsupported or not self._register():
+        self.tells = self.unsupported is None and self._register()
+        if not self.tells:
             self._pause.wait(timeout_s)
             return ()
         found: list[GpuEvent] = []
         event = _Event()
         while len(found) < MOST_AT_ONCE:
+            event.gpu_instance = NO_INSTANCE  # older drivers leave it as it is
             code = self._wait(event, 0 if found else int(timeout_s * 1000))
             if code == TIMEOUT:
                 break
@@ -67,8 +80,14 @@ class Events:
                 self.free()
                 self._pause.wait(0 if found else timeout_s)
                 break
-            found.append(GpuEvent(self._registered.get(event.device or 0, ""), event.data, self._clock.time()))
+            uuid = self._registered.get(event.device or 0, "")
+            instance = None if event.gpu_instance == NO_INSTANCE else event.gpu_instance
+            found.append(GpuEvent(uuid, event.data, self._clock.time(), gpu_instance=instance))
         return tuple(found)
+
+    def try_again(self) -> None:
+        """Ask those again at the next wait that have failed; on any thread."""
+        self._later = set()
 
     def free(self) -> None:
         """Let go of the set."""
@@ -85,40 +104,48 @@ class Events:
 
     def _register(self) -> bool:
         """Whether there is a set with some GPU in it; GPUs that were not there before are added."""
-        known = {*self._registered.values(), *self._refused}
+        known = {*self._registered.values(), *self.absent, *self._later}
         new = {uuid: handle for uuid, handle in self._handles().items() if uuid not in known}
         if self._set is None and (new or self._registered):
             made = c_void_p()
-            code = self._call("nvmlEventSetCreate", byref(made))
+            name = "nvmlEventSetCreate"
+            code = self._call(name, byref(made))
             if code:
-                self._unsupported = code in FOR_GOOD
+                self.unsupported = (name, code) if code in FOR_GOOD else None
                 return False
             self._set = made
         for uuid, handle in new.items():
             if not self._add(uuid, handle):
-                return False
+                return self._register()
         return bool(self._registered)
 
     def _add(self, uuid: str, handle: c_void_p) -> bool:
         """Put a GPU into the set; False when the set cannot be used any more."""
         types = c_ulonglong()
-        code = self._call("nvmlDeviceGetSupportedEventTypes", handle, byref(types))
-        if code or not types.value & XID:
-            self._refused.add(uuid)
-            return True
-        code = self._call("nvmlDeviceRegisterEvents", handle, c_ulonglong(XID), self._set)
+        name = "nvmlDeviceGetSupportedEventTypes"
+        code = self._call(name, handle, byref(types))
+        if code == SUCCESS and not types.value & XID:
+            code = NOT_SUPPORTED
         if code == SUCCESS:
-            self._registered[handle.value or 0] = uuid
-            return True
-        self._refused.add(uuid)
-        if code == UNKNOWN:  # then what is in the set is not known: it is made anew without this one
+            name = "nvmlDeviceRegisterEvents"
+            code = self._call(name, handle, c_ulonglong(XID), self._set)
+            if code == SUCCESS:
+                self._registered[handle.value or 0] = uuid
+                return True
+        # What is in the set is not known then: it is made anew without this one.
+        spoils = code == UNKNOWN and name == "nvmlDeviceRegisterEvents"
+        self._spoiled[uuid] += spoils
+        if code in FOR_GOOD or self._spoiled[uuid] == MOST_SPOILED:
+            self.absent[uuid] = name, code
+        else:
+            self._later.add(uuid)
+        if spoils:
             self.free()
-            return False
-        return True
+        return not spoils
 
     def _call(self, name: str, *arguments: object) -> int:
         function = self._library.function(name)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code in REPLACED:
-            raise DriverReplaced(self._library.words(code))
+            self._library.confirm()
         return code

@@ -119,12 +119,13 @@ class Gpm:
             device.absent["nvmlGpmQueryDeviceSupport"] = code or NOT_SUPPORTED
             self._supported = False
             return
-        samples = [c_void_p(), c_void_p()]
-        for sample in samples:
-            if device.call("nvmlGpmSampleAlloc", byref(sample)):
-                self._supported = False
+        while len(self._samples) < 2:
+            sample = c_void_p()
+            code = device.call("nvmlGpmSampleAlloc", byref(sample))
+            if code:
+                self._supported = False if code in FOR_GOOD else None
                 return
-        self._samples = samples
+            self._samples.append(sample)
         self._supported = True
 
     def free(self) -> None:

@@ -120,6 +120,10 @@ NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM, BUSY, NOT_INIT, DRIVER_NOT_LOADED, 
 )
 
 
+NO_BAD_PAGES = "No bad pages found."
+"""``amdsmi_get_gpu_bad_page_info`` of a sound GPU from 5.7 to 6.0; since then it is an empty list."""
+
+
 def process(pid: int, vram: int, name: str = "python3") -> dict[str, Any]:
     """An entry of ``amdsmi_get_gpu_process_list``."""
     return {
@@ -272,6 +276,8 @@ class FakeAmdSmi(types.ModuleType):
         """How often each function was called, with its first argument and the position of the GPU."""
         self.fake_running = 0
         self.fake_init: Refusal | None = None
+        self.fake_broken: Refusal | None = None
+        """What all functions refuse with."""
         names = {name.partition(" ")[0] for name in mi300x(0, 0)}
         own: dict[str, Any] = {name: self._function(name) for name in names}
         own |= {kind.__name__: kind for kind in (AmdSmiException, AmdSmiLibraryException, AmdSmiParameterException)}
@@ -299,6 +305,8 @@ class FakeAmdSmi(types.ModuleType):
         self.fake_running -= 1
 
     def _handles(self) -> list[Handle]:
+        if self.fake_broken is not None:
+            raise AmdSmiLibraryException(self.fake_broken)
         if not self.fake_running:
             raise AmdSmiLibraryException(32)
         return [gpu.handle for gpu in self.fake_gpus]
@@ -319,6 +327,8 @@ class FakeAmdSmi(types.ModuleType):
             self.fake_calls[f"{full} {gpu.position}"] += 1
             if not self.fake_running:
                 raise AmdSmiLibraryException(32)
+            if self.fake_broken is not None:
+                raise AmdSmiLibraryException(self.fake_broken)
             answer = NOT_SUPPORTED if gpu.lost else gpu.answers[full if full in gpu.answers else name]
             if isinstance(answer, Refusal):
                 raise AmdSmiLibraryException(answer)

@@ -69,6 +69,7 @@ def instance(of: int, number: int, **changes: Any) -> GpuState:
         pci_bus_id=f"0000:{0x18 + of:02x}:00.0",
         parent=uuid(of),
         memory_total_bytes=70 * GIB,
+        gpu_instance=number,
     )
     return GpuState(made, **{"activity": GpuActivity(utilization_ratio=0.25), "processes": (), **changes})
 
@@ -90,7 +91,7 @@ class FakeGpus:
         self.driver: Driver | None = NVIDIA
         self.told: list[GpuEvent] = []
         self.asked = 0
-        self.ready = True
+        self.ready = self.tells_events = True
 
     def look(self, _wait_s: float) -> GpuLook:
         self.asked += 1
@@ -99,10 +100,14 @@ class FakeGpus:
             self.state,
             self.words,
             self.driver,
-            tuple(dataclasses.replace(state, processes_time=self._clock.time()) for state in self.gpus),
+            tuple(
+                dataclasses.replace(state, processes_time=self._clock.time(), condition_time=self._clock.time())
+                for state in self.gpus
+            ),
             tuple(self.told),
             {"nvmlDeviceGetFanSpeed": "Not Supported"},
             ready=self.ready,
+            tells_events=self.tells_events,
         )
 
     def events(self) -> tuple[GpuEvent, ...]:

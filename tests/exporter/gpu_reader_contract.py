@@ -33,7 +33,6 @@ MOST: Mapping[str, float] = {
     "temperature_c": 150,
     "memory_temperature_c": 150,
     "sm_clock_hz": 1e10,
-    "sm_clock_max_hz": 1e10,
     "memory_clock_hz": 1e11,
     "pcie_generation": 8,
     "pcie_generation_max": 8,

@@ -190,7 +190,6 @@ def test_an_mi300x_is_read_in_base_units(install: Install) -> None:
         pcie_width_max=16,
         nvlink_rx_bytes=7000 * 1024,
         nvlink_tx_bytes=14000 * 1024,
-        sm_clock_max_hz=2100e6,
     )
 
 
@@ -408,12 +407,48 @@ def test_a_gpu_in_a_reset_at_the_start_is_not_given_up(install: Install) -> None
 
 @pytest.mark.parametrize("status", [fake.NOT_INIT, fake.DRIVER_NOT_LOADED])
 def test_a_library_that_can_no_longer_be_used_says_so(install: Install, status: fake.Refusal) -> None:
+    package = install(FakeAmdGpu())
+    reader = opened()
+    gpu = reader.gpus()[0]
+    package.fake_broken = status
+    with pytest.raises(DriverReplaced):
+        reader.activity(gpu)
+
+
+@pytest.mark.parametrize("status", [fake.NOT_INIT, fake.DRIVER_NOT_LOADED])
+def test_one_odd_status_is_no_replaced_driver(install: Install, status: fake.Refusal) -> None:
     gpu = FakeAmdGpu()
     install(gpu)
     reader = opened()
+    unit = reader.gpus()[0]
+    known = reader.activity(unit)
     gpu.answers["amdsmi_get_gpu_activity"] = status
-    with pytest.raises(DriverReplaced):
-        reader.activity(reader.gpus()[0])
+    assert reader.activity(unit) == dataclasses.replace(known, utilization_ratio=None, memory_utilization_ratio=None)
+
+
+def test_a_sound_gpu_says_in_words_that_it_has_no_bad_pages(install: Install) -> None:
+    install(FakeAmdGpu(answers={"amdsmi_get_gpu_bad_page_info": fake.NO_BAD_PAGES}))
+    reader = opened()
+    found = reader.condition(reader.gpus()[0])
+    assert (found.pages_retired_uncorrected, found.pages_pending, found.ecc_corrected) == (0, False, 0)
+
+
+@pytest.mark.parametrize("form", ["N/A", "words", 7, None, [], ["N/A"], [None], {"links": "N/A"}, {"links": [7]}])
+@pytest.mark.parametrize("name", sorted(fake.mi300x(0, 0)))
+def test_an_answer_of_another_form_costs_its_own_values(install: Install, name: str, form: object) -> None:
+    install(FakeAmdGpu(answers={name: form}))
+    reader = opened()
+    gpu = reader.gpus()[0]
+    activity, condition = reader.activity(gpu), reader.condition(gpu)
+    reader.processes(gpu)
+    told = [activity.temperature_c, activity.sm_clock_hz, condition.ecc_corrected, condition.pcie_width]
+    told += [activity.power_instant_w, condition.nvlink_rx_bytes]
+    assert told.count(None) <= 1
+
+
+def test_nothing_tells_of_errors(install: Install) -> None:
+    install(FakeAmdGpu())
+    assert not opened().tells_events()
 
 
 def test_throttling_is_the_firmwares_share_of_our_time(install: Install) -> None:

@@ -13,6 +13,7 @@ from exporter.derive.exits import (
     REASONS,
     Evidence,
     GpuFault,
+    GpuLoss,
     LastWords,
     Peer,
     Stop,
@@ -29,6 +30,10 @@ TERM, KILL, SEGV, ABRT, HUP, USR1 = (
 PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
 FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
 ADDRESS = GpuFault(99.0, 31, "Xid 31 on GPU 3, process 7")
+LINK = GpuFault(100.0, 74, "Xid 74 on GPU 0 (GPU-a): NVLink error")
+FIRMWARE = GpuFault(100.0, 119, "Xid 119 on GPU 0 (GPU-a): its firmware (GSP) does not answer")
+LOST = GpuLoss(100.0, "GPU 0 (GPU-a)", "GPU is lost")
+WATCHDOG = "Watchdog caught collective operation timeout: ran for 600000 milliseconds"
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
@@ -119,8 +124,64 @@ CASES = {
     ),
     "a device that fell off the bus": (Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)), "gpu_fault"),
     "a device that fell off the bus an hour before": (
-        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
+        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,), log=LastWords((), "ValueError: bad shard")),
         "app_error",
+    ),
+    "a device that fell off the bus an hour before, and a log without an error": (
+        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
+        "gpu_fault",
+    ),
+    "firmware that does not answer, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        "gpu_fault",
+    ),
+    "firmware that did not answer after the end, and a collective that timed out": (
+        Evidence(signal=ABRT, end=89.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        "nccl_timeout",
+    ),
+    "firmware that does not answer, and SIGKILL from nowhere": (
+        Evidence(signal=KILL, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_faults=(FIRMWARE,)),
+        "gpu_fault",
+    ),
+    "firmware that does not answer, and no record": (Evidence(end=705.0, gpu_faults=(FIRMWARE,)), "gpu_fault"),
+    "firmware that does not answer, and a job of others whose status nobody tells": (
+        Evidence(end=705.0, attached=True, source="kernel", gpu_faults=(FIRMWARE,)),
+        "killed_unknown",
+    ),
+    "firmware that does not answer, and a wrapper that was killed": (
+        Evidence(signal=KILL, source="kernel", end=705.0, wrapper="was killed by SIGKILL", gpu_faults=(FIRMWARE,)),
+        "killed_unknown",
+    ),
+    "firmware that does not answer, and no memory left on the device ten minutes later": (
+        Evidence(code=1, end=705.0, log=LastWords(("cuda_oom",)), gpu_faults=(FIRMWARE,)),
+        "cuda_oom",
+    ),
+    "firmware that does not answer, and SIGTERM from outside ten minutes later": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=705.0, gpu_faults=(FIRMWARE,)),
+        "cancelled",
+    ),
+    "a link that failed, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(LINK,)),
+        "nccl_timeout",
+    ),
+    "a link that failed, and nothing else": (Evidence(code=1, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and SIGABRT": (Evidence(signal=ABRT, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and another error in the log": (
+        Evidence(code=1, end=155.0, log=LastWords((), "KeyError: 'input_ids'"), gpu_faults=(LINK,)),
+        "app_error",
+    ),
+    "a link that failed, and no memory left on the device": (
+        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(LINK,)),
+        "cuda_oom",
+    ),
+    "a link that failed, and SIGTERM from outside": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=155.0, gpu_faults=(LINK,)),
+        "cancelled",
+    ),
+    "a link that failed ten minutes before": (Evidence(code=1, end=705.0, gpu_faults=(LINK,)), "app_error"),
+    "a memory error of the device, and no memory left on it": (
+        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(GpuFault(100.0, 48, "Xid 48"),)),
+        "gpu_fault",
     ),
     "an error of the program on a device": (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)), "gpu_fault"),
     "an error of the program on a device, upon which it aborted": (
@@ -180,6 +241,29 @@ CASES = {
         Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
         "app_error",
     ),
+    "a device that was lost, and no Xid": (Evidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
+    "a device that was lost, and what the program says of it": (
+        Evidence(code=1, end=160.0, log=LastWords((), ILLEGAL), gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was found lost a moment after the end": (
+        Evidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was lost later": (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), "app_error"),
+    "a device that was lost ten minutes before": (
+        Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+        "app_error",
+    ),
+    "a device that was lost, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was lost, and a notice that the job ends": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_losses=(LOST,)),
+        "terminated_peer",
+    ),
+    "a device that was lost, and exit 0": (Evidence(code=0, end=104.0, gpu_losses=(LOST,)), "completed"),
     "a device that has lost memory, as the log says": (
         Evidence(code=1, log=LastWords(("cuda_error", "gpu_xid"), ECC)),
         "gpu_fault",
@@ -314,6 +398,7 @@ EVIDENCE = st.builds(
     gpu_faults=st.lists(st.builds(GpuFault, st.floats(0, 1e9), st.integers(1, 200), st.just("Xid")), max_size=2).map(
         tuple
     ),
+    gpu_losses=st.lists(st.builds(GpuLoss, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
     node=st.sampled_from(["n1", "n2"]),
     peer=st.none() | st.builds(Peer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
     survivors=st.integers(0, 3),
@@ -373,6 +458,42 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
         ),
         (Evidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
         (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
+        (
+            Evidence(
+                signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG, "w.err"), gpu_faults=(FIRMWARE,)
+            ),
+            (
+                "killed by SIGABRT",
+                f"{FIRMWARE.words}, 605 s before its end; no call to it comes back",
+                f"the last error in its log: {WATCHDOG} (w.err)",
+            ),
+        ),
+        (
+            Evidence(signal=KILL, end=705.0, gpu_faults=(FIRMWARE,)),
+            ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; no call to it comes back"),
+        ),
+        (
+            Evidence(code=124, end=104.0, gpu_losses=(LOST,)),
+            ("exit status 124", "GPU 0 (GPU-a) was lost 4 s before its end: GPU is lost"),
+        ),
+        (
+            Evidence(code=1, end=98.0, gpu_losses=(LOST,)),
+            ("exit status 1", "GPU 0 (GPU-a) was found lost 2 s after its end: GPU is lost"),
+        ),
+        (Evidence(code=1, gpu_losses=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
+        (
+            Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_losses=(LOST,)),
+            ("exit status 1", FELL_OFF.words, "GPU 0 (GPU-a) was lost 0 s before its end: GPU is lost"),
+        ),
+        (
+            Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+            (
+                "exit status 1",
+                "the last error in its log: ValueError: bad shard",
+                "GPU 0 (GPU-a) was lost 605 s before its end: GPU is lost",
+            ),
+        ),
+        (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), ("exit status 1",)),
         (
             Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
             ("exit status 1", "Xid 31 on GPU 3, process 7: invalid address, by the program"),

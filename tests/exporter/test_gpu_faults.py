@@ -1,5 +1,6 @@
 """Faults of GPUs since the job's start: counted once, not forgotten by the next sidecar, and blamed on who had them."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -10,11 +11,11 @@ import pytest
 
 from exporter import records
 from exporter.collectors import gpu_page
+from exporter.collectors.end_facts import gpu_facts
 from exporter.collectors.gpus import XIDS
-from exporter.collectors.runs import driver_facts
 from exporter.derive.exits import exit_evidence, verdict
 from exporter.readers.gpu import GpuEvent
-from exporter.readers.kmsg import KernelEvent, OomVictim
+from exporter.readers.kmsg import KernelEvent, OomVictim, Xid
 from tests.exporter.fake_gpus import DEVICE_LISTS, Node, divided, gpu, instance, uuid
 from tests.exporter.support import NODE, page_of, samples_of
 
@@ -273,10 +274,33 @@ def test_the_state_is_written_when_there_is_something_new_alone(tmp_path: Path) 
 def end_of(node: Node, rank: int, ran_s: float = 600.0) -> tuple[str, tuple[str, ...]]:
     """What is said of a worker that ends now with exit status 1."""
     start = node.clock.now - ran_s
-    faults = driver_facts(node.context, node.tasks[rank], start)
-    record = {"start": start, "end": node.clock.now, "code": 1, "signal": None, "gpu_faults": faults}
+    faults = gpu_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), start)
+    record = {"start": start, "end": node.clock.now, "code": 1, "signal": None, **faults}
     judged = verdict(exit_evidence(record))
     return judged.reason, judged.evidence
+
+
+def facts_of(node: Node, rank: int) -> list[str]:
+    """Words of the errors that are this worker's."""
+    found = gpu_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), 0.0)
+    return [fault["words"] for fault in found.get("gpu_faults", ())]
+
+
+def log(node: Node, what: Xid) -> None:
+    """The kernel's log tells of an error."""
+    node.kernel.events = (*node.kernel.events, KernelEvent(node.clock.now, what))
+
+
+def shared(run_dir: Path, plan: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> Node:
+    """A GPU divided into two instances, numbered 5 and 6, with workers at work in those of the plan."""
+    parts = [instance(0, number) for number in (0, 1)]
+    parts = [
+        dataclasses.replace(part, gpu=dataclasses.replace(part.gpu, gpu_instance=5 + number))
+        for number, part in enumerate(parts)
+    ]
+    node = Node(run_dir, divided(0), *parts, plan=plan)
+    at_work(node, *((rank, 1 + at) for rank, positions in enumerate(plan) for at in positions))
+    return node
 
 
 def at_work(node: Node, *users: tuple[int, int]) -> None:
@@ -315,15 +339,15 @@ def test_an_error_of_a_program_beside_a_stranger_is_blamed_on_nobody(tmp_path: P
 
 
 def test_the_other_one_on_a_gpu_is_remembered_when_it_has_just_ended(tmp_path: Path) -> None:
-    node = pair(tmp_path, plan=((0,), (0,)))
-    at_work(node, (0, 0), (1, 0))
-    node.xid(0, 31)
+    node = pair(tmp_path)
+    at_work(node, (0, 1), (1, 1))
+    node.xid(1, 31)
     node.board.pids = {1: frozenset({1001})}
-    node.use(0, 1001)
+    node.use(1, 1001)
     node.page(5)
     assert end_of(node, 1)[0] == "app_error"
     node.page(120)
-    node.xid(0, 31)
+    node.xid(1, 31)
     assert end_of(node, 1)[0] == "gpu_fault"
 
 
@@ -368,14 +392,154 @@ def test_an_error_of_a_divided_gpu_counts_before_the_worker_was_seen_there(tmp_p
     assert [end_of(node, rank)[0] for rank in (0, 1)] == ["gpu_fault", "app_error"]
 
 
-def test_alone_on_a_divided_gpu_a_worker_is_at_fault(tmp_path: Path) -> None:
-    node = Node(tmp_path, divided(0), instance(0, 0), instance(0, 1), plan=((0,), (1,)))
-    at_work(node, (1, 2))
+@pytest.mark.parametrize("processes", [(), None])
+def test_where_nobody_tells_who_is_on_a_gpu_all_that_the_plan_puts_there_are(tmp_path: Path, processes: Any) -> None:
+    node = Node(tmp_path, gpu(0, processes=processes), gpu(1), plan=((0,), (0,), (1,)))
+    node.page()
+    node.xid(0, 13)
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["app_error", "app_error"]
+    node.xid(1, 13)
+    assert end_of(node, 2)[0] == "gpu_fault"
+
+
+def test_where_nobody_tells_whether_there_are_strangers_a_program_is_not_blamed(tmp_path: Path) -> None:
+    node = Node(tmp_path, gpu(0, processes=None))
+    node.page()
+    node.xid(0, 13)
+    assert end_of(node, 0)[0] == "app_error"
+
+
+def test_before_the_processes_on_a_gpu_were_looked_at_a_program_is_not_blamed(tmp_path: Path) -> None:
+    node = Node(tmp_path, gpu(0))
+    node.look()
+    node.xid(0, 13)
+    assert end_of(node, 0)[0] == "app_error"
+
+
+def test_of_a_divided_gpu_others_may_have_parts_that_are_not_seen_here(tmp_path: Path) -> None:
+    node = shared(tmp_path)
     node.xid(0, 31)
-    assert end_of(node, 1)[0] == "gpu_fault"
+    assert end_of(node, 0)[0] == "app_error"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "reasons"),
+    [
+        (31, 5, ["gpu_fault", "app_error"]),
+        (31, 6, ["app_error", "gpu_fault"]),
+        (94, 6, ["app_error", "gpu_fault"]),
+        (95, 5, ["gpu_fault", "app_error"]),
+        (95, 7, ["app_error", "app_error"]),
+        (95, None, ["gpu_fault", "gpu_fault"]),
+    ],
+)
+@pytest.mark.parametrize("by", ["driver", "kernel"])
+def test_an_error_of_an_instance_is_that_of_the_worker_in_it(
+    tmp_path: Path, by: str, code: int, number: int | None, reasons: list[str]
+) -> None:
+    node = shared(tmp_path)
+    if by == "driver":
+        node.host.told.append(GpuEvent(uuid(0), code, node.clock.now, gpu_instance=number))
+    else:
+        log(node, Xid("0000:18:00", code, gpu_instance=number))
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == reasons
+
+
+def test_a_contained_error_of_an_instance_ends_all_workers_in_it(tmp_path: Path) -> None:
+    node = shared(tmp_path, plan=((0,), (0,)))
+    for number in (6, 5):
+        assert [end_of(node, rank)[0] for rank in (0, 1)] == ["app_error", "app_error"]
+        node.host.told.append(GpuEvent(uuid(0), 94, node.clock.now, gpu_instance=number))
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["gpu_fault", "gpu_fault"]
+
+
+def test_a_contained_error_is_that_of_the_program_that_is_named(tmp_path: Path) -> None:
+    node = pair(tmp_path, plan=((0,), (0,)))
+    at_work(node, (0, 0), (1, 0))
+    node.xid(0, 94)
+    node.line("0000:18:00", 94, pid=1001)
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["app_error", "gpu_fault"]
+
+
+# Driver and kernel's log together
+
+
+def test_a_gpu_that_fell_off_the_bus_names_nobody_and_ends_its_worker(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.line("0000:18:00", 79)
+    node.clock.advance(1)
+    node.line("0000:18:00", 45, pid=1000)
+    assert facts_of(node, 0) == [
+        f"Xid 79 on GPU 0 ({uuid(0)}): fallen off the bus",
+        f"Xid 45 on GPU 0 ({uuid(0)}), process 1000",
+    ]
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["gpu_fault", "app_error"]
+
+
+def test_what_driver_and_kernel_tell_of_one_error_is_one_with_the_pid(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.xid(0, 31)
+    node.xid(0, 79)
+    node.clock.advance(1)
+    node.line("0000:18:00", 31, pid=1000)
+    node.line("0000:18:00", 79)
+    node.line("0000:19:00", 79)
+    assert facts_of(node, 0) == [
+        f"Xid 79 on GPU 0 ({uuid(0)}): fallen off the bus",
+        f"Xid 31 on GPU 0 ({uuid(0)}), process 1000",
+    ]
+    node.clock.advance(60)
+    node.xid(0, 79)
+    assert len(facts_of(node, 0)) == 3
+
+
+def test_what_the_driver_alone_tells_counts_beside_what_the_kernel_tells(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.xid(0, 79)
+    node.line("0000:18:00", 45, pid=1000)
+    assert end_of(node, 0)[0] == "gpu_fault"
+
+
+def test_an_error_of_the_device_counts_whoever_has_met_it_first(tmp_path: Path) -> None:
+    """The firmware's are met by whoever asks it next, as any monitor may."""
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.line("0000:18:00", 119, pid=77)
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["gpu_fault", "app_error"]
+
+
+def test_an_error_of_another_workers_program_is_not_that_of_the_one_whose_gpu_it_is(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.line("0000:18:00", 31, pid=1001)
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["app_error", "gpu_fault"]
+
+
+def test_a_program_that_was_gone_before_it_was_seen_is_that_of_the_worker_alone_on_the_gpu(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.line("0000:18:00", 31, pid=77)
+    assert [end_of(node, rank)[0] for rank in (0, 1)] == ["gpu_fault", "app_error"]
 
 
 def test_without_a_look_at_the_gpus_nobody_is_blamed(tmp_path: Path) -> None:
     node = pair(tmp_path)
     node.xid(0, 79)
-    assert driver_facts(node.context, node.tasks[0], 0.0) == []
+    assert gpu_facts(node.context, node.tasks[0], frozenset(), 0.0) == {}
+
+
+def test_errors_in_the_parts_of_a_gpu_that_others_have_are_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = instance(0, 1), instance(0, 5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own.gpu.uuid)
+    node = Node(tmp_path, divided(0), own, other)
+    for part, code in ((5, 94), (1, 13), (None, 79), (5, 95)):
+        node.host.told.append(GpuEvent(uuid(0), code, node.clock.now, gpu_instance=part))
+    node.kernel.events = tuple(
+        KernelEvent(node.clock.now, Xid("0000:18:00", code, 7, part)) for part, code in ((5, 31), (1, 32))
+    )
+    assert counts(node) == {"13": 1, "32": 1, "79": 1, "95": 1}

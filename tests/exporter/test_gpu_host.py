@@ -27,6 +27,7 @@ from exporter.readers.gpu import (
     GpuUnavailable,
 )
 from exporter.readers.gpu_host import GpuHost
+from exporter.readers.gpu_seat import Seat
 from tests.exporter.nvml_driver import FakeDriver
 from tests.exporter.support import FakeClock, until
 from tests.fakenvml import compiler
@@ -50,6 +51,7 @@ class Fake:
         self.threads: set[int] = set()
         self.inside = 0
         self.waits = 0
+        self.events = True
         self.closed_by: int | None = None
 
     def _call(self, part: str, gpu: Gpu | None = None) -> None:
@@ -100,6 +102,9 @@ class Fake:
             raise self.failing["wait_event"]
         told, self.told = tuple(self.told), []
         return told
+
+    def tells_events(self) -> bool:
+        return self.events
 
     def absent(self) -> Mapping[str, str]:
         return {"fan": "has none"}
@@ -364,18 +369,77 @@ def test_a_part_that_fails_costs_itself(start: Start) -> None:
 
 
 @pytest.mark.parametrize("part", ["gpus", "activity", "processes", "condition"])
-def test_a_replaced_driver_is_told_and_asked_no_more(part: str, start: Start) -> None:
+def test_a_replaced_driver_is_told_and_only_opened_ever_more_rarely(part: str, start: Start) -> None:
     machine = start()
     machine.look()
     machine.reader.failing[part] = DriverReplaced("another one")
-    for _ in range(60):
-        look = machine.look()
-    assert (look.state, look.words, look.replaced) == ("failing", "another one", True)
+    machine.reader.failing["open"] = GpuUnavailable("version_mismatch", "not with this library")
+    look = machine.look(61)
+    assert (look.state, look.words, look.replaced, look.tells_events) == (
+        "version_mismatch",
+        "another one",
+        True,
+        False,
+    )
     assert energies(look) == [None, None, None]
     before = machine.reader.calls.copy()
-    for _ in range(60):
-        machine.look()
-    assert machine.reader.calls == before
+    for _ in range(3600):
+        look = machine.look()
+    assert (look.state, look.words, look.replaced) == ("version_mismatch", "not with this library", True)
+    asked = machine.reader.calls - before
+    assert asked.keys() == {"open", "close"}
+    assert asked["close"] == 1
+    assert 13 <= asked["open"] <= 20
+
+
+def test_a_replaced_driver_that_opens_anew_is_read_again_with_its_events(start: Start) -> None:
+    machine = start()
+    machine.look()
+    machine.reader.failing["activity"] = DriverReplaced("another one")
+    machine.look()
+    machine.reader.failing.clear()
+    assert machine.look(4).replaced
+    assert machine.reader.closed_by is None
+    look = machine.look(2)
+    assert (look.state, look.words, look.replaced) == ("ok", None, False)
+    assert energies(look) == [3, 2, 2]
+    assert all(gpu.processes and gpu.condition for gpu in look.gpus)
+    assert machine.reader.closed_by in machine.reader.threads
+    machine.reader.told = [GpuEvent("GPU-1", 79, 5.0)]
+    until(lambda: machine.look(0.0).events, "the event")
+    assert len([it for it in threading.enumerate() if it.name == "gpu-events"]) == 1
+
+
+@pytest.mark.parametrize(("well_s", "least", "most"), [(0, 12, 20), (100, 34, 40)])
+def test_a_driver_that_opens_and_is_replaced_time_and_again_is_no_busy_loop(
+    well_s: float, least: int, most: int, start: Start
+) -> None:
+    machine = start()
+    well_until = 0.0
+    for _ in range(3600):
+        if machine.look().replaced and well_s:
+            well_until = machine.clock.now + well_s
+            machine.reader.failing.clear()
+        elif machine.clock.now >= well_until:
+            machine.reader.failing["activity"] = DriverReplaced("another one")
+    assert least <= machine.reader.calls["open"] <= most
+
+
+def test_a_driver_that_was_replaced_while_a_call_hangs_is_left_as_it_is(start: Start) -> None:
+    machine = start()
+    machine.look()
+    gate = machine.reader.hang(("activity", "1"))
+    machine.look()
+    machine.reader.failing["activity"] = DriverReplaced("another one")
+    for _ in range(20):
+        look = machine.look()
+    assert (look.state, look.words, look.replaced) == ("version_mismatch", "another one", True)
+    assert machine.reader.closed_by is None
+    assert machine.reader.calls["open"] == 1
+    machine.reader.failing.clear()
+    machine.reader.hanging.clear()
+    gate.set()
+    until(lambda: machine.look(100).state == "ok", "that it is read again")
 
 
 # -- what hangs ----------------------------------------------------------------------------------
@@ -443,13 +507,94 @@ def test_a_device_that_hung_comes_last_and_is_asked_less(start: Start) -> None:
     assert energies(machine.host.look(0.0))[1:] == [6, 6]  # they were asked before it
 
 
+def test_hiccups_hours_apart_do_not_add_up(start: Start) -> None:
+    machine = start(fast_s=1.0, medium_s=5.0)
+    machine.look()
+    for _ in range(13):
+        machine.clock.advance(1000)
+        gate = machine.reader.hang(("activity", "1"))
+        assert machine.look().gpus[1].state == "hanging"
+        machine.reader.hanging.clear()
+        gate.set()
+        until(lambda: not machine.reader.inside, "the call to come back")
+        time.sleep(0.02)
+        assert machine.look(4).gpus[1].state == "hanging"
+        assert machine.look(1.1).gpus[1].state == "ok"
+
+
+def test_a_device_that_hangs_again_as_it_is_tried_is_tried_ever_more_rarely(start: Start) -> None:
+    machine = start(fast_s=1.0, medium_s=5.0, slow_s=60.0)
+    machine.look()
+    for pause_s in (5, 10, 15):
+        gate = machine.reader.hang(("activity", "1"))
+        machine.look(0.9)
+        until(lambda: machine.reader.inside, "a try")
+        until(lambda: machine.look(0.0).gpus[1].state == "hanging", "the hang")
+        machine.reader.hanging.clear()
+        gate.set()
+        until(lambda: not machine.reader.inside, "the call to come back")
+        time.sleep(0.02)
+        asked = machine.reader.calls["activity", "1"]
+        machine.look(pause_s - 0.5)
+        assert machine.reader.calls["activity", "1"] == asked
+    assert machine.look().gpus[1].state == "ok"
+
+
+def test_that_a_device_hung_counts_for_an_hour() -> None:
+    seat = Seat(Gpu("GPU-0", "0", "acme"))
+    for moment in (0.0, 2000.0, 3000.0):
+        seat.hang("activity", moment)
+    assert [seat.times_hung(moment) for moment in (3001, 3601, 5601, 6601)] == [3, 2, 1, 0]
+    seat.hang("activity", 9000.0)
+    assert len(seat.hung) == 1
+
+
+def test_a_second_device_that_hangs_directly_after_the_first_is_the_driver_that_hangs(start: Start) -> None:
+    machine = start(Fake(5))
+    machine.look()
+    gate = machine.reader.hang("activity")
+    look = until(lambda: (it := machine.look(1.0, 0.05)).state == "hanging" and it, "the driver to hang")
+    assert look.words == "2 calls have not come back"
+    assert [gpu.state for gpu in look.gpus] == ["hanging", "ok", "ok", "ok", "ok"]
+    time.sleep(2 * CALL_S)
+    look = machine.look(1.0, 0.05)
+    assert [gpu.state for gpu in look.gpus] == ["hanging", "ok", "ok", "ok", "ok"]
+    machine.reader.hanging.clear()
+    gate.set()
+    until(lambda: not machine.reader.inside, "the calls to come back")
+    time.sleep(0.02)
+    machine.look()
+    look = machine.look()
+    assert [gpu.state for gpu in look.gpus] == ["hanging", "ok", "ok", "ok", "ok"]
+    assert None not in energies(look)[1:]
+    assert machine.look(5).gpus[0].state == "ok"
+
+
+def test_two_devices_that_hang_are_told_from_the_driver_once_another_answers(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = start(Fake(5))
+    machine.look()
+    for index in "01":
+        machine.reader.hang(("activity", index))
+    look = machine.look()
+    assert (look.state, energies(look)[2:]) == ("ok", [2, 2, 2])
+    look = until(lambda: (it := machine.look(0.0)).gpus[1].state == "hanging" and it, "the second")
+    assert [gpu.state for gpu in look.gpus] == ["hanging", "hanging", "ok", "ok", "ok"]
+    for number in (3, 4, 5):
+        look = machine.look()
+        assert (look.state, energies(look)[2:]) == ("ok", [number] * 3)
+    told = [record.getMessage() for record in caplog.records if "hangs: no activity" in record.getMessage()]
+    assert len(told) == 2
+
+
 def test_after_three_nothing_is_asked_until_one_comes_back(start: Start) -> None:
     machine = start(Fake(5))
     machine.look()
     gates = [machine.reader.hang(("activity", str(i))) for i in range(4)]
     look = machine.look(wait_s=5.0)
     assert (look.state, look.words) == ("hanging", "3 calls have not come back")
-    assert [gpu.state for gpu in look.gpus] == ["hanging"] * 3 + ["ok"] * 2
+    assert [gpu.state for gpu in look.gpus] == ["hanging"] + ["ok"] * 4
     before = machine.reader.calls.copy()
     began = time.monotonic()
     for _ in range(10):
@@ -521,6 +666,19 @@ def test_events_that_fail_cost_nothing_else(start: Start) -> None:
     machine.reader.failing.clear()
     machine.reader.told = [GpuEvent("GPU-1", 79, 5.0)]
     until(lambda: machine.look(0.0).events, "the event")
+
+
+def test_whether_errors_are_told_is_what_the_reader_says(start: Start) -> None:
+    machine = start()
+    assert machine.look().tells_events
+    machine.reader.events = False
+    assert not machine.look().tells_events
+
+
+def test_without_a_driver_nobody_tells_of_errors(start: Start) -> None:
+    machine = start()
+    machine.reader.failing["open"] = GpuUnavailable("no_library", "none")
+    assert not machine.look().tells_events
 
 
 def test_a_reader_without_events_is_not_asked_all_the_time(start: Start) -> None:
@@ -687,7 +845,7 @@ def test_a_driver_that_answers_nobody_while_one_call_hangs_is_hanging(driver: Fa
     driver.scenario.global_lock = True
     driver.change(lambda scenario: scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[0]))
     look = until(lambda: (it := host.look(1.0)).state == "hanging" and it, "the driver to hang")
-    assert [gpu.state for gpu in look.gpus].count("hanging") == 3
+    assert [gpu.state for gpu in look.gpus] == ["hanging", *["ok"] * 7]
     began = time.monotonic()
     assert not host.close(0.5)
     assert time.monotonic() - began < 1
@@ -714,7 +872,36 @@ def test_a_library_that_is_replaced_is_told(driver: FakeDriver) -> None:
     host.look(2.0)
     driver.change(lambda scenario: setattr(scenario, "broken", "LIB_RM_VERSION_MISMATCH"))
     look = until(lambda: (it := host.look(1.0)).replaced and it, "the news")
-    assert (look.state, utilization(look)) == ("failing", [None] * 8)
+    assert (look.state, utilization(look)) == ("version_mismatch", [None] * 8)
+
+
+def test_a_library_that_works_again_is_opened_anew_in_this_process(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_host, "LEAST_RETRY_S", 0.1)
+    host = host_of(driver)
+    host.look(2.0)
+    driver.change(lambda scenario: setattr(scenario, "broken", "UNINITIALIZED"))
+    until(lambda: host.look(1.0).replaced, "the news")
+    driver.scenario.driver = "575.57.08"
+    driver.change(lambda scenario: setattr(scenario, "broken", 0))
+    look = until(lambda: (it := host.look(1.0)).state == "ok" and it, "the driver")
+    assert look.driver is not None
+    assert (look.driver.version, look.replaced) == ("575.57.08", False)
+    until(lambda: utilization(host.look(1.0)) == [0.97] * 8, "all GPUs")
+    assert host.close(2.0)
+
+
+def test_one_odd_code_is_no_replaced_driver(driver: FakeDriver) -> None:
+    host = host_of(driver)
+    host.look(2.0)
+    driver.change(lambda scenario: scenario.fail("nvmlDeviceGetUtilizationRates", "UNINITIALIZED", scenario.gpus[2]))
+    look = until(lambda: (it := host.look(1.0)) and utilization(it)[2] is None and it, "the failure")
+    assert (look.state, look.replaced, look.gpus[2].state) == ("ok", False, "ok")
+    assert look.gpus[2].activity is not None
+    assert look.gpus[2].activity.temperature_c is not None
+    assert utilization(look).count(0.97) == 7
+    assert host.close(2.0)
 
 
 PROGRAM = """

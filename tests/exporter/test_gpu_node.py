@@ -34,7 +34,8 @@ SOUND = GpuFacts(
     pcie_generation_max=5,
     nvlink_errors=0,
     utilization=1.0,
-    xids={31: 2, 45: 5, 63: 1},
+    condition_time=START,
+    xids={31: (2, START), 45: (5, START), 63: (1, START)},
 )
 
 
@@ -60,23 +61,23 @@ def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
         (
             {"state": "lost", "words": "GPU is lost"},
             "failure",
-            "it has fallen off the bus, or the driver has lost it: GPU is lost",
+            "it is lost: GPU is lost",
         ),
         ({"state": "reset_required"}, "failure", "it needs a reset"),
-        ({"state": "hanging"}, "failure", "the driver does not answer about it"),
+        ({"state": "hanging"}, "failure", "it does not answer"),
         ({"ecc_uncorrected": 1}, "failure", "1 uncorrectable memory error since the job's start"),
         ({"ecc_uncorrected": 2}, "failure", "2 uncorrectable memory errors since the job's start"),
         ({"row_remap_failure": True}, "failure", "a row of its memory could not be remapped"),
         ({"recovery_action": "reboot"}, "failure", "the driver asks for a reboot of the node"),
         ({"recovery_action": "pray"}, "failure", "the driver asks for pray"),
-        ({"xids": {79: 1}}, "failure", "Xid 79 since the job's start: fallen off the bus"),
+        ({"xids": {79: (1, START - 9e5)}}, "failure", "Xid 79 since the job's start: fallen off the bus"),
         (
-            {"xids": {119: 3}},
+            {"xids": {119: (3, START)}},
             "failure",
             "Xid 119, 3 times since the job's start: its firmware (GSP) does not answer",
         ),
         (
-            {"xids": {94: 1}},
+            {"xids": {94: (1, START)}},
             "warning",
             "Xid 94 since the job's start: uncorrectable memory error that only this program has met",
         ),
@@ -88,7 +89,12 @@ def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
         ),
         ({"pcie_width": 8}, "warning", "PCIe has 8 lanes of 16"),
         ({"pcie_width": 8, "utilization": 0.0}, "warning", "PCIe has 8 lanes of 16"),
-        ({"pcie_generation": 3}, "warning", "PCIe runs as generation 3 of 5 while the GPU works"),
+        (
+            {"xids": {109: (1, START - 3600)}},
+            "warning",
+            "Xid 109 since the job's start: change of programs took too long",
+        ),
+        ({"xids": {143: (1, START + 5)}}, "warning", "Xid 143 since the job's start: it could not be initialized"),
     ],
 )
 def test_what_is_wrong_is_told(changes: dict[str, Any], severity: str, words: str) -> None:
@@ -98,10 +104,10 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], severity: str, words: st
 @pytest.mark.parametrize(
     "changes",
     [
-        {"xids": {79: 0}},
-        {"xids": {13: 9, 31: 9, 43: 9, 45: 11000, 63: 1, 92: 1, 154: 2, 999: 1}},
-        {"pcie_generation": 1, "utilization": 0.1},
-        {"pcie_generation": 1, "utilization": None},
+        {"xids": {79: (0, START)}},
+        {"xids": dict.fromkeys((13, 31, 43, 45, 63, 92, 154, 999), (9, START))},
+        {"xids": dict.fromkeys((54, 94, 109, 143, 144, 150), (1, START - 3601))},
+        {"pcie_generation": 1},
         {"pcie_width_max": None, "pcie_generation_max": None},
         {"ecc_corrected": 10**6, "pcie_replays": 10**6, "nvlink_errors": 10**6},
     ],
@@ -111,7 +117,9 @@ def test_what_is_ordinary_is_not(changes: dict[str, Any]) -> None:
 
 
 def test_a_node_is_as_well_as_its_worst_gpu_and_failures_come_first() -> None:
-    found = judged(facts(row_remap_pending=True, xids={79: 1}), facts(index="1", pcie_width=4), facts(index="2"))
+    found = judged(
+        facts(row_remap_pending=True, xids={79: (1, START)}), facts(index="1", pcie_width=4), facts(index="2")
+    )
     assert found.health == "failure"
     assert [(reason.gpu, reason.severity) for reason in found.reasons] == [
         ("0", "failure"),
@@ -136,6 +144,47 @@ def test_a_driver_that_hangs_is_the_nodes_failure_with_and_without_gpus() -> Non
 def test_of_a_node_without_gpus_or_without_leave_to_ask_nothing_is_known(driver: str) -> None:
     assert judged(driver=driver) == Judgement(None)
     assert judged() == Judgement(None)
+
+
+def test_an_error_that_leaves_a_gpu_of_use_counts_as_long_as_the_driver_asks_for_recovery() -> None:
+    asked = judged(facts(recovery_action="reset", xids={109: (1, START - 9e5)}))
+    assert asked == Judgement("failure", (Reason("0", "failure", "the driver asks for a reset of it"),))
+
+
+SLOW = {"pcie_generation": 3}
+IDLE = {"pcie_generation": 1, "utilization": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("readings", "warns"),
+    [
+        ([SLOW], False),
+        ([SLOW, SLOW], True),
+        ([SLOW, SLOW, SLOW], True),
+        ([SLOW, SLOW, {}], False),
+        ([SLOW, {}, SLOW], False),
+        ([SLOW, IDLE, SLOW], False),
+        ([SLOW, {**SLOW, "utilization": None}], False),
+        ([SLOW, {**SLOW, "condition_time": None}, SLOW], False),
+        ([{**SLOW, "condition_time": None}] * 3, False),
+    ],
+)
+def test_a_slow_link_is_told_after_two_readings_at_work(readings: list[dict[str, Any]], warns: bool) -> None:
+    node, found = NodeHealth(), Judgement(None)
+    for minute, changes in enumerate(readings):
+        for second in range(0, 60, 5):
+            now = START + 60 * minute
+            found = node.update(now + second, "ok", [facts(**{"condition_time": now, **changes})])
+    words = ["PCIe runs as generation 3 of 5 while the GPU works"] if warns else []
+    assert [reason.words for reason in found.reasons] == words
+
+
+def test_a_gpu_that_has_begun_to_work_since_its_link_was_read_has_no_slow_one() -> None:
+    node = NodeHealth()
+    node.update(START, "ok", [facts(**IDLE)])
+    for second in range(5, 60, 5):
+        assert node.update(START + second, "ok", [facts(pcie_generation=1)]).health == "healthy"
+    assert node.update(START + 60, "ok", [facts(condition_time=START + 60)]).health == "healthy"
 
 
 COUNTERS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
@@ -203,7 +252,7 @@ def test_readings_that_are_kept_are_few() -> None:
     node = NodeHealth()
     for second in range(5000):
         node.update(START + second, "ok", [facts(pcie_replays=second)])
-    assert all(len(rate._readings) <= 64 for rate in node._rates["0"].values())
+    assert len(node._histories["0"].pcie._readings) <= 64
 
 
 def test_errors_before_the_job_do_not_count() -> None:
@@ -253,7 +302,10 @@ FACTS = st.builds(
     pcie_generation_max=st.none() | st.integers(0, 6),
     nvlink_errors=st.none() | st.integers(0, 10**9),
     utilization=st.none() | st.floats(0, 1),
-    xids=st.dictionaries(st.sampled_from([*XIDS, 999]), st.integers(0, 3), max_size=3),
+    condition_time=st.none() | st.floats(0, 100),
+    xids=st.dictionaries(
+        st.sampled_from([*XIDS, 999]), st.tuples(st.integers(0, 3), st.floats(START - 1e4, START + 1e3)), max_size=3
+    ),
 )
 
 

@@ -163,13 +163,28 @@ def test_a_gpu_that_is_not_the_jobs_shows_the_worker_that_uses_it(
 def test_a_missing_gpu_of_the_plan_is_named_by_its_position(tmp_path: Path) -> None:
     node = pair(tmp_path, plan=((1,), (7,)), attached=True)
     node.use(1, 101)
-    words = f"uses GPU 1 ({uuid(1)}), the plan gives it none"
-    assert workers_status(node)[1]["gpu_misplaced"] == words
-    node.host.gpus += [gpu(number) for number in range(2, 10) if number != 7]
-    node.context.board.gpu_positions = {}
-    wider = pair(tmp_path, plan=((1,), (7,), (8,)), attached=True)
-    wider.host.gpus = node.host.gpus
-    assert workers_status(wider)[1]["gpu_misplaced"] == words.replace("none", "GPU position 7")
+    status = node.status()
+    assert status.workers[1]["gpu_misplaced"] == (
+        f"uses GPU 1 ({uuid(1)}), the plan gives it GPU 7, which is not there"
+    )
+    assert {rank: entry["gpu_missing"] for rank, entry in status.workers.items()} == {0: [], 1: ["7"]}
+    missing = ("critical", "GPU missing", "GPU 7 of the plan is not there: the driver shows 1")
+    assert [event for event in node.events(1) if event[1] == "GPU missing"] == [missing]
+
+
+def test_what_a_worker_uses_in_its_first_seconds_is_not_known(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    node.run(0, 100, since=5.0)
+    assert workers_status(node)[0]["gpu_use"] is None
+    node.board.pids = {}
+    assert workers_status(node)[0]["gpu_use"] is None
+
+
+def test_a_worker_that_never_used_its_gpu_is_told_so_when_it_has_ended(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    assert workers_status(node)[0]["gpu_use"] == []
+    node.board.pids = {}
+    assert workers_status(node)[0]["gpu_use"] == []
 
 
 def test_workers_on_mig_instances_are_told_apart(tmp_path: Path) -> None:
@@ -534,7 +549,7 @@ def test_a_worker_that_has_ended_keeps_what_it_was_last_seen_to_use(tmp_path: Pa
     node.board.pids = {}
     ended = workers_status(node)
     assert (ended[0]["gpu_use"], ended[0]["gpu_misplaced"]) == (used["gpu_use"], used["gpu_misplaced"])
-    assert ended[1]["gpu_use"] is None, "it was never seen on any"
+    assert ended[1]["gpu_use"] == [], "it was never seen on any"
     assert "worker_gpu_info{" not in node.page()
 
 

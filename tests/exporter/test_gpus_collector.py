@@ -93,6 +93,28 @@ def test_what_a_gpu_has_come_to_outlives_the_sidecar(tmp_path: Path) -> None:
     assert entry.utilization_mean_ratio == 1.0
 
 
+def test_after_the_jobs_end_nothing_is_added_to_what_its_gpus_have_come_to(tmp_path: Path) -> None:
+    node = Node(tmp_path, gpu(0))
+    node.look()
+    node.board.job_phase = "finished"
+    node.change(0, energy_j=2e6, memory_used_bytes=140 * GIB)
+    (entry,) = node.look(5).gpus
+    assert (entry.energy_job_j, entry.memory_peak_bytes) == (None, 70 * GIB)
+
+
+def test_lost_gpus_are_told_to_who_judges_ends(tmp_path: Path) -> None:
+    node = place(tmp_path)
+    seen = node.host.gpus[2]
+    node.host.gpus[2] = GpuState(seen.gpu, "lost", "GPU is lost")
+    node.look(1)
+    since = node.clock.now
+    node.look(30)
+    assert node.board.gpus_lost == {uuid(2): (since, "GPU is lost")}
+    node.host.gpus[2] = seen
+    node.look(1)
+    assert node.board.gpus_lost == {}
+
+
 @pytest.mark.parametrize("broken", [{uuid(0): {"busy_s": 1}}, {uuid(0): "no"}, {uuid(0): {"busy_s": None}}])
 def test_broken_totals_begin_anew(tmp_path: Path, broken: dict[str, object]) -> None:
     node = Node(tmp_path, gpu(0))
@@ -321,7 +343,7 @@ def test_a_gpu_that_is_lost_and_comes_back_is_told_once_each(tmp_path: Path) -> 
     seen = node.host.gpus[2]
     node.host.gpus[2] = GpuState(seen.gpu, "lost", "GPU is lost")
     lost = ("critical", "GPU lost", f"GPU 2 ({uuid(2)}): GPU is lost")
-    failure = "failure: GPU 2: it has fallen off the bus, or the driver has lost it: GPU is lost"
+    failure = "failure: GPU 2: it is lost: GPU is lost"
     assert node.events(1) == node.events(1) == [lost, ("critical", "GPU health", failure)]
     node.host.gpus[2] = seen
     assert node.events(1)[2:] == [
@@ -380,11 +402,20 @@ def test_health_follows_from_what_the_gpus_tell(
 ) -> None:
     node = place(tmp_path)
     node.change(1, **changes)
-    snapshot = node.look()
+    node.look()
+    snapshot = node.look(60)
     assert snapshot.health == health
     assert [(reason.gpu, reason.words) for reason in snapshot.reasons] == ([] if words is None else [("1", words)])
     one_hot = {f'health="{name}"': int(name == health) for name in ("healthy", "warning", "failure")}
     assert samples_of(page_of(node.gpus, snapshot), HEALTH) == one_hot
+
+
+def test_errors_that_nobody_would_tell_of_are_not_counted_from_0(tmp_path: Path) -> None:
+    node = Node(tmp_path, gpu(0))
+    node.host.tells_events = False
+    assert not samples_of(page_of(node.gpus, node.look()), XIDS)
+    node.kernel.unavailable = None
+    assert set(samples_of(page_of(node.gpus, node.look(1)), XIDS).values()) == {0}
 
 
 # The status

@@ -78,6 +78,12 @@ def test_a_line_is_the_kernels_own(record: bytes, line: KernelLine | None) -> No
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off.", Xid("0000:3b:00", 79)),
         ("NVRM: Xid (PCI:0009:01:00): 31, pid='2231', name=a, Ch 00000008", Xid("0009:01:00", 31, 2231)),
         ("NVRM: Xid (PCI:0000:C7:00): 94, Contained: SM (0x1). RST: No, D-RST: No", Xid("0000:C7:00", 94)),
+        (
+            "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
+            Xid("0000:01:00", 94, 7194, 5),
+        ),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:00 GPU-CI:03): 43, pid='<unknown>'", Xid("0000:01:00", 43, None, 0)),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-CI:03): 43, pid=9", Xid("0000:01:00", 43, 9)),
         ("NVRM: Xid (0000:03:00): 13, 0001 00000000 0000a0c0", Xid("0000:03:00", 13)),
         ("Memory cgroup out of memory: Kill process 12 (x) score 900 or sacrifice child", None),
         ("oom_reaper: reaped process 21167 (python3), now anon-rss:0kB, file-rss:4096kB, shmem-rss:0kB", None),

@@ -13,15 +13,23 @@ from exporter.readers import nvml
 from exporter.readers.gpu import DriverReplaced, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuUnavailable
 from exporter.readers.nvml import NvmlReader
 from exporter.readers.nvml_calls import Library
+from exporter.readers.nvml_events import MOST_SPOILED
 from tests.exporter.nvml_driver import FakeDriver, Start, one, start
 from tests.fakenvml import ALL_LINKS, FieldValue, Scenario, compiler
 from tests.fakenvml.profiles import h200, mig, old, uuid_of
+from tests.fakenvml.scenario import CODES
 
 __all__ = ["start"]
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 
 MIB = 1 << 20
+
+
+def nvml_words(code: str) -> Exception:
+    """What the library says of a code."""
+    error: Exception = pytest.importorskip("pynvml").NVMLError(CODES[code])
+    return error
 
 
 # -- opening, and which GPUs there are -----------------------------------------------------------
@@ -110,6 +118,46 @@ def test_a_driver_that_was_replaced_is_told(code: int, start: Start) -> None:
         machine.reader.wait_event(0.01)
 
 
+@pytest.mark.parametrize("code", [1, 9, 18])
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"]
+)
+def test_one_call_that_says_so_is_no_replaced_driver(name: str, code: int, start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    machine.driver.change(lambda scenario: scenario.fail(name, code))
+    time.sleep(0.11)
+    assert machine.activity().temperature_c == 61
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    time.sleep(0.11)
+    machine.activity()
+    time.sleep(0.11)
+    found = machine.activity()
+    assert (found.utilization_ratio, found.power_average_w, found.sm_activity_ratio) == (0.97, 630, 0.8825)
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_field_that_says_so_is_no_replaced_driver(code: int, known: bool, start: Start) -> None:
+    machine = start(h200(1))
+    if known:
+        machine.activity()
+    machine.fake.fields[82] = FieldValue(0, 1, code)
+    machine.driver.write()
+    found = machine.activity()
+    assert (found.memory_temperature_c, found.power_average_w) == (None, 630)
+    machine.fake.fields[82] = 70
+    machine.driver.write()
+    assert machine.activity().memory_temperature_c == 70
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
+def test_a_registration_that_says_so_is_no_replaced_driver(name: str, start: Start) -> None:
+    scenario = h200(1)
+    scenario.fail(name, "UNINITIALIZED")
+    assert start(scenario).reader.wait_event(0.01) == ()
+
+
 # -- GPUs that fail ------------------------------------------------------------------------------
 
 
@@ -138,6 +186,54 @@ def test_a_gpu_that_is_lost_from_the_beginning_is_listed_until_it_is_known(start
     assert failure.value.state == "lost"
     machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "ok"))
     assert [gpu.uuid for gpu in machine.reader.gpus()] == [uuid_of(0), uuid_of(1)]
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+@pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED", "INVALID_ARGUMENT"])
+def test_a_gpu_that_cannot_be_identified_keeps_its_place(name: str, code: str, start: Start) -> None:
+    scenario = h200(3)
+    scenario.fail(name, code, scenario.gpus[1])
+    machine = start(scenario)
+    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [
+        ("0", uuid_of(0)),
+        ("1", "GPU-unknown-1"),
+        ("2", uuid_of(2)),
+    ]
+    with pytest.raises(GpuFailed) as failure:
+        machine.reader.activity(machine.gpus[1])
+    assert failure.value.state == "lost"
+    assert str(failure.value)
+    assert "nvmlDeviceGetHandleByIndex_v2" not in machine.reader.absent()
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    assert [gpu.uuid for gpu in machine.reader.gpus()] == [uuid_of(0), uuid_of(1), uuid_of(2)]
+    machine.reader.activity(machine.reader.gpus()[1])
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED"])
+def test_a_gpu_that_answers_nothing_with_whatever_code_is_lost(code: str, start: Start) -> None:
+    machine = start(h200(2))
+    machine.activity()
+    machine.driver.change(lambda scenario: scenario.fail("*", code, scenario.gpus[0]))
+    for _ in range(2):
+        with pytest.raises(GpuFailed) as failure:
+            machine.activity()
+        assert failure.value.state == "lost"
+        assert str(failure.value) == str(nvml_words(code))
+    assert machine.reader.activity(machine.gpus[1]).utilization_ratio == 0.97
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    assert machine.activity().utilization_ratio == 0.97
+
+
+def test_a_gpu_whose_fields_alone_fail_together_with_all_calls_is_lost(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    for name in {*ACTIVITY_CALLS} - {"nvmlDeviceGetFieldValues"}:
+        machine.driver.scenario.fail(name, "UNKNOWN")
+    machine.fake.fields = {key: FieldValue(0, 1, "UNKNOWN") for key in machine.fake.fields}
+    machine.fake.fields |= {key: FieldValue(0, 1, "UNKNOWN") for key in (74, 76, 269, 270, 271)}
+    machine.driver.write()
+    with pytest.raises(GpuFailed):
+        machine.activity()
 
 
 def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
@@ -398,7 +494,6 @@ def test_condition_is_told(start: Start) -> None:
         nvlink_tx_bytes=5 * 1024,
         nvlink_errors=0,
         fan_ratio=0.4,
-        sm_clock_max_hz=1.98e9,
     )
 
 
@@ -434,6 +529,27 @@ def test_a_sum_over_links_of_which_one_fails_is_not_told(start: Start) -> None:
     machine.driver.write()
     found = machine.condition()
     assert (found.nvlink_rx_bytes, found.nvlink_errors) == (None, None)
+
+
+def test_links_are_found_although_the_first_look_at_them_is_cut_short(start: Start) -> None:
+    links = {91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 59: 2}
+    machine = start(one(fields={**links, (138, 1): FieldValue(0, 3, "GPU_IS_LOST")}))
+    with pytest.raises(GpuFailed):
+        machine.condition()
+    machine.fake.fields = links
+    machine.driver.write()
+    found = machine.condition()
+    assert (found.nvlink_rx_bytes, found.nvlink_tx_bytes, found.nvlink_errors) == (3072, 7168, 3)
+
+
+def test_parts_are_told_although_there_was_no_room_for_a_sample_at_first(start: Start) -> None:
+    machine = start(h200(1))
+    machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleAlloc", "UNKNOWN"))
+    assert machine.activity().utilization_ratio == 0.97
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    machine.activity()
+    time.sleep(0.11)
+    assert machine.activity().sm_activity_ratio == 0.8825
 
 
 def test_slow_calls_are_never_made(start: Start) -> None:
@@ -484,6 +600,11 @@ def test_instances_follow_their_gpu(start: Start) -> None:
         ("1", False, None),
     ]
     assert [gpu.uuid[:4] for gpu in machine.gpus] == ["GPU-", "MIG-", "MIG-", "MIG-", "GPU-"]
+    assert [gpu.gpu_instance for gpu in machine.gpus] == [
+        None,
+        *(it.gpu_instance for it in machine.driver.scenario.gpus[0].migs),
+        None,
+    ]
     assert machine.gpus[1].name == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert machine.gpus[1].memory_total_bytes == 40448 * MIB
 
@@ -548,6 +669,7 @@ def test_xids_are_told_with_their_gpu(start: Start) -> None:
         (uuid_of(1), 999),
     ]
     assert {event.time for event in found} == {machine.clock.now}
+    assert {event.gpu_instance for event in found} == {None}
     assert machine.reader.wait_event(0.01) == ()
 
 
@@ -557,7 +679,25 @@ def test_an_older_driver_tells_xids_too(start: Start) -> None:
     machine = start(scenario)
     machine.reader.wait_event(0.01)
     machine.driver.change(lambda scenario: scenario.xid(48, scenario.gpus[0]))
-    assert [event.xid for event in machine.reader.wait_event(0.5)] == [48]
+    assert [(event.xid, event.gpu_instance) for event in machine.reader.wait_event(0.5)] == [(48, None)]
+
+
+def test_an_xid_of_an_instance_says_which(start: Start) -> None:
+    machine = start(mig())
+    machine.reader.wait_event(0.01)
+
+    def fail(scenario: Scenario) -> None:
+        scenario.xid(94, scenario.gpus[0], gpu_instance=0, compute_instance=0)
+        scenario.xid(95, scenario.gpus[0], gpu_instance=5)
+        scenario.xid(79, scenario.gpus[0])
+
+    machine.driver.change(fail)
+    found = machine.reader.wait_event(0.5)
+    assert [(event.uuid, event.xid, event.gpu_instance) for event in found] == [
+        (uuid_of(0), 94, 0),
+        (uuid_of(0), 95, 5),
+        (uuid_of(0), 79, None),
+    ]
 
 
 def test_what_is_no_xid_is_not_told(start: Start) -> None:
@@ -585,8 +725,66 @@ def test_a_gpu_without_events_costs_itself_alone(name: str, code: str, start: St
     machine.driver.write()
     assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(0), uuid_of(2)]
     assert machine.calls("nvmlDeviceGetSupportedEventTypes") <= 4
+    assert machine.reader.tells_events()
+    assert (name in machine.reader.absent()) == (code == "NOT_SUPPORTED")
     remade = name == "nvmlDeviceRegisterEvents" and code == "UNKNOWN"  # what is in the set is not known then
     assert machine.calls("nvmlEventSetFree") == int(remade)
+
+
+@pytest.mark.parametrize("code", ["TIMEOUT", "GPU_IS_LOST", "UNKNOWN"])
+@pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
+def test_events_that_fail_for_a_while_are_had_after_the_next_listing(name: str, code: str, start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail(name, code, scenario.gpus[1])
+    machine = start(scenario)
+    for _ in range(3):
+        machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    machine.reader.wait_event(0.01)
+    asked = machine.calls("nvmlDeviceGetSupportedEventTypes")
+    machine.reader.gpus()
+    machine.reader.wait_event(0.01)
+    assert machine.calls("nvmlDeviceGetSupportedEventTypes") == asked + 1
+    machine.driver.change(lambda scenario: scenario.xid(48, scenario.gpus[1]))
+    assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(1)]
+
+
+def test_a_gpu_that_spoils_each_set_is_left_out_in_the_end(start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail("nvmlDeviceRegisterEvents", "UNKNOWN", scenario.gpus[1])
+    machine = start(scenario)
+    for _ in range(6):
+        machine.reader.gpus()
+        machine.reader.wait_event(0.01)
+        machine.reader.wait_event(0.01)
+    assert machine.calls("nvmlEventSetFree") == MOST_SPOILED
+    assert machine.reader.absent()["nvmlDeviceRegisterEvents"] == "Unknown Error (GPU 1)"
+    assert machine.reader.tells_events()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("nvmlDeviceGetSupportedEventTypes", "NOT_SUPPORTED", True),
+        ("nvmlDeviceRegisterEvents", "NO_PERMISSION", True),
+        ("nvmlDeviceRegisterEvents", "TIMEOUT", False),
+    ],
+)
+def test_that_no_gpu_tells_events_is_known_after_the_first_wait(name: str, code: str, told: bool, start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail(name, code)
+    machine = start(scenario)
+    assert machine.reader.tells_events(), "nobody has tried"
+    machine.reader.wait_event(0.01)
+    assert not machine.reader.tells_events()
+    assert (name in machine.reader.absent()) == told
+
+
+def test_a_gpu_without_xids_among_its_events_tells_none(start: Start) -> None:
+    machine = start(one(event_types=2))
+    machine.reader.wait_event(0.01)
+    assert not machine.reader.tells_events()
+    assert machine.reader.absent()["nvmlDeviceGetSupportedEventTypes"] == "Not Supported (GPU 0)"
 
 
 def test_a_wait_that_fails_is_no_busy_loop_and_begins_anew(start: Start) -> None:
@@ -609,6 +807,8 @@ def test_without_events_the_wait_is_a_pause(start: Start) -> None:
     machine = start(scenario)
     assert machine.reader.wait_event(0.05) == ()
     assert time.monotonic() - began >= 0.05
+    assert not machine.reader.tells_events()
+    assert machine.reader.absent()["nvmlEventSetCreate"] == "Function Not Found (GPU 0)"
 
 
 def test_events_are_those_of_the_gpus_that_are_known(start: Start) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from exporter.collectors.fom import FIGURE, FomCollector
 from exporter.collectors.job import JobCollector
 from exporter.errors import ExporterError
 from exporter.families import Samples
+from exporter.readers.gpu import GpuLook
+from exporter.readers.kept_state import STATE_DIR, write_state
 from exporter.refresh import SUCCESS
 from exporter.service import (
     BURST_S,
@@ -34,8 +37,16 @@ from exporter.service import (
     open_socket,
     wants_openmetrics,
 )
-from exporter.sidecar import ScrapeLog, Sidecar, fom_url, parse_listen_address
-from tests.exporter.support import NODE, ShiftedClock, make_context, make_manifest, samples_of
+from exporter.sidecar import (
+    RESTART_PAUSE_S,
+    RESTARTS_KIND,
+    DriverRestarts,
+    ScrapeLog,
+    Sidecar,
+    fom_url,
+    parse_listen_address,
+)
+from tests.exporter.support import NODE, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
 
 PATIENCE_S = 20.0
 """How long to wait for what must come."""
@@ -728,3 +739,73 @@ def test_no_host_is_every_interface() -> None:
     with open_socket("", 0) as listening:
         with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5):
             pass
+
+
+# -- a new start for a driver that was replaced --------------------------------------------------
+
+REPLACED = GpuLook(0.0, "version_mismatch", replaced=True)
+
+
+def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
+    clock = FakeClock()
+    context = make_context(make_manifest(tmp_path), clock)
+    given = []
+    for _ in range(24 * 360):
+        if DriverRestarts(context).take():
+            given.append(clock.now)
+        clock.advance(10)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(given)]
+    assert pauses == [RESTART_PAUSE_S * 2**number for number in range(len(pauses))]
+    assert 10 <= len(given) <= 12
+
+
+def test_leave_to_start_again_is_given_at_once_to_another_attempt(tmp_path: Path) -> None:
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=0)).take()
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=1)).take()
+
+
+def test_no_leave_to_start_again_is_given_that_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / STATE_DIR).write_text("no folder")
+    restarts = DriverRestarts(make_context(make_manifest(tmp_path)))
+    assert [restarts.take() for _ in range(3)] == [False] * 3
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kept", [{}, {"times": "1", "last": 0.0}, {"times": 3, "last": None}, {"times": 2}])
+def test_a_record_of_new_starts_that_is_none_counts_as_none(kept: dict[str, Any], tmp_path: Path) -> None:
+    context = make_context(make_manifest(tmp_path))
+    identity = context.identity
+    write_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
+    assert DriverRestarts(context).take()
+    assert not DriverRestarts(context).take()
+
+
+def supervised(run_dir: Path, clock: ShiftedClock, *, heard: bool = True) -> Sidecar:
+    """A sidecar that would be started again."""
+    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=heard), made=[])
+    sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
+    return sidecar
+
+
+def test_a_service_ends_for_a_replaced_driver_once_and_then_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def ends(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.ended()
+
+    async def stays(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.stays()
+        served.sidecar.context.board.gpus = None  # its publisher is left behind
+
+    scenario(supervised(tmp_path, clock), ends)
+    scenario(supervised(tmp_path, clock), stays)
+    clock.shift += 1.1 * RESTART_PAUSE_S
+    scenario(supervised(tmp_path, clock), ends)
+
+
+def test_a_service_that_nobody_starts_again_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.stays()
+
+    scenario(supervised(tmp_path, clock, heard=False), play)

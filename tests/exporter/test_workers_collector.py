@@ -541,7 +541,7 @@ def test_the_kernels_log_is_evidence_and_kept_for_the_report(wrappers: Wrappers)
     wrapper.wait()
     (ended,) = watched.facts().exits
     assert ended.reason == "gpu_fault"
-    assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}"
+    assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
 
 

@@ -11,6 +11,7 @@ from exporter.derive.xid import (
     PAGING_XIDS,
     XIDS,
     blames_device,
+    fatal_words,
     xid_class,
     xid_of,
     xid_words,
@@ -70,12 +71,23 @@ def test_a_program_is_blamed_for_what_is_over_with_it() -> None:
     assert not {43, 45} & BLAMED_ON_PROGRAMS
 
 
+@pytest.mark.parametrize("code", [46, 48, 62, 79, 94, 95, 119, 120, 140])
+def test_no_program_goes_on_after_some_errors_of_the_device(code: int) -> None:
+    assert fatal_words(code)
+
+
+@pytest.mark.parametrize("code", [54, 64, 74, 109, *range(144, 151), 155, 31, 43, 45, 999])
+def test_a_program_may_go_on_after_others(code: int) -> None:
+    assert not fatal_words(code)
+
+
 def test_every_code_has_short_words_and_a_source() -> None:
     for code, xid in XIDS.items():
         assert 0 < code < 1000
         assert 0 < len(xid.words) <= 80
         assert not xid.words.endswith(".")
         assert xid.source.startswith("NVIDIA")
+        assert not xid.fatal or blames_device(code)
 
 
 @given(st.integers())
