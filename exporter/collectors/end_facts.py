@@ -1,6 +1,6 @@
 """What the kernel's log and the GPU driver say of a worker that has ended, as fields of a record."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from exporter.collectors.base import Board, Context
@@ -8,6 +8,9 @@ from exporter.derive.gpu_blame import Blame, BlamedGpu, GpuError
 from exporter.manifest import Task
 from exporter.readers.gpu import GpuState
 from exporter.readers.kmsg import KernelEvent, OomVictim, Xid
+
+LAST_LOOK_S = 0.5
+"""How long the look at the GPUs may take that an end calls for: one that was lost just now is not known to be yet."""
 
 
 def oom_facts(context: Context, pids: Collection[int], since: float) -> dict[str, Any]:
@@ -18,7 +21,7 @@ def oom_facts(context: Context, pids: Collection[int], since: float) -> dict[str
 
 
 def gpu_facts(context: Context, task: Task, pids: Collection[int], since: float) -> dict[str, Any]:
-    """Errors of a worker's GPUs since a moment, of the driver and the kernel's log together.
+    """Errors of a worker's GPUs since a moment, as driver and kernel's log tell them, and which of them are lost.
 
     The log names a process, often, and is not always to be read. What a program has done wrong is the worker's where
     that is named, or where nobody else was on that GPU.
@@ -38,7 +41,21 @@ def gpu_facts(context: Context, task: Task, pids: Collection[int], since: float)
     others = {pid for rank, theirs in board.pids.items() if rank != task.rank for pid in theirs}
     blame = Blame(list(_gpus(context, task)), pids, others - set(pids))
     faults = [{"time": error.time, "xid": error.xid, "words": words} for error, words in blame.errors(told)]
-    return {"gpu_faults": faults} if faults else {}
+    losses = [{"time": time, "gpu": gpu, "words": words} for gpu, time, words in blame.losses(_lost(context, task))]
+    return {**({"gpu_faults": faults} if faults else {}), **({"gpu_lost": losses} if losses else {})}
+
+
+def _lost(context: Context, task: Task) -> Mapping[str, tuple[float, str]]:
+    """GPUs that are lost, by UUID, since when, and what the driver says.
+
+    None at the first look at the workers: an end of before says nothing of GPUs that are lost by now.
+    """
+    board, host = context.board, context.gpus
+    if board.gpus is None or host is None or task.rank not in board.pids:
+        return {}
+    look = host.look(LAST_LOOK_S)
+    gone = [state for state in look.gpus if state.state in ("lost", "reset_required")]
+    return {**{state.gpu.uuid: (look.time, state.words or state.state) for state in gone}, **board.gpus_lost}
 
 
 def _kernel_events(context: Context, since: float) -> list[KernelEvent]:

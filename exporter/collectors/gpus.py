@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.collectors import gpu_page
@@ -60,6 +60,8 @@ class GpusSnapshot:
     visible: int = 0
     missing: tuple[int, ...] = ()
     """Positions of the plan for which there is no GPU."""
+    lost_since: Mapping[str, float] = field(default_factory=dict)
+    """By UUID."""
     gpus: tuple[GpuEntry, ...] = ()
     health: str | None = None
     reasons: tuple[Reason, ...] = ()
@@ -136,6 +138,7 @@ class GpusCollector:
             allocated=len(self._positions),
             visible=len(own),
             missing=missing,
+            lost_since={uuid: since for uuid, (since, _) in board.gpus_lost.items()},
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
@@ -170,6 +173,7 @@ class GpusCollector:
             entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.words or entry.state.state))
             for entry in entries
             if entry.state.state in ("lost", "reset_required")
+            or (entry.state.state == "hanging" and entry.state.gpu.uuid in before)
         }
 
     def _tell(
@@ -241,7 +245,10 @@ class GpusCollector:
             health=snapshot.health,
             reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.words} for r in snapshot.reasons],
             absent=dict(snapshot.absent or {}),
-            gpus=[gpu_page.describe(entry) for entry in snapshot.gpus],
+            gpus=[
+                {**gpu_page.describe(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
+                for entry in snapshot.gpus
+            ],
         )
         status.events.extend(snapshot.events)
         for task in self._context.tasks if snapshot.missing else ():

@@ -321,7 +321,7 @@ class WorkerRuns:
             run.sample = run.tree.read() or run.sample
         run.start = run.start if run.start is not None else record.get("start")
         earlier = records.read_json(self._path(run.restart, "found")) or {}  # by a sidecar before this one
-        record = {**earlier, **record, **self._found(run, told, now)}
+        record = {**earlier, **record, **self._found(run, told, earlier)}
         self._forget(run)
         end = told.end if told.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
@@ -339,8 +339,11 @@ class WorkerRuns:
         level = "info" if judged.reason == "completed" else "critical"
         self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
 
-    def _found(self, run: _Run, told: Evidence, now: float) -> dict[str, Any]:
-        """Facts beside the exit record that only this node can see; they are kept for the report."""
+    def _found(self, run: _Run, told: Evidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
+        """Facts beside the exit record that only this node can see; they are kept for the report.
+
+        With those that a sidecar before this one has found, ``earlier``.
+        """
         found: dict[str, Any] = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
         if told.code != 0:
@@ -349,7 +352,9 @@ class WorkerRuns:
             found = {"survivors": left}
         if found:
             try:
-                records.write_json(self._path(run.restart, "found"), {"schema": records.RECORD_SCHEMA, **found})
+                records.write_json(
+                    self._path(run.restart, "found"), {**earlier, "schema": records.RECORD_SCHEMA, **found}
+                )
             except OSError:
                 pass  # a full disk
         return found

@@ -1,6 +1,6 @@
 """Whose an error of a GPU is: which of those that the driver and the kernel's log tell are a worker's."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.derive.xid import CONTAINED_XIDS, blames_device, xid_words
@@ -62,6 +62,20 @@ class Blame:
         """Those that are the worker's, in order of time and each once, with words."""
         return [(error, self._words(error)) for error in self._each_once(told) if self._is_its(error)]
 
+    def losses(self, lost: Mapping[str, tuple[float, str]]) -> list[tuple[str, float, str]]:
+        """Of the GPUs that are lost, by UUID, those that are the worker's: name, since when, and the driver's words.
+
+        The loss of a GPU is that of all its MIG instances, and told once.
+        """
+        found = []
+        for uuid, (since, words) in sorted(lost.items(), key=lambda entry: entry[1]):
+            gpu = self._gpus.get(uuid)
+            if gpu is None or gpu.parent in lost:
+                continue
+            if any(unit.own for unit in (gpu, *self._parts.get(uuid, ()))):
+                found.append((_name(gpu), since, words))
+        return found
+
     def _each_once(self, told: Iterable[GpuError]) -> list[GpuError]:
         """Errors in order of time; of one that is told twice the entry with the pid, which says more."""
         kept: list[GpuError] = []
@@ -115,8 +129,12 @@ class Blame:
 
     def _words(self, error: GpuError) -> str:
         gpu = self._gpu_of(error)
-        place = f"the GPU at {error.pci}" if gpu is None else f"GPU {gpu.index} ({gpu.uuid})"
+        place = f"the GPU at {error.pci}" if gpu is None else _name(gpu)
         instance = "" if error.gpu_instance is None else f", instance {error.gpu_instance}"
         who = "" if error.pid is None else f", process {error.pid}"
         what = f": {xid_words(error.xid)}" if blames_device(error.xid) else ""
         return f"Xid {error.xid} on {place}{instance}{who}{what}"
+
+
+def _name(gpu: BlamedGpu) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid})"

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from exporter.derive.gpu_account import GIB, Told, device_of, worker_devices, worker_troubles
+from exporter.derive.gpu_account import Told, device_of, worker_devices, worker_troubles
+from exporter.derive.gpu_words import GIB
 
 LAST_S = 60.0
 
@@ -37,12 +38,14 @@ def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[
     if not devices:
         return {}
     troubles = worker_troubles(entry, devices, told)
+    lost = [device for device in told.get("gpus") or () if device.get("lost_since") is not None]
+    times = {f"{device['state']} {device['gpu']}": device["lost_since"] for device in lost}
     return {
         "last_minute": _last_minute(course),
         "devices": [
             {**device, **{key: device_of(device["uuid"], told).get(key) for key in _DEVICE_KEYS}} for device in devices
         ],
-        "troubles": [{"words": trouble.words, "time": trouble.time} for trouble in troubles],
+        "troubles": [{"words": trouble.words, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
     }
 
 
@@ -75,6 +78,8 @@ def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None
     if words:
         yield "last minute", ", ".join(words), None
     for device in found["devices"]:
+        if device["uuid"] is None:
+            continue  # that it is missing is told among what was wrong
         whose = "" if device["planned"] else ", not of its plan"
         idle = ", not used" if device["planned"] and device["used"] is False else ""
         heat = f", {device['temperature_c']:.0f} °C" if device["temperature_c"] is not None else ""

@@ -32,7 +32,7 @@ IDLE = 0.05
 """A desktop or a monitor draws a little; work does not come to less."""
 WORKING = 0.5
 LOADING_S = 1800.0
-"""How long a worker may hold memory before it has ever worked: copying weights to the GPU counts as no use."""
+"""How long a worker may hold memory before it has ever worked or told of progress: copying weights counts as no use."""
 LOW_POWER_OF_WORK = 0.6
 """A kernel that spins takes a third of what work takes, or less; work of one kind varies by less than this."""
 LOW_POWER_OF_LIMIT = 0.35
@@ -175,6 +175,8 @@ class _Worker:
         self.still = Hold()
         """Whether none of its GPUs has done anything."""
         self.worked: float | None = None
+        self.rise: float | None = None
+        """When its progress last rose in this run."""
         self.gpus: dict[str, _Gpu] = {}
 
     def look(self, now: float, sample: WorkerSample) -> None:
@@ -185,6 +187,7 @@ class _Worker:
             self.idles.reset()
         self.sample, self.seen = sample, now
         rise = sample.last_rise if sample.last_rise is not None and sample.last_rise >= self.start else None
+        self.rise = rise
         settled = rise is not None or now - self.start >= self.launch_timeout_s
         self.at_work = sample.phase == RUNNING and settled and not sample.done and not sample.waits
         fresh = rise is not None and now - rise <= FRESH_S
@@ -297,7 +300,8 @@ class GpuHealth:
         if not worker.idles.is_known(now):
             return Condition("held_idle", None)
         lasted_s = worker.idles.lasted_s
-        least_s = self._stall_timeout_s if worker.worked is not None else max(self._stall_timeout_s, LOADING_S)
+        loading = worker.worked is None and worker.rise is None
+        least_s = max(self._stall_timeout_s, LOADING_S) if loading else self._stall_timeout_s
         if lasted_s < least_s:
             return Condition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
         rise = worker.sample.last_rise

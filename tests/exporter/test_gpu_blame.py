@@ -62,6 +62,24 @@ def test_a_gpu_that_is_not_divided_has_no_instances_whatever_the_driver_tells() 
     assert words(GpuError(1.0, 79, uuid="GPU-a", gpu_instance=0)) != []
 
 
+def losses(*uuids: str) -> list[tuple[str, float, str]]:
+    """Which of these GPUs, lost one after the other, are told as lost by the worker."""
+    return Blame((WHOLE, *PARTS), {7}, {8}).losses({uuid: (9.0 - at, "lost") for at, uuid in enumerate(uuids)})
+
+
+def test_the_loss_of_a_gpu_is_that_of_its_worker_and_the_first_is_told_first() -> None:
+    assert losses("GPU-b", "GPU-a", "GPU-z") == [("GPU 0 (GPU-a)", 8.0, "lost"), ("GPU 1 (GPU-b)", 9.0, "lost")]
+
+
+def test_the_loss_of_a_divided_gpu_is_that_of_its_instances_and_told_once() -> None:
+    assert losses("MIG-5", "GPU-b") == [("GPU 1 (GPU-b)", 8.0, "lost")]
+    assert losses("MIG-5", "MIG-6") == [("GPU 1:0 (MIG-5)", 9.0, "lost")]
+
+
+def test_the_loss_of_a_gpu_of_others_is_not_the_workers() -> None:
+    assert Blame((BlamedGpu("GPU-c", "2", alone=True),), {7}, {8}).losses({"GPU-c": (9.0, "lost")}) == []
+
+
 ERRORS = st.builds(
     GpuError,
     st.floats(0, 100),

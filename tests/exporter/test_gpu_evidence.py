@@ -52,6 +52,12 @@ def test_the_evidence_names_each_gpu_and_what_was_wrong() -> None:
     assert gpu_evidence({}, node, []) == {}
 
 
+def test_of_a_gpu_that_is_lost_the_moment_is_told() -> None:
+    node = gpus(gpu(0, state="lost", words="GPU is lost", lost_since=990.0), gpu("0:1"), gpu(1, lost_since=None))
+    for place in (0, "0:1"):
+        assert next(gpu_lines(gpu_evidence(of_worker(place), node, []))) == ("wrong", "GPU 0 is lost", 990.0)
+
+
 def test_the_evidence_is_told_in_lines() -> None:
     course = [{"time": 1.0, "gpu_utilization_ratio": 0.954, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB}]
     node = gpus(gpu(0, xids=[XID_79]), gpu(1))
@@ -65,6 +71,17 @@ def test_the_evidence_is_told_in_lines() -> None:
         ("GPU 0", "NVIDIA H200, 141 GiB, GPU-00, 61 °C, not used", None),
         ("GPU 1", "NVIDIA H200, 141 GiB, GPU-01, 61 °C, not of its plan", None),
     ]
+
+
+def test_a_gpu_that_is_missing_is_told_once() -> None:
+    found = gpu_evidence({"gpu_plan": [], "gpu_missing": ["7"]}, gpus(gpu(0), allocated=2), [])
+    assert list(gpu_lines(found)) == [("wrong", "GPU 7 is missing", None)]
+
+
+def test_where_nobody_tells_of_processes_a_gpu_is_not_said_to_be_unused() -> None:
+    found = gpu_evidence(of_worker(0, gpu_use=None), gpus(gpu(0)), [])
+    assert list(gpu_lines(found)) == [("GPU 0", "NVIDIA H200, 141 GiB, GPU-00, 61 °C", None)]
+    assert gpu_sample(of_worker(0, gpu_use=None), gpus(gpu(0, utilization_ratio=0.5))) == {"gpu_utilization_ratio": 0.5}
 
 
 def test_of_gpus_that_nobody_can_read_the_plan_is_told() -> None:

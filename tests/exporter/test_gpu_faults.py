@@ -543,3 +543,73 @@ def test_errors_in_the_parts_of_a_gpu_that_others_have_are_theirs(
         KernelEvent(node.clock.now, Xid("0000:18:00", code, 7, part)) for part, code in ((5, 31), (1, 32))
     )
     assert counts(node) == {"13": 1, "32": 1, "79": 1, "95": 1}
+
+
+# A GPU that is lost, and no error told
+
+
+def ended_with(node: Node, rank: int) -> tuple[str, tuple[str, ...]]:
+    """What is said of a worker that has ended four seconds after the last look."""
+    node.clock.advance(4)
+    return end_of(node, rank)
+
+
+@pytest.mark.parametrize(("state", "words"), [("lost", "GPU is lost"), ("reset_required", "GPU requires reset")])
+def test_a_worker_that_ends_right_after_its_gpu_was_lost_ends_by_that(tmp_path: Path, state: str, words: str) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.change(0, state=state, words=words)
+    node.page(1)
+    reason, evidence = ended_with(node, 0)
+    assert (reason, evidence[-1]) == ("gpu_fault", f"GPU 0 ({uuid(0)}) was lost 4 s before its end: {words}")
+    assert end_of(node, 1) == ("app_error", ("exit status 1",))
+
+
+def test_a_loss_that_the_looks_have_not_seen_yet_is_looked_for(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0), (1, 1))
+    node.change(0, state="lost", words=None)
+    assert end_of(node, 0)[0] == "gpu_fault"
+    assert node.board.gpus_lost == {}
+
+
+def test_a_loss_of_long_ago_is_told_beside_another_reason(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0))
+    node.change(0, state="lost", words="GPU is lost")
+    node.page(1)
+    node.clock.advance(100)
+    found = gpu_facts(node.context, node.tasks[0], frozenset(), 0.0)
+    assert found == {"gpu_lost": [{"time": node.clock.now - 100, "gpu": f"GPU 0 ({uuid(0)})", "words": "GPU is lost"}]}
+    record = {"end": node.clock.now, "code": None, "signal": 15, "signals": [[node.clock.now, 15, 1]], **found}
+    judged = verdict(exit_evidence(record))
+    assert judged.reason == "cancelled"
+    assert judged.evidence[-1] == f"GPU 0 ({uuid(0)}) was lost 100 s before its end: GPU is lost"
+
+
+def test_a_gpu_that_works_again_is_not_lost(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    at_work(node, (0, 0))
+    for state in ("lost", "ok"):
+        node.change(0, state=state)
+        node.page(1)
+    assert ended_with(node, 0)[0] == "app_error"
+
+
+def test_the_loss_of_a_divided_gpu_is_that_of_all_its_instances(tmp_path: Path) -> None:
+    node = shared(tmp_path)
+    node.change(0, state="lost", words="GPU is lost")
+    node.page(1)
+    for rank in (0, 1):
+        reason, evidence = end_of(node, rank)
+        assert reason == "gpu_fault"
+        assert evidence[-1] == f"GPU 0 ({uuid(0)}) was lost 0 s before its end: GPU is lost"
+
+
+def test_an_end_that_an_earlier_sidecar_has_seen_is_not_blamed_on_a_gpu_that_is_lost_by_now(tmp_path: Path) -> None:
+    node = pair(tmp_path)
+    node.change(0, state="lost", words="GPU is lost")
+    node.look()
+    assert end_of(node, 0)[0] == "app_error"
+    node.run(0)
+    assert end_of(node, 0)[0] == "gpu_fault"

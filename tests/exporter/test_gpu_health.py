@@ -255,6 +255,20 @@ def test_loading_weights_is_not_held_idle() -> None:
     assert looks.until(LOADING_S + LAUNCH_S + 10).state("held_idle") is True
 
 
+def test_one_that_has_told_progress_is_not_loading() -> None:
+    stuck = worker(0, gpu(**IDLE), start=START - 100, last_rise=START - 1, stalled=True)
+    looks = Looks(lambda _: stuck)
+    assert looks.until(STALL_S - 5).state("held_idle") is False
+    assert looks.until(STALL_S + 5).state("held_idle") is True
+
+
+def test_one_that_was_started_again_may_be_loading_whatever_its_last_run_told() -> None:
+    loading = worker(0, gpu(**IDLE), start=START, last_rise=START - 1, stalled=True)
+    looks = Looks(lambda _: loading)
+    assert looks.until(LOADING_S).state("held_idle") is False
+    assert looks.until(LOADING_S + LAUNCH_S + 10).state("held_idle") is True
+
+
 def test_a_gpu_without_a_process_of_its_worker_is_unused() -> None:
     absent = worker(0, gpu(0, used=False), gpu(1, used=True), gpu(2, used=False), start=START, last_rise=None)
     looks = Looks(lambda _: absent)

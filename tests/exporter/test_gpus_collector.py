@@ -475,6 +475,7 @@ def test_the_status_has_everything_and_is_json(tmp_path: Path) -> None:
                         "words": "fallen off the bus",
                     }
                 ],
+                "lost_since": None,
             }
         ],
     }
@@ -493,6 +494,7 @@ def test_of_a_lost_gpu_the_status_still_says_which_it_is(tmp_path: Path) -> None
         "state": "lost",
         "words": "GPU is lost",
         "memory_total_bytes": 141 * GIB,
+        "lost_since": node.clock.now,
     }
 
 
