@@ -210,7 +210,7 @@ def report(
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": {"verified": False, "checks": checks},
-        "gpus": account({node: status}),
+        "gpus": account({node: status}, status.get("events") or ()),
         "launch": launch if launch.get("final") else None,
         "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},

@@ -12,6 +12,7 @@ from exporter.derive.lexicon import AUTO, GENERIC
 from exporter.derive.patterns import Kind, Pattern
 from exporter.readers.files import read_files
 from exporter.readers.lexicon import lexicon_of
+from exporter.readers.metrics_file import is_ours
 from launcher.inputs import check_inputs
 from launcher.items import Item
 from launcher.plan import VARIABLES, Plan, RunFacts, TaskPlan, shell_text_index, task_argv
@@ -225,6 +226,8 @@ def check_output_files(subject: Subject) -> list[Item]:
         files = read_files(Path(group.directory), group.pattern)
     except OSError as error:
         return [Item("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')]
+    if subject.plan.manifest.gpu_metrics:
+        files = tuple(file for file in files if not is_ours(file.name))
     if not files:
         return [
             Item("output-files", "ok", "paths.output_dir", f'no file matches {group.pattern} in "{group.directory}"')

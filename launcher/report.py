@@ -18,7 +18,7 @@ from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
 from launcher.judge import Judge, failures
-from launcher.report_gpus import gpu_sections
+from launcher.report_gpus import gpu_sections, read_gpu_events
 from launcher.report_words import clock, plain
 from launcher.verify import Check, verify
 from launcher.verify_looks import OutOfTime, ProgressOf
@@ -212,7 +212,7 @@ def build_report(
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": _verification(state, [check.to_json() for check in checks]),
-        "gpus": account(statuses),
+        "gpus": account(statuses, read_gpu_events(run_dir, start)),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
         "monitoring": _monitoring(manifest, hosts, statuses),

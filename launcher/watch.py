@@ -11,7 +11,7 @@ from exporter.derive.gpu_account import Trouble
 from exporter.derive.work import unit_word, work_of
 from launcher.fitted import Fitted
 from launcher.report import duration_words
-from launcher.watch_gpus import gpu_cells, gpu_troubles, has_gpus, mean_busy, told_by_node
+from launcher.watch_gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
@@ -166,14 +166,9 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _gpu_troubles(view: Mapping[str, Any]) -> list[tuple[str, list[Trouble]]]:
-    """Of nodes and of workers; what one that has ended well has been through is no trouble any more."""
-    return gpu_troubles([worker for worker in view["workers"] if not _is_done(worker)], told_by_node(view))
-
-
 def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
     """What is wrong with GPUs, of nodes and of workers; of many troubles some."""
-    found = _gpu_troubles(view)
+    found = gpu_troubles(view)
     lines = [f"! {who}: {'; '.join(map(_trouble_words, what))}" for who, what in found[:GPU_FAULTS]]
     return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
 
@@ -227,7 +222,7 @@ def _facts(view: Mapping[str, Any]) -> str:
 
 def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
     # those that need a look come first when not all fit
-    ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or _is_done(worker), worker["rank"]))
+    ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or is_done(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
     mixed = len(work_of(view["workers"]).units) > 1
     told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
@@ -259,10 +254,6 @@ _GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 """In a narrow window these do, in this order: who it is, how it is and how far it is stay readable."""
 
 
-def _is_done(worker: Mapping[str, Any]) -> bool:
-    return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
-
-
 def worker_state(worker: Mapping[str, Any]) -> str:
     """State of a worker in a word: how its process is, or how it ended."""
     if worker["exit"]:
@@ -278,7 +269,7 @@ def worker_state(worker: Mapping[str, Any]) -> str:
 def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> dict[str, str | Text]:
     """Its cells by column; ``told`` puts what it counts beside its position."""
     state = worker_state(worker)
-    bad = not worker["up"] and not _is_done(worker) and worker["start"] is not None
+    bad = not worker["up"] and not is_done(worker) and worker["start"] is not None
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
@@ -320,7 +311,8 @@ class LineLog:
         self._items: object = None
         self._states: dict[int, str] = {}
         self._phase: tuple[str, str] | None = None
-        self._gpu_troubles: set[tuple[str, str]] = set()
+        self._gpu_troubles: dict[tuple[str, str], Trouble] = {}
+        """Those that are told, by whose and by key, and not told to be over."""
 
     def show(self, view: Mapping[str, Any]) -> None:
         """Print what is new."""
@@ -336,16 +328,28 @@ class LineLog:
             evidence = "; ".join(worker["exit"]["evidence"])
             moment = worker["exit"]["time"] or view["time"]
             self._line(moment, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
-        troubles = {(who, trouble.key): trouble for who, found in _gpu_troubles(view) for trouble in found}
-        for (who, _), trouble in troubles.items():
-            if (who, trouble.key) not in self._gpu_troubles:
-                self._line(view["time"], f"{who}: {_trouble_words(trouble)}")
-        self._gpu_troubles = set(troubles)
+        self._show_gpu_troubles(view)
         moved = view["items"] != self._items and now - self._last >= self.EVERY_S
         if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
             self._line(view["time"], self._summary(view))
             self._last, self._items = now, view["items"]
         self._phase, self._states = phase, states
+
+    def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
+        """Each new trouble with GPUs, and each that is over."""
+        troubles = {(who, trouble.key): trouble for who, found in gpu_troubles(view) for trouble in found}
+        for (who, key), trouble in troubles.items():
+            if (who, key) not in self._gpu_troubles:
+                self._line(view["time"], f"{who}: {_trouble_words(trouble)}")
+        known, lasting = can_be_over(view), {(who, trouble.over) for (who, _), trouble in troubles.items()}
+        for (who, key), trouble in self._gpu_troubles.items():
+            if (who, key) in troubles:
+                continue
+            if who not in known:
+                troubles[who, key] = trouble
+            elif (who, trouble.over) not in lasting:
+                self._line(view["time"], f"{who}: {trouble.over}")
+        self._gpu_troubles = troubles
 
     def _line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,14 +1,18 @@
 """GPUs in the terminal view: cells of a worker's row, and words for what is wrong."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from exporter.derive.gpu_account import GIB, Trouble, device_of, node_trouble, worker_troubles
+from exporter.derive.gpu_account import FOREIGN, Trouble, device_of, node_troubles, worker_troubles
+from exporter.derive.gpu_words import GIB
 
 MANY = 2
 """Of more GPUs their number is told beside them."""
+SEVERAL = 2
+"""Workers on a GPU that are told of as one."""
 
 
 def has_gpus(view: Mapping[str, Any]) -> bool:
@@ -76,19 +80,58 @@ def index_words(names: Iterable[str]) -> str:
     return f"{','.join(parts)}{count}" if parts else "-"
 
 
-def gpu_troubles(
-    workers: Iterable[Mapping[str, Any]], told: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, list[Trouble]]]:
-    """What is wrong with GPUs: of each node, then of each of these workers that has trouble, who it is and what."""
-    nodes = [(f"GPUs of {node}", node_trouble(found)) for node, found in sorted(told.items())]
+def is_done(worker: Mapping[str, Any]) -> bool:
+    """Whether a worker has ended well."""
+    return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
+
+
+def gpu_troubles(view: Mapping[str, Any]) -> list[tuple[str, list[Trouble]]]:
+    """What is wrong with GPUs: who has trouble, first nodes, then workers, and what it is.
+
+    What a worker that has ended well has been through is no trouble any more. A stranger on a GPU of several workers
+    is a trouble of their node.
+    """
+    told = told_by_node(view)
+    nodes = {node: node_troubles(found) for node, found in sorted(told.items())}
     found = [
-        (
-            f"{worker['worker']} on {worker['node']}",
-            worker_troubles(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})),
-        )
-        for worker in workers
+        (worker, worker_troubles(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})))
+        for worker in view["workers"]
     ]
-    return [(who, [what]) for who, what in nodes if what is not None] + [(who, what) for who, what in found if what]
+    met = Counter((worker["node"], trouble.key) for worker, troubles in found for trouble in troubles)
+    workers = []
+    for worker, troubles in found:
+        if is_done(worker):
+            continue
+        own = []
+        for trouble in troubles:
+            if not trouble.key.startswith(FOREIGN) or met[worker["node"], trouble.key] < SEVERAL:
+                own.append(trouble)
+            elif trouble not in nodes[worker["node"]]:
+                nodes[worker["node"]].append(trouble)
+        workers.append((_worker_words(worker), own))
+    return [
+        (who, what) for who, what in [*((_node_words(node), what) for node, what in nodes.items()), *workers] if what
+    ]
+
+
+def can_be_over(view: Mapping[str, Any]) -> set[str]:
+    """Those of whom enough is known to say that a trouble of theirs which is not there any more is over."""
+    told = {node: found for node, found in told_by_node(view).items() if found.get("driver_state") == "ok"}
+    workers = {
+        _worker_words(worker)
+        for worker in view["workers"]
+        # without its process it is in no condition, which does not say that it is well
+        if worker["up"] and worker.get("pid") and worker["node"] in told and worker.get("gpu_conditions") is not None
+    }
+    return workers | {_node_words(node) for node, found in told.items() if found.get("health") is not None}
+
+
+def _node_words(node: str) -> str:
+    return f"GPUs of {node}"
+
+
+def _worker_words(worker: Mapping[str, Any]) -> str:
+    return f"{worker['worker']} on {worker['node']}"
 
 
 def told_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from exporter.derive.gpu_account import (
     account,
     account_words,
     energy_words,
-    node_trouble,
+    node_troubles,
     worker_devices,
     worker_troubles,
 )
@@ -17,6 +17,10 @@ from tests.gpu_status import GIB, XID_31, XID_79, XID_NOISE, gpu, gpus, of_worke
 
 def told(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
     return [(trouble.key, trouble.words) for trouble in worker_troubles(entry, worker_devices(entry, node), node)]
+
+
+def of_node(node: dict[str, Any]) -> list[str]:
+    return [trouble.words for trouble in node_troubles(node)]
 
 
 def test_planned_gpus_come_first_then_others_that_are_used() -> None:
@@ -37,12 +41,36 @@ def test_nobody_tells_whether_a_gpu_is_used_that_is_not_seen() -> None:
     assert worker_devices({}, {}) == []
 
 
-def test_a_worker_that_has_ended_is_on_no_gpu_which_does_not_say_that_it_never_was() -> None:
-    node, end = gpus(gpu(0), gpu(1)), {"reason": "completed"}
-    gone = {**of_worker(0, gpu_use=[]), "exit": end}
-    assert [device["used"] for device in worker_devices(gone, node)] == [None]
-    kept = {**of_worker(0, gpu_use=[use(1)]), "exit": end}
-    assert [device["used"] for device in worker_devices(kept, node)] == [False, True]
+def test_where_the_driver_tells_no_processes_nobody_says_that_a_gpu_is_not_used() -> None:
+    node = gpus(gpu(0), gpu(1))
+    assert [device["used"] for device in worker_devices(of_worker(0, 1, gpu_use=None), node)] == [None, None]
+
+
+@pytest.mark.parametrize("state", ["lost", "reset_required", "hanging"])
+def test_nobody_tells_whether_a_gpu_is_used_that_cannot_be_read(state: str) -> None:
+    devices = worker_devices(of_worker(0, 1, gpu_use=[]), gpus(gpu(0, state=state), gpu(1)))
+    assert [device["used"] for device in devices] == [None, False]
+    (kept,) = worker_devices(of_worker(0), gpus(gpu(0, state=state)))
+    assert kept["used"] is True
+
+
+@pytest.mark.parametrize(("uses", "used"), [(None, [None]), ([], [False]), ([use(1)], [False, True])])
+def test_the_status_alone_says_whether_a_worker_that_has_ended_was_on_a_gpu(
+    uses: list[dict[str, Any]] | None, used: list[bool | None]
+) -> None:
+    ended = {**of_worker(0, gpu_use=uses), "exit": {"reason": "completed"}}
+    assert [device["used"] for device in worker_devices(ended, gpus(gpu(0), gpu(1)))] == used
+
+
+def test_a_position_of_the_plan_without_a_gpu_is_told_as_missing() -> None:
+    entry, node = {**of_worker(6), "gpu_missing": ["7"]}, gpus(gpu(6), allocated=2)
+    there, missing = worker_devices(entry, node)
+    assert (there["gpu"], there["uuid"]) == ("6", uuid_of(6))
+    assert missing == {
+        "gpu": "7", "uuid": None, "planned": True, "used": None, "memory_bytes": None, "sm_ratio": None,
+        "attribution": None,
+    }  # fmt: skip
+    assert told(entry, node) == [("missing 7", "GPU 7 is missing")]
 
 
 def test_all_that_is_wrong_with_a_worker_is_told_in_words() -> None:
@@ -54,7 +82,7 @@ def test_all_that_is_wrong_with_a_worker_is_told_in_words() -> None:
         ("lost 0", "GPU 0 is lost"),
         ("xid 0 79", "GPU 0: Xid 79, GPU has fallen off the bus"),
         ("foreign 0 7", "process 7 (py?3), which is not of this job, holds 5.0 GiB of GPU 0"),
-        ("held_idle", "holds 15 GiB idle"),
+        ("held_idle", "held_idle: holds 15 GiB idle"),
     ]
     stuck = {"state": "hanging", "words": "nvmlDeviceGetMemoryInfo has not come back"}
     unknown = gpus(gpu(0, foreign=[{"pid": 7, "memory_bytes": None}], **stuck))
@@ -89,23 +117,35 @@ def test_faults_of_a_divided_gpu_are_those_of_its_instances() -> None:
 
 def test_a_node_says_which_gpus_are_not_healthy_and_why() -> None:
     reasons = [{"gpu": "3", "severity": "failure", "words": "fell off"}, {"gpu": None, "severity": "w", "words": "all"}]
-    trouble = node_trouble(gpus(gpu(3), health="failure", reasons=reasons))
-    assert trouble is not None
-    assert trouble.words == "failure: GPU 3: fell off; all"
-    bare = node_trouble(gpus(gpu(3), health="warning"))
-    assert bare is not None
-    assert bare.words == "warning"
-    assert node_trouble(gpus(gpu(3))) is None
-    assert node_trouble(gpus(health=None)) is None
-    assert node_trouble({}) is None
+    assert of_node(gpus(gpu(3), health="failure", reasons=reasons)) == ["failure: GPU 3: fell off; all"]
+    assert of_node(gpus(gpu(3), health="warning")) == ["warning"]
+    assert of_node(gpus(gpu(3))) == of_node(gpus(health=None)) == of_node({}) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "allocated", "words"),
+    [
+        (2, 4, ["the plan needs 4 GPUs and the driver shows 2"]),
+        (0, 1, ["the plan needs 1 GPU and the driver shows none"]),
+        (2, 2, []),
+        (3, 2, []),
+    ],
+)
+def test_fewer_gpus_than_the_plan_gives_away_are_trouble(shown: int, allocated: int, words: list[str]) -> None:
+    assert of_node(gpus(*map(gpu, range(shown)), allocated=allocated)) == words
+
+
+def test_a_node_may_lack_gpus_and_have_ill_ones() -> None:
+    assert of_node(gpus(gpu(0), allocated=2, health="warning")) == [
+        "the plan needs 2 GPUs and the driver shows 1",
+        "warning",
+    ]
 
 
 def test_a_driver_that_cannot_be_read_is_trouble_where_the_plan_gives_gpus() -> None:
     broken = gpus(driver_state="no_permission", words="Insufficient Permissions", allocated=2, health=None)
-    trouble = node_trouble(broken)
-    assert trouble is not None
-    assert trouble.words == "cannot be read (no_permission): Insufficient Permissions"
-    assert node_trouble({**broken, "allocated": 0}) is None
+    assert of_node(broken) == ["cannot be read (no_permission): Insufficient Permissions"]
+    assert of_node({**broken, "allocated": 0}) == []
 
 
 def test_sums_are_by_node_and_of_all() -> None:
@@ -135,6 +175,16 @@ def test_of_a_divided_gpu_its_instances_count_and_the_energy_of_the_whole() -> N
     assert found is not None
     assert (found["names"], found["energy_j"]) == ({"NVIDIA H200 MIG 1g.18gb": 2}, 3.6e6)
     assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (None, 30 * GIB)
+    assert account_words(found) == "2 x NVIDIA H200 MIG 1g.18gb, 1.0 kWh (whole GPU)"
+
+
+def test_events_of_the_only_node_need_not_name_it() -> None:
+    event = {"time": 5.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1"}
+    one: dict[str, dict[str, Any]] = {"cn01": {"gpus": gpus(gpu(0))}}
+    found, more = account(one, [event]), account({**one, "cn02": {}}, [event])
+    assert found is not None
+    assert more is not None
+    assert (found["events"][0]["node"], more["events"][0]["node"]) == ("cn01", None)
 
 
 def test_gpus_that_could_not_be_read_are_said_to_be_so() -> None:

@@ -36,6 +36,12 @@ def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
     assert used == [[("0", True, True)], [("1", True, False), ("0", False, True)]]
 
 
+def test_the_report_tells_what_happened_to_gpus() -> None:
+    event = {"time": 3.0, "level": "critical", "event": "GPU lost", "detail": "GPU 0"}
+    (found,) = outcome.report(status(events=[event]), Outcome("FAILED", ()), "/r", 6.0, {})["gpus"]["events"]
+    assert (found["time"], found["node"], found["event"]) == (3.0, "cn01", "GPU lost")
+
+
 def test_the_summary_says_what_was_wrong_with_gpus_of_workers_that_failed() -> None:
     lines = outcome.summary(status(), Outcome("FAILED", ()), "/r").splitlines()
     assert lines[-3:] == [

@@ -160,6 +160,21 @@ def test_output_of_an_earlier_job_is_doubtful_unless_it_is_gone_on_with(tmp_path
     assert (item.status, item.message) == ("ok", f'1 file in "{tmp_path}/out" to go on with (resume: true)')
 
 
+@pytest.mark.parametrize("pattern", ["*", "*.csv"])
+def test_measurements_of_an_earlier_job_are_no_output_of_it(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/gpu_metrics.csv").write_text("time\n")
+    (tmp_path / "out/gpu_metrics_cn02.csv.1").write_text("time\n")
+    out: dict[str, Any] = {"paths": {"output_dir": "out"}, "patterns": {"output": pattern}}
+    ours = {**out, "monitoring": {"gpu_metrics": True}}
+    assert not told(check_output_files(subject_of(tmp_path, **ours)), "warning")
+    (item,) = check_output_files(subject_of(tmp_path, **out))
+    assert "like gpu_metrics.csv" in item.message
+    (tmp_path / "out/results.csv").write_text("1\n")
+    (item,) = check_output_files(subject_of(tmp_path, **ours))
+    assert "already holds 1 file like results.csv" in item.message
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [

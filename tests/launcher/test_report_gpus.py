@@ -20,6 +20,14 @@ def told(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> Run
     return run_dir
 
 
+def happened(run_dir: RunDir, *events: dict[str, Any], after: float = 70.0) -> RunDir:
+    """Let these events have been written down so long after the start."""
+    with (run_dir.path / "events.jsonl").open("a") as out:
+        for event in events:
+            out.write(json.dumps({"time": START + after, "node": "cn01", **event}) + "\n")
+    return run_dir
+
+
 def a_job(folder: Path) -> RunDir:
     """A job of two workers of which one uses the other's GPU too."""
     node = gpus(
@@ -29,7 +37,74 @@ def a_job(folder: Path) -> RunDir:
         reasons=[{"gpu": "1", "severity": "failure", "words": "it fell | off\nthe bus"}],
     )
     wrong = of_worker(1, gpu_use=[use(0, attribution="inferred")], gpu_misplaced="uses GPU 0 of worker_w0")
-    return told(RunDir(folder).ended(0).ended(1, code=3), node, of_worker(0), wrong)
+    run_dir = told(RunDir(folder).ended(0).ended(1, code=3), node, of_worker(0), wrong)
+    return happened(
+        run_dir,
+        {"happened": START + 40.0, "level": "critical", "event": "GPU Xid", "detail": "GPU 1: Xid 79"},
+        {"happened": START + 41.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1: it fell | off\nthe bus"},
+        {"happened": START + 42.0, "level": "info", "event": "GPU Xid", "detail": "GPU 1: Xid 43"},
+        {"happened": START + 60.0, "level": "info", "event": "GPU works again", "detail": "GPU 1"},
+        {"happened": START + 50.0, "level": "warning", "event": "GPU misplaced", "worker": "worker_w1",
+         "detail": "uses GPU 0 of worker_w0"},
+    )  # fmt: skip
+
+
+LOST: dict[str, Any] = {"level": "critical", "event": "GPU lost", "detail": "GPU 1"}
+
+
+def done_on(folder: Path, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:
+    """A job whose two workers have ended well."""
+    return told(RunDir(folder).ended(0).ended(1), node, *entries)
+
+
+def test_what_happened_to_gpus_is_told_of_this_attempt_alone(tmp_path: Path) -> None:
+    run_dir = happened(done_on(tmp_path, gpus(gpu(0))), {**LOST, "detail": "earlier"}, after=-5.0)
+    with (run_dir.path / "events.jsonl").open("a") as out:
+        out.write('{"event": "GPU lost", "ti\n["GPU lost"]\n{"event": "GPU lost"}\n')
+    assert run_dir.report()["gpus"]["events"] == []
+    assert "What happened" not in render_report(run_dir.report())
+    report = happened(run_dir, {**LOST, "happened": START + 3.0}).report()
+    assert [(event["time"], event["event"], event["detail"]) for event in report["gpus"]["events"]] == [
+        (START + 3.0, "GPU lost", "GPU 1")
+    ]
+
+
+def test_of_much_that_happened_some_is_told_and_the_rest_is_counted(tmp_path: Path) -> None:
+    run_dir = happened(done_on(tmp_path, gpus(gpu(0))), *({**LOST, "detail": f"the {n}th"} for n in range(23)))
+    text = render_report(run_dir.report())
+    assert text.count("GPU lost: the ") == 20
+    assert text.count("\n- and 3 more, in events.jsonl\n") == 1
+
+
+def test_a_gpu_is_ok_only_where_there_is_no_reason_why_not(tmp_path: Path) -> None:
+    reasons = [
+        {"gpu": "1", "severity": "failure", "words": "Xid 79"},
+        {"gpu": "1", "severity": "warning", "words": "hot"},
+        {"gpu": "2", "severity": "failure", "words": "it is gone"},
+        {"gpu": None, "severity": "warning", "words": "the driver was replaced"},
+        {"gpu": "5", "severity": "failure", "words": "not shown"},
+    ]
+    node = gpus(gpu(0), gpu(1), gpu(2, state="lost"), health="failure", reasons=reasons)
+    text = render_report(done_on(tmp_path, node).report())
+    rows = [line.rpartition("kWh | ")[2] for line in text.splitlines() if line.startswith("| cn01 |")]
+    assert rows == ["failure |", "ok |", "failure: Xid 79; warning: hot |", "lost; failure: it is gone |"]
+    assert "\n- cn01: warning: the driver was replaced\n- cn01: failure: GPU 5: not shown\n" in text
+    assert text.count("Xid 79") == 1
+
+
+def test_instances_of_a_divided_gpu_count_and_its_energy_is_said_to_be_that_of_the_whole(tmp_path: Path) -> None:
+    part = {"energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
+    text = render_report(done_on(tmp_path, gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))).report())
+    assert "\n- GPUs: 2 x NVIDIA H200 MIG 1g.18gb, 90 % busy, 1.0 kWh (whole GPU)\n" in text
+    assert "\n| cn01 | all 2 | 90 % | 30.0 GiB | 1.0 kWh (whole GPU) | healthy |\n" in text
+    assert "\n| cn01 | 0 | 90 % | 30.0 of 141 GiB | 1.0 kWh (whole GPU) | ok |\n" in text
+    assert "\n| cn01 | 0:1 | 90 % | 30.0 of 141 GiB | - | ok |\n" in text
+
+
+def test_gpus_of_the_plan_that_are_not_there_are_told(tmp_path: Path) -> None:
+    text = render_report(done_on(tmp_path, gpus(gpu(0), allocated=2), of_worker(0, gpu_missing=["7"])).report())
+    assert "\n- cn01: the plan needs 2 GPUs and the driver shows 1\n" in text
+    assert "\n| worker_w0 | cn01 | 7 | - | yes | missing |\n" in text
 
 
 @pytest.mark.usefixtures("_utc")
@@ -67,6 +142,8 @@ def test_a_job_without_gpus_has_none_in_its_report(tmp_path: Path) -> None:
 
 def test_a_report_that_was_written_without_gpus_can_still_be_shown(tmp_path: Path) -> None:
     report = a_job(tmp_path).report()
+    del report["gpus"]["events"], report["gpus"]["events_total"]
+    assert "What happened" not in render_report(report)
     del report["gpus"]
     for worker in report["workers"]:
         del worker["gpu_devices"], worker["gpu_misplaced"]

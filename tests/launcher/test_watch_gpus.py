@@ -169,7 +169,32 @@ def test_gpus_that_cannot_be_read_are_told_by_node() -> None:
 
 def test_healthy_gpus_are_not_worth_a_line() -> None:
     node = gpus(gpu(0))
-    assert gpu_troubles([on_gpus(0, 0, node=node)], {"cn00": node}) == []
+    assert gpu_troubles(a_view(workers=[on_gpus(0, 0, node=node)], gpus=[{"node": "cn00", **node}])) == []
+
+
+def shared(*strangers: dict[str, Any], **of_second: Any) -> dict[str, Any]:
+    """Two workers on one GPU, and who else is on it."""
+    node = gpus(gpu(0, workers=["worker_w0", "worker_w1"], foreign=list(strangers)))
+    workers = [on_gpus(0, 0, node=node), on_gpus(1, 0, node=node, **of_second)]
+    return a_view(workers=workers, gpus=[{"node": "cn00", **node}])
+
+
+@pytest.mark.parametrize("of_second", [{}, dead("completed", 0)])
+def test_a_stranger_on_a_gpu_of_several_workers_is_told_once(of_second: dict[str, Any]) -> None:
+    found = [(who, [trouble.key for trouble in what]) for who, what in gpu_troubles(shared(STRANGER, **of_second))]
+    assert found == [("GPUs of cn00", ["foreign 0 7"])]
+
+
+def test_a_gpu_that_is_not_there_is_told_of_its_node_and_its_worker() -> None:
+    node = gpus(gpu(0), allocated=2)
+    entry = of_worker(0, gpu_missing=["7"])
+    lacking = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
+    found = gpu_troubles(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
+    assert [(who, [trouble.words for trouble in what]) for who, what in found] == [
+        ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),
+        ("worker_w0 on cn00", ["GPU 7 is missing"]),
+    ]
+    assert gpu_cells(lacking, node) == ("0", "95%", "15.0/141")
 
 
 def test_gpus_count_once_in_the_mean_of_the_job() -> None:
@@ -191,6 +216,67 @@ def test_a_line_tells_how_busy_gpus_are_and_each_new_trouble_once(monkeypatch: p
     assert " | GPUs 95% busy | " in first[0]
     assert second == [
         "2025-11-22 04:13:41 GPUs of cn00: warning",
-        "2025-11-22 04:13:41 worker_w0 on cn00: has not computed for 2m",
+        "2025-11-22 04:13:41 worker_w0 on cn00: held_idle: has not computed for 2m",
     ]
-    assert (third, fourth, len(fifth)) == ([], [], 2)
+    assert fourth == [
+        "2025-11-22 04:13:41 GPUs of cn00: healthy again",
+        "2025-11-22 04:13:41 worker_w0 on cn00: held_idle is over",
+    ]
+    assert (third, len(fifth)) == ([], 2)
+
+
+def lines_of(lines: Lines, node: dict[str, Any] | None, **over: Any) -> list[str]:
+    """What one look at a worker on GPU 0 adds, without the moment and the summary of the job."""
+    entry = {**on_gpus(0, 0, node=node or {}, **over), "node": "cn00"}
+    view = a_view(workers=[entry], gpus=[] if node is None else [{"node": "cn00", **node}])
+    return [line[20:] for line in lines.show(view) if " | " not in line and "ended" not in line]
+
+
+def test_a_gpu_works_again_once_nothing_is_wrong_with_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    assert lines_of(lines, gpus(gpu(0, state="lost"))) == ["worker_w0 on cn00: GPU 0 is lost"]
+    assert lines_of(lines, gpus(gpu(0, state="reset_required"))) == ["worker_w0 on cn00: GPU 0 needs a reset"]
+    assert lines_of(lines, gpus(gpu(0))) == ["worker_w0 on cn00: GPU 0 works again"]
+    assert lines_of(lines, gpus(gpu(0))) == []
+
+
+def test_another_reason_does_not_make_a_node_healthy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    told = [lines_of(lines, gpus(gpu(0), health=health)) for health in ("failure", "warning", None, "healthy")]
+    assert told == [["GPUs of cn00: failure"], ["GPUs of cn00: warning"], [], ["GPUs of cn00: healthy again"]]
+
+
+def test_a_driver_that_can_be_read_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    assert lines_of(lines, gpus(gpu(0), driver_state="failing")) == ["GPUs of cn00: cannot be read (failing)"]
+    assert lines_of(lines, gpus(gpu(0))) == ["GPUs of cn00: can be read again"]
+
+
+@pytest.mark.parametrize(
+    ("node", "over"),
+    [
+        (None, {}),
+        (gpus(gpu(0), driver_state="failing", allocated=0), {}),
+        (gpus(gpu(0)), {"gpu_conditions": None}),
+        (gpus(gpu(0)), {"pid": None}),
+        (gpus(gpu(0)), dead("app_error", 1)),
+        (gpus(gpu(0)), dead("completed", 0)),
+    ],
+)
+def test_what_is_not_known_to_be_over_is_not_told_to_be(
+    node: dict[str, Any] | None, over: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, idle = Lines(monkeypatch), {"gpu_conditions": {"held_idle": "no use"}}
+    assert lines_of(lines, gpus(gpu(0)), **idle) == ["worker_w0 on cn00: held_idle: no use"]
+    assert lines_of(lines, node, **over) == []
+    assert lines_of(lines, gpus(gpu(0)), **idle) == []
+    assert lines_of(lines, gpus(gpu(0))) == ["worker_w0 on cn00: held_idle is over"]
+
+
+def test_a_stranger_that_has_left_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    told = [line[20:] for view in (shared(STRANGER), shared()) for line in lines.show(view) if " | " not in line]
+    assert told == [
+        "GPUs of cn00: process 7, which is not of this job, holds 5.0 GiB of GPU 0",
+        "GPUs of cn00: process 7 is no longer on GPU 0",
+    ]
