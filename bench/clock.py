@@ -11,6 +11,19 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime_ns(((~pid) << 3) | 2) / 1e9
 
 
+def cpu_by_thread(pid: int) -> dict[str, float]:
+    """CPU seconds of the threads of a process by their names; the first is ``serving``."""
+    found: dict[str, float] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            name = "serving" if task.name == str(pid) else (task / "comm").read_text().strip()
+            spent = int((task / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            continue  # it has ended
+        found[name] = found.get(name, 0.0) + spent
+    return found
+
+
 def rss_mib(pid: int) -> float:
     """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

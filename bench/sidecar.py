@@ -19,9 +19,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench.clock import cpu_s, rss_mib
+from bench.clock import cpu_by_thread, cpu_s, rss_mib
 from exporter import records
 from exporter.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.readers.thread_name import LONGEST
 from launcher.wrap import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
@@ -146,7 +147,7 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     time.sleep(3)
     series = sum(not line.startswith(b"#") for line in urllib.request.urlopen(url).read().splitlines())
-    start, start_cpu, start_threads, latency = time.monotonic(), cpu_s(pid), _threads_cpu_s(pid), []
+    start, start_cpu, start_threads, latency = time.monotonic(), cpu_s(pid), cpu_by_thread(pid), []
     reads: defaultdict[str, list[float]] = defaultdict(list)
     for tick in range(1, SECONDS + 1):
         before = time.perf_counter()
@@ -157,9 +158,9 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
             reads[name].append(float(duration) * 1000)
         time.sleep(max(0.0, start + tick - time.monotonic()))
     share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
-    threads = [cost - start_threads.get(thread, 0.0) for thread, cost in _threads_cpu_s(pid).items()]
-    costs = dict(zip(("serving", *reads), threads, strict=False))  # in the order in which they were started
-    costs["others"] = sum(threads[len(costs) :])
+    threads = {name: cost - start_threads.get(name, 0.0) for name, cost in cpu_by_thread(pid).items()}
+    costs = {name: threads.pop(name[:LONGEST], 0.0) for name in ("serving", *reads)}
+    costs["others"] = sum(threads.values())
     memory = rss_mib(pid)
     latency.sort()
     return {
@@ -173,10 +174,3 @@ def _watch(url: str, pid: int) -> dict[str, Any]:
         "seconds": SECONDS,
         "goals": {"at most 2 % of a core": share <= 0.02, "at most 55 MiB": memory <= 55},
     }
-
-
-def _threads_cpu_s(pid: int) -> dict[int, float]:
-    """CPU time of each thread so far, the oldest first."""
-    folder = Path(f"/proc/{pid}/task")
-    threads = sorted(int(thread.name) for thread in folder.iterdir())
-    return {thread: int((folder / str(thread) / "schedstat").read_text().split()[0]) / 1e9 for thread in threads}

@@ -14,6 +14,7 @@ from typing import Any
 from exporter.clock import Clock
 from exporter.collectors.base import Collector
 from exporter.families import Family, Samples
+from exporter.readers.thread_name import name_thread
 
 SUCCESS = Family("collector_success", "Whether the collector's last read worked.", labels=("collector",))
 DURATION = Family("collector_duration_seconds", "How long the collector's last read took.", labels=("collector",))
@@ -89,6 +90,7 @@ class Slot:
         return self._known and not self._unshowable and not self.overdue
 
     def _loop(self) -> None:
+        name_thread(self.collector.name)
         due = self._clock.monotonic()
         while True:
             self._read()

@@ -23,6 +23,7 @@ from exporter.readers.gpu import (
 )
 from exporter.readers.gpu_late import Asker, Late
 from exporter.readers.gpu_seat import NOW, Part, Seat
+from exporter.readers.thread_name import name_thread
 
 CALL_S = 2.0
 """How long one part of a look at one device may take."""
@@ -401,6 +402,7 @@ class GpuHost:
     # -- events, and the end ---------------------------------------------------------------------
 
     def _listen(self, reader: GpuReader) -> None:
+        name_thread("gpu-events")
         failing = False
         while not self._closing.is_set() and reader is self._reader and not self._replaced:
             began = time.monotonic()

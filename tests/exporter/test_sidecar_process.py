@@ -95,6 +95,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess
     wrappers.close()
 
 
+def test_threads_are_named_after_their_collectors(running: SidecarProcess) -> None:
+    names = {path.read_text().strip() for path in Path(f"/proc/{running.process.pid}/task").glob("*/comm")}
+    assert {"workers", "logs", "gpus", "gpu_workers"} <= names
+
+
 @pytest.mark.skipif(not LEAVES_OPENSSL_OUT, reason="this interpreter has no hash functions but those of OpenSSL")
 def test_openssl_is_not_loaded_into_what_serves_plain_http(running: SidecarProcess) -> None:
     mapped = Path(f"/proc/{running.process.pid}/maps").read_text()
