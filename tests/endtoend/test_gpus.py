@@ -1,6 +1,7 @@
 """GPUs of a real Slurm job: their numbers begin anew within it, and each worker's is known by UUID all the same."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,16 @@ def test_every_worker_is_seen_on_its_own_gpu_although_numbers_begin_anew(
     other = cluster.run([*taken, "--wrap", "sleep 300"], user=jobs.user, cwd=jobs.directory, check=True).stdout.strip()
     try:
         cluster.wait_for(lambda: cluster.job_state(int(other)) == "RUNNING", 30, "the other job")
-        command = f"{sys.executable} {USE} --items 400 --seconds 25 --percent 60"
-        astray = f"bash -c 'if [ $RANK = {ASTRAY} ]; then export CUDA_VISIBLE_DEVICES=0; fi; exec {command}'"
+        script = jobs.directory / "worker.sh"
+        script.write_text(
+            f"if [ $RANK = {ASTRAY} ]; then export CUDA_VISIBLE_DEVICES=0; fi\n"
+            f"exec {shlex.quote(sys.executable)} {shlex.quote(str(USE))} --items 400 --seconds 25 --percent 60\n"
+        )
         job = jobs.submit(
             {
                 "name": "gpus",
                 "resources": {"nodes": NODES, "gpus_per_node": EACH},
-                "workers": [{"role": "worker", "count": WORKERS, "gpus": 1, "command": astray}],
+                "workers": [{"role": "worker", "count": WORKERS, "gpus": 1, "command": "bash worker.sh"}],
                 "slurm": {"partition": "gpu", "time_limit": "00:10:00"},
                 "progress": {"total_items": 400 * WORKERS},
                 "monitoring": {"check_interval": 1, "linger": 8, "stall_timeout": 60},
