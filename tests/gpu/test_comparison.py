@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +64,7 @@ XML = """<?xml version="1.0" ?>
     </gpu>
 </nvidia_smi_log>
 """
-PROGRAM = """#!{python}
+PROGRAM = """#!/usr/bin/env python3
 import json, sys
 told, xml = json.load(open({path!r}))
 for argument in sys.argv[1:]:
@@ -90,7 +89,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     told = tmp_path / "told.json"
     told.write_text(json.dumps((TOLD, XML)))
     program = tmp_path / "nvidia-smi"
-    program.write_text(PROGRAM.format(python=sys.executable, path=str(told)))
+    program.write_text(PROGRAM.format(path=str(told)))
     program.chmod(0o755)
     nvidia_smi.known_fields.cache_clear()
     (found,) = nvidia_smi.devices()
