@@ -97,6 +97,8 @@ class LogTail:
         self._inode: int | None = None  # of the file that was read, while it is not open
         self._parked: tuple[int, ...] | None = None  # facts of a file that need not be open while they are the same
         self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is as it is
+        # the path, and facts of the file there with which there is nothing new
+        self._still: tuple[bytes, tuple[int, ...]] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -120,6 +122,7 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
+        self._still = None
         if self._file is not None:
             self._inode, self._file = self._file[1], None
 
@@ -140,6 +143,14 @@ class LogTail:
         Reads at most ``most_bytes``, and after the first chunk only while ``until`` does not hold.
         """
         self.more = False
+        if self._still is not None:
+            # most looks at most logs find nothing: they take no more than this
+            try:
+                if _identity(os.stat(self._still[0])) == self._still[1]:
+                    return
+            except OSError:
+                pass  # what that means is asked below
+            self._still = None
         try:
             chosen = self._choose()
         except OSError as error:
@@ -152,6 +163,8 @@ class LogTail:
         self.mtime = facts.st_mtime
         written = _written(facts)
         if not leaving and written == self._quiet and self._offset >= facts.st_size:
+            if self.problem is None:
+                self._still = os.fsencode(self.path), _identity(facts)
             return
         self._quiet = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
@@ -262,6 +275,7 @@ class LogTail:
                 return None
             if found is not None and _same(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
+                self._still = os.fsencode(self.path), _identity(found)
                 return None
         if self._inode is not None:
             self._resume(found)
@@ -526,7 +540,8 @@ class LogTail:
             # the text before our position and the unfinished record are read again with what is new
             most = min(CHUNK_BYTES, held + left)
             filled = os.preadv(self._fd, [before, view[:most]], self._begin - back) - back
-            if filled < held or before + view[max(0, held - len(self._mark)) : held] != self._mark:
+            mark = before if not held else before + view[max(0, held - len(self._mark)) : held]
+            if filled < held or mark != self._mark:
                 self._begin_anew()
                 held, filled = 0, os.preadv(self._fd, [view[: min(CHUNK_BYTES, left)]], 0)
             while filled > held:
@@ -534,7 +549,8 @@ class LogTail:
                     filled += os.preadv(self._fd, [view[filled : filled + 1]], self._begin + filled)
                 self.bytes_read += filled - held
                 left -= filled - held
-                self._mark = (self._mark + view[max(held, filled - MARK_BYTES) : filled])[-MARK_BYTES:]
+                mark = buffer[max(held, filled - MARK_BYTES) : filled]
+                self._mark = bytes(mark if len(mark) == MARK_BYTES else self._mark + mark)[-MARK_BYTES:]
                 self._offset = self._begin + filled
                 if (self._top or self._joining) and (dropped := self._unwanted(buffer, filled)):
                     filled, held = filled - dropped, max(0, held - dropped)
@@ -550,7 +566,8 @@ class LogTail:
                 if end:
                     self._begin += end
                     yield Piece(buffer, end, self._begin - end)
-                    view[:held] = view[end:filled]
+                    if held:
+                        view[:held] = view[end:filled]
                 if enough is not None and self._offset >= enough:
                     return True  # at the end, in one read
                 if left <= 0 or (until is not None and until()):
@@ -610,6 +627,11 @@ def _between(name: str, head: str, tail: str) -> str | None:
 def _written(facts: os.stat_result) -> tuple[int, int, int]:
     """What changes when a file is written to."""
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    """Which file it is, and what changes when it is written to."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _same(facts: os.stat_result) -> tuple[int, ...]:

@@ -33,8 +33,13 @@ def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) 
 
 
 def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> Path:
-    """File in which one run of a task may tell its progress itself; the task finds it as ``GPUJOB_PROGRESS_FILE``."""
-    return run_dir / records.PROGRESS_DIR / f"{node}_{task.worker}{run_suffix(attempt, restart)}.jsonl"
+    """File in which one run of a task may tell its progress itself; the task finds it as ``GPUJOB_PROGRESS_FILE``.
+
+    It is named like the task's logs: several processes of one worker may be on a node.
+    """
+    stem = os.path.basename(task.logs[0]).rpartition(".")[0] if task.logs else f"{{node}}_{task.worker}{{run}}"
+    name = stem.replace("{node}", node).replace("{run}", run_suffix(attempt, restart))
+    return run_dir / records.PROGRESS_DIR / f"{name}.jsonl"
 
 
 def extra_logs(

@@ -537,6 +537,87 @@ def test_a_log_that_has_not_been_written_to_is_not_read(path: Path, monkeypatch:
     assert look(tail) == []
 
 
+@pytest.mark.parametrize("passed_over", [False, True])
+def test_a_log_without_anything_new_costs_one_look_at_its_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch, passed_over: bool
+) -> None:
+    append(path, b"one\n")
+    os.utime(path, (1, 1))
+    tail = LogTail(str(path))
+    if passed_over:
+        tail.start_at_end()
+    look(tail), look(tail)
+    asked, ask = list[str](), os.stat
+
+    def stat_of(name: bytes) -> os.stat_result:
+        asked.append(os.fsdecode(name))
+        return ask(name)
+
+    monkeypatch.setattr(os, "stat", stat_of)
+    monkeypatch.setattr(os, "fstat", lambda *_: pytest.fail("asked"))
+    assert (look(tail), asked) == ([], [str(path)])
+    monkeypatch.undo()
+    append(path, b"two\n")
+    assert look(tail) == [b"two\n"]
+
+
+CHANGES = ("write", "rewrite", "rename", "replace", "delete", "touch", "close", "look")
+
+
+@given(changes=st.lists(st.sampled_from(CHANGES), max_size=12))
+def test_however_many_looks_find_nothing_the_next_change_is_seen(
+    changes: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("logs") / "app.log"
+    tail, written, read = LogTail(str(path)), list[bytes](), list[bytes]()
+
+    def idle() -> None:
+        for _ in range(3):
+            while found := look(tail):
+                read.extend(b"".join(found).splitlines(keepends=True))
+
+    for number, change in enumerate(changes):
+        line = b"%05d of what is written\n" % number
+        if change == "rename" and path.exists():
+            path.rename(path.with_name(f"app.log.{1000 - number}"))
+        elif change == "replace":
+            other = path.with_name("other")
+            other.write_bytes(line)
+            os.utime(other, (1, 1))
+            other.replace(path)
+            written.append(line)
+        elif change == "rewrite":
+            path.write_bytes(line)
+            written.append(line)
+        elif change == "write":
+            append(path, line)
+            written.append(line)
+        elif change == "delete":
+            path.unlink(missing_ok=True)
+        elif change == "touch" and path.exists():
+            os.utime(path, (1, 1))
+        elif change == "close":
+            tail.close()
+        idle()
+    assert read == written
+    assert tail.problem is None
+
+
+def test_a_problem_is_over_when_the_file_is_there_again_as_it_was(path: Path) -> None:
+    log = path.with_name("where.log")
+    append(log, b"one\n")
+    os.utime(log, (1, 1))
+    path.symlink_to(log)
+    tail = LogTail(str(path))
+    look(tail), look(tail)
+    path.unlink()
+    path.mkdir()
+    assert [(look(tail), tail.problem) for _ in range(2)] == [([], "is a directory")] * 2
+    path.rmdir()
+    path.symlink_to(log)
+    assert [(look(tail), tail.problem) for _ in range(2)] == [([], None)] * 2
+
+
 def test_a_hole_that_truncation_leaves_is_passed_over(path: Path) -> None:
     with path.open("wb", buffering=0) as writer:  # not for appending: it keeps its place
         writer.write(numbered(1, 1000))

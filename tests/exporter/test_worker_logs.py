@@ -1,5 +1,6 @@
 """Where the logs of a run are, and their ends."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -33,6 +34,12 @@ def test_each_run_has_files_of_its_own(attempt: int, restart: int, suffix: str) 
     )
     progress = progress_path(make_task(3), Path("/runs/1"), "node02", attempt, restart)
     assert progress == Path(f"/runs/1/progress/node02_worker_w3{suffix}.jsonl")
+
+
+def test_processes_of_one_worker_on_a_node_tell_their_progress_apart() -> None:
+    tasks = [dataclasses.replace(make_task(3), logs=(f"{{node}}_worker_w3_p{local}{{run}}.out",)) for local in (0, 1)]
+    names = [progress_path(task, Path("/runs/1"), "node02", 1, 0).name for task in tasks]
+    assert names == ["node02_worker_w3_p0_a1.jsonl", "node02_worker_w3_p1_a1.jsonl"]
 
 
 def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
