@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 PART_BYTES = 64 * 1024
 """Copied at once to count record ends: what stays in the cache."""
 
+NEAR_BYTES, FARTHER = 4 * 1024, 8
+"""End of a chunk in which literals are looked for backwards first, and how many times as much is next."""
+
 Buffer = bytes | bytearray | memoryview
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
 
@@ -34,6 +37,8 @@ class Chunk:
             text = _ESCAPE.sub(b"", self._coloured)
             end = len(text)
             self._near = (0, 0)
+        self.is_plain = self._coloured is None
+        """Whether its bytes stand in the file as they do here."""
         self.text = text
         self.end = end
         self.has_returns = text.find(b"\r", 0, end) >= 0
@@ -56,10 +61,6 @@ class Chunk:
 
     def view(self) -> Buffer:
         return self.text if self.end == len(self.text) else memoryview(self.text)[: self.end]
-
-    def record(self, start: int, stop: int) -> bytes:
-        text = self.text[start:stop]
-        return text if isinstance(text, bytes) else bytes(text)
 
     def where(self, start: int) -> int:
         """Byte of the file at which the record begins that begins here."""
@@ -95,20 +96,26 @@ class Chunk:
         """Records behind ``begin`` that hold one of the literals, or all of them without any, the last one first."""
         text, behind = self.text, self.end
         lasts = [behind] * len(literals)
+        near = NEAR_BYTES
+        floor = max(begin, behind - near)
         while behind > begin:
             if literals:
                 # each literal is looked for again only where the last place of it is used up, and then
                 # only behind the last place of those before it: some are nowhere, and the search for them is long
-                place = begin - 1
+                place = floor - 1
                 for number, literal in enumerate(literals):
                     if lasts[number] + len(literal) > behind:
-                        found = text.rfind(literal, max(begin, place), behind)
-                        if found < 0 <= place - begin:
+                        found = text.rfind(literal, max(floor, place), behind)
+                        if found < 0 and (place >= floor or floor > begin):
                             continue  # it may still stand before that place
                         lasts[number] = found
                     place = max(place, lasts[number])
-                if place < begin:
-                    return
+                if place < floor:
+                    if floor == begin:
+                        return
+                    near *= FARTHER
+                    floor = max(begin, self.end - near)
+                    continue
                 start, stop = self.start(place), self.stop(place)
             else:
                 stop = behind - (text[behind - 1] in b"\r\n")

@@ -1,7 +1,6 @@
 """What one match of a pattern says, in numbers."""
 
 import re
-from collections.abc import Iterator
 from typing import Protocol
 
 from exporter.derive.patterns import Kind, Pattern
@@ -55,6 +54,7 @@ class Extractor:
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
+        self._is_pairs = pattern.kind is Kind.PAIRS
         named = pattern.regex.groupindex
         free = [group for group in range(1, pattern.regex.groups + 1) if group not in named.values()]
         by_name = any(name in named for name in ("done", "total", "percent"))
@@ -102,18 +102,20 @@ class Extractor:
             done, total = epoch, epochs
         return None if done is None else (done, total, epoch, epochs)
 
-    def values(self, match: Match, record: bytes, only: int | None = None) -> Iterator[tuple[str, float]]:
+    def values(self, match: Match, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
         """Each value that a record gives, or that of the one key with the number ``only``."""
-        if self.pattern.kind is not Kind.PAIRS:
+        told: list[tuple[str, float]] = []
+        if not self._is_pairs:
             for name, group in self._values:
                 found = number(match.group(group))
                 if found is not None:
-                    yield name, found
-            return
+                    told.append((name, found))
+            return told
         if self._skip and match.group(self._skip) is not None:
-            return
+            return told
         for name, regex in self._pairs if only is None else self._pairs[only : only + 1]:
             pair = regex.search(record)
             found = None if pair is None else number(pair[1])
             if found is not None:
-                yield name, found
+                told.append((name, found))
+        return told

@@ -53,15 +53,30 @@ class Gathering:
         self._spent: dict[str, float] = {}
 
     def settle(
-        self, unit: Unit, chunk: Chunk, places: Iterable[tuple[int, int]], most_tries: int | None
+        self,
+        unit: Unit,
+        chunk: Chunk,
+        places: Iterable[tuple[int, int]],
+        most_tries: int | None,
+        *,
+        goes_on: bool = False,
     ) -> bool | None:
         """Whether the last finding of a unit is among records that come from the last one on.
 
         None when that many records in a row gave nothing; a pattern that names ranks has a last
-        finding for each of them, and goes on until none is new.
+        finding for each of them, and goes on until none is new. Where the chunk ``goes_on`` before these
+        records, None as well when what they say need not be all.
         """
-        found: set[Key] = set()
         tries = 0
+        if unit.wanted == 1 and not unit.extractor.has_ranks:
+            for start, stop in places:
+                if self.evaluate(unit, chunk, start, stop):
+                    return True
+                tries += 1
+                if most_tries is not None and tries >= most_tries:
+                    return None
+            return False
+        found: set[Key] = set()
         for start, stop in places:
             keys = self.evaluate(unit, chunk, start, stop)
             if keys - found:
@@ -73,11 +88,13 @@ class Gathering:
                 tries += 1
                 if most_tries is not None and (tries >= most_tries or (tries >= FEW and found == _WITHOUT_RANKS)):
                     return True if found else None
-        return bool(found)
+        return None if goes_on and found else bool(found)
 
     def evaluate(self, unit: Unit, chunk: Chunk, start: int, stop: int) -> set[Key]:
         """Search one record for a unit and note what it says; the names and ranks of that."""
-        record = chunk.record(start, stop)
+        record = chunk.text[start:stop]
+        if type(record) is not bytes:
+            record = bytes(record)
         if unit.also:
             for text in unit.also:
                 if text in record:
@@ -88,7 +105,10 @@ class Gathering:
             match = self._search_carefully(unit, record)
         elif unit.before:
             # from the head of the record each digit of its time would be tried as the first one of the number
-            first = min([place for literal in unit.literals if (place := record.find(literal)) >= 0], default=0)
+            if len(unit.literals) == 1:
+                first = max(0, record.find(unit.literals[0]))
+            else:
+                first = min([place for literal in unit.literals if (place := record.find(literal)) >= 0], default=0)
             match = unit.search(record, len(record[:first].rstrip(unit.before)))
         else:
             match = unit.search(record)
@@ -97,7 +117,8 @@ class Gathering:
         if unit.is_error:
             self.errors[unit.name] = self.errors.get(unit.name, 0) + 1
             return _NOTHING
-        where, head, extractor = chunk.where(start), record[:HEAD_BYTES], unit.extractor
+        where = chunk.offset + start if chunk.is_plain else chunk.where(start)
+        head, extractor = record[:HEAD_BYTES], unit.extractor
         if unit.is_mark:
             self._places.append((where, unit.order, unit.pattern, head))
             return _WITHOUT_RANKS
@@ -147,7 +168,7 @@ class Gathering:
         values: dict[str, dict[int | None, Value]] = {}
         read = None if self._stamps is None else self._stamps.read
         self._places.sort(key=_OFFSET_AND_ORDER)
-        before, stamp = -1, None
+        before, stamp, resume = -1, None, Kind.RESUME
         for offset, _, what, head in self._places:
             if read is not None and offset != before:
                 before, stamp = offset, read(head)
@@ -155,16 +176,20 @@ class Gathering:
                 marks.append(Mark(what.name, what.begins, offset, stamp))
             else:
                 pattern, (done, total, epoch, epochs), rank = what
-                resumed = pattern.kind is Kind.RESUME
+                resumed = pattern.kind is resume
                 positions.append(
-                    Position(pattern.name, pattern.unit, offset, done, total, epoch, epochs, rank, resumed, stamp)
+                    _new(
+                        Position,
+                        (pattern.name, pattern.unit, offset, done, total, epoch, epochs, rank, resumed, stamp),
+                    )
                 )
         for (name, rank), (offset, _, number, head) in self._values.items():
             stamp = None if read is None else read(head)
-            values.setdefault(name, {})[rank] = Value(number, offset, stamp)
+            values.setdefault(name, {})[rank] = _new(Value, (number, offset, stamp))
         return Findings(positions, values, marks, self.errors)
 
 
+_new = tuple.__new__  # half of the time of Position() and Value(), of which a busy log has many
 _NOTHING: set[Key] = set()
 _WITHOUT_RANKS: set[Key] = {(None, None)}
 _OFFSET_AND_ORDER = itemgetter(0, 1)

@@ -219,6 +219,8 @@ class Scan:
         settled: set[int] = set()
         for turn, (offset, size) in enumerate(sorted(waiting, reverse=True)):
             units = [unit for unit in waiting[offset, size] if unit.number not in settled]
+            if units and not turn:
+                units, size = self._settle_end(units, offset, size, reread, settled)
             if not units:
                 continue
             text = reread(offset, size)
@@ -234,6 +236,29 @@ class Scan:
                     settled.add(unit.number)
         self._unsearched.clear()
         return self._gathering.findings()
+
+    def _settle_end(
+        self, units: list[Unit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
+    ) -> tuple[list[Unit], int]:
+        """Look at the end of a chunk alone, where most values are: the rest of it need not be read then.
+
+        The units for which that is not enough, and the size of what is left for them. ``settled`` takes the numbers
+        of all that have found something: nothing before this chunk counts for them.
+        """
+        end = reread(offset + size - WINDOW_BYTES, WINDOW_BYTES) if size > WINDOW_BYTES else b""
+        begin = min((place for mark in (b"\n", b"\r") if (place := end.find(mark)) >= 0), default=-1) + 1
+        if len(end) < WINDOW_BYTES or not 0 < begin < len(end):
+            return units, size
+        before = size - WINDOW_BYTES + begin
+        chunk = Chunk(end[begin:], len(end) - begin, offset + before)
+        left: list[Unit] = []
+        for unit in units:
+            found = self._settle(unit, chunk, chunk.backwards(unit.literals, 0), None, goes_on=True)
+            if found is not False:
+                settled.add(unit.number)
+            if not found:
+                left.append(unit)
+        return left, before
 
     # -- a few records: everything counts --------------------------------------------------------
 
@@ -344,7 +369,7 @@ class Scan:
         text, end, has_returns = chunk.text, chunk.end, chunk.has_returns
         find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._gathering.errors
         of_masks = self._engine.of_masks
-        sure, checks, tests, start_of, shared_units = group.sure, group.checks, group.tests, chunk.start, group.shared
+        sure, checks, tests, shared_units, rfind = group.sure, group.checks, group.tests, group.shared, text.rfind
         stop, begin, seen, in_vain = -1, -1, 0, 0
         for number, place, behind in hits:
             if (test := tests[number]) is not None and test(text, place, end) is None:
@@ -380,7 +405,10 @@ class Scan:
                     errors[unit.name] = errors.get(unit.name, 0) + 1
                     continue
                 if begin < 0:
-                    begin = start_of(place)
+                    # the same as Chunk.start, without the call
+                    begin = rfind(b"\n", 0, place) + 1
+                    if has_returns:
+                        begin = max(begin, rfind(b"\r", begin, place) + 1)
                 if unit.is_error and stop - begin <= unit.safe:
                     # the same as _evaluate, without the call: the log of a failing loop is full of these
                     record = text[begin:stop]

@@ -138,12 +138,14 @@ def test_a_backlog_loses_no_error_no_resume_and_no_last_word(data: st.DataObject
         patch.setattr(scanning, "SMALL_BYTES", data.draw(st.sampled_from([0, 20])))
         patch.setattr(scanning, "WINDOW_BYTES", window)
         patch.setattr(scanning, "MOST_TRIES", tries)
+        patch.setattr(chunks, "NEAR_BYTES", data.draw(st.integers(1, 8)))
         found, whole = fed(ENGINE, text, cuts), expected(MIXED, text)
     assert found.errors == whole.errors
     assert [place for place in found.positions if place.resumed] == [
         place for place in whole.positions if place.resumed
     ]
     assert not [place for place in found.positions if place not in whole.positions]
+    assert len(set(found.positions)) == len(found.positions)
     assert not [mark for mark in found.marks if mark not in whole.marks]
     assert found.positions == sorted(found.positions, key=lambda place: place.offset)
     for name in ("items", "ranked"):
@@ -330,7 +332,9 @@ def test_a_value_whose_words_stand_everywhere_is_found_by_reading_back_to_it() -
     chunks = [b"loss 1\n", mentions, b"loss 2\n" + mentions, mentions, mentions]
     found, again = backlog([FILLER, *chunks], [pattern("loss", r"loss (\d)", Kind.VALUE)])
     assert found.values["loss"][None] == Value(2.0, len(FILLER) + len(chunks[0] + chunks[1]))
-    assert len(again) == 3
+    starts = [len(FILLER) + sum(map(len, chunks[:number])) for number in (4, 3, 2)]
+    assert [start for start, _ in again[1:]] == starts  # the first one is the end of the last chunk
+    assert sum(size for _, size in again) <= sum(map(len, chunks[2:])) + len(b"loss of nothing\n")
 
 
 def test_nothing_is_read_again_where_a_later_chunk_has_the_value() -> None:
@@ -338,6 +342,26 @@ def test_nothing_is_read_again_where_a_later_chunk_has_the_value() -> None:
     found, again = backlog([mentions, mentions + b"loss 3\n"], [pattern("loss", r"loss (\d)", Kind.VALUE)])
     assert found.values["loss"][None] == Value(3.0, 2 * len(mentions))
     assert again == []
+
+
+def test_of_a_last_chunk_with_the_value_near_its_end_no_more_is_read() -> None:
+    chunk = FILLER + b"loss 1\n" + FILLER + b"loss 2\n"
+    found, again = backlog([chunk, chunk, chunk], [pattern("loss", r"loss (\d)", Kind.VALUE)])
+    assert found.values["loss"][None].number == 2.0
+    assert again == [(3 * len(chunk) - scanning.WINDOW_BYTES, scanning.WINDOW_BYTES)]
+
+
+def test_names_and_ranks_that_are_not_near_the_end_of_the_last_chunk_are_found_in_the_rest_of_it() -> None:
+    first = FILLER + b"step: speed=1\nstep: size=1\nrank 0: load=1\nrank 1: load=1\n"
+    last = b"step: size=2\nrank 1: load=2\n" + FILLER + b"step: speed=3\nrank 0: load=3\n"
+    patterns = [
+        pattern("step", r"step: (?:speed=(?P<speed>\d)|size=(?P<size>\d))", Kind.VALUE),
+        pattern("load", r"rank (?P<rank>\d): load=(?P<load>\d)", Kind.VALUE),
+    ]
+    found, again = backlog([first, last], patterns)
+    numbers = {(name, rank): value.number for name, ranks in found.values.items() for rank, value in ranks.items()}
+    assert numbers == {("speed", None): 3.0, ("size", None): 2.0, ("load", 0): 3.0, ("load", 1): 2.0}
+    assert min(again) == (len(first), sum(size for _, size in again) - scanning.WINDOW_BYTES)
 
 
 def test_the_last_of_several_spellings_counts() -> None:
