@@ -44,11 +44,16 @@ class Faults:
         """Of sidecars before this one; None until it was read, since the run directory may hang."""
         self._ecc: dict[str, list[dict[str, int]]] = {}
         """By UUID the memory errors by type: those that do not count, and those at the last look."""
+        self._conditions: dict[str, GpuCondition] = {}
+        """By UUID, what these were counted from."""
         self._told: Counter[tuple[str, int]] = Counter()
         self._logged: Counter[tuple[str, int]] = Counter()
         self._last: dict[tuple[str, int], float] = {}
         self._last_event: GpuEvent | None = None
         self._last_line: KernelEvent | None = None
+        self._xids: Mapping[str, Mapping[int, XidCount]] = {}
+        self.changes = 0
+        """How often anything was new, so that nobody need compare."""
 
     def look(self, look: GpuLook, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
         """Take in what is new; gives the Xids that count anew."""
@@ -57,6 +62,25 @@ class Faults:
         ours = {gpu.uuid: gpu for gpu in gpus}
         if not ours:
             return ()  # whose the lines of the kernel's log are will be known once the driver has told its GPUs
+        risen = self._take_in(look.events, ours)
+        counted = False
+        for state in look.gpus:
+            uuid, condition = state.gpu.uuid, state.condition
+            if uuid in ours and condition is not None and condition is not self._conditions.get(uuid):
+                self._conditions[uuid] = condition
+                counted = self._count_memory_errors(uuid, condition) or counted
+        if counted:
+            self.changes += 1
+        if risen or counted:
+            self._save()
+        return risen
+
+    def _take_in(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
+        """Count the Xids that are new, and give those that raise a count."""
+        told = _after(self._last_event, events)
+        logged = _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
+        if not told and not logged:
+            return ()
         # the address of a MIG instance is that of its GPU, which is what has the error
         whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
         places = {pci_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
@@ -69,14 +93,13 @@ class Faults:
                 return event.uuid in ours
             return (event.uuid, event.gpu_instance) in instances
 
-        before = self.xids()
         fresh: list[GpuEvent] = []
-        for event in _after(self._last_event, look.events):
+        for event in told:
             self._last_event = event
             if counts(event):
                 self._told[event.uuid, event.xid] += 1
                 fresh.append(event)
-        for line in _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ()):
+        for line in logged:
             self._last_line = line
             if not isinstance(line.what, Xid) or (uuid := places.get(pci_place(line.what.pci))) is None:
                 continue
@@ -84,27 +107,35 @@ class Faults:
             if counts(event):
                 self._logged[uuid, line.what.code] += 1
                 fresh.append(event)
+        if not fresh:
+            return ()
         for seen in fresh:
             key = seen.uuid, seen.xid
             self._last[key] = max(self._last.get(key, seen.time), seen.time)
-        after = self.xids()
+        before = self._xids
+        self._sum_up()
         newest = {(seen.uuid, seen.xid): seen for seen in fresh}
-        risen = tuple(seen for key, seen in newest.items() if key not in before or after[key].count > before[key].count)
-        conditions = {state.gpu.uuid: state.condition for state in look.gpus if state.gpu.uuid in ours}
-        counted = [self._count_memory_errors(uuid, found) for uuid, found in conditions.items() if found is not None]
-        if risen or any(counted):
-            self._save()
-        return risen
+        return tuple(
+            seen
+            for (uuid, xid), seen in newest.items()
+            if xid not in before.get(uuid, {}) or self._xids[uuid][xid].count > before[uuid][xid].count
+        )
 
-    def xids(self) -> dict[tuple[str, int], XidCount]:
-        """Counts by UUID and code."""
+    def xids(self, uuid: str) -> Mapping[int, XidCount]:
+        """Counts of a GPU by code, in order."""
+        return self._xids.get(uuid, {})
+
+    def _sum_up(self) -> None:
+        """Bring the counts together."""
         kept = self._kept or {}
-        found = {}
-        for key in {*kept, *self._told, *self._logged}:
+        found: dict[str, dict[int, XidCount]] = {}
+        for key in sorted({*kept, *self._told, *self._logged}):
             old = kept.get(key, XidCount(0, 0.0))
             count = max(old.count + self._told[key], self._logged[key])
-            found[key] = XidCount(count, max(old.last, self._last.get(key, 0.0)))
-        return found
+            uuid, xid = key
+            found.setdefault(uuid, {})[xid] = XidCount(count, max(old.last, self._last.get(key, 0.0)))
+        self._xids = found
+        self.changes += 1
 
     def job_errors(self, uuid: str) -> Mapping[str, int]:
         """Memory errors of a GPU since the job's start, by type."""
@@ -133,11 +164,13 @@ class Faults:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             log.warning("what an earlier sidecar knew of the GPUs is not used: %s", error)
             self._kept, self._ecc = {}, {}
+        self._sum_up()
 
     def _save(self) -> None:
         body: dict[str, dict[str, Any]] = {}
-        for (uuid, code), entry in self.xids().items():
-            body.setdefault(uuid, {"xids": {}, "ecc": [{}, {}]})["xids"][str(code)] = [entry.count, entry.last]
+        for uuid, xids in self._xids.items():
+            counts = {str(code): [xid.count, xid.last] for code, xid in xids.items()}
+            body[uuid] = {"xids": counts, "ecc": [{}, {}]}
         for uuid, parts in self._ecc.items():
             body.setdefault(uuid, {"xids": {}})["ecc"] = parts
         problem = write_state(*self._place, {"gpus": body}, kind=KIND)

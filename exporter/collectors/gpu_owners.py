@@ -52,16 +52,18 @@ class Owners:
         here = self._pids_here(told - owners.keys(), owners)
         strangers = {here.get(pid, pid) for pid in told} - owners.keys()
         self._look_at(strangers)
-        pids = {task.rank: set(board.pids.get(task.rank, ())) for task in self._tasks}
+        pids = {task.rank: frozenset(board.pids.get(task.rank, ())) for task in self._tasks}
         ignored = {os.getpid(), *self._left(strangers)}
         for pid, holder in self.holders.items():
             if holder.name.startswith(MPS):
                 ignored.add(pid)
             elif holder.job_id == self._context.identity.job_id:
                 # in the background, of a container, or younger than the last look at the tree
-                mine = pids.get(holder.rank) if holder.rank is not None else None
-                (ignored if mine is None else mine).add(pid)
-        self._known = {pid for mine in (*pids.values(), owners) for pid in mine} | (self._known & strangers)
+                if holder.rank in pids:
+                    pids[holder.rank] |= {pid}
+                else:
+                    ignored.add(pid)
+        self._known = (self._known & strangers).union(owners, *pids.values())
         return gpu_usage(
             gpus,
             [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
@@ -69,7 +71,7 @@ class Owners:
                 GpuWorker(
                     rank=task.rank,
                     positions=task.gpus,
-                    pids=frozenset(pids[task.rank]),
+                    pids=pids[task.rank],
                     devices=self._devices_of(task.rank),
                     up=bool(pids[task.rank]),
                 )

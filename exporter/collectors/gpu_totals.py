@@ -1,6 +1,5 @@
 """What each of the job's GPUs has come to since the job's start: mean use, most memory, energy."""
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -83,7 +82,7 @@ class Totals:
         if self._totals is None or (self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S):
             return
         self._saved_at = now
-        body = {uuid: dataclasses.asdict(total) for uuid, total in self._totals.items()}
+        body = {uuid: vars(total) for uuid, total in self._totals.items()}
         problem = write_state(*self._place, body, kind=KIND)
         if problem is not None and self._unsaved is None:
             log.warning("totals of GPUs are not saved: %s", problem)

@@ -1,7 +1,7 @@
 """Who uses the job's GPUs on this node: workers, as the plan says or not, and processes that are not the job's."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -113,10 +113,13 @@ class GpuWorkersCollector:
         usage = self._owners.usage(look)
         states = {state.gpu.uuid: state for state in look.gpus}
         held = {(use.rank, use.uuid): use for use in usage.uses}
+        uses: dict[int, list[Use]] = {}
+        for use in usage.uses:
+            uses.setdefault(use.rank, []).append(use)
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
         standings = {standing.rank: standing for standing in usage.workers}
         for task in self._tasks.values():
-            gpus = [states[uuid] for uuid in self._gpus_of(task, usage) if uuid in states]
+            gpus = [states[uuid] for uuid in self._gpus_of(task, uses.get(task.rank, ())) if uuid in states]
             samples = tuple(
                 _sample(
                     state,
@@ -135,8 +138,8 @@ class GpuWorkersCollector:
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
         young = frozenset(rank for rank, start in board.starts.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
-            if uses := tuple(use for use in usage.uses if use.rank == rank):
-                self._last_uses[rank] = LastUse(uses, standing.words if standing.misplaced else None)
+            if rank in uses:
+                self._last_uses[rank] = LastUse(tuple(uses[rank]), standing.words if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
                 self._last_uses.setdefault(rank, LastUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
@@ -155,11 +158,10 @@ class GpuWorkersCollector:
 
     # -- what it looks like ---------------------------------------------------------------------------
 
-    def _gpus_of(self, task: Task, usage: Usage) -> list[str]:
+    def _gpus_of(self, task: Task, uses: Iterable[Use]) -> list[str]:
         """UUIDs of the GPUs that a worker uses and of those that the plan gives to it."""
         own = self._context.board.gpu_positions
-        used = [use.uuid for use in usage.uses if use.rank == task.rank]
-        return list(dict.fromkeys([*used, *(own[at] for at in task.gpus if at in own)]))
+        return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
 
     @staticmethod
     def _held(

@@ -4,14 +4,14 @@ import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from exporter.collectors import gpu_page
 from exporter.collectors.base import Context, Status
-from exporter.collectors.gpu_faults import Faults, XidCount
+from exporter.collectors.gpu_faults import Faults
 from exporter.collectors.gpu_page import GpuEntry
 from exporter.collectors.gpu_totals import Totals
-from exporter.derive.gpu_node import HEALTHS, GpuFacts, NodeHealth, Reason
+from exporter.derive.gpu_node import HEALTHS, GpuFacts, Judgement, NodeHealth, Reason
 from exporter.derive.gpu_users import listed_gpus, visible_devices
 from exporter.derive.xid import KNOWN_XIDS, xid_class, xid_words
 from exporter.families import Family, Samples
@@ -43,6 +43,8 @@ NOTHING_TO_READ_S = 60.0
 """Between two looks at a job without GPUs."""
 WAIT_S = 1.5
 """How long a look at the GPUs may take before what is known is shown."""
+JUDGED_S = 15.0
+"""The node is judged anew after so long where nothing has changed: rates fall, and old errors count no more."""
 MOST_EVENTS = 50
 DEVICE_LISTS = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 """Variables by which a job is told its GPUs, by vendor."""
@@ -71,6 +73,18 @@ class GpusSnapshot:
     events: tuple[dict[str, Any], ...] = ()
 
 
+class Judged(NamedTuple):
+    """What follows from states, conditions and errors of the GPUs, and is the same as long as these are."""
+
+    known: tuple[object, ...]
+    """All that it was judged by,"""
+    time: float
+    """and when."""
+    judgement: Judgement
+    xids: Mapping[int, int]
+    """Errors of all GPUs by code."""
+
+
 class GpusCollector:
     """Looks at the GPUs that the job has on this node, and at no others."""
 
@@ -82,6 +96,7 @@ class GpusCollector:
         self._positions = {position for task in context.tasks for position in task.gpus}
         self._faults = Faults(context)
         self._health = NodeHealth()
+        self._judged: Judged | None = None
         self._totals = Totals(context)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
@@ -100,8 +115,10 @@ class GpusCollector:
         """Whether the job has GPUs here: of another job's the page says nothing."""
         if self._context.gpus is None:
             return False
+        if self._positions:
+            return True
         given = None if self._context.manifest.attached else given_devices(os.environ)
-        return bool(self._positions or (given is not None and visible_devices(given)))
+        return given is not None and bool(visible_devices(given))
 
     def read(self) -> GpusSnapshot:
         host, now = self._context.gpus, self._context.clock.time()
@@ -116,10 +133,11 @@ class GpusCollector:
         board = self._context.board
         board.gpus, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
         board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
-        counts = self._faults.xids()
-        entries = tuple(self._entry(look.time, state, counts) for state in shown)
+        over = board.job_phase == "finished"
+        entries = tuple(self._entry(look.time, state, over=over) for state in shown)
         self._totals.save()
-        health = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        judged = self._judge(now, look, entries)
+        health = judged.judgement
         missing = tuple(sorted(self._positions - own.keys())) if look.state == "ok" else ()
         if missing and missing != self._told_missing:
             words = f"GPU {', '.join(map(str, missing))} of the plan is not there: the driver shows {len(own)}"
@@ -127,10 +145,6 @@ class GpusCollector:
         self._told_missing = missing
         self._note_lost(now, entries)
         self._tell(now, look, entries, risen, health.health, health.reasons)
-        sums = dict.fromkeys(KNOWN_XIDS if self._tells_xids(look) else (), 0)
-        for entry in entries:
-            for code, xid in entry.xids.items():
-                sums[code] = sums.get(code, 0) + xid.count
         return GpusSnapshot(
             state=look.state,
             words=look.words,
@@ -142,7 +156,7 @@ class GpusCollector:
             gpus=entries,
             health=health.health,
             reasons=health.reasons,
-            xids=dict(sorted(sums.items())),
+            xids=judged.xids,
             absent=look.absent,
             events=tuple(self._events),
         )
@@ -154,13 +168,29 @@ class GpusCollector:
             return False
         return look.tells_events or (kernel is not None and kernel.unavailable is None)
 
-    def _entry(self, time: float, state: GpuState, counts: Mapping[tuple[str, int], XidCount]) -> GpuEntry:
-        over = self._context.board.job_phase == "finished"
+    def _judge(self, now: float, look: GpuLook, entries: Sequence[GpuEntry]) -> Judged:
+        """Health and errors at this look; those of the last one where nothing is new."""
+        tells = self._tells_xids(look)
+        states = [entry.state for entry in entries]
+        parts = [(s.gpu.uuid, s.gpu.index, s.state, s.words, s.condition_time, s.condition) for s in states]
+        known = (look.state, look.words, tells, self._faults.changes, *parts)
+        last = self._judged
+        if last is not None and known == last.known and 0 <= now - last.time < JUDGED_S:
+            return last
+        judgement = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        sums = dict.fromkeys(KNOWN_XIDS if tells else (), 0)
+        for entry in entries:
+            for code, xid in entry.xids.items():
+                sums[code] = sums.get(code, 0) + xid.count
+        self._judged = Judged(known, now, judgement, dict(sorted(sums.items())))
+        return self._judged
+
+    def _entry(self, time: float, state: GpuState, *, over: bool) -> GpuEntry:
         uuid, total = state.gpu.uuid, self._totals.update(time, state, over=over)
         return GpuEntry(
             state=state,
             job_errors=self._faults.job_errors(uuid),
-            xids={code: entry for (owner, code), entry in sorted(counts.items()) if owner == uuid},
+            xids=self._faults.xids(uuid),
             utilization_mean_ratio=total.utilization_mean_ratio,
             memory_peak_bytes=total.memory_peak_bytes,
             energy_job_j=total.energy_j,
@@ -186,7 +216,6 @@ class GpusCollector:
         reasons: Sequence[Reason],
     ) -> None:
         """Events of what has changed."""
-        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries}
         if look.state != self._told_driver:
             if look.state == "ok":
                 self._event(now, "info", "GPU driver", "GPUs can be read again")
@@ -199,10 +228,11 @@ class GpusCollector:
             before = self._states.get(uuid, "ok")
             if state != "ok" and state != before:
                 level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
-                self._event(now, level, kind, f"{names[uuid]}: {entry.state.words or state}")
+                self._event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.words or state}")
             elif state == "ok" and before != "ok":
-                self._event(now, "info", "GPU works again", names[uuid])
+                self._event(now, "info", "GPU works again", _name(entry.state.gpu))
             self._states[uuid] = state
+        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if risen else {}
         for seen in risen:
             level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
             who = f", process {seen.pid}" if seen.pid is not None else ""

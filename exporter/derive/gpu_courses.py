@@ -63,16 +63,27 @@ class Clock:
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, float | None]] = deque()
+        self._known = 0
+        """How many of them were taken at work,"""
+        self._sum = 0.0
+        """and what these come to: whole numbers, so that nothing is lost as they come and go."""
 
     def look(self, now: float, hz: float | None) -> None:
         """A reading; None while it does not work."""
         readings = self._readings
         if readings and not 0 <= now - readings[-1][0] <= GAP_S:
             readings.clear()
+            self._known, self._sum = 0, 0.0
         if not readings or now - readings[-1][0] >= CLOCK_STEP_S:
             readings.append((now, hz))
+            self._count(hz, 1)
         while len(readings) > 1 and now - readings[1][0] >= CLOCK_S:
-            readings.popleft()
+            self._count(readings.popleft()[1], -1)
+
+    def _count(self, hz: float | None, times: int) -> None:
+        if hz is not None:
+            self._known += times
+            self._sum += times * hz
 
     @property
     def mean_hz(self) -> float | None:
@@ -80,8 +91,7 @@ class Clock:
         readings = self._readings
         if not readings or readings[-1][0] - readings[0][0] < CLOCK_S - CLOCK_STEP_S:
             return None
-        known = [hz for _, hz in readings if hz is not None]
-        return sum(known) / len(known) if known and len(known) >= CLOCK_BUSY * len(readings) else None
+        return self._sum / self._known if self._known and self._known >= CLOCK_BUSY * len(readings) else None
 
 
 class Throttle:

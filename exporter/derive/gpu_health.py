@@ -225,8 +225,12 @@ class GpuHealth:
         self._stall_timeout_s = stall_timeout_s
         self._launch_timeout_s = launch_timeout_s
         self._workers: dict[int, _Worker] = {}
-        self._clocks: dict[tuple[str, str], list[tuple[_Gpu, float]]] = {}
-        """Mean clocks at work of all GPUs at the present judgement, by role and model."""
+        self._roles: dict[str, list[_Worker]] = {}
+        """Workers at the present judgement, by role."""
+        self._clocks: dict[tuple[str, str], dict[_Gpu, float]] = {}
+        """Mean clocks at work of all GPUs, by role and model,"""
+        self._fastest: dict[tuple[str, str], float] = {}
+        """and the highest of them."""
 
     def update(self, now: float, sample: WorkerSample) -> None:
         """Take in one worker; a new run of it begins anew, and one that does not run is forgotten."""
@@ -258,11 +262,13 @@ class GpuHealth:
             for rank, worker in self._workers.items()
             if worker.seen is not None and 0 <= now - worker.seen <= GAP_S
         }
-        self._clocks = {}
+        self._clocks, self._roles = {}, {}
         for worker in self._workers.values():
+            self._roles.setdefault(worker.sample.role, []).append(worker)
             for gpu in worker.gpus.values():
                 if (hz := gpu.clock.mean_hz) is not None:
-                    self._clocks.setdefault((worker.sample.role, gpu.model), []).append((gpu, hz))
+                    self._clocks.setdefault((worker.sample.role, gpu.model), {})[gpu] = hz
+        self._fastest = {kind: max(clocks.values()) for kind, clocks in self._clocks.items()}
         return {rank: tuple(self._judge(now, worker)) for rank, worker in sorted(self._workers.items())}
 
     def _judge(self, now: float, worker: _Worker) -> Iterator[Condition]:
@@ -309,10 +315,10 @@ class GpuHealth:
         return Condition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
 
     def _unused(self, now: float, worker: _Worker) -> Condition:
-        known = {index: gpu.absent for index, gpu in worker.gpus.items() if gpu.absent.is_known(now)}
+        known = {index: gpu.absent.lasted_s for index, gpu in worker.gpus.items() if gpu.absent.is_known(now)}
         if not known:
             return Condition("unused", None)
-        absent = {index: hold.lasted_s for index, hold in known.items() if hold.lasted_s >= self._launch_timeout_s}
+        absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
         if not absent:
             return Condition("unused", False)
         words = f"no process of it on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
@@ -320,48 +326,53 @@ class GpuHealth:
 
     def _beside_peers(self, now: float, worker: _Worker) -> Condition:
         name = "idle_beside_peers"
-        peers = [(peer.at_work, peer.use) for peer in self._peers(worker) if peer is not worker]
-        known = [(at_work, use) for at_work, use in peers if use is not None]
+        peers = self._roles[worker.sample.role]
+        known = any(peer.use is not None for peer in peers if peer is not worker)
         if not worker.still.is_known(now) or not known:
             return Condition(name, None)
-        working = [use for at_work, use in known if at_work and use >= WORKING]
-        idle = worker.at_work and worker.still.lasted_s > 0
-        worker.beside.look(now, idle and 2 * len(working) > len(known))
+        if not worker.at_work or worker.still.lasted_s <= 0:
+            worker.beside.look(now, False)
+            return Condition(name, False)
+        uses = [(peer.at_work, peer.use) for peer in peers if peer is not worker and peer.use is not None]
+        working = [use for at_work, use in uses if at_work and use >= WORKING]
+        worker.beside.look(now, 2 * len(working) > len(uses))
         lasted_s = worker.beside.lasted_s
         if lasted_s < PEERS_S:
             return Condition(name, False)
-        words = f"no use for {_time(lasted_s)} while {len(working)} of {len(known)} peers on this node work"
+        words = f"no use for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
         return Condition(name, True, f"{words}, at {median(working):.0%}" if working else words)
 
     def _slow_clock(self, worker: _Worker) -> Condition:
         state: bool | None = None
         for index, gpu in worker.gpus.items():
-            own = gpu.clock.mean_hz
-            peers = self._clocks.get((worker.sample.role, gpu.model), ())
-            others = [hz for other, hz in peers if other is not gpu]
-            if own is None or len(others) < SLOW_LEAST_PEERS:
+            kind = worker.sample.role, gpu.model
+            peers = self._clocks.get(kind, {})
+            own = peers.get(gpu)
+            if own is None or len(peers) <= SLOW_LEAST_PEERS:
                 continue
-            usual = median(others)
+            state = False
+            if own > (1 - SLOW_CLOCK) * self._fastest[kind]:
+                continue  # and so above what is usual, too
+            usual = median(hz for other, hz in peers.items() if other is not gpu)
             if own <= (1 - SLOW_CLOCK) * usual:
                 words = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
                 return Condition("slow_clock", True, words)
-            state = False
         return Condition("slow_clock", state)
-
-    def _peers(self, worker: _Worker) -> list[_Worker]:
-        """Workers of the same role, itself among them."""
-        return [peer for peer in self._workers.values() if peer.sample.role == worker.sample.role]
 
 
 def _throttled(worker: _Worker) -> Condition:
-    shares = {index: found for index, gpu in worker.gpus.items() if (found := gpu.throttle.shares) is not None}
-    if not shares:
+    most, index, found = 0.0, "", None
+    for number, gpu in worker.gpus.items():
+        shares = gpu.throttle.shares
+        if shares is None:
+            continue
+        # The reasons may hold at the same time: the largest is what is certain.
+        heat = max([shares.get(reason, 0.0) for reason in HEAT])
+        if found is None or heat > most:
+            most, index, found = heat, number, shares
+    if found is None:
         return Condition("throttled", None)
-    # The reasons may hold at the same time: the largest is what is certain.
-    index = max(shares, key=lambda index: max((shares[index].get(reason, 0.0) for reason in HEAT), default=0.0))
-    found = shares[index]
-    reason = max(HEAT, key=lambda reason: found.get(reason, 0.0))
-    if found.get(reason, 0.0) <= THROTTLE_SHARE:
+    if most <= THROTTLE_SHARE:
         return Condition("throttled", False)
     told = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
     shown = ", ".join(f"{name} {share:.0%}" for share, name in told)

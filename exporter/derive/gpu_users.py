@@ -134,8 +134,6 @@ class GpuUsers:
     """Ranks, in order; several share it."""
     foreign: tuple[OnGpu, ...] | None = ()
     """Processes that are not the job's, the display's left out; None where that cannot be told."""
-    empty: bool | None = None
-    """Whether it is without any process; None where nobody tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,23 @@ class _Node:
 
     def fits(self, uuid: str, others: Collection[str]) -> bool:
         """Whether a GPU is one of these, or the whole or a part of one."""
-        return uuid in others or self.gpus[uuid].parent in others or any(p in others for p in self.parts.get(uuid, ()))
+        if uuid in others or not self.parts:
+            return uuid in others
+        return self.gpus[uuid].parent in others or any(part in others for part in self.parts.get(uuid, ()))
+
+    def fitting(self, others: Collection[str]) -> list[str]:
+        """All GPUs that are one of these, or the whole or a part of one."""
+        if not self.parts:
+            return [uuid for uuid in others if uuid in self.gpus]
+        return [uuid for uuid in self.gpus if self.fits(uuid, others)]
+
+    def used(self) -> dict[int, list[str]]:
+        """By rank the GPUs on which its processes are, in the order of the GPUs."""
+        found: dict[int, list[str]] = {}
+        for uuid, on_it in self.found.items():
+            for rank in on_it.by_rank:
+                found.setdefault(rank, []).append(uuid)
+        return found
 
     def told(self, worker: GpuWorker) -> frozenset[str]:
         """GPUs that its environment names by UUID; none where it does not."""
@@ -237,23 +251,20 @@ class _Node:
     def users(self, uuid: str) -> GpuUsers:
         """Who is on this GPU."""
         found, processes = self.found[uuid], self.processes[uuid]
-        told = processes is not None
         return GpuUsers(
             uuid,
             self.gpus[uuid].index,
             tuple(sorted(found.by_rank)),
-            tuple(found.foreign) if told and not found.unknown else None,
-            False if found.by_rank else not processes if told else None,
+            tuple(found.foreign) if processes is not None and not found.unknown else None,
         )
 
-    def standing(self, worker: GpuWorker, planned: Sequence[str]) -> WorkerGpus:
-        """How a worker stands to the plan, once all processes have their place."""
+    def standing(self, worker: GpuWorker, planned: Sequence[str], used: Sequence[str]) -> WorkerGpus:
+        """How a worker stands to the plan, once all processes have their place; ``used``: the GPUs of its own."""
         if not worker.up:
             return WorkerGpus(worker.rank)
-        used = [uuid for uuid, found in self.found.items() if worker.rank in found.by_rank]
         wrong = [uuid for uuid in used if not self.fits(uuid, planned)]
         whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
-        known = whole and all(self._is_known(uuid) for uuid in self.gpus if self.fits(uuid, planned))
+        known = whole and all(map(self._is_known, self.fitting(planned)))
         taken = {uuid for uuid in planned for mine in used if self.fits(mine, (uuid,))}
         unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken) if known else None
         if wrong:
@@ -265,7 +276,7 @@ class _Node:
         sure = any(self.found[uuid].attribution[worker.rank] == "process" for uuid in used) or (
             bool(used) and bool(self.told(worker))
         )
-        nowhere = not used and bool(self.gpus) and all(self._is_known(uuid) for uuid in self.gpus)
+        nowhere = not used and bool(self.gpus) and all(map(self._is_known, self.gpus))
         return WorkerGpus(worker.rank, False if sure or nowhere else None, "", unused)
 
     def _is_known(self, uuid: str) -> bool:
@@ -314,15 +325,15 @@ def gpu_usage(
                 node.found[uuid].unknown = True
             elif process.kind != "graphics":
                 node.found[uuid].foreign.append(process)
+    used = node.used()
     return Usage(
         uses=tuple(
             node.use(uuid, worker.rank, planned[worker.rank])
             for worker in workers
-            for uuid, found in node.found.items()
-            if worker.rank in found.by_rank
+            for uuid in used.get(worker.rank, ())
         ),
         gpus=tuple(node.users(uuid) for uuid in ours if uuid in node.gpus),
-        workers=tuple(node.standing(worker, planned[worker.rank]) for worker in workers),
+        workers=tuple(node.standing(worker, planned[worker.rank], used.get(worker.rank, ())) for worker in workers),
     )
 
 

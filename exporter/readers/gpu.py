@@ -46,7 +46,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """What a GPU does at one moment: cheap to read, each second."""
+    """What a GPU does at one moment: cheap to read, each second; what changes slowly may be some seconds older."""
 
     utilization_ratio: float | None = None
     memory_utilization_ratio: float | None = None
@@ -202,14 +202,13 @@ class GpuReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU at one look; of each part the last that was read, and when in epoch seconds."""
+    """One GPU at one look; of each part the last that was read, and when in epoch seconds where that matters."""
 
     gpu: Gpu
     state: DeviceState = "ok"
     words: str | None = None
     """Of a device that is not ok: what the driver says."""
     activity: GpuActivity | None = None
-    activity_time: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
     """None: not read yet, or nobody tells."""
     processes_time: float | None = None

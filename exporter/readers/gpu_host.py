@@ -250,7 +250,8 @@ class GpuHost:
             me.part = "gpus"
             return True
         able = [seat for seat in self._seats.values() if not seat.given_up and now >= seat.not_before]
-        able.sort(key=lambda seat: seat.times_hung(now))  # those that have hung come last
+        if any(seat.hung for seat in able):
+            able.sort(key=lambda seat: seat.times_hung(now))  # those that have hung come last
         for seat in able:
             if seat.round < self._asked:
                 me.part, me.seat, seat.round = "activity", seat, self._asked

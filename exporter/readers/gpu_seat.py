@@ -58,7 +58,6 @@ class Seat:
         return GpuState(
             self.gpu,
             activity=self.activity if "activity" in times else None,
-            activity_time=times.get("activity"),
             processes=self.processes if "processes" in times else None,
             processes_time=times.get("processes"),
             condition=self.condition if "condition" in times else None,

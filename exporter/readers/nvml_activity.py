@@ -1,4 +1,4 @@
-"""What a GPU does at one moment, by NVML: cheap calls, made each second."""
+"""What a GPU does at one moment, by NVML: cheap calls, made each second; of what changes slowly, each five seconds."""
 
 import ctypes
 from ctypes import byref, c_int, c_void_p
@@ -10,6 +10,11 @@ from exporter.readers.nvml_gpm import Gpm
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 SENSOR_GPU = 0
+SLOW_EVERY_S = 5.0
+"""At most between two readings of the temperature, of the memory's clock and of the activity of parts, a mean of the
+time in between. Each takes calls of its own."""
+UNEVEN_S = 0.3
+"""By so much the next look may come later than this one came after the last."""
 LIMIT_EVERY_S = 60.0
 """The power limit is set by people."""
 LONGEST_GAP_S = 10.0
@@ -20,6 +25,7 @@ FIELDS = {
     "power_average": (185, 0),
     "power_instant": (186, 0),
     "memory_temperature": (82, 0),
+    "energy": (83, 0),
     "power_cap": (74, 0),
     "sync_boost": (76, 0),
     "thermal": (269, 0),
@@ -42,7 +48,7 @@ AVERAGES_POWER = (8, 6)
 
 
 class ActivityOf:
-    """Activity of one GPU."""
+    """Activity of one GPU. What changes slowly is told between its readings as it was read last."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -51,12 +57,21 @@ class ActivityOf:
         self._utilization_at = byref(self._utilization)
         self._temperature = Temperature(Temperature.VERSION, SENSOR_GPU)
         self._fields = Fields(device, FIELDS)
-        self._told: set[str] | None = None
+        self._begun = False
+        self._tells_power = False
+        self._counters: list[tuple[ThrottleReason, str]] = []
+        """Reasons whose time is told, and the field that tells it,"""
+        self._states: list[ThrottleReason] = []
+        """and those of which only the state is."""
         self._capability: tuple[int, int] | None = None
         self._limit_w: float | None = None
         self._limit_due = float("-inf")
         self._throttle_s: dict[ThrottleReason, float] = {}
         self._looked: float | None = None
+        self._read_at: float | None = None
+        self._slow_at: float | None = None
+        """When what changes slowly was read last; None where that was not all."""
+        self._slow: dict[str, Any] = {}
         self.gpm = Gpm(device)
 
     def read(self, now: float) -> GpuActivity:
@@ -73,14 +88,15 @@ class ActivityOf:
         utilization = self._utilization
         used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_at)
         memory_used, memory_total = self._memory.read()
-        if self._told is None:
-            self._told = self._fields.known()
-            if "thermal" in self._told:
-                self._fields.drop(THERMAL_POLICY)
+        if not self._begun:
+            self._begin()
         fields = self._fields.read()
         average, instant = _thousandth(fields.get("power_average")), _thousandth(fields.get("power_instant"))
-        if not {"power_average", "power_instant"} & self._told:
+        if not self._tells_power:
             average, instant = self._power()
+        energy = fields.get("energy")
+        if energy is None:
+            energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
         return GpuActivity(
             utilization_ratio=utilization.gpu / 100 if used else None,
             memory_utilization_ratio=utilization.memory / 100 if used else None,
@@ -89,14 +105,29 @@ class ActivityOf:
             power_average_w=average,
             power_instant_w=instant,
             power_limit_w=self._limit(now),
-            energy_j=_thousandth(device.long("nvmlDeviceGetTotalEnergyConsumption")),
-            temperature_c=self._degrees(),
+            energy_j=_thousandth(energy),
             memory_temperature_c=fields.get("memory_temperature") or None,  # 0 is no temperature of one in use
             sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
-            memory_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
-            throttle_s=self._throttled(fields, self._told, now),
-            **self.gpm.read(now),
+            throttle_s=self._throttled(fields, now),
+            **self._changing_slowly(now, used=used),
         )
+
+    def _changing_slowly(self, now: float, *, used: bool) -> dict[str, Any]:
+        """``used``: whether the GPU tells its use, in place of which the activity of its multiprocessors is taken."""
+        before, self._read_at = self._read_at, now
+        if before is not None and self._slow_at is not None and used:
+            next_look = now + (now - before) - UNEVEN_S
+            if next_look <= self._slow_at + SLOW_EVERY_S:
+                return self._slow
+        self._slow, self._slow_at = {}, None
+        self._slow = {
+            "temperature_c": self._degrees(),
+            "memory_clock_hz": _millions(self._device.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
+            **self.gpm.read(now),
+        }
+        if not self.gpm.begins:
+            self._slow_at = now
+        return self._slow
 
     def _power(self) -> tuple[float | None, float | None]:
         """Average and instant, of a driver without these fields."""
@@ -124,17 +155,24 @@ class ActivityOf:
         degrees: int = self._temperature.temperature
         return degrees
 
-    def _throttled(self, fields: dict[str, float], told: set[str], now: float) -> dict[ThrottleReason, float]:
-        found: dict[ThrottleReason, float] = {}
-        states: list[ThrottleReason] = []
+    def _begin(self) -> None:
+        """Find out what the fields tell."""
+        told = self._fields.known()
+        if "thermal" in told:
+            self._fields.drop(THERMAL_POLICY)
+        self._tells_power = not told.isdisjoint(("power_average", "power_instant"))
         for reason in THROTTLE_REASONS:
             name = THERMAL_POLICY if reason == "thermal" and reason not in told else reason
-            if name not in told:
-                states.append(reason)
-            elif name in fields:
-                found[reason] = fields[name] / 1e9
-        if states:
-            self._accumulate(states, now)
+            if name in told:
+                self._counters.append((reason, name))
+            else:
+                self._states.append(reason)
+        self._begun = True
+
+    def _throttled(self, fields: dict[str, float], now: float) -> dict[ThrottleReason, float]:
+        found = {reason: fields[name] / 1e9 for reason, name in self._counters if name in fields}
+        if self._states:
+            self._accumulate(self._states, now)
             found.update(self._throttle_s)
         return found
 

@@ -7,8 +7,9 @@ too short would have been.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
-from ctypes import byref, c_char, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_ushort, c_void_p
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
 from threading import get_ident
 from typing import Any
 
@@ -97,22 +98,8 @@ class PciInfo(ctypes.Structure):
     )
 
 
-class _Value(ctypes.Union):
-    """``nvmlValue_t``."""
-
-    _fields_ = (
-        ("dVal", c_double),
-        ("uiVal", c_uint),
-        ("ulVal", ctypes.c_ulong),
-        ("ullVal", c_ulonglong),
-        ("sllVal", c_longlong),
-        ("siVal", c_int),
-        ("usVal", c_ushort),
-    )
-
-
-VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""By ``nvmlValueType_t``."""
+VALUE_FORMS = ("d", "I", "L", "Q", "q", "i", "H")
+"""How a value is laid out in its eight bytes, by ``nvmlValueType_t``."""
 
 
 class FieldValue(ctypes.Structure):
@@ -125,8 +112,14 @@ class FieldValue(ctypes.Structure):
         ("latency", c_longlong),
         ("type", c_uint),
         ("code", c_uint),
-        ("value", _Value),
+        ("value", c_ulonglong),  # nvmlValue_t, a union
     )
+
+
+_FIELD_VALUE = "IIqqIIQ"
+"""The same, to read all values of a call at once: attributes of ctypes cost more than the call."""
+_EIGHT_BYTES = struct.Struct("@Q")
+_UINT_TYPE, _LONG_TYPES = 1, (2, 3)
 
 
 class TooLate(Exception):
@@ -278,7 +271,7 @@ class Fields:
         self._noted = noted
         self._untried = dict(wanted)
         self._asked: list[tuple[str, int, int]] = []
-        self._values = (FieldValue * 0)()
+        self._lay_out()
 
     def known(self) -> set[str]:
         """Those that can be read."""
@@ -298,12 +291,21 @@ class Fields:
         device, count = self._device, len(self._asked)
         if not count or device.call(FIELD_VALUES, device.handle, count, self._values):
             return {}
-        found, gone = {}, []
-        for (name, field, scope), told in zip(self._asked, self._values, strict=True):
-            code = told.code
+        flat = self._layout.unpack(self._values)
+        kinds, codes, values = (flat[start :: len(_FIELD_VALUE)] for start in (4, 5, 6))
+        if any(codes):
+            return self._those_told(kinds, codes, values)
+        device.answers += count
+        return dict(zip(self._names, map(_value, kinds, values), strict=True))
+
+    def _those_told(self, kinds: Sequence[int], codes: Sequence[int], values: Sequence[int]) -> dict[str, float]:
+        """What ``read`` gives where some fail."""
+        found: dict[str, float] = {}
+        gone = []
+        for (name, field, scope), kind, code, value in zip(self._asked, kinds, codes, values, strict=True):
             if not code:
-                found[name] = _value(told)
-                device.answers += 1
+                found[name] = _value(kind, value)
+                self._device.answers += 1
             elif self._fails_for_good(field, scope, code):
                 gone.append(name)
         for name in gone:
@@ -333,6 +335,8 @@ class Fields:
         return False
 
     def _lay_out(self) -> None:
+        self._names = [name for name, _, _ in self._asked]
+        self._layout = struct.Struct("@" + _FIELD_VALUE * len(self._asked))
         self._values = (FieldValue * len(self._asked))()
         for told, (_, field, scope) in zip(self._values, self._asked, strict=True):
             told.field, told.scope = field, scope
@@ -342,8 +346,11 @@ def _field_key(field: int, scope: int) -> Key:
     return ("field", field, scope) if scope else ("field", field)
 
 
-def _value(told: FieldValue) -> float:
-    found: float = (
-        getattr(told.value, VALUE_MEMBERS[told.type]) if told.type < len(VALUE_MEMBERS) else told.value.ullVal
-    )
+def _value(kind: int, raw: int) -> float:
+    """The value of this type that has the bytes of this number."""
+    if kind == _UINT_TYPE:
+        return raw & 0xFFFFFFFF
+    if kind in _LONG_TYPES or kind >= len(VALUE_FORMS):
+        return raw
+    found: float = struct.unpack_from(f"@{VALUE_FORMS[kind]}", _EIGHT_BYTES.pack(raw))[0]
     return found

@@ -66,6 +66,11 @@ class Gpm:
         self._request = _MetricsGet(version=1)
         self._supported: bool | None = None
 
+    @property
+    def begins(self) -> bool:
+        """Whether it tells nothing yet, and may at the next look."""
+        return self._supported is not False and bool(self._metrics) and not self._values
+
     def read(self, now: float) -> dict[str, float]:
         """By name, ratios and bytes per second; ``now`` in monotonic seconds. Empty at the first look."""
         if self._supported is None:

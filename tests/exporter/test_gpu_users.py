@@ -131,7 +131,7 @@ def test_a_workers_children_use_its_gpu() -> None:
         Use(1, "GPU-b1", "1", "process", True, GIB, 0.25),
     )
     assert standing(found) == WorkerGpus(0, False, "", ())
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (), False)
+    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), ())
 
 
 def test_what_no_process_tells_is_not_known() -> None:
@@ -165,7 +165,6 @@ def test_a_worker_on_the_gpu_of_another_is_misplaced() -> None:
     assert standing(found, 0) == WorkerGpus(0, True, "uses GPU 1 (GPU-b1), the plan gives it GPU 0", ("0",))
     assert standing(found, 1) == WorkerGpus(1, False, "", ())
     assert [use.planned for use in found.uses] == [False, True]
-    assert on(found, 0).empty is True
 
 
 def test_a_worker_that_uses_one_gpu_more_is_misplaced() -> None:
@@ -202,7 +201,6 @@ def test_gpus_of_the_plan_without_a_process_are_unused() -> None:
     found = usage([gpu(0, 100), gpu(1), gpu(2)], worker(0, 100, positions=(0, 1, 2)))
     assert standing(found).unused == ("1", "2")
     assert standing(found).misplaced is False
-    assert [one.empty for one in found.gpus] == [False, True, True]
 
 
 def test_a_process_of_others_is_foreign_with_its_memory() -> None:
@@ -213,14 +211,14 @@ def test_a_process_of_others_is_foreign_with_its_memory() -> None:
 
 def test_a_display_is_not_foreign() -> None:
     shown = gpu(0, OnGpu(7, GIB, None, "graphics"))
-    assert on(usage([shown], worker(0), visible=[7]), 0) == GpuUsers("GPU-a0", "0", (), (), False)
+    assert on(usage([shown], worker(0), visible=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
 
 
 def test_the_mps_server_is_nobodys_and_its_clients_are_who_they_are() -> None:
     shared = gpu(0, OnGpu(50, GIB), OnGpu(100, GIB, None, "mps"), OnGpu(7, GIB, None, "mps"))
     found = usage([shared], worker(0, 100), visible=[50, 7], ignored=[50])
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (OnGpu(7, GIB, None, "mps"),), False)
-    assert on(usage([gpu(0, 50)], worker(0), visible=[50], ignored=[50]), 0).empty is True
+    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (OnGpu(7, GIB, None, "mps"),))
+    assert on(usage([gpu(0, 50)], worker(0), visible=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
 
 
 def test_pids_of_the_host_are_brought_here() -> None:
@@ -236,7 +234,7 @@ def test_pids_of_another_namespace_are_those_of_the_only_worker_there() -> None:
     ]
     assert found.uses[0].memory_bytes == 2 * GIB
     assert standing(found) == WorkerGpus(0, None, "", ())
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), (), False)
+    assert on(found, 0) == GpuUsers("GPU-a0", "0", (0,), ())
 
 
 def test_nobody_is_inferred_where_several_workers_belong_or_none() -> None:
@@ -280,7 +278,7 @@ def test_numbers_in_the_environment_may_be_those_of_a_device_cgroup() -> None:
 
 def test_what_the_driver_does_not_list_is_not_known() -> None:
     found = usage([gpu(0, processes=None), gpu(1, 200)], worker(0, 100), worker(1, 200))
-    assert on(found, 0) == GpuUsers("GPU-a0", "0", (), None, None)
+    assert on(found, 0) == GpuUsers("GPU-a0", "0", (), None)
     assert standing(found, 0) == WorkerGpus(0, None, "", None)
     assert standing(found, 1) == WorkerGpus(1, False, "", ())
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from exporter.readers import nvml
 from exporter.readers.gpu import DriverReplaced, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuUnavailable
 from exporter.readers.nvml import NvmlReader
+from exporter.readers.nvml_activity import SLOW_EVERY_S
 from exporter.readers.nvml_calls import Library
 from exporter.readers.nvml_events import MOST_SPOILED
-from tests.exporter.nvml_driver import FakeDriver, Start, one, start
+from tests.exporter.nvml_driver import FakeDriver, Machine, Start, one, start
 from tests.fakenvml import ALL_LINKS, FieldValue, Scenario, compiler
 from tests.fakenvml.profiles import h200, mig, old, uuid_of
 from tests.fakenvml.scenario import CODES
@@ -227,7 +229,7 @@ def test_a_gpu_that_answers_nothing_with_whatever_code_is_lost(code: str, start:
 def test_a_gpu_whose_fields_alone_fail_together_with_all_calls_is_lost(start: Start) -> None:
     machine = start(h200(1))
     machine.activity()
-    for name in {*ACTIVITY_CALLS} - {"nvmlDeviceGetFieldValues"}:
+    for name in {*ACTIVITY_CALLS, ENERGY_CALL} - {"nvmlDeviceGetFieldValues"}:
         machine.driver.scenario.fail(name, "UNKNOWN")
     machine.fake.fields = {key: FieldValue(0, 1, "UNKNOWN") for key in machine.fake.fields}
     machine.fake.fields |= {key: FieldValue(0, 1, "UNKNOWN") for key in (74, 76, 269, 270, 271)}
@@ -246,7 +248,7 @@ def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
 
 
 def test_activity_is_in_base_units(start: Start) -> None:
-    found = start(one(energy_mj=5_000, fields={**h200(1).gpus[0].fields, 74: 12_000_000_000, 269: 3})).activity()
+    found = start(one(fields={**h200(1).gpus[0].fields, 74: 12_000_000_000, 83: 5_000, 269: 3})).activity()
     assert found == GpuActivity(
         utilization_ratio=0.97,
         memory_utilization_ratio=0.55,
@@ -292,6 +294,7 @@ def test_parts_are_those_of_the_time_between(start: Start) -> None:
     assert (found.sm_activity_ratio, found.dram_activity_ratio, found.tensor_activity_ratio) == (0.75, None, None)
     asked = machine.driver.calls()
     time.sleep(0.11)
+    machine.clock.advance(SLOW_EVERY_S)
     assert machine.activity().sm_activity_ratio == 0.5
     told = machine.driver.calls()
     assert (told["gpm[2]"] - asked["gpm[2]"], told["gpm[5]"] - asked["gpm[5]"]) == (1, 0)
@@ -302,6 +305,99 @@ def test_no_ratio_is_above_1(start: Start) -> None:
     machine.activity()
     time.sleep(0.11)
     assert machine.activity().sm_activity_ratio == 1
+
+
+SLOW_CALLS = ("nvmlDeviceGetTemperature", "nvmlGpmSampleGet")
+
+
+def begun(start: Start, **changes: Any) -> Machine:
+    """A machine that has had its first two looks, after which there is something of everything."""
+    machine = start(one(**changes))
+    machine.activity()
+    time.sleep(0.11)
+    machine.activity()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "apart_s"), [(1.0, 5), (1.1, 4.4), (1.5, 4.5), (2.0, 4), (2.5, 5), (3.0, 3), (5.0, 5)]
+)
+def test_what_changes_slowly_is_read_each_five_seconds_at_least(
+    interval_s: float, apart_s: float, start: Start
+) -> None:
+    machine = start(old())
+    machine.activity()
+    machine.clock.advance(60)
+    readings = []
+    for number in range(30):
+        machine.fake.temperature_c, machine.fake.utilization = number, number
+        machine.driver.write()
+        machine.clock.advance(interval_s)
+        found = machine.reader.activity(machine.gpu)
+        assert found.utilization_ratio == number / 100
+        if found.temperature_c == number:
+            readings.append(machine.clock.now)
+    # the first comes after a gap, from which nobody knows when the next look will be
+    apart = [later - earlier for earlier, later in pairwise(readings[1:])]
+    assert apart == [pytest.approx(apart_s, abs=1e-6)] * len(apart)
+    assert len(apart) > 1
+
+
+def test_looks_that_come_a_little_late_do_not_bring_readings_forward(start: Start) -> None:
+    machine = start(old())
+    machine.activity()
+    machine.activity()
+    before = machine.calls("nvmlDeviceGetTemperature")
+    for number in range(20):
+        machine.clock.advance(1.0 + 0.02 * (number % 3))
+        machine.reader.activity(machine.gpu)
+    assert machine.calls("nvmlDeviceGetTemperature") - before == 4
+
+
+@pytest.mark.parametrize("name", SLOW_CALLS)
+def test_a_slow_reading_that_fails_is_not_shown_as_it_was_before(name: str, start: Start) -> None:
+    machine = begun(start)
+    value = ACTIVITY_CALLS[name]
+    assert getattr(machine.activity(), value) is not None
+    machine.driver.change(lambda scenario: scenario.fail(name, "UNKNOWN"))
+    assert getattr(machine.activity(), value) is not None  # not asked yet
+    machine.clock.advance(SLOW_EVERY_S)
+    assert getattr(machine.activity(), value) is None
+    assert getattr(machine.activity(), value) is None
+
+
+def test_of_a_gpu_that_was_lost_everything_is_read_anew(start: Start) -> None:
+    machine = begun(start)
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "lost"))
+    machine.clock.advance(SLOW_EVERY_S)
+    with pytest.raises(GpuFailed):
+        machine.activity()
+    machine.driver.change(lambda scenario: scenario.gpus[0].__dict__.update(state="ok", temperature_c=33))
+    assert machine.activity().temperature_c == 33
+
+
+def test_parts_stand_for_the_use_of_a_gpu_that_tells_none_and_are_read_each_time(start: Start) -> None:
+    machine = begun(start, utilization=None, memory_utilization=None)
+    before = machine.calls("nvmlGpmSampleGet")
+    for _ in range(3):
+        time.sleep(0.11)
+        assert machine.activity().busy_ratio == 0.8825
+    assert machine.calls("nvmlGpmSampleGet") == before + 3
+
+
+def test_energy_is_told_by_a_call_where_there_is_no_field_for_it(start: Start) -> None:
+    rest = {number: value for number, value in h200(1).gpus[0].fields.items() if number != 83}
+    machine = start(one(energy_mj=5_000, fields=rest))
+    assert machine.activity().energy_j == 5
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "fields", {**rest, 83: 7_000}))
+    assert machine.activity().energy_j == 5
+    assert machine.calls("field[83]") == 1
+
+
+def test_energy_needs_no_call_of_its_own_where_there_is_a_field_for_it(start: Start) -> None:
+    machine = start(one(energy_mj=5_000, fields={**h200(1).gpus[0].fields, 83: 7_000}))
+    assert machine.activity().energy_j == 7
+    assert machine.calls(ENERGY_CALL) == 0
 
 
 def test_a_sample_that_fails_costs_one_look(start: Start) -> None:
@@ -389,7 +485,6 @@ ACTIVITY_CALLS = {
     "nvmlDeviceGetUtilizationRates": "utilization_ratio",
     "nvmlDeviceGetMemoryInfo_v2": "memory_used_bytes",
     "nvmlDeviceGetFieldValues": "power_average_w",
-    "nvmlDeviceGetTotalEnergyConsumption": "energy_j",
     "nvmlDeviceGetTemperature": "temperature_c",
     "nvmlDeviceGetClockInfo": "sm_clock_hz",
     "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
@@ -397,6 +492,8 @@ ACTIVITY_CALLS = {
     "nvmlGpmQueryDeviceSupport": "sm_activity_ratio",
     "nvmlGpmMetricsGet": "dram_activity_ratio",
 }
+ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"
+"""Made where no field tells the energy."""
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVITY_CALLS))
@@ -580,6 +677,7 @@ def test_calls_that_fail_for_good_are_made_once(start: Start) -> None:
 def test_each_gpu_has_its_own_abilities(start: Start) -> None:
     scenario = h200(2)
     scenario.gpus[0].energy_mj = None
+    del scenario.gpus[0].fields[83]
     machine = start(scenario)
     for _ in range(2):
         assert machine.reader.activity(machine.gpus[0]).energy_j is None
@@ -841,6 +939,7 @@ def test_all_that_was_taken_is_given_back(start: Start) -> None:
 
 PROGRAM = """
 from exporter.readers.nvml import NvmlReader
+from exporter.readers.nvml_activity import SLOW_EVERY_S
 reader = NvmlReader()
 reader.open()
 for gpu in reader.gpus():

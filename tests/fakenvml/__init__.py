@@ -7,8 +7,8 @@
     scenario.write(path)  # seen by the next call
 
 More of the environment: ``FAKENVML_PROCESSES``, a folder with a file for each process that uses GPUs, as
-``use_gpu.py`` writes it; ``FAKENVML_VISIBLE=slurm``, to see only the GPUs of the Slurm job; ``FAKENVML_CALLS``, a
-folder for ``calls``.
+``use_gpu.py`` writes it; ``FAKENVML_VISIBLE``, a folder of device files ``nvidia0`` and so on, to see only the GPUs
+whose file a device cgroup lets be opened; ``FAKENVML_CALLS``, a folder for ``calls``.
 """
 
 from .build import compiler, functions, library

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.fakenvml import (
     FakeProcess,
     profiles,
@@ -23,21 +21,6 @@ def test_gpus_that_are_not_visible_are_unknown_and_the_others_are_numbered_anew(
     assert client.ask("nvml.nvmlDeviceGetIndex(gpu)") == 0
     assert client.ask("nvml.nvmlDeviceGetMinorNumber(gpu)") == 3
     assert client.code(f"nvml.nvmlDeviceGetHandleByUUID(b'{GPU}')") == CODES["NOT_FOUND"]
-
-
-@pytest.mark.parametrize(
-    ("slurm", "seen"),
-    [
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0-2", "SLURM_STEP_GPUS": "2,3"}, [2, 3]),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0-2"}, [0, 1, 2]),
-        ({"SLURM_JOB_ID": "7"}, []),
-        ({}, [0, 1, 2, 3]),
-    ],
-)
-def test_a_slurm_job_sees_the_gpus_it_was_given(slurm: dict[str, str], seen: list[int], begin: Begin) -> None:
-    client = begin(profiles.h200(4), environment={"FAKENVML_VISIBLE": "slurm", **slurm})
-    uuids = "[nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]"
-    assert client.ask(uuids) == [profiles.uuid_of(number) for number in seen]
 
 
 def test_instances_are_found_in_their_slots(begin: Begin) -> None:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from exporter.readers.nvml_activity import SLOW_EVERY_S
 from tests.gpu import nvidia_smi
 from tests.gpu.comparison import SOURCES, Line, columns, compare, faults, table
 from tests.gpu.conftest import Show
@@ -12,6 +13,8 @@ from tests.gpu.hardware import HardwareJob, torch_python
 ROUNDS, PAUSE_S = 8, 0.5
 SETTLED_S = 4.0
 """After which clocks and averages have followed a change of load."""
+PARTS_SETTLED_S = SETTLED_S + 2 * SLOW_EVERY_S
+"""The same of what is read less often, and is a mean of the time between two readings."""
 ENERGY_S = 10.0
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +41,7 @@ def begin(job: HardwareJob) -> None:
 
 def part(job: HardwareJob, name: str) -> float:
     """How busy a part of the GPU is, once that is of the present load."""
-    time.sleep(SETTLED_S)
+    time.sleep(PARTS_SETTLED_S)
     value = job.page().value(f"gpu_{name}_activity_ratio", gpu=job.device.index)
     if value is None:
         pytest.skip("needs a GPU that tells how busy its parts are")

@@ -194,13 +194,7 @@ static void choose_visible(struct scenario *scenario, const char *list) {
             scenario->visible[scenario->visible_count++] = (int)i;
     if (list) show_only(scenario, list);
     const char *how = getenv("FAKENVML_VISIBLE");
-    if (how && *how == '/') show_permitted(scenario, how);
-    if (!how || strcmp(how, "slurm")) return;
-    const char *step = getenv("SLURM_STEP_GPUS"), *job = getenv("SLURM_JOB_GPUS");
-    if (step || job)
-        show_only(scenario, step ? step : job);
-    else if (getenv("SLURM_JOB_ID")) /* a job without GPUs sees none; outside of jobs there is no device cgroup */
-        scenario->visible_count = 0;
+    if (how) show_permitted(scenario, how);
 }
 
 struct scenario *parse_scenario(const char *text) {
