@@ -38,6 +38,8 @@ class Task:
     """Log files relative to the run directory; ``{node}`` stands for the host name, ``{run}`` for the run."""
     critical: bool = True
     """Whether its failure is that of the job."""
+    later: bool = False
+    """Whether it starts only once others are ready, as a benchmark does: it is no part of the launch."""
 
 
 @dataclass(frozen=True)

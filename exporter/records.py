@@ -10,6 +10,10 @@
     written by each sidecar: its latest status, the last one marked final.
 ``progress/{node}_{worker}.jsonl``
     written by a worker that tells its progress itself, one file for each run.
+``nodes/{node}.json``
+    written on each node before anything else of a job with ports: its address, and which ports are busy.
+``readiness.json``
+    written by what polls the services of a job: whether they are ready, and who is waited for.
 ``diagnostics/{worker}.json`` and ``.txt``
     written when a worker has failed or stalled: all that is known about it, secrets left out.
 
@@ -29,27 +33,35 @@ SIDECARS_DIR = "sidecars"
 STATUS_DIR = "status"
 DIAGNOSTICS_DIR = "diagnostics"
 PROGRESS_DIR = "progress"
+NODES_DIR = "nodes"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 EVENTS_FILE = "events.jsonl"
 TARGETS_FILE = "targets.json"
 ORCHESTRATOR_FILE = "orchestrator.json"
+READINESS_FILE = "readiness.json"
+GIVEN_UP_FILE = "given_up.json"
 REPORT_FILE = "report.json"
 RESERVE_FILE = ".reserve"
 RESERVE_BYTES = 512 * 1024
 
 
-def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True) -> None:
+def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replace ``path`` by the JSON of ``value`` in one step; a reader sees the old file or the new one.
 
-    ``durable`` also outlives a power cut; what is written again within seconds need not.
+    ``durable`` also outlives a power cut; what is written again within seconds need not. ``mode`` is that of a new
+    file before the umask.
     """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
     target = os.fspath(path)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     text = json.dumps(value, ensure_ascii=False)
     try:
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as out:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", opener=opener) as out:
             out.write(text)
             out.write("\n")
             out.flush()

@@ -118,6 +118,7 @@ class LaunchCollector:
         workers = [
             self._worker(task, entries.get(task.rank, {}), logs, now, drivers_word=driver)
             for task in self._context.tasks
+            if not task.later
         ]
         elapsed_s = now - (self._begun or now)
         found = check_launch(

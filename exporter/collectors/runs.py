@@ -10,7 +10,7 @@ from typing import Any
 from exporter import records
 from exporter.collectors.base import Context
 from exporter.collectors.end_facts import gpu_facts, oom_facts
-from exporter.derive.exits import PEER_WINDOW_S, Evidence, Peer, Stop, exit_evidence, signal_name, verdict
+from exporter.derive.exits import PEER_WINDOW_S, Evidence, Peer, Stop, exit_evidence, parse_stop, signal_name, verdict
 from exporter.derive.last_words import last_words
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Task
@@ -227,7 +227,10 @@ class WorkerRuns:
                 record = self._without_a_record(run, run.pid, now - run.gone_since, silent=silent)
         if record is not None:
             run.exit_seen = True
-            self._end(run, record, stop, peers, now)
+            of_worker = parse_stop(
+                records.read_json(self._path(run.restart, "stop")) or {}
+            )  # ended with its peers alone
+            self._end(run, record, of_worker or stop, peers, now)
 
     def _is_running(self, run: _Run, now: float) -> bool:
         """Look at its processes. A zombie that nobody reaps has ended."""

@@ -183,6 +183,8 @@ class Evidence:
     """Time limit of the job as a moment."""
     survivors: int = 0
     """Processes of the worker that were still there after its end."""
+    service: bool = False
+    """Whether it had to serve until it is told to end."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,12 @@ def _judged(evidence: Evidence) -> Verdict:
     facts = [_status_words(evidence)]
     if evidence.launch_error:
         return Verdict("launch_failed", (evidence.launch_error,))
+    if code == 0 and evidence.service:
+        asking = [signal_name(entry) for entry in evidence.forwarded if entry in _ASKS_TO_END]
+        if not asking:
+            return Verdict("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
+        if evidence.stop is None:
+            return Verdict("cancelled", (*facts, f"{', '.join(asking)} came from outside"))
     if code == 0:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
@@ -261,7 +269,12 @@ def _asked_to_end(evidence: Evidence, forwarded: bool) -> tuple[str, str] | None
     if forwarded or no_record:
         if evidence.node in stop.nodes:
             return "node_failure", stop.cause
-        return stop.reason, f"the job was being stopped: {stop.cause}"
+        if stop.reason == "completed":
+            return ("completed" if evidence.service else "terminated_peer"), f"the job was over: {stop.cause}"
+        # whoever was not ready in time, it was not for those that ran; and a node that could still tell has not failed
+        not_its_own = stop.reason == "launch_failed" or (stop.reason == "node_failure" and not no_record)
+        reason = "terminated_peer" if not_its_own else stop.reason
+        return reason, f"the job was being stopped: {stop.cause}"
     return None
 
 
@@ -440,6 +453,7 @@ def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
         wrapper=record.get("wrapper"),
         disk_available_bytes=record.get("disk_available_bytes"),
         survivors=int(record.get("survivors") or 0),
+        service=bool(record.get("service")),
         oom_victim=record.get("oom_victim"),
         gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
         gpu_losses=tuple(GpuLoss(**loss) for loss in record.get("gpu_lost") or ()),

@@ -1,16 +1,19 @@
 """What Slurm's daemons and srun write into a job's error log when they end it.
 
-Lines as written by slurmstepd and srun from 20.11 to 25.05:
+Lines as written by slurmstepd and srun from 20.11 to 26.05, which is the first to name the signal of a plain scancel:
 
     slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T12:02:53 DUE TO TIME LIMIT ***
     srun: error: Node failure on n2
+    [2026-11-22T09:52:22.436] error: *** JOB 9 ON n1 CANCELLED AT 2026-11-22T09:52:22 DUE to SIGNAL Terminated ***
 """
 
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
-_CANCELLED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?))?(?:,[^*\n]*)? \*\*\*")
+_CANCELLED = re.compile(
+    r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?)| DUE to SIGNAL [^*\n]+?)?(?:,[^*\n]*)? \*\*\*"
+)
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
 LONGEST_GRACE_S = 3600.0

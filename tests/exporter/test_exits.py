@@ -37,6 +37,8 @@ WATCHDOG = "Watchdog caught collective operation timeout: ran for 600000 millise
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
+OVER = Stop("completed", "the benchmark has completed", 100.0)
+UNNAMED = Stop("node_failure", "Slurm: a node has failed", 100.0)
 NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
 LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
 
@@ -105,6 +107,44 @@ CASES = {
     ),
     "SIGTERM at the end of the time": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT), "time_limit"),
     "no record after the notice": (Evidence(end=101.0, stop=PEER), "terminated_peer"),
+    "a service that ends by itself": (Evidence(code=0, end=50.0, service=True), "app_error"),
+    "a service that ends by itself while the job is being stopped": (
+        Evidence(code=0, end=101.0, service=True, stop=PEER),
+        "app_error",
+    ),
+    "a service that is told to end and does": (
+        Evidence(code=0, end=101.0, service=True, forwarded=(TERM,), stop=PEER),
+        "completed",
+    ),
+    "a service that somebody asks to end": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
+        "cancelled",
+    ),
+    "a service that ends by itself after a warning": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(USR1,)),
+        "app_error",
+    ),
+    "a service at the end of the job": (
+        Evidence(signal=TERM, end=101.0, service=True, forwarded=(TERM,), stop=OVER),
+        "completed",
+    ),
+    "a service that is killed at the end of the job": (Evidence(end=101.0, service=True, stop=OVER), "completed"),
+    "a helper at the end of the job": (
+        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=OVER),
+        "terminated_peer",
+    ),
+    "a worker of a job that was not ready in time": (
+        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=Stop("launch_failed", "not ready after 9 s", 100.0)),
+        "terminated_peer",
+    ),
+    "SIGTERM when a node has failed and nobody has said which": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=UNNAMED),
+        "terminated_peer",
+    ),
+    "no record when a node has failed and nobody has said which": (
+        Evidence(end=101.0, source="srun", stop=UNNAMED),
+        "node_failure",
+    ),
     "no record from a node that has failed": (Evidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
     "SIGTERM on a node that Slurm has given up": (
         Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
@@ -368,7 +408,7 @@ def test_every_reason_is_reached_by_a_case() -> None:
     assert {reason for _, reason in CASES.values()} == set(REASONS)
 
 
-@pytest.mark.parametrize("reason", ["preempted", "node_failure", "cancelled"])
+@pytest.mark.parametrize("reason", ["preempted", "cancelled"])
 def test_a_worker_inherits_the_reason_of_the_stop(reason: str) -> None:
     evidence = Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=Stop(reason, "because", 100.0))
     assert verdict(evidence).reason == reason

@@ -121,6 +121,7 @@ def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> Non
     success = {sample.labels["collector"]: sample.value for sample in samples if sample.name.endswith("_success")}
     collectors = (
         "job",
+        "readiness",
         "workers",
         "memory",
         "gpus",

@@ -8,6 +8,8 @@ from exporter.derive.slurm_words import SlurmWords, parse_preemption_end, parse_
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 
+AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-22T09:52:22"
+
 
 @pytest.mark.parametrize(
     ("line", "words"),
@@ -21,6 +23,9 @@ AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
             SlurmWords("node_failure", "Slurm: a node has failed"),
         ),
         (f"{AT} DUE TO LUNCH ***", SlurmWords("cancelled", "Slurm: cancelled due to lunch")),
+        (f"{AT_26_05} DUE to SIGNAL Terminated ***", SlurmWords("cancelled", "Slurm: cancelled")),
+        (f"{AT_26_05} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
+        (f"{AT_26_05.replace('JOB 2', 'STEP 2.1')} DUE to SIGNAL Terminated ***", SlurmWords()),
         ("slurmstepd: error: *** STEP 2.1 ON rs1 CANCELLED AT 2026-11-21T12:02:53 ***", SlurmWords()),
         ("srun: error: rs1: task 0: Terminated", SlurmWords()),
         ("", SlurmWords()),
