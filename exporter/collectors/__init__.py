@@ -14,11 +14,13 @@ from exporter.collectors.job import JobCollector
 from exporter.collectors.logs import LogsCollector
 from exporter.collectors.memory import MemoryCollector
 from exporter.collectors.outputs import OutputsCollector
+from exporter.collectors.readiness import ReadinessCollector
 from exporter.collectors.self import SelfCollector
 from exporter.collectors.workers import WorkersCollector
 
 COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
     JobCollector,
+    ReadinessCollector,
     WorkersCollector,
     MemoryCollector,
     GpusCollector,

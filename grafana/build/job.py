@@ -99,7 +99,7 @@ def verdict() -> list[Panel]:
             "Workers with work left that have been silent for the job's own stall timeout. Watched by"
             " GpuJobNoProgress.",
             [q.WORKERS_STALLED],
-            width=5,
+            width=4,
             steps=(("green", None), ("red", 1)),
         ),
         tile(
@@ -107,7 +107,7 @@ def verdict() -> list[Panel]:
             "Sum over the workers: now, and on average since they started. A rate that is no longer"
             " measured is unknown, not zero.",
             [q.RATE_NOW, q.RATE_AVERAGE],
-            width=7,
+            width=5,
             unit=ITEMS_PER_SECOND,
             decimals=1,
         ),
@@ -117,10 +117,18 @@ def verdict() -> list[Panel]:
             " longest. All of this page is as old as that. After a requeue to other nodes the former ones"
             " count as old while they are in the time range. Watched by GpuJobNodeSidecarDown.",
             [q.AGE_FRESHEST, q.AGE_OLDEST],
-            width=7,
+            width=6,
             unit="s",
             decimals=0,
             steps=(("green", None), ("orange", 60), ("red", 180)),
+        ),
+        tile(
+            "Ready workers",
+            "Of a serving job: workers that its front end knows of, and those that it waits for. Watched by"
+            " GpuJobNotReady.",
+            [q.READY_WORKERS, q.READY_EXPECTED],
+            width=4,
+            unknown="no services",
         ),
     ]
 

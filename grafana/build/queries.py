@@ -90,6 +90,8 @@ MARGIN_NOW = Query("margin_now", f"{_TIME_LEFT} - {_eta('0.9')}", "margin", inst
 
 WORKERS_UP = Query("workers_up", f"sum({_job('gpujob_worker_up')})", "up", instant=True)
 WORKERS_EXPECTED = Query("workers_expected", f"sum({_job('gpujob_workers_expected')})", "expected", instant=True)
+READY_WORKERS = Query("ready_workers", f"sum({_job('gpujob_ready_workers')})", "ready", instant=True)
+READY_EXPECTED = Query("ready_expected", f"sum({_job('gpujob_ready_workers_expected')})", "expected", instant=True)
 WORKERS_STALLED = Query("workers_stalled", f"sum({_job('gpujob_worker_stalled')})", "stalled", instant=True)
 
 

@@ -29,6 +29,7 @@ from exporter.collectors.memory import MemoryCollector, MemorySnapshot
 from exporter.collectors.outputs import GroupFacts, OutputsCollector, OutputsSnapshot
 from exporter.collectors.outputs import WorkerFacts as OutputOfWorker
 from exporter.collectors.pace import Pace
+from exporter.collectors.readiness import ReadinessCollector
 from exporter.collectors.runs import Exit, WorkerFacts
 from exporter.collectors.self import SelfCollector, SelfSnapshot
 from exporter.collectors.workers import WorkersCollector, WorkersSnapshot
@@ -42,6 +43,7 @@ from exporter.readers.cgroup import MemoryCgroup, MemoryFacts
 from exporter.readers.gpu import Driver, Gpu, GpuActivity, GpuCondition, GpuState
 from exporter.readers.process_tree import TreeDetails, TreeSample
 from exporter.readers.quota import QuotaFacts
+from exporter.readers.readiness import Readiness, RoleReadiness
 from exporter.readers.space import SpaceFacts
 from exporter.refresh import FAMILIES, Slot
 from exporter.sidecar import Sidecar, declared_families
@@ -63,6 +65,14 @@ parse_openmetrics: Callable[[str], Iterator[Metric]] = openmetrics_parser.text_s
 
 def job(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return JobCollector(CONTEXT), JobSnapshot("running", None)
+
+
+def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
+    waiting = "1 prefills and 0 decodes"
+    return ReadinessCollector(CONTEXT), Readiness(
+        ready=False, since=None, timeout_s=1800.0, waiting=waiting, roles=roles
+    )
 
 
 def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -290,6 +300,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
     "job": job,
+    "readiness": readiness,
     "workers": workers,
     "memory": memory,
     "gpus": gpus,

@@ -15,6 +15,8 @@ NEED_A_GPU = (
 
 # Queries that may rightly return nothing for a job that runs well, each with its reason.
 MAY_BE_EMPTY: Mapping[str, str] = {
+    "ready_workers": "the job waits for no service",
+    "ready_expected": "as ready_workers",
     "eta_now": "the time to the end is unknown before enough progress was seen, and after the last worker",
     "eta_p10": "as eta_now",
     "eta_p50": "as eta_now",
