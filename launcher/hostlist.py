@@ -1,8 +1,13 @@
 """Slurm's host lists: ``node[01-03,7],x-[1-2]-y`` (sinfo(1), scontrol show hostnames)."""
 
+import re
+from collections.abc import Iterator, Sequence
+
 from launcher.errors import SlurmError
 
 MOST_HOSTS = 100_000
+MOST_DIGITS = 18
+_NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
@@ -33,24 +38,76 @@ def _split(text: str) -> list[str]:
 
 
 def _expand(part: str, text: str) -> list[str]:
-    start = part.find("[")
-    if start < 0:
-        return [part]
-    end = part.index("]", start)
-    tails = _expand(part[end + 1 :], text)
-    hosts: list[str] = []
-    for entry in part[start + 1 : end].split(","):
-        low, dash, high = entry.partition("-")
-        digits = low + high if dash else low
-        if (
-            not low
-            or (dash and not high)
-            or not (digits.isascii() and digits.isdigit())
-            or (dash and int(high) < int(low))
-        ):
-            raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor a rising range")
-        if int(high if dash else low) - int(low) >= MOST_HOSTS:
-            raise SlurmError(f"host list {text!r}: {entry!r} is more than {MOST_HOSTS} hosts")
-        for number in range(int(low), int(high if dash else low) + 1):
-            hosts.extend(f"{part[:start]}{number:0{len(low)}d}{tail}" for tail in tails)
+    """The hosts of one part; the last bracket runs fastest."""
+    hosts = [""]
+    for index, piece in enumerate(re.split(r"[\[\]]", part)):
+        if index % 2:
+            words = [word for entry in piece.split(",") for word in _range(entry, text)]
+        elif any(character.isspace() for character in piece):
+            raise SlurmError(f"host list {text!r}: {piece!r} is no part of a host name; put commas between hosts")
+        elif wrong := _NOT_OF_A_HOST.search(piece):
+            at = text.find(part) + part.find(piece) + wrong.start() + 1
+            cure = "use letters, digits, ., _ and -"
+            raise SlurmError(f"host list {text!r}: {wrong[0]!r} at character {at} is in no host name; {cure}")
+        else:
+            words = [piece]
+        if len(hosts) * len(words) > MOST_HOSTS:
+            raise SlurmError(f"host list {text!r}: {part!r} is more than {MOST_HOSTS} hosts")
+        hosts = [host + word for host in hosts for word in words]
     return hosts
+
+
+def _range(entry: str, text: str) -> Iterator[str]:
+    low, dash, high = entry.partition("-")
+    digits = low + high if dash else low
+    numbers = bool(low) and (bool(high) or not dash) and digits.isascii() and digits.isdigit()
+    if not numbers or max(len(low), len(high)) > MOST_DIGITS or (dash and int(high) < int(low)):
+        raise SlurmError(f"host list {text!r}: {entry!r} is neither a number nor a rising range")
+    if int(high if dash else low) - int(low) >= MOST_HOSTS:
+        raise SlurmError(f"host list {text!r}: {entry!r} is more than {MOST_HOSTS} hosts")
+    for number in range(int(low), int(high if dash else low) + 1):
+        yield f"{number:0{len(low)}d}"
+
+
+def fold_hostlist(names: Sequence[str]) -> str:
+    """Names as a host list that gives them back in their order; neighbours that differ in one number share brackets."""
+    parts: list[str] = []
+    start = 0
+    while start < len(names):
+        pieces = _pieces(names[start])
+        end, varying = start + 1, None
+        while end < len(names) and (where := _difference(pieces, _pieces(names[end]))) is not None:
+            if varying not in (None, where):
+                break
+            varying, end = where, end + 1
+        if varying is None:
+            parts.append(names[start])
+        else:
+            numbers = [_pieces(name)[varying] for name in names[start:end]]
+            parts.append("".join([*pieces[:varying], f"[{','.join(_ranges(numbers))}]", *pieces[varying + 1 :]]))
+        start = end
+    return ",".join(parts)
+
+
+def _pieces(name: str) -> list[str]:
+    """A name cut into text and numbers in turn, text first; what has too many digits is text."""
+    return re.split(rf"(?<![0-9])([0-9]{{1,{MOST_DIGITS}}})(?![0-9])", name)
+
+
+def _difference(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """Where two names differ when that is in one number alone, else None."""
+    if len(one) != len(other):
+        return None
+    places = [index for index, (first, second) in enumerate(zip(one, other, strict=True)) if first != second]
+    return places[0] if len(places) == 1 and places[0] % 2 else None
+
+
+def _ranges(numbers: Sequence[str]) -> Iterator[str]:
+    """Numbers in their order, rising neighbours of one width as ``low-high``."""
+    start = 0
+    while start < len(numbers):
+        low, end = numbers[start], start + 1
+        while end < len(numbers) and numbers[end] == f"{int(low) + end - start:0{len(low)}d}":
+            end += 1
+        yield low if end == start + 1 else f"{low}-{numbers[end - 1]}"
+        start = end

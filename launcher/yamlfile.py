@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -17,8 +17,21 @@ Place = tuple[int, int]
 """Line and column of a text, from 0."""
 
 
-def parse(text: str, source: str, model: type[Spec]) -> Spec:
-    """The YAML ``text`` as a ``model``; raises ConfigError with every problem."""
+def parse(
+    text: str, source: str, model: type[Spec], also: Callable[[dict[str, Any]], list[str]] = lambda _: []
+) -> Spec:
+    """The YAML ``text`` as a ``model``; raises ConfigError with every problem.
+
+    ``also`` finds problems of the whole that the model cannot see while parts of it are wrong.
+    """
+    body, twice = read_mapping(text, source)
+    if body is None and any(field.is_required() for field in model.model_fields.values()):
+        raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
+    return validate(body or {}, source, model, also, twice, text)
+
+
+def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """The mapping that the YAML ``text`` holds, None for an empty one, and which of its keys are there twice."""
     twice: dict[Place, str] = {}
     try:
         loader = _UniqueKeys(text, twice)
@@ -32,24 +45,35 @@ def parse(text: str, source: str, model: type[Spec]) -> Spec:
     except Exception as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
         raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
-    if body is None:
-        body = {}
-        if any(field.is_required() for field in model.model_fields.values()):
-            raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
-    if not isinstance(body, dict):
+    if body is not None and not isinstance(body, dict):
         wrong = f"holds a {type(body).__name__}, not a mapping of keys to values"
         raise ConfigError(source, [*_in_order(twice), wrong])
+    return body, _in_order(twice)
+
+
+def validate(
+    body: dict[str, Any],
+    source: str,
+    model: type[Spec],
+    also: Callable[[dict[str, Any]], list[str]] = lambda _: [],
+    known: Sequence[str] = (),
+    text: str = "",
+) -> Spec:
+    """A mapping as a ``model``; raises ConfigError with every problem, those ``known`` before them.
+
+    ``text`` is the YAML that it comes from, where problems are to be told in its words.
+    """
     try:
         if problems := [f"{_join(location)}: {what}" for location, what in _unusable(body, [])]:
-            raise ConfigError(source, [*_in_order(twice), *problems])
+            raise ConfigError(source, [*known, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
-        raise ConfigError(source, [*_in_order(twice), *_problems(error, model)]) from error
+        raise ConfigError(source, [*known, *_problems(error, model, text), *also(body)]) from error
     except (RecursionError, OverflowError, ValueError) as error:
         wrong = f"holds a value that cannot be used: {type(error).__name__}: {error}"
-        raise ConfigError(source, [*_in_order(twice), wrong]) from error
-    if twice:
-        raise ConfigError(source, _in_order(twice))
+        raise ConfigError(source, [*known, wrong]) from error
+    if problems := [*known, *also(body)]:
+        raise ConfigError(source, problems)
     return spec
 
 
@@ -135,7 +159,7 @@ _EXPECTED = {
 }
 
 
-def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
+def _problems(error: ValidationError, model: type[BaseModel], text: str) -> list[str]:
     """One problem for each place; where a value may be of several kinds, the one that it was meant for."""
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in error.errors():
@@ -154,11 +178,11 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
         elif len(entries) > 1:
             deeper = [entry for entry in entries if entry["place"] != base]
             entries = deeper or entries
-        problems += [_problem(entry, model) for entry in entries]
+        problems += [_problem(entry, model, text) for entry in entries]
     return problems
 
 
-def _problem(error: dict[str, Any], model: type[BaseModel]) -> str:
+def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
     place, kind, value = error["place"], error["type"], error.get("input")
     if kind == "extra_forbidden":
         key, known = str(error["loc"][-1]), _known_names(model, error["loc"][:-1])
@@ -169,6 +193,8 @@ def _problem(error: dict[str, Any], model: type[BaseModel]) -> str:
         return f"{place}: is missing"
     if kind in _EXPECTED:
         cure = ""
+        if kind == "string_type" and isinstance(value, bool) and (word := _written(text, error["loc"])):
+            return f'{place}: {word} is not {_EXPECTED[kind]}; write it in quotes: "{word}"'
         if kind == "string_type" and value is None:
             cure = "; leave the key out"
         elif kind == "string_type" and not isinstance(value, dict | list):
@@ -185,8 +211,21 @@ def _problem(error: dict[str, Any], model: type[BaseModel]) -> str:
         if separator and key in _known_names(model, error["loc"]):
             place, message = f"{place}.{key}" if place else key, rest
         return f"{place}: {message}" if place else message
-    message = message.removeprefix("Input should be ").removeprefix("String should ")
-    return f"{place}: {_shown(value)} must be {message}" if message[:1].islower() else f"{place}: {message}"
+    _, should, cure = message.partition(" should ")  # as in "Input should be ..." and "String should match ..."
+    return f"{place}: {_shown(value)} must {cure}" if should else f"{place}: {message}"
+
+
+def _written(text: str, location: Location) -> str | None:
+    """The word of the file at a place: YAML 1.1 takes ``no`` and ``on`` for truth values; None for no plain word."""
+    node = yaml.compose(text, yaml.SafeLoader) if text else None
+    for part in location:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == part), None)
+        else:
+            return None
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
 def _yaml_word(value: object) -> str:

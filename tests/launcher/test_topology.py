@@ -8,6 +8,7 @@ from exporter.manifest import Task
 from launcher import topology
 from launcher.config import JobSpec
 from launcher.errors import TopologyError
+from launcher.roles import roles_of
 from launcher.topology import place
 from tests.launcher.support import job_spec
 
@@ -73,7 +74,7 @@ def words_of(tasks: tuple[Task, ...]) -> str:
     ],
 )
 def test_workers_are_placed(nodes: int, per_node: int, roles: Roles, expected: str) -> None:
-    assert words_of(place(spec_of(nodes, per_node, roles))) == expected
+    assert words_of(place(spec_of(nodes, per_node, roles)).tasks) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_job_with_the_cure_fits() -> None:
     with pytest.raises(TopologyError, match="set nodes: 5") as caught:
         place(spec_of(1, 8, roles))
     assert "the job has 1" in str(caught.value)
-    assert place(spec_of(5, 8, roles))[-1].node_index == 4
+    assert place(spec_of(5, 8, roles)).tasks[-1].node_index == 4
 
 
 @given(
@@ -133,7 +134,7 @@ def test_a_job_with_the_cure_fits() -> None:
 def test_every_plan_gives_each_gpu_once_and_ranks_in_order(nodes: int, per_node: int, roles: Roles) -> None:
     spec = spec_of(nodes, per_node, roles)
     try:
-        tasks = place(spec)
+        tasks = place(spec).tasks
     except TopologyError as error:
         problems = error.problems
     else:
@@ -160,26 +161,56 @@ def check_placement(tasks: tuple[Task, ...], nodes: int, per_node: int, roles: R
 
 @given(nodes=st.integers(1, 9), count=st.integers(1, 40))
 def test_workers_without_gpus_are_spread_evenly(nodes: int, count: int) -> None:
-    tasks = place(spec_of(nodes, 0, [(count, 0)]))
+    tasks = place(spec_of(nodes, 0, [(count, 0)])).tasks
     loads = [sum(task.node_index == node for task in tasks) for node in range(nodes)]
     assert max(loads) - min(loads) <= 1
     assert [task.node_index for task in tasks] == sorted(task.node_index for task in tasks)
 
 
 def test_a_task_has_a_name_and_a_pair_of_logs_of_its_own() -> None:
-    tasks = place(spec_of(2, 2, [(1, 4), (2, 0)]))
+    tasks = place(spec_of(2, 2, [(1, 4), (2, 0)])).tasks
     assert [task.worker for task in tasks] == ["a_w0", "a_w0", "b_w0", "b_w1"]
     assert tasks[0].logs == ("{node}_a_w0{run}.out", "{node}_a_w0{run}.err")
     files = [(task.node_index, log) for task in tasks for log in task.logs]
     assert len(files) == len(set(files))
 
 
-def test_a_plan_with_a_gpu_given_twice_is_refused() -> None:
-    task = Task("a_w0", "a", 0, 0, 0, 0, (0, 1))
-    with pytest.raises(TopologyError, match="GPU 0 of node 0 is given away twice"):
-        topology._prove([task, task], spec_of(1, 2, [(2, 2)]))
-    with pytest.raises(TopologyError, match="GPU 2 of node 0 is given away twice or is not there"):
-        topology._prove([Task("a_w0", "a", 0, 0, 0, 0, (2,))], spec_of(1, 2, [(1, 1)]))
+BAD_PLANS: dict[str, tuple[list[tuple[int, int, int, tuple[int, ...]]], str]] = {
+    "a GPU given twice": ([(0, 0, 0, (0, 1)), (1, 0, 0, (1, 2))], "GPU 1 of node 0 is given away twice"),
+    "a GPU that is not there": (
+        [(0, 0, 0, (3, 4)), (1, 0, 1, (0, 1))],
+        "GPU 4 of node 0 is given away twice or is not",
+    ),
+    "a node that is not there": ([(0, 0, 0, (0, 1)), (1, 0, 2, (0, 1))], "a_w1: rank 1 on node 2 is out of place"),
+    "a worker too few": ([(0, 0, 0, (0, 1))], "the workers of the plan are not those of the job"),
+    "workers out of order": ([(1, 0, 0, (0, 1)), (0, 0, 0, (2, 3))], "the workers of the plan are not those of"),
+    "a worker too small": (
+        [(0, 0, 0, (0, 1)), (1, 0, 1, (0,))],
+        "a_w1: its processes do not make up a worker of 2 GPUs",
+    ),
+    "a worker over two nodes": ([(0, 0, 0, (0, 1)), (1, 0, 0, (2,)), (1, 1, 1, (0,))], "a_w1: its processes do not"),
+    "a leader that is not first": ([(0, 1, 0, (0,)), (0, 0, 0, (1,)), (1, 0, 0, (2, 3))], "a_w0: its processes do not"),
+}
+"""Processes of two workers of 2 GPUs each, as (index, local rank, node, GPUs), on two nodes of 4 GPUs."""
+
+
+@pytest.mark.parametrize("kind", BAD_PLANS)
+def test_a_plan_that_breaks_a_promise_is_refused(kind: str) -> None:
+    parts, problem = BAD_PLANS[kind]
+    tasks = [
+        Task(f"a_w{index}", "a", index, rank, local, node, gpus)
+        for rank, (index, local, node, gpus) in enumerate(parts)
+    ]
+    spec = spec_of(2, 4, [(2, 2)])
+    with pytest.raises(TopologyError, match=problem):
+        topology._prove(tasks, roles_of(spec), spec.resources, range(2))
+    topology._prove(place(spec).tasks, roles_of(spec), spec.resources, range(2))
+
+
+def test_ranks_that_are_out_of_order_are_refused() -> None:
+    spec = spec_of(2, 4, [(2, 2)])
+    with pytest.raises(TopologyError, match="rank 1 on node 0 is out of place"):
+        topology._prove(place(spec).tasks[::-1], roles_of(spec), spec.resources, range(2))
 
 
 def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +222,8 @@ def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monke
         assert made < 10_000, "one task more for each node that the job does not have"
         return Task("a_w0", "a", 0, 0, 0, 0)
 
-    monkeypatch.setattr(topology, "_task", task)
+    monkeypatch.setattr(topology, "Task", task)
     with pytest.raises(TopologyError, match="need 80000000 nodes of 1 GPUs and the job has 2"):
         place(spec_of(2, 1, [(1, 80_000_000)]))
+    with pytest.raises(TopologyError, match="the workers need 80000000 nodes; a job has at most 100000"):
+        place(job_spec(resources={"gpus_per_node": 1}, workers=[{"gpus": 80_000_000, "command": "x"}]))

@@ -1,0 +1,144 @@
+"""Kinds of values in job files and cluster files, each with its own check and message."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
+
+
+class Model(BaseModel):
+    """One mapping of a file: its keys are known, its values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def parse_time_limit(text: str) -> float:
+    """Seconds of a Slurm time limit: ``minutes``, ``min:sec``, ``h:min:sec``, ``days-h[:min[:sec]]`` (sbatch(1))."""
+    match = _TIME_LIMIT.fullmatch(text)
+    if not match:
+        raise ValueError(f'{text!r} is not a time limit; write for example "04:00:00" or "2-00:00:00"')
+    days, second, third = (int(part) if part is not None else None for part in match.group(1, 3, 4))
+    first = int(match[2])
+    if days is not None:
+        hours, minutes, seconds = first, second or 0, third or 0
+    elif third is not None:
+        hours, minutes, seconds = first, second or 0, third
+    else:
+        hours, minutes, seconds = 0, first, second or 0
+    total = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
+    if total == 0:
+        raise ValueError(f"{text!r} is no time at all; a job with it would wait for ever")
+    return float(total)
+
+
+def _time_text(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if isinstance(value, int):
+        # YAML reads an unquoted 04:00:00 as base 60
+        raise ValueError(
+            f'{value} is a number; write the time limit in quotes, for example "{value}" for minutes or "04:00:00"'
+        )
+    parse_time_limit(value)
+    return value
+
+
+TimeLimit = Annotated[str, BeforeValidator(_time_text)]
+
+
+def as_float(value: object) -> object:
+    """A whole number as the float that is meant; anything else as it is."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if abs(value) > 1 << 53:
+        raise ValueError("is far too large")
+    return float(value)
+
+
+Seconds = Annotated[float, BeforeValidator(as_float), Field(gt=0, lt=1e9)]
+NotNegativeSeconds = Annotated[float, BeforeValidator(as_float), Field(ge=0, lt=1e9)]
+
+
+def _address(value: object) -> object:
+    if isinstance(value, str):
+        match = _ADDRESS.fullmatch(value)
+        if not match or int(match[1]) > 65535:
+            raise ValueError(f'{value!r} is not host:port; write for example ":0" or "127.0.0.1:9410"')
+    return value
+
+
+def _directory(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            Path(value).expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{value!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
+    return value
+
+
+def _url(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
+        raise ValueError(f'{value!r} is not the address of a server; write for example "http://prometheus:9090"')
+    return value
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+Url = Annotated[str, BeforeValidator(_url)]
+Directory = Annotated[str, BeforeValidator(_directory)]
+
+
+def parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
+    """One error that says what is wrong within a value: each problem with its place."""
+    details: list[InitErrorDetails] = [
+        {"type": PydanticCustomError("value_error", "{message}", {"message": message}), "loc": place, "input": given}
+        for place, message in problems
+    ]
+    return ValidationError.from_exception_data("parts", details)
+
+
+def check_each(entries: list[str], problem_of: Callable[[str], str | None]) -> list[str]:
+    """The entries of a list, when none has a problem; else an error that tells each with its place."""
+    found = [((index,), problem) for index, entry in enumerate(entries) if (problem := problem_of(entry))]
+    if found:
+        raise parts_wrong(found, entries)
+    return entries
+
+
+def variable_problem(name: str) -> str | None:
+    """What is wrong with the name of an environment variable."""
+    return None if _ENVIRONMENT_NAME.fullmatch(name) else f"{name!r} is not a name for an environment variable"
+
+
+def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:
+    """The variables, when names and values can be those of variables; all that cannot is told."""
+    names = [name for name in env if isinstance(name, str)] if isinstance(env, dict) else []
+    found = [((), problem) for name in names if (problem := variable_problem(name))]
+    try:
+        usable = handler(env)
+    except ValidationError as error:
+        if not found:
+            raise
+        details = [*parts_wrong(found, env).errors(), *error.errors()]
+        raise ValidationError.from_exception_data("env", [_detail(entry) for entry in details]) from error
+    if found:
+        raise parts_wrong(found, env)
+    return usable
+
+
+def _detail(entry: ErrorDetails) -> InitErrorDetails:
+    """A problem that was told, to be told again as a part of another error."""
+    if entry["type"] == "value_error":
+        kind: str | PydanticCustomError = PydanticCustomError("value_error", "{message}", {"message": entry["msg"]})
+    else:
+        kind = entry["type"]
+    return {"type": kind, "loc": entry["loc"], "input": entry["input"]}
+
+
+Variables = Annotated[dict[str, str], WrapValidator(_variables)]
