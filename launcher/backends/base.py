@@ -1,0 +1,334 @@
+"""What a backend answers about the workers that it runs, and what backends share. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from exporter.manifest import Task
+from launcher.aliases import model_path
+from launcher.config import ClusterSpec, JobSpec
+from launcher.plan import ReadyRule
+from launcher.roles import Role
+from launcher.spec_resources import SERVING_ROLES, words_of
+from launcher.spec_serving import Arguments, RoleOptions
+
+PREFILL, DECODE, AGG = SERVING_ROLES
+DISAGGREGATED = (PREFILL, DECODE)
+Made = TypeVar("Made")
+EVERYWHERE = "0.0.0.0"  # noqa: S104  clients are on other nodes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The job as a backend needs it."""
+
+    spec: JobSpec
+    cluster: ClusterSpec
+    _made: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What is the same for all processes of a role, of which there are thousands."""
+
+    def once(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, made once for this key. Nobody may change it."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: Made = self._made[key]
+        return found
+
+    @property
+    def model_path(self) -> str:
+        """What an engine is given as its model; empty without one."""
+        return model_path(self.spec.model.path, self.cluster) if self.spec.model else ""
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use; empty without a model."""
+        if self.spec.model is None:
+            return ""
+        return self.spec.model.name or self.model_path.rstrip("/").rpartition("/")[2]
+
+    @property
+    def dynamo(self) -> bool:
+        """Whether workers register with dynamo instead of being asked by a router."""
+        return self.spec.frontend is not None and self.spec.frontend.type == "dynamo"
+
+    def parts(self, role: str) -> tuple[tuple[str, RoleOptions], ...]:
+        """What the file says of a role's backend, with the keys where it does: the later one wins."""
+        backend = self.spec.backend
+        own = [(f"backend.{role}", getattr(backend, role))] if role in SERVING_ROLES else []
+        return (("backend", backend), *own)
+
+    def arguments(self, role: str, dash: str = "-") -> dict[str, Any]:
+        """Options of the engine for a role by their names, with ``dash`` between the words of a name."""
+
+        def make() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for _, options in self.parts(role):
+                found.update(with_dash(options.args, dash))
+            return found
+
+        return dict(self.once(("arguments", role, dash), make))
+
+    def config(self, role: str) -> dict[str, Any]:
+        """The engine's configuration for a role."""
+
+        def make() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for _, options in self.parts(role):
+                found = merged(found, options.config)
+            return found
+
+        return dict(self.once(("config", role), make))
+
+    def key_of(self, role: str, key: str) -> str:
+        """The key of the file where this of a role stands, or would stand."""
+        index = next((index for index, workers in enumerate(self.spec.workers) if workers.role == role), None)
+        return "workers" if index is None else f"workers[{index}].{key}"
+
+    def place_of(self, role: str, *names: str) -> str:
+        """The key of the file where the options of a role, or these of them, stand."""
+        said = [place for place, options in self.parts(role) if set(with_dash(options.args, "-")) & set(names)]
+        return f"{(said or ['backend'])[-1]}.args"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker: its processes, and the ports of the first of them."""
+
+    role: Role
+    name: str
+    tasks: tuple[Task, ...]
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Before the job's offset, by the names of ``launcher.ports``."""
+
+    @property
+    def node(self) -> int:
+        """Index of its first node."""
+        return self.tasks[0].node_index
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Indices of its nodes in order."""
+        return tuple(self.places)
+
+    @cached_property
+    def places(self) -> Mapping[int, Mapping[int, int]]:
+        """By node, in order: the place there of each of its processes, by their ranks in the worker."""
+        found: dict[int, dict[int, int]] = {}
+        for task in self.tasks:
+            here = found.setdefault(task.node_index, {})
+            here[task.local_rank] = len(here)
+        return found
+
+    def address(self, port: str) -> str:
+        """``host:port`` of a port of its first process, whoever reads it."""
+        return f"{{host_{self.node}}}:{{port_{self.ports[port]}}}"
+
+    def url(self) -> str:
+        """Where its server listens."""
+        return f"http://{self.address('http')}"
+
+
+class Backend:
+    """How the workers of one kind are run. What is here fits a program that knows nothing of us."""
+
+    name: str
+    service = False
+    """Whether its workers serve until the job is over."""
+    granularity: Literal["node", "gpu"] | None = None
+    """Processes of a worker that it needs: one for each node, or for each GPU; None: either."""
+    one_step = False
+    """Whether the processes of a worker are started together, as MPI needs it."""
+    sees_worker = False
+    """Whether a process sees all GPUs of its worker on the node, and chooses its own by its rank there."""
+    dash = "-"
+    """What stands between the words of an option's name."""
+
+    def problems(self, setting: Setting, role: Role) -> list[str]:
+        """What of the job does not fit together, each with place, value and cure."""
+        return []
+
+    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+        """Ports that the first process of a worker needs."""
+        return ()
+
+    def follower_ports(self, setting: Setting) -> tuple[str, ...]:
+        """Ports that each further process of a worker needs."""
+        return ()
+
+    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+        """The command of one process with placeholders."""
+        return words_of(worker.role.options)
+
+    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+        """Variables of one process with placeholders; those of the job file come after them."""
+        return {}
+
+    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
+        """How to ask one worker whether it is ready."""
+        return ()
+
+    def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
+        """Where a process serves metrics of its own, as ``TaskPlan.metrics``."""
+        return None
+
+
+class Launched(Backend):
+    """A program of the user, in groups of processes that find each other by the variables of torch.distributed."""
+
+    def problems(self, setting: Setting, role: Role) -> list[str]:
+        if role.name in SERVING_ROLES:
+            wrong = f"{self.name} runs the processes of one program, and {role.name} is a role of serving"
+            return [f"backend.type: {wrong}; use sglang, vllm or trtllm, or a role of another name"]
+        if not words_of(role.options):
+            return [
+                f"{setting.key_of(role.name, 'command')}: {self.name} needs the program of {role.name}; say it here"
+            ]
+        return []
+
+    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+        return ("dist_init",)
+
+
+def torch_environment(worker: Worker, task: Task) -> dict[str, str]:
+    """Variables by which torch.distributed finds the processes of one worker: ranks are the worker's own."""
+    here = worker.places[task.node_index]
+    return {
+        "MASTER_ADDR": f"{{host_{worker.node}}}",
+        "MASTER_PORT": f"{{port_{worker.ports['dist_init']}}}",
+        "RANK": "{local_rank}",
+        "LOCAL_RANK": str(here[task.local_rank]),
+        "WORLD_SIZE": "{worker_size}",
+        "LOCAL_WORLD_SIZE": str(len(here)),
+    }
+
+
+def config_name(backend: str, role: str) -> str:
+    """Name of the configuration file of a role in the run directory."""
+    return f"{backend}_config_{role}.yaml"
+
+
+def config_path(backend: str, role: str) -> str:
+    """Its path with a placeholder."""
+    return f"{{run_dir}}/{config_name(backend, role)}"
+
+
+def with_dash(args: Mapping[str, Any], dash: str) -> dict[str, Any]:
+    """Options by names of one spelling; underscores and dashes mean the same."""
+    return {name.replace("_", "-").replace("-", dash): value for name, value in args.items()}
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configurations as one: the second wins, mappings in both are merged alike."""
+    found = dict(first)
+    for name, value in second.items():
+        old = found.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        found[name] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return found
+
+
+def option_words(args: Arguments) -> list[str]:
+    """Options as words: true is one without a value, false and null none, a list several words behind it."""
+    words: list[str] = []
+    for name, value in args.items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
+    return words
+
+
+def taken_problems(setting: Setting, role: str, taken: Iterable[str]) -> list[str]:
+    """Options that the launcher sets from the plan and the file sets, too."""
+    return [
+        f"{place}.args.{name}: the launcher sets it from the plan; leave it out"
+        for place, options in setting.parts(role)
+        for name in options.args
+        if name.replace("_", "-") in taken
+    ]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How an engine divides the GPUs of one worker."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    expert: int | None
+
+
+NAMES = {
+    "tensor": ("tp-size", "tensor-parallel-size", "tp"),
+    "pipeline": ("pp-size", "pipeline-parallel-size", "pp"),
+    "data": ("dp-size", "data-parallel-size", "dp"),
+    "expert": ("ep-size", "expert-parallel-size", "ep", "moe-expert-parallel-size"),
+}
+"""Options of the engines that say how the GPUs of a worker are divided."""
+SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
+
+
+def sizes(setting: Setting, role: Role, *, shared: bool = False) -> tuple[Sizes, list[str]]:
+    """How the GPUs of a worker are divided, and what is wrong with it.
+
+    What is left to tensor parallelism is what the file does not say of it. ``shared``: data parallelism uses the
+    GPUs of tensor parallelism instead of more of them.
+    """
+    return setting.once(("sizes", role.name, role.gpus, shared), lambda: _sizes(setting, role, shared))
+
+
+def _sizes(setting: Setting, role: Role, shared: bool) -> tuple[Sizes, list[str]]:
+    said = {**with_dash(setting.config(role.name), "-"), **setting.arguments(role.name)}
+    problems, found = [], {}
+    for kind, names in NAMES.items():
+        value = next((said[name] for name in names if said.get(name) is not None), None)
+        number = int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
+        if value is not None and (isinstance(value, bool) or number < 1):
+            problems.append(f"{setting.place_of(role.name, *names)}: {value!r} is no size; use a number above 0")
+        elif value is not None:
+            found[kind] = number
+    gpus = max(role.gpus, 1)
+    pipeline, data = found.get("pipeline", 1), found.get("data", 1)
+    others = pipeline * (1 if shared else data)
+    result = Sizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
+    if role.gpus == 0 or problems:
+        return result, problems
+    told = " x ".join(
+        f"{kind} parallel {number}"
+        for kind, number in (("tensor", result.tensor), ("pipeline", pipeline), ("data", 1 if shared else data))
+        if number > 1 or kind == "tensor"
+    )
+    place = setting.place_of(role.name, *SIZE_NAMES)
+    if result.tensor * others != gpus:
+        cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes whose product it is"
+        problems.append(
+            f"{place}: {told} is {result.tensor * others} GPUs and a {role.name} has {gpus}; {cure}, "
+            f"or give it {result.tensor * others} GPUs"
+        )
+    if shared and result.tensor % data:
+        problems.append(
+            f"{place}: data parallel {data} does not divide tensor parallel {result.tensor}, on whose GPUs it runs; "
+            f"use {divisors(result.tensor)}"
+        )
+    whole = result.tensor * (1 if shared else data)
+    if result.expert is not None and whole % result.expert:
+        problems.append(f"{place}: expert parallel {result.expert} does not divide {whole} GPUs; use {divisors(whole)}")
+    return result, problems
+
+
+def divisors(number: int) -> str:
+    """The numbers that divide this one, for people."""
+    found = [str(part) for part in range(1, number + 1) if number % part == 0]
+    return " or ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
+
+
+def engine_problems(setting: Setting, role: Role, backend: str, taken: Sequence[str]) -> list[str]:
+    """What is wrong with any engine's workers: no model, or options that the plan sets."""
+    found = taken_problems(setting, role.name, taken)
+    if setting.spec.model is None:
+        found.append(f"model: is missing; {backend} serves one, for example model: {{path: hf:Qwen/Qwen3-32B}}")
+    return found

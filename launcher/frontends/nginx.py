@@ -1,0 +1,58 @@
+"""nginx over several front ends: one address for the clients. Pure.
+
+Its directory (``-p``) is the run directory and everything is relative to it, so that an ordinary user can run
+it. Answers are streams of tokens that may take hours, and requests may be long: nothing is buffered, nothing has a
+short time limit, and an upstream that does not answer is passed over.
+"""
+
+from collections.abc import Sequence
+
+FILE = "nginx.conf"
+NAME = "nginx"
+_TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+
+
+def words() -> list[str]:
+    """The command: in the foreground, errors to its log."""
+    return ["nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"]
+
+
+def render(port: str, upstreams: Sequence[str]) -> str:
+    """The configuration with placeholders: it listens on ``port`` and hands requests round the ``upstreams``."""
+    servers = "\n".join(f"        server {upstream} max_fails=1 fail_timeout=3s;" for upstream in upstreams)
+    folders = "\n".join(f"    {name}_temp_path nginx_temp;" for name in _TEMPORARY)
+    return f"""pid nginx.pid;
+error_log stderr warn;
+worker_processes 4;
+events {{
+    worker_connections 16384;
+}}
+http {{
+    access_log off;
+{folders}
+    upstream frontends {{
+{servers}
+        keepalive 1024;
+    }}
+    server {{
+        listen {port} backlog=4096;
+        client_max_body_size 0;
+        client_body_timeout 24h;
+        large_client_header_buffers 8 256k;
+        keepalive_timeout 1h;
+        keepalive_requests 1000000;
+        location / {{
+            proxy_pass http://frontends;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $http_host;
+            proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+            proxy_request_buffering off;
+            proxy_buffering off;
+            proxy_connect_timeout 5s;
+            proxy_read_timeout 24h;
+            proxy_send_timeout 24h;
+        }}
+    }}
+}}
+"""

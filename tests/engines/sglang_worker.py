@@ -1,0 +1,204 @@
+"""Stands for ``python3 -m sglang.launch_server``: health after a while, log lines, metrics, completions.
+
+    sglang_worker.py --port 6100 [--disaggregation-mode prefill|decode] [--ready-after 2] [--token-seconds 0.001]
+                     [--log-interval 0.5] [--on-sigterm exit|ignore|SECONDS] [--busy]
+
+``POST /fail?code=3`` ends it with that status, ``/fail?signal=9`` by a signal, ``/hang`` makes health fail for ever.
+A batch is logged as SGLang does, to standard error, when there was one; with ``--busy`` there always is.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+PREFILL_LINE = (
+    "Prefill batch, #new-seq: {seqs}, #new-token: {tokens}, #cached-token: 0, token usage: {usage:.2f}, "
+    "#running-req: {running}, #queue-req: 0, #prealloc-req: 0, #inflight-req: 0, "
+    "input throughput (token/s): {rate:.2f}, "
+)
+DECODE_LINE = (
+    "Decode batch, #running-req: {running}, #token: {tokens}, token usage: {usage:.2f}, "
+    "pre-allocated usage: 0.00, #prealloc-req: 0, #transfer-req: 0, #retracted-req: 0, cuda graph: True, "
+    "gen throughput (token/s): {rate:.2f}, #queue-req: 0, "
+)
+STARTING = (
+    "server_args=ServerArgs(tp_size={tp}, dp_size=1, model_path={model}, port={port}, disaggregation_mode={mode})",
+    "Load weight end. type=StandInForCausalLM, dtype=torch.bfloat16, avail mem=75.11 GB, mem usage=107.07 GB.",
+    "KV Cache is allocated. #tokens: 524288, KV size: 17.16 GB",
+)
+KV_TOKENS = 524288
+
+
+class Engine:
+    """What the worker has done, behind one lock."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.ready_at = time.monotonic() + options.ready_after
+        self.hung = False
+        self.running = 0
+        self.requests = 0
+        self.tokens = 0
+        self.rate = 0.0
+        self.lock = threading.Lock()
+
+    @property
+    def prefills(self) -> bool:
+        return str(self.options.disaggregation_mode) == "prefill"
+
+    @property
+    def ready(self) -> bool:
+        return not self.hung and time.monotonic() >= self.ready_at
+
+    def complete(self, asked: dict[str, object]) -> dict[str, object]:
+        """Answer a request: as many tokens as are asked for, each in its time."""
+        size = int(str(asked.get("max_tokens", 16)))
+        words = len(str(asked.get("prompt", "")).split())
+        with self.lock:
+            self.running += 1
+        try:
+            time.sleep((words / 10 if self.prefills else size) * self.options.token_seconds)
+        finally:
+            with self.lock:
+                self.running -= 1
+                self.requests += 1
+                self.tokens += words if self.prefills else size
+        usage = {"prompt_tokens": words, "completion_tokens": size, "total_tokens": words + size}
+        choice = {"index": 0, "text": "token " * size, "finish_reason": "length"}
+        return {
+            "object": "text_completion",
+            "model": self.options.served_model_name,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+    def write_log(self) -> None:
+        """A line of each batch, for ever; nothing while the worker is idle."""
+        before, beat = 0, 0
+        while True:
+            time.sleep(self.options.log_interval)
+            with self.lock:
+                done, running, beat = self.tokens - before, self.running, beat + 1
+                before = self.tokens
+            if self.options.busy:
+                done, running = 100 + 10 * (beat % 7), 4 + beat % 3
+            self.rate = done / self.options.log_interval
+            if not (done or running) or not self.ready:
+                continue
+            facts = {"running": running, "tokens": done, "usage": min(1.0, done / KV_TOKENS), "rate": self.rate}
+            log((PREFILL_LINE if self.prefills else DECODE_LINE).format(seqs=max(running, 1), **facts))
+
+    def metrics(self) -> str:
+        """What SGLang shows to Prometheus, the part that everybody looks at."""
+        label = f'{{model_name="{self.options.served_model_name}"}}'
+        return (
+            f"# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs{label} {self.running}\n"
+            f"# TYPE sglang:gen_throughput gauge\nsglang:gen_throughput{label} {self.rate}\n"
+            f"# TYPE sglang:num_requests_total counter\nsglang:num_requests_total{label} {self.requests}\n"
+            f"# TYPE sglang:generation_tokens_total counter\nsglang:generation_tokens_total{label} {self.tokens}\n"
+        )
+
+
+def log(text: str) -> None:
+    """A line as SGLang writes it."""
+    print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')} DP0 TP0 EP0] {text}", file=sys.stderr, flush=True)
+
+
+def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = urlsplit(self.path).path
+            if path == "/metrics":
+                self.answer(200, engine.metrics().encode(), "text/plain; version=0.0.4")
+            elif not engine.ready:
+                self.answer(503, b"")
+            elif path == "/v1/models":
+                models = [{"id": engine.options.served_model_name, "object": "model"}]
+                self.answer(200, json.dumps({"object": "list", "data": models}).encode())
+            else:
+                self.answer(200 if path == "/health" else 404, b"")
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = urlsplit(self.path)
+            if parts.path == "/fail":
+                self.answer(200, b"")
+                asked = parse_qs(parts.query)
+                if "signal" in asked:
+                    os.kill(os.getpid(), int(asked["signal"][0]))
+                os._exit(int(asked.get("code", ["1"])[0]))
+            elif parts.path == "/hang":
+                engine.hung = True
+                self.answer(200, b"")
+            elif not engine.ready:
+                self.answer(503, b"")
+            else:
+                self.answer(200, json.dumps(engine.complete(json.loads(body or b"{}"))).encode())
+
+        def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model-path", default="model")
+    parser.add_argument("--served-model-name", default="model")
+    parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--disaggregation-mode", default="null", choices=("null", "prefill", "decode"))
+    parser.add_argument("--ready-after", type=float, default=0.0)
+    parser.add_argument("--token-seconds", type=float, default=0.001)
+    parser.add_argument("--log-interval", type=float, default=0.5)
+    parser.add_argument("--on-sigterm", default="exit")
+    parser.add_argument("--busy", action="store_true")
+    return parser.parse_known_args(argv)[0]
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    engine = Engine(options)
+
+    def ends(number: int, frame: object) -> None:
+        log(f"SIGTERM received. signum={number} frame={frame!r:.20}. Draining requests and shutting down...")
+        if options.on_sigterm != "ignore":
+            if options.on_sigterm != "exit":
+                time.sleep(float(options.on_sigterm))
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, ends)
+    for line in STARTING:
+        facts = {"tp": options.tp_size, "model": options.model_path, "port": options.port}
+        log(line.format(mode=options.disaggregation_mode, **facts))
+    threading.Thread(target=engine.write_log, daemon=True).start()
+    ThreadingHTTPServer.request_queue_size = 128
+    server = ThreadingHTTPServer((options.host, options.port), handler(engine))
+    threading.Thread(target=announce, args=(engine,), daemon=True).start()
+    server.serve_forever(poll_interval=0.1)
+
+
+def announce(engine: Engine) -> None:
+    while not engine.ready:
+        time.sleep(0.02)
+    log("The server is fired up and ready to roll!")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The stand-ins speak as the real ones do."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import ReadyRule
+from launcher.readiness import parse_dynamo, parse_models, parse_sglang
+from tests.launcher.serving_jobs import ask, engine, free_port, job, plan_from, running, words_of
+from tests.launcher.support import poll
+
+FAST = ("--token-seconds", "0.0005", "--log-interval", "0.05")
+
+
+def ready(port: int) -> str:
+    url = f"http://127.0.0.1:{port}"
+    poll(lambda: ask(f"{url}/health")[0] == 200, f"the engine at {url}")
+    return url
+
+
+def test_a_worker_is_well_after_a_while_and_says_what_it_does(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    words = engine("sglang_worker", "--port", port, "--ready-after", 0.5, "--served-model-name", "m", *FAST)
+    with running(words, log):
+        url = f"http://127.0.0.1:{port}"
+        poll(lambda: ask(f"{url}/health")[0] == 503, "its first answer")
+        assert ask(f"{url}/v1/completions", b"{}")[0] == 503
+        ready(port)
+        assert parse_models(ask(f"{url}/v1/models")[1]) == ["m"]
+        status, body = ask(f"{url}/v1/completions", json.dumps({"prompt": "a b", "max_tokens": 40}).encode())
+        assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 40)
+        line = r"^\[\d{4}-\d\d-\d\d [\d:]{8} DP0 TP0 EP0\] Decode batch, .*gen throughput \(token/s\): [\d.]+, #queue"
+        poll(lambda: re.search(line, log.read_text(), re.MULTILINE), "a batch in the log")
+        metrics = ask(f"{url}/metrics")[1].decode()
+        assert 'sglang:num_requests_total{model_name="m"} 1\n' in metrics
+    assert "The server is fired up and ready to roll!" in log.read_text()
+
+
+def test_a_busy_worker_says_so_with_changing_rates(tmp_path: Path) -> None:
+    words = engine("sglang_worker", "--port", free_port(), "--busy", "--disaggregation-mode", "prefill", *FAST)
+    with running(words, tmp_path / "log"):
+        poll(
+            lambda: (
+                len(set(re.findall(r"Prefill batch, .*input throughput \S+ ([\d.]+),", (tmp_path / "log").read_text())))
+                > 2
+            ),
+            "three rates",
+        )
+
+
+@pytest.mark.parametrize(("query", "code"), [("code=3", 3), ("signal=9", -9)])
+def test_a_worker_fails_when_it_is_asked_to(tmp_path: Path, query: str, code: int) -> None:
+    port = free_port()
+    with running(engine("sglang_worker", "--port", port), tmp_path / "log") as process:
+        url = ready(port)
+        ask(f"{url}/hang", b"")
+        assert ask(f"{url}/health")[0] == 503
+        ask(f"{url}/fail?{query}", b"")
+        assert process.wait(10) == code
+
+
+def test_a_worker_ends_at_sigterm_or_does_not(tmp_path: Path) -> None:
+    for manner, ends in (("exit", True), ("ignore", False)):
+        port = free_port()
+        with running(engine("sglang_worker", "--port", port, "--on-sigterm", manner), tmp_path / "log") as process:
+            ready(port)
+            process.send_signal(signal.SIGTERM)
+            if ends:
+                assert process.wait(10) == 0
+            else:
+                poll(lambda: "SIGTERM received" in (tmp_path / "log").read_text(), "its notice")
+                assert process.poll() is None
+
+
+def test_a_router_knows_the_workers_that_are_well_and_passes_over_the_others(tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(4)]
+    modes = ["prefill", "decode", "decode"]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                running(engine("sglang_worker", "--port", port, "--disaggregation-mode", mode), tmp_path / f"w{port}")
+            )
+            for port, mode in zip(ports, modes, strict=False)
+        ]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        words = engine("router", "--port", ports[3], "--pd-disaggregation", "--prefill", urls[0], 7200)
+        words += ["--decode", urls[1], "--decode", urls[2], "--policy", "x"]
+        stack.enter_context(running(words, tmp_path / "router"))
+        both = {"prefill": 1, "decode": 2}
+        poll(lambda: parse_sglang(ask(f"{urls[3]}/workers")[1]) == both, "both decode workers")
+        assert parse_dynamo(ask(f"{urls[3]}/health")[1]) == both
+        workers[1].kill()
+        poll(lambda: parse_sglang(ask(f"{urls[3]}/workers")[1]) == {"prefill": 1, "decode": 1}, "one to be gone")
+        body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
+        answers = [ask(f"{urls[3]}/v1/completions", body) for _ in range(4)]
+        assert {status for status, _ in answers} == {200}
+        workers[0].kill()
+        poll(lambda: ask(f"{urls[3]}/v1/completions", body)[0] == 503, "no prefill")
+
+
+def test_the_plan_of_a_job_starts_the_stand_ins_and_they_do_its_work(tmp_path: Path) -> None:
+    worker = f"{shlex.join(engine('sglang_worker'))} --port {{http_port}} {shlex.join(FAST)}"
+    text = job(
+        resources={"gpus_per_node": 0, "nodes": 1},
+        workers=[
+            {"role": "prefill", "command": f"{worker} --disaggregation-mode prefill"},
+            {"role": "decode", "count": 2, "command": worker},
+        ],
+        backend={"type": "sglang"},
+        frontend={"type": "sglang-router", "command": f"{shlex.join(engine('router'))} --port {{http_port}}"},
+        benchmark={
+            "type": "sa-bench",
+            "command": shlex.join(engine("sa_bench")),
+            "isl": 4,
+            "osl": 8,
+            "concurrencies": "2x4",
+        },
+    )
+    plan = plan_from(text)
+    bases = sorted({port for entry in plan.tasks for port in entry.ports.values()})
+    moved = {str(base): str(free_port()) for base in bases}
+
+    def here(words: list[str]) -> list[str]:
+        local = [word.replace("cn00", "127.0.0.1").replace(str(plan.run_dir("4459")), str(tmp_path)) for word in words]
+        return [re.sub(r"\b(?:6100|6132|6164|8000)\b", lambda match: moved[match[0]], word) for word in local]
+
+    def rule_holds(rule: ReadyRule) -> bool:
+        url = f"http://127.0.0.1:{moved[str(rule.port)]}"
+        if rule.kind == "sglang":
+            return parse_sglang(ask(f"{url}/workers")[1]) == rule.expected
+        return ask(url + rule.path)[0] == 200
+
+    urls = {
+        "GPUJOB_PREFILL_URLS": here(["http://127.0.0.1:6100"])[0],
+        "GPUJOB_DECODE_URLS": here(["http://127.0.0.1:6132,http://127.0.0.1:6164"])[0],
+    }
+    with ExitStack() as stack:
+        for entry in plan.tasks[:-1]:
+            words = here(words_of(plan, entry.task.worker))
+            stack.enter_context(running(words, tmp_path / f"{entry.task.worker}.log", **urls))
+        assert plan.readiness is not None
+        for rule in plan.readiness.rules:
+            poll(lambda rule=rule: rule_holds(rule), f"{rule}")  # type: ignore[misc]
+        done = subprocess.run(
+            here(words_of(plan, "benchmark")), capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert (
+        "============ Serving Benchmark Result ============\nSuccessful requests:                     8" in done.stdout
+    )
+    assert re.search(r"^Total generated tokens: {18}64 *$", done.stdout, re.MULTILINE)
+    assert done.stdout.count("Maximum request concurrency: 4\n") == 2
+    folder = tmp_path / "sa-bench_isl_4_osl_8"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"isl_4_osl_8_concurrency_{each}_req_rate_inf.json" for each in (2, 4)
+    ]
+    result = json.loads((folder / "isl_4_osl_8_concurrency_4_req_rate_inf.json").read_text())
+    assert (result["completed"], result["total_output_tokens"], result["max_concurrency"]) == (16, 128, 4)
+    assert done.stdout.endswith(f"SA-Bench complete. Results in {folder}\n")
+
+
+def test_a_benchmark_that_reaches_nobody_fails(tmp_path: Path) -> None:
+    words = engine("sa_bench", "--host", "127.0.0.1", "--port", free_port(), "--isl", 1, "--osl", 1, "--tries", 1)
+    words += ["--concurrencies", "1", "--result-dir", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1, done.stderr

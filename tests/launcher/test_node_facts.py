@@ -1,0 +1,194 @@
+"""What a node finds out about itself: busy ports and addresses, of this machine as it is."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter import records
+from launcher import node_facts
+from launcher.node_facts import NodeError, busy_ports, interface_address, is_free
+from launcher.plan import Plan
+from launcher.planner import plan_files
+from launcher.ports import OFFSETS
+from tests.launcher.support import clean_environment, plan_of
+
+
+@contextmanager
+def listening(host: str = "127.0.0.1", family: int = socket.AF_INET, **options: bool) -> Iterator[int]:
+    """A port on which somebody listens, none of those that the kernel hands to clients."""
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as server:
+            for name in options:
+                server.setsockopt(socket.SOL_SOCKET, getattr(socket, name), 1)
+            try:
+                server.bind((host, random.randrange(21000, 32000)))
+                server.listen()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            yield server.getsockname()[1]
+            return
+
+
+def free_port() -> int:
+    with listening() as port:
+        return port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("options", [{}, {"SO_REUSEADDR": True}, {"SO_REUSEADDR": True, "SO_REUSEPORT": True}])
+def test_a_port_on_which_somebody_listens_is_busy(host: str, options: dict[str, bool]) -> None:
+    with listening(host, **options) as port:
+        assert not is_free(port)
+    assert is_free(port)
+
+
+def test_a_port_that_is_busy_on_ipv6_alone_is_busy() -> None:
+    if not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("this machine has no IPv6 address")
+    with listening("::1", socket.AF_INET6) as port:
+        assert not is_free(port)
+
+
+def test_a_port_in_time_wait_is_free() -> None:
+    with listening(SO_REUSEADDR=True) as port:
+        pass
+    with socket.create_server(("127.0.0.1", port)) as server:
+        with closing(socket.create_connection(("127.0.0.1", port))) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # who closes first waits
+            assert client.recv(1) == b""
+    table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    assert any(row[1].endswith(f":{port:04X}") and row[3] == "06" for row in table)
+    assert is_free(port)
+
+
+def test_those_who_only_look_do_not_see_each_other() -> None:
+    port = free_port()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("0.0.0.0", port))
+        assert is_free(port)
+        other.listen()
+        assert not is_free(port)
+
+
+def test_busy_ports_are_told_with_their_offsets() -> None:
+    with listening() as port:
+        assert port in busy_ports([port])
+        assert port in busy_ports([port - OFFSETS[3]])
+        assert port not in busy_ports([port - OFFSETS[3] + 1])
+    assert busy_ports([65535 + 1]) == []
+
+
+# -- addresses -----------------------------------------------------------------------------------
+
+
+def test_the_loopback_interface_has_its_address() -> None:
+    assert interface_address("lo") == "127.0.0.1"
+
+
+def test_an_interface_that_is_not_there_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(NodeError, match=r'there is no network interface "ib7"; there are .*\blo\b'):
+        interface_address("ib7")
+
+
+def test_an_interface_without_ipv4_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> bytes:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr("launcher.node_facts.fcntl.ioctl", none)
+    with pytest.raises(NodeError, match=r'the network interface "lo" has no IPv4 address; choose another of .*\blo\b'):
+        interface_address("lo")
+
+
+# -- the program ---------------------------------------------------------------------------------
+
+
+def run_dir_of(tmp_path: Path, **changes: Any) -> Path:
+    plan = plan_of()
+    port = changes.pop("port", None)
+    if port is not None:
+        (planned,) = plan.tasks
+        changes["tasks"] = (dataclasses.replace(planned, ports={"http": port}),)
+    plan = dataclasses.replace(plan, **changes)
+    write_plan(tmp_path, plan)
+    return tmp_path
+
+
+def write_plan(run_dir: Path, plan: Plan) -> None:
+    for name, text in plan_files(plan, "").items():
+        (run_dir / name).write_text(text)
+
+
+def run(run_dir: Path, node: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-I", "-B", "-m", "launcher.node_facts", "--run-dir", str(run_dir), "--node", node]
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=30, check=False, env=clean_environment(**environment)
+    )
+
+
+def test_a_node_writes_down_what_it_has_found(tmp_path: Path) -> None:
+    with listening() as port:
+        done = run(run_dir_of(tmp_path, port=port, network_interface="lo"), "cn01", SLURM_RESTART_COUNT="2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = json.loads((tmp_path / "nodes/cn01.json").read_text())
+    assert port in found.pop("busy")
+    assert found == {"schema": 1, "attempt": 2, "address": "127.0.0.1", "problem": None}
+
+
+def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
+    done = run(run_dir_of(tmp_path, network_interface="ib7"), "cn02")
+    assert done.returncode == 2
+    assert done.stderr.startswith('gpujob: cn02: network_interface: there is no network interface "ib7"; there are ')
+    found = records.read_json(tmp_path / records.NODES_DIR / "cn02.json") or {}
+    assert (found["address"], found["busy"]) == (None, [])
+    assert f"gpujob: {found['problem']}\n" == done.stderr
+
+
+def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
+    done = run(tmp_path, "cn03")
+    assert done.returncode == 1
+    assert done.stderr == f"gpujob: {tmp_path}/ports.json cannot be read on cn03: is it on a shared file system?\n"
+
+
+def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
+    run_dir = run_dir_of(tmp_path, port=free_port())
+    (run_dir / "plan.json").unlink()
+    (run_dir / "manifest.json").unlink()
+    assert run(run_dir, "cn05").returncode == 0
+
+
+def test_virtual_nodes_that_look_at_once_find_the_same(tmp_path: Path) -> None:
+    port = free_port()
+    run_dir_of(tmp_path, port=port)
+    argv = [sys.executable, "-I", "-B", "-m", "launcher.node_facts", "--run-dir", str(tmp_path), "--node"]
+    looking = [subprocess.Popen([*argv, f"n{index}"], env=clean_environment()) for index in range(6)]
+    assert [process.wait(timeout=60) for process in looking] == [0] * 6
+    found = [records.read_json(tmp_path / records.NODES_DIR / f"n{index}.json") or {} for index in range(6)]
+    assert all(port not in facts["busy"] for facts in found)  # type: ignore[operator]
+
+
+def test_probes_leave_no_socket_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    busy_ports(range(30000, 30010))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_kind_of_network_does_not_matter_where_none_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_facts, "interface_address", lambda name: pytest.fail(f"looked for {name}"))
+    assert node_facts.main(["--run-dir", str(run_dir_of(tmp_path, port=free_port())), "--node", "cn04"]) == 0
