@@ -8,27 +8,48 @@ cluster or writes a file.
 import difflib
 import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from exporter.derive.lexicon import AUTO
 from exporter.derive.patterns import Kind, compile_all
 from exporter.readers.packs import pack_names
 from launcher.errors import ConfigError
-from launcher.yamlfile import Spec, parse
+from launcher.spec_resources import SERVING_ROLES, Resources, Workers
+from launcher.spec_serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
+from launcher.spec_slurm import (
+    Container,
+    Directives,
+    Setup,
+    Slurm,
+    check_directives,
+    check_modules,
+    check_mounts,
+)
+from launcher.spec_sweep import SweepSpec
+from launcher.spec_types import (
+    Address,
+    Directory,
+    Model,
+    NotNegativeSeconds,
+    Seconds,
+    TimeLimit,
+    Url,
+    Variables,
+    as_float,
+    check_each,
+    parts_wrong,
+    variable_problem,
+)
+from launcher.yamlfile import parse, read_mapping, validate
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
@@ -37,204 +58,8 @@ EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
 """Common names of patterns that the exporter has under its own."""
 PACKS = (AUTO, *pack_names())
 
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
-_TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
-_MEMORY = re.compile(r"^\d+[KMGT]?$")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def parse_time_limit(text: str) -> float:
-    """Seconds of a Slurm time limit: ``minutes``, ``min:sec``, ``h:min:sec``, ``days-h[:min[:sec]]`` (sbatch(1))."""
-    match = _TIME_LIMIT.fullmatch(text)
-    if not match:
-        raise ValueError(f'{text!r} is not a time limit; write for example "04:00:00" or "2-00:00:00"')
-    days, second, third = (int(part) if part is not None else None for part in match.group(1, 3, 4))
-    first = int(match[2])
-    if days is not None:
-        hours, minutes, seconds = first, second or 0, third or 0
-    elif third is not None:
-        hours, minutes, seconds = first, second or 0, third
-    else:
-        hours, minutes, seconds = 0, first, second or 0
-    total = ((days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds
-    if total == 0:
-        raise ValueError(f"{text!r} is no time at all; a job with it would wait for ever")
-    return float(total)
-
-
-def _time_text(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return value
-    if isinstance(value, int):
-        # YAML reads an unquoted 04:00:00 as base 60
-        raise ValueError(
-            f'{value} is a number; write the time limit in quotes, for example "{value}" for minutes or "04:00:00"'
-        )
-    parse_time_limit(value)
-    return value
-
-
-TimeLimit = Annotated[str, BeforeValidator(_time_text)]
-
-
-def _seconds(value: object) -> object:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return value
-    if abs(value) > 1 << 53:
-        raise ValueError("is far too large")
-    return float(value)
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, lt=1e9)]
-NotNegativeSeconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, lt=1e9)]
-
-
-def _address(value: object) -> object:
-    if isinstance(value, str):
-        match = _ADDRESS.fullmatch(value)
-        if not match or int(match[1]) > 65535:
-            raise ValueError(f'{value!r} is not host:port; write for example ":0" or "127.0.0.1:9410"')
-    return value
-
-
-def _directory(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            Path(value).expanduser()
-        except RuntimeError as error:
-            raise ValueError(f"{value!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
-    return value
-
-
-def _url(value: object) -> object:
-    if isinstance(value, str) and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
-        raise ValueError(f'{value!r} is not the address of a server; write for example "http://prometheus:9090"')
-    return value
-
-
-Address = Annotated[str, BeforeValidator(_address)]
-Url = Annotated[str, BeforeValidator(_url)]
-Directory = Annotated[str, BeforeValidator(_directory)]
-
-
-class Resources(_Model):
-    """Nodes, and what the job asks for on each of them."""
-
-    nodes: int = Field(1, ge=1, le=100_000, description="Nodes of the job.")
-    gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs asked for on each node.")
-    cpus_per_node: int | None = Field(
-        None, ge=1, description="CPUs asked for on each node; by default those of its workers and one more."
-    )
-    memory_per_node: str | None = Field(
-        None, pattern=_MEMORY.pattern, description='Memory asked for on each node, for example "64G".'
-    )
-
-
-class Restart(_Model):
-    """What happens when a worker of the role fails."""
-
-    max: int = Field(0, ge=0, le=1000, description="Times a worker is started again.")
-    backoff: NotNegativeSeconds = Field(10.0, description="Seconds before that, growing with each time.")
-
-
-class Workers(_Model):
-    """One role: ``count`` workers that run the same command."""
-
-    role: str = Field("worker", description="Name of the role; its workers are ROLE_w0, ROLE_w1, ...")
-    count: int = Field(1, ge=1, le=100_000)
-    gpus: int = Field(0, ge=0, description="GPUs of one worker; more than a node has means whole nodes.")
-    cpus: int = Field(1, ge=1, description="CPUs that one worker counts for.")
-    command: str | list[str] = Field(
-        description="Words as a list, or one text that is split into words like a shell does, without a shell."
-    )
-    shell: bool = Field(False, description="Run the command, a text, by `bash -c`.")
-    env: dict[str, str] = Field({}, description="Environment of the worker, after that of the job.")
-    critical: bool = Field(True, description="Whether the failure of one ends the job.")
-    restart: Restart = Restart()
-
-    @field_validator("role")
-    @classmethod
-    def _role(cls, role: str) -> str:
-        if not _ROLE.fullmatch(role):
-            raise ValueError(f"{role!r} is not a role; use a letter and then letters, digits, - or _, 32 at most")
-        return role
-
-    @model_validator(mode="after")
-    def _words(self) -> "Workers":
-        if self.shell and not isinstance(self.command, str):
-            raise ValueError("command: with `shell: true` the command is one text, not a list")
-        try:
-            words = words_of(self)
-        except ValueError as error:
-            raise ValueError(f'command: "{self.command}" cannot be split into words: {error}') from error
-        if not words or not words[0] or not "".join(words[-1:] if self.shell else words).strip():
-            raise ValueError("command: the command is empty")
-        return self
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, env: dict[str, str]) -> dict[str, str]:
-        return _check_environment(env)
-
-
-def _check_environment(env: dict[str, str]) -> dict[str, str]:
-    for name in env:
-        if not _ENVIRONMENT_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a name for an environment variable")
-    return env
-
-
-Directives = dict[str, str | int | bool | None]
-
-_TAKEN = {
-    "output": "the run directory",
-    "error": "the run directory",
-    "array": "nobody yet: submit the points one by one",
-    "nodes": "resources.nodes",
-    "gpus-per-node": "resources.gpus_per_node",
-    "gres": "resources.gpus_per_node",
-    "job-name": "name",
-    "chdir": "workdir",
-    "time": "slurm.time_limit",
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-}
-
-
-def _check_directives(directives: Directives) -> Directives:
-    for name in directives:
-        if not _DIRECTIVE.fullmatch(name):
-            raise ValueError(f"{name!r} is not a long option of sbatch; write it without --")
-        if name in _TAKEN:
-            raise ValueError(f"{name!r} is given by {_TAKEN[name]}; leave it out here")
-    return directives
-
-
-class Slurm(_Model):
-    """What sbatch is asked for, beyond the resources."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time_limit: TimeLimit | None = Field(None, description='For example "04:00:00".')
-    directives: Directives = Field(
-        {},
-        description="Further options of sbatch by their long names; true or null for an option without a value.",
-    )
-
-    @field_validator("directives")
-    @classmethod
-    def _directives(cls, directives: Directives) -> Directives:
-        return _check_directives(directives)
-
-
-class Paths(_Model):
+class Paths(Model):
     """Where the job writes; null is the run directory. Relative paths count from the working directory."""
 
     output_dir: Directory | None = None
@@ -242,7 +67,7 @@ class Paths(_Model):
     checkpoint_dir: Directory | None = None
 
 
-class Patterns(_Model):
+class Patterns(Model):
     """Globs of file names."""
 
     output: str | None = "output_worker_*.json*"
@@ -268,21 +93,12 @@ def _pack(name: object) -> object:
 PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
 
 
-def _parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
-    """One error that says what is wrong within a value: each problem with its place."""
-    details: list[InitErrorDetails] = [
-        {"type": PydanticCustomError("value_error", "{message}", {"message": message}), "loc": place, "input": given}
-        for place, message in problems
-    ]
-    return ValidationError.from_exception_data("patterns", details)
-
-
 def _pattern_problems(name: str, text: str, kind: Kind | None = None) -> list[str]:
     """What is wrong with one pattern."""
     return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
 
 
-class ProgressOptions(_Model):
+class ProgressOptions(Model):
     """How progress is read from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
@@ -305,11 +121,11 @@ class ProgressOptions(_Model):
                 problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
             problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
         if problems:
-            raise _parts_wrong(problems, patterns)
+            raise parts_wrong(problems, patterns)
         return patterns
 
 
-class ErrorOptions(_Model):
+class ErrorOptions(Model):
     """One more error to look for in the logs."""
 
     pattern: str
@@ -317,7 +133,7 @@ class ErrorOptions(_Model):
     name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
 
 
-class Monitoring(_Model):
+class Monitoring(Model):
     """How the job is watched. Times in seconds."""
 
     enabled: bool = Field(True, description="Whether sidecars are started at all.")
@@ -342,13 +158,13 @@ def _share(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value <= 1:
         percent = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
         raise ValueError(f"{value} is no share: it is above 0 and at most 1{percent}")
-    return _seconds(value)
+    return as_float(value)
 
 
 def _per_item(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e9:
         raise ValueError(f"{value} is not above 0 and below 1e9; write null where records are not to be counted")
-    return _seconds(value)
+    return as_float(value)
 
 
 Share = Annotated[float, BeforeValidator(_share), Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
@@ -357,7 +173,7 @@ PerItem = Annotated[
 ]
 
 
-class Verify(_Model):
+class Verify(Model):
     """What the work must come to: a job that has ended well with less of it is no success."""
 
     complete_share: Share = Field(0.99, description="Share of progress.total_items that is enough.")
@@ -374,7 +190,7 @@ class Verify(_Model):
     )
 
 
-class Environment(_Model):
+class Environment(Model):
     """What the workers need around them, for `gpujob check`."""
 
     packages: list[str] = Field([], description="Python modules that the interpreter of the workers must find.")
@@ -383,19 +199,19 @@ class Environment(_Model):
     @field_validator("packages")
     @classmethod
     def _modules(cls, packages: list[str]) -> list[str]:
-        for name in packages:
-            if not all(part.isidentifier() for part in name.split(".")):
-                raise ValueError(f"{name!r} is not the name of a module; write it as `import` does, without a version")
-        return packages
+        wrong = "is not the name of a module; write it as `import` does, without a version"
+        return check_each(
+            packages,
+            lambda name: None if all(part.isidentifier() for part in name.split(".")) else f"{name!r} {wrong}",
+        )
 
     @field_validator("required")
     @classmethod
     def _variables(cls, required: list[str]) -> list[str]:
-        _check_environment(dict.fromkeys(required, ""))
-        return required
+        return check_each(required, variable_problem)
 
 
-class JobSpec(_Model):
+class JobSpec(Model):
     """A job file."""
 
     name: str = Field(min_length=1, max_length=200)
@@ -403,8 +219,17 @@ class JobSpec(_Model):
         None, description="Where the workers run; by default where the command was given."
     )
     resources: Resources = Resources()
-    workers: list[Workers] = Field(min_length=1)
-    env: dict[str, str] = Field({}, description="Environment of every worker.")
+    workers: list[Workers] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
+    model: ModelSpec | None = Field(None, description="The model that the backend serves.")
+    backend: BackendSpec = BackendSpec()
+    frontend: FrontendSpec | None = Field(None, description="What stands before the workers of a serving job.")
+    benchmark: BenchmarkSpec | None = Field(None, description="What the job does once its workers are ready.")
+    readiness: ReadinessSpec = ReadinessSpec()
+    container: Container | None = Field(None, description="Container in which workers run.")
+    setup: Setup = Setup()
+    secrets: list[str] = Field([], description="Variables of the submitting environment that workers need, by name.")
+    sweep: SweepSpec | None = None
+    env: Variables = Field({}, description="Environment of every worker.")
     environment: Environment = Environment()
     inputs: list[str] = Field(
         [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
@@ -418,10 +243,10 @@ class JobSpec(_Model):
     verify: Verify = Verify()
     monitoring: Monitoring = Monitoring()
 
-    @field_validator("env")
+    @field_validator("secrets")
     @classmethod
-    def _env(cls, env: dict[str, str]) -> dict[str, str]:
-        return _check_environment(env)
+    def _secrets(cls, secrets: list[str]) -> list[str]:
+        return check_each(secrets, variable_problem)
 
     @field_validator("errors")
     @classmethod
@@ -438,7 +263,7 @@ class JobSpec(_Model):
                 ((index, "pattern"), problem) for problem in _pattern_problems(name, error.pattern, Kind.ERROR)
             ]
         if problems:
-            raise _parts_wrong(problems, errors)
+            raise parts_wrong(problems, errors)
         return errors
 
     @model_validator(mode="after")
@@ -449,8 +274,21 @@ class JobSpec(_Model):
                 raise ValueError(f"workers: the role {role!r} is there more than once; give each entry its own role")
         return self
 
+    @model_validator(mode="after")
+    def _secrets_have_no_value(self) -> "JobSpec":
+        places = {"env": self.env, **{f"workers[{index}].env": entry.env for index, entry in enumerate(self.workers)}}
+        twice = [
+            f"{name} has a value in {place}; take it away there"
+            for name in self.secrets
+            for place, env in places.items()
+            if name in env
+        ]
+        if twice:
+            raise parts_wrong([(("secrets",), message) for message in twice], self.secrets)
+        return self
 
-class ClusterSpec(_Model):
+
+class ClusterSpec(Model):
     """A cluster file: defaults of a site or a user."""
 
     cluster: str | None = Field(None, description="Name of the cluster in labels.")
@@ -459,6 +297,19 @@ class ClusterSpec(_Model):
     qos: str | None = None
     time_limit: TimeLimit | None = None
     directives: Directives = {}
+    gpus_per_node: int | None = Field(
+        None, ge=0, le=64, description="GPUs of a node, where resources.gpus_per_node is left out."
+    )
+    network_interface: str | None = Field(
+        None,
+        min_length=1,
+        description="Interface whose addresses the workers use for each other; host names without one.",
+    )
+    models: dict[str, str] = Field({}, description="Aliases of models: a directory, or hf:ORGANIZATION/NAME.")
+    containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or what a registry has.")
+    mounts: list[str] = Field([], description="Mounts of every container, before those of the job.")
+    modules: list[str] = Field([], description="Environment modules of every job, before those of the job.")
+    preamble: str | None = Field(None, description="Lines of shell in every batch script, before those of the job.")
     logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
     target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
     listen_address: Address | None = None
@@ -468,12 +319,67 @@ class ClusterSpec(_Model):
     @field_validator("directives")
     @classmethod
     def _directives(cls, directives: Directives) -> Directives:
-        return _check_directives(directives)
+        return check_directives(directives)
+
+    @field_validator("modules")
+    @classmethod
+    def _modules(cls, modules: list[str]) -> list[str]:
+        return check_modules(modules)
+
+    @field_validator("mounts")
+    @classmethod
+    def _mounts(cls, mounts: list[str]) -> list[str]:
+        return check_mounts(mounts)
 
 
 def load_job(path: Path) -> JobSpec:
     """The job file at ``path``; raises ConfigError with every problem."""
-    return _load(path, JobSpec)
+    return parse_job(_read(path), str(path))
+
+
+def parse_job(text: str, source: str) -> JobSpec:
+    """The job file ``text``; raises ConfigError with every problem."""
+    return parse(text, source, JobSpec, _no_commands)
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """The job file at ``path`` as its YAML says it, not yet checked; raises ConfigError."""
+    body, twice = read_mapping(_read(path), str(path))
+    if twice:
+        raise ConfigError(str(path), twice)
+    return body or {}
+
+
+def check_job(body: dict[str, Any], source: str) -> JobSpec:
+    """The job that a mapping of a job file's keys stands for; raises ConfigError with every problem."""
+    return validate(body, source, JobSpec, _no_commands)
+
+
+ENGINES = ("sglang", "vllm", "trtllm")
+"""Backends that bring the command of their workers."""
+
+
+def _no_commands(body: Mapping[str, Any]) -> list[str]:
+    """Workers that have no command, where no backend gives them one, and a job without any."""
+    backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
+    if isinstance(backend, dict) and backend.get("type") in ENGINES:
+        workers = [{"command": "", **entry} if isinstance(entry, dict) else entry for entry in workers or ()]
+    by_role = isinstance(resources, dict) and any(resources.get(f"{role}_workers") for role in SERVING_ROLES)
+    if not workers and not by_role:
+        given = resources if isinstance(resources, dict) else {}
+        if placed := [role for role in SERVING_ROLES if given.get(f"{role}_nodes")]:
+            return [
+                f"resources.{role}_workers: is missing beside {role}_nodes: {given[f'{role}_nodes']}; "
+                "say how many workers run on them"
+                for role in placed
+            ]
+        return ["workers: is missing; name a role with its command, or say resources.agg_workers"]
+    entries = enumerate(workers) if isinstance(workers, list) else ()
+    return [
+        f"workers[{index}].command: is missing"
+        for index, entry in entries
+        if isinstance(entry, dict) and entry.get("command") is None
+    ]
 
 
 def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
@@ -498,20 +404,27 @@ def _is_file(path: Path) -> bool:
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
     """The cluster file, or its defaults when there is none."""
     path = find_cluster_file(environ, workdir)
-    return ClusterSpec() if path is None else _load(path, ClusterSpec)
+    return ClusterSpec() if path is None else parse_cluster(_read(path), str(path))
 
 
-def _load(path: Path, model: type[Spec]) -> Spec:
+def parse_cluster(text: str, source: str) -> ClusterSpec:
+    """The cluster file ``text``; raises ConfigError with every problem."""
+    return parse(text, source, ClusterSpec)
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
-    return parse(text, str(path), model)
 
 
 _SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
+_SECRET_OPTION = re.compile(r"(?i)(?:^|[-_.])(token|secret|passw\w*|passphrase|credentials?|cookie|auth|key)$")
+"""Options count tokens and name tokenizers, so only their last word tells."""
+REDACTED = "<redacted>"
 
 
 def is_secret(name: str) -> bool:
@@ -520,18 +433,47 @@ def is_secret(name: str) -> bool:
 
 
 def redacted(spec: JobSpec) -> dict[str, Any]:
-    """The job as it was resolved, with the values of secret-looking variables left out."""
-    body = spec.model_dump(mode="json")
-    for place in (body, *body["workers"]):
-        place["env"] = {name: "<redacted>" if is_secret(name) else value for name, value in place["env"].items()}
+    """The job as it was resolved, with the values of secret-looking variables and options left out."""
+    body: dict[str, Any] = _redacted(spec.model_dump(mode="json"))
     return body
 
 
-def words_of(workers: Workers) -> list[str]:
-    """The command as words, before placeholders are filled in."""
-    if isinstance(workers.command, list):
-        return list(workers.command)
-    return ["bash", "-c", workers.command] if workers.shell else shlex.split(workers.command)
+def _redacted(value: Any, within: str = "") -> Any:
+    """``value`` without what is secret by its name in an ``env``, ``args``, ``config`` or a sweep."""
+    if isinstance(value, list):
+        return [_redacted(inner, within) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    body: dict[str, Any] = {}
+    for name, inner in value.items():
+        last = name.rpartition(".")[2]
+        variable = within == "env" or f".{name}".endswith(f".env.{last}")
+        hidden = is_secret(last) if variable else bool(_SECRET_OPTION.search(last))
+        if within and hidden and isinstance(inner, str | list):
+            body[name] = REDACTED
+        else:
+            kept = within if within in ("config", "sweep") else ""
+            body[name] = _redacted(inner, name if name in ("env", "args", "config", "sweep") else kept)
+    return body
+
+
+def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:
+    """The job with what the cluster file says of nodes. A job without GPUs is given none of them."""
+    if not (cluster.gpus_per_node and gpus_are_defaulted(spec)):
+        return spec
+    resources = spec.resources.model_copy(update={"gpus_per_node": cluster.gpus_per_node})
+    return spec.model_copy(update={"resources": resources})
+
+
+def gpus_are_defaulted(spec: JobSpec) -> bool:
+    """Whether a job uses GPUs and leaves it to the cluster file how many a node has."""
+    resources = spec.resources
+    used = (
+        spec.backend.type in ENGINES
+        or any(workers.gpus for workers in spec.workers)
+        or any(getattr(resources, f"{role}_workers") for role in SERVING_ROLES)
+    )
+    return used and "gpus_per_node" not in resources.model_fields_set
 
 
 def resolve_directory(text: str | None, workdir: Path) -> str | None:

@@ -17,12 +17,13 @@ from launcher.config import (
     is_secret,
     load_cluster,
     load_job,
-    parse_time_limit,
+    parse_job,
     redacted,
     resolve_directory,
-    words_of,
 )
 from launcher.errors import ConfigError
+from launcher.spec_resources import words_of
+from launcher.spec_types import parse_time_limit
 from launcher.yamlfile import parse
 from tests.launcher.conftest import Golden
 from tests.launcher.support import job_spec
@@ -48,31 +49,77 @@ monitoring: {stall_timeout: soon}
 def problems_of(text: str, model: type[JobSpec] | type[ClusterSpec] = JobSpec) -> tuple[str, ...]:
     """What is wrong with a file."""
     with pytest.raises(ConfigError) as caught:
-        parse(text, "job.yaml", model)
+        parse_job(text, "job.yaml") if model is JobSpec else parse(text, "job.yaml", model)
     return caught.value.problems
 
 
 def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golden: Golden) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(MISTAKES, "job.yaml", JobSpec)
+        parse_job(MISTAKES, "job.yaml")
     golden("launcher/config-mistakes.txt", f"{caught.value}\n")
+
+
+LISTS = """name: a
+workers: [{command: "true"}]
+container: {image: i, mounts: [a, "/b:/b", "c:d", "/e:/f:zz", "/g:/h,i"]}
+setup: {modules: [x y, ok, "; rm"]}
+secrets: [a b, OK, c-d, BOTH, TWO]
+environment: {packages: [a-b, os, c-d], required: [1a, OK, 2b]}
+slurm: {directives: {--foo: 1, output: x, mem: 4, comment: hi}}
+env: {BOTH: x, TWO: x}
+"""
+
+
+def test_every_bad_entry_of_a_list_is_told() -> None:
+    starts = [
+        *("container.mounts[0]: 'a'", "container.mounts[2]: 'c:d'", "container.mounts[3]: '/e:/f:zz'"),
+        *("container.mounts[4]: '/g:/h,i'", "setup.modules[0]: 'x y'", "setup.modules[2]: '; rm'"),
+        *("secrets[0]: 'a b'", "secrets[2]: 'c-d'"),
+        *("environment.packages[0]: 'a-b'", "environment.packages[2]: 'c-d'"),
+        *("environment.required[0]: '1a'", "environment.required[2]: '2b'"),
+        *("slurm.directives: '--foo'", "slurm.directives: 'output'", "slurm.directives: 'mem'"),
+    ]
+    problems = problems_of(LISTS)
+    assert len(problems) == len(starts)
+    assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == []
+    good = "name: a\nworkers: [{command: x}]\n"
+    assert problems_of(f"{good}secrets: [BOTH, TWO]\nenv: {{BOTH: x, TWO: x}}\n") == (
+        "secrets: BOTH has a value in env; take it away there",
+        "secrets: TWO has a value in env; take it away there",
+    )
+
+
+def test_a_variable_with_a_bad_name_and_a_bad_value_is_told_of_both() -> None:
+    assert problems_of("name: a\nworkers: [{command: x}]\nenv: {A B: 1, C: x}\n") == (
+        "env: 'A B' is not a name for an environment variable",
+        'env.A B: 1 is not a text; write it in quotes: "1"',
+    )
+
+
+def test_nodes_of_a_role_without_its_number_of_workers_are_told_by_name() -> None:
+    assert problems_of("name: a\nresources: {gpus_per_node: 4, prefill_nodes: 1, decode_nodes: 2}\n") == (
+        "resources.prefill_workers: is missing beside prefill_nodes: 1; say how many workers run on them",
+        "resources.decode_workers: is missing beside decode_nodes: 2; say how many workers run on them",
+    )
 
 
 @pytest.mark.parametrize(
     ("added", "problem"),
     [
         ("wokdir: a", 'wokdir: unknown key "wokdir"; did you mean "workdir"?'),
-        ("zzz: a", 'zzz: unknown key "zzz" (known: env, environment, errors, inputs, '),
+        ("zzz: a", 'zzz: unknown key "zzz" (known: backend, benchmark, container, env, '),
         ("monitoring: {check_intervall: 3}", 'monitoring.check_intervall: unknown key "check_intervall"; did you mean'),
         (
             "slurm: {parition: gpu}",
-            'did you mean "partition"? (known: account, directives, partition, qos, time_limit)',
+            'did you mean "partition"? (known: account, dependency, directives, exclusive, ',
         ),
         ("monitoring: {enabled: 'yes'}", 'monitoring.enabled: "yes" is not true or false'),
         ("resources: {nodes: '2'}", 'resources.nodes: "2" is not a whole number'),
         ("resources: {nodes: 1.5}", "resources.nodes: 1.5 is not a whole number"),
         ("resources: 4", "resources: 4 is not a mapping"),
         ("resources: {memory_per_node: 64}", 'resources.memory_per_node: 64 is not a text; write it in quotes: "64"'),
+        ("workdir: no", 'workdir: no is not a text; write it in quotes: "no"'),
+        ("container: {image: On}", 'container.image: On is not a text; write it in quotes: "On"'),
         ("env: {A: 5}", 'env.A: 5 is not a text; write it in quotes: "5"'),
         ("env: {A: true}", 'env.A: true is not a text; write it in quotes: "true"'),
         ("env: {A: null}", "env.A: null is not a text; leave the key out"),
@@ -127,9 +174,9 @@ def test_every_mistake_of_a_file_is_told_at_once_with_place_value_and_cure(golde
         ("monitoring: {check_interval: .nan}", "monitoring.check_interval: nan must be "),
         (
             "environment: {packages: ['torch>=2']}",
-            "environment.packages: 'torch>=2' is not the name of a module; write",
+            "environment.packages[0]: 'torch>=2' is not the name of a module; write",
         ),
-        ("environment: {required: [A-B]}", "environment.required: 'A-B' is not a name for an environment variable"),
+        ("environment: {required: [A-B]}", "environment.required[0]: 'A-B' is not a name for an environment variable"),
         ("inputs: in/*.json", 'inputs: "in/*.json" is not a list'),
         ("resume: yes please", 'resume: "yes please" is not true or false'),
         ("progress: {sample: {a: b}}", "progress.sample: {'a': 'b'} is not a text or a list"),
@@ -176,7 +223,7 @@ def test_a_mistake_in_a_worker_is_told_with_its_place(worker: str, problem: str)
         ("", "is empty; `gpujob init` writes one"),
         ("# nothing\n", "is empty; `gpujob init` writes one"),
         ("- a\n", "holds a list, not a mapping of keys to values"),
-        ("name: x\nworkers: []\n", "workers: is empty"),
+        ("name: x\nworkers: []\n", "workers: is missing"),
         ("name: ''\nworkers: [{command: a}]\n", "name: is empty"),
         ("name: x\nname: y\nworkers: [{command: a}]\n", "line 2, column 1: not YAML: the key 'name' is there twice"),
         (LEAST + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is there twice"),

@@ -1,0 +1,125 @@
+"""The plan for programs: what `gpujob plan --json` prints. ``drawing.py`` has the same for people."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from exporter.identity import safe_label
+from launcher.discovery import SCRAPE_JOB
+from launcher.fill import task_argv, task_environment
+from launcher.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.planner import file_names
+from launcher.step_lines import sidecar_line, steps_of, survey_line, task_line
+from launcher.survey import needs_survey
+
+JOB_ID = "{job_id}"
+"""Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
+
+
+def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
+    """The facts of a run that has not begun, on hosts called node0, node1, ... where none are named."""
+    names = tuple(hosts[: plan.nodes]) or tuple(f"node{index}" for index in range(plan.nodes))
+    return RunFacts(JOB_ID, plan.run_dir(JOB_ID), names)
+
+
+def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[str, Any]:
+    """The plan as a JSON object; no value of an environment is in it."""
+    facts = planned_facts(plan, hosts)
+    steps = sorted(steps_of(plan), key=lambda step: STAGES.index(step[1][0].stage))
+    lines = [task_line(plan, name, tasks, facts, 0) for name, tasks in steps]
+    # the wrapper's command is the task's own where it is not that of a container
+    commands = {
+        tasks[0].task.rank: line[line.index("--") + 1 :]
+        for (_, tasks), line in zip(steps, lines, strict=True)
+        if not tasks[0].contained
+    }
+    workers: dict[str, dict[str, Any]] = {}
+    processes = []
+    variables: dict[tuple[object, ...], list[str]] = {}
+    for planned in plan.tasks:
+        task = planned.task
+        node = facts.hosts[task.node_index]
+        if planned.stage == WORKERS:
+            entry = workers.setdefault(
+                task.worker,
+                {"worker": task.worker, "role": task.role, "index": task.index, "nodes": [], "gpus": {}},
+            )
+            if node not in entry["gpus"]:
+                entry["nodes"].append(node)
+            entry["gpus"].setdefault(node, []).extend(task.gpus)
+        visible = visible_gpus(plan, planned)
+        # names are the same for all tasks that are told to set the same ones
+        kind = (planned.stage, task.role, visible is None, *planned.env)
+        if kind not in variables:
+            own = {"CUDA_VISIBLE_DEVICES"} if visible is not None else set()
+            variables[kind] = sorted({*task_environment(plan, planned, facts, 0), *own})
+        processes.append(
+            {
+                "worker": task.worker,
+                "role": task.role,
+                "worker_index": task.index,
+                "rank": task.rank,
+                "local_rank": task.local_rank,
+                "leader": task.local_rank == 0,
+                "node": node,
+                "node_index": task.node_index,
+                "gpus": list(task.gpus),
+                "cuda_visible_devices": visible,
+                "ports": dict(planned.ports),
+                "command": commands[task.rank] if task.rank in commands else task_argv(plan, planned, facts),
+                "environment": variables[kind],
+                "stage": planned.stage,
+                "service": planned.service,
+                "critical": planned.critical,
+            }
+        )
+    return {
+        "schema": PLAN_SCHEMA,
+        "job_name": plan.job_name,
+        "sbatch_nodes": plan.nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_node": plan.cpus_per_node,
+        "workers": list(workers.values()),
+        "processes": processes,
+        "run_dir": str(facts.run_dir),
+        "files": file_names(plan),
+        "targets": targets(plan, facts),
+        "script": script,
+        "srun": [*_our_lines(plan, facts), *lines],
+    }
+
+
+def visible_gpus(plan: Plan, planned: TaskPlan) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` of a task with a part of its node; None for one that sees all of it, or has no GPU."""
+    gpus = planned.visible or planned.task.gpus
+    part = planned.narrowed and 0 < len(gpus) < plan.gpus_per_node
+    return ",".join(map(str, sorted(gpus))) if part else None
+
+
+def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
+    """The srun lines of what is started before the first task."""
+    if needs_survey(plan):
+        yield survey_line(plan, facts)
+    if plan.monitoring:
+        yield sidecar_line(plan, facts)
+
+
+def targets(plan: Plan, facts: RunFacts) -> list[dict[str, Any]]:
+    """What will be announced in ``targets.json``: a sidecar on each node, at a port that it chooses."""
+    if not plan.monitoring:
+        return []
+    host, _, port = plan.manifest.listen_address.rpartition(":")
+    manifest = plan.manifest
+    labels = {
+        "cluster": safe_label(manifest.cluster) or "slurm",
+        "job_id": JOB_ID,
+        "job_name": safe_label(manifest.job_name),
+        "user": safe_label(manifest.user),
+        "partition": safe_label(manifest.partition),
+    }
+    return [
+        {
+            "targets": [f"{host or node}:{'{port}' if port == '0' else port}"],
+            "labels": {**labels, "node": safe_label(node), "job": SCRAPE_JOB},
+        }
+        for node in facts.hosts
+    ]
