@@ -13,16 +13,26 @@ from typing import Any
 
 from exporter import __version__, records
 from launcher.errors import LauncherError
-from launcher.plan import PLAN_FILE, Plan, plan_files
+from launcher.job_ids import job_id_of
+from launcher.plan import PLAN_FILE, Plan
+from launcher.planner import plan_files
+from launcher.secrets_file import write_secrets
 
-PRIVATE = (PLAN_FILE,)
-"""Files that hold the environment of the workers, and so perhaps secrets: for the owner alone."""
+PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
+"""Files that hold what the job file says, and so perhaps keys: for the owner alone."""
+SWEEP_FILE = "sweep.json"
+"""What the directory of a sweep has, with the run directories of its points in it."""
 
 
-def stage(plan: Plan, script: str) -> Path:
-    """A complete run directory without a job id yet, hidden in the logs directory."""
-    logs = Path(plan.logs_dir)
-    staging = logs / f".gpujob-{secrets.token_hex(8)}"
+def staging_name() -> str:
+    """Name of a directory that has no job id yet: hidden, and nobody else's."""
+    return f".gpujob-{secrets.token_hex(8)}"
+
+
+def stage(plan: Plan, script: str, into: Path | None = None) -> Path:
+    """A complete run directory without a job id yet, hidden in the logs directory, or in ``into``."""
+    logs = Path(plan.logs_dir) if into is None else into
+    staging = logs / staging_name()
     try:
         logs.mkdir(parents=True, exist_ok=True)
         staging.mkdir()
@@ -30,11 +40,15 @@ def stage(plan: Plan, script: str) -> Path:
             path = staging / name
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
                 out.write(text)
+        write_secrets(staging, plan.secrets, os.environ)
         for folder in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR, records.PROGRESS_DIR):
             (staging / folder).mkdir()
         records.write_state(str(staging), "launching")
         for group in plan.manifest.groups:
             (staging / group.directory).mkdir(parents=True, exist_ok=True)
+    except LauncherError:
+        discard(staging)
+        raise
     except OSError as error:
         discard(staging)
         raise LauncherError(
@@ -48,11 +62,14 @@ def _opener(name: str) -> Any:
     return lambda path, flags: os.open(path, flags, mode)
 
 
-def settle(staging: Path, plan: Plan, job_id: str) -> Path:
-    """Give the run directory its final name, with the job id in it."""
+def settle(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
+    """Give the run directory its final name, with the job id in it.
+
+    ``cluster`` is that of the job where it is not the one of this machine.
+    """
     final = plan.run_dir(job_id)
     try:
-        records.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id))
+        records.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id, cluster))
         staging.rename(final)
     except OSError as error:
         raise LauncherError(f"{final} cannot be made: {error.strerror}") from error
@@ -64,12 +81,19 @@ def discard(staging: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
 
 
-def describe_submission(plan: Plan, job_id: str) -> dict[str, Any]:
+def cluster_of(run_dir: Path) -> str | None:
+    """The cluster to which a job was submitted, where it is not that of this machine."""
+    found = (records.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
+    return str(found) if found else None
+
+
+def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, Any]:
     """Who, when, where, state of the source tree, versions."""
     return {
         "schema": records.RECORD_SCHEMA,
         "job_id": job_id,
         "job_name": plan.job_name,
+        "cluster": cluster,
         "user": user_name(),
         "host": socket.gethostname(),
         "submitted": time.time(),
@@ -122,9 +146,17 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
     if place.name == records.MANIFEST_FILE and place.is_file():
         return place.resolve().parent
     if os.sep not in job:
-        found = [path for path in logs_dir.glob(f"{_literal(job)}_*") if (path / records.MANIFEST_FILE).is_file()]
-        if found:
-            return max(found, key=lambda path: path.stat().st_mtime).resolve()
+        sweep, name = _literal(job.partition("_")[0]), _literal(job)
+        in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the latter of one that was resumed
+        for pattern in (f"{name}_*", *in_sweeps):
+            found = [path for path in logs_dir.glob(pattern) if (path / records.MANIFEST_FILE).is_file()]
+            if found:
+                return max(found, key=lambda path: path.stat().st_mtime).resolve()
+        place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
+    if (place / SWEEP_FILE).is_file():
+        raise LauncherError(
+            f"{job!r} is a sweep; see `gpujob sweep {place}`, and name one of its points, as in {job}_0"
+        )
     raise LauncherError(
         f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
         "give the run directory that `gpujob submit` has printed, or run the command where you submitted"

@@ -33,8 +33,9 @@ def test_a_staged_directory_is_hidden_until_it_has_its_name(hard_name: str, tmp_
 def test_what_may_hold_secrets_is_for_the_owner_alone(tmp_path: Path) -> None:
     staging = staged(plan_of(workdir=str(tmp_path)))
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in staging.iterdir() if path.is_file()}
-    assert modes["plan.json"] == 0o600
-    assert {mode for name, mode in modes.items() if name != "plan.json"} == {0o644}
+    private = {name for name, mode in modes.items() if mode == 0o600}
+    assert private == {"plan.json", "config.yaml", "sbatch_script.sh"}
+    assert {mode for name, mode in modes.items() if name not in private} == {0o644}
 
 
 def test_the_umask_of_the_user_counts(tmp_path: Path) -> None:

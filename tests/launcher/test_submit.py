@@ -6,11 +6,15 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from launcher import slurm as slurm_module
+from launcher import subject
+from launcher.cli import commands
 from launcher.errors import SlurmError
 from launcher.sbatch import sbatch_arguments
 from launcher.slurm import clean_environment as slurm_environment
@@ -18,12 +22,12 @@ from launcher.slurm import read_kill_wait_s, run_command, submit_held
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, read_json
 
-JOB = {
+JOB: dict[str, Any] = {
     "name": "embed v2",
     "resources": {"nodes": 2, "gpus_per_node": 1},
     "workers": [{"count": 2, "gpus": 1, "command": "true {rank}"}],
     "slurm": {"partition": "gpu", "account": "nlp2", "time_limit": "00:10:00"},
-    "env": {"HF_TOKEN": "hunter2"},
+    "env": {"LANGUAGE": "en"},
 }
 FILES = [
     *("config.yaml", "manifest.json", "plan.json", "progress", "sbatch_script.sh", "sidecars", "state.json", "status"),
@@ -74,10 +78,17 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
     assert left_in_logs(folder) == [name]
     assert (run_dir / "sbatch_script.sh").read_text() == submitted["script"]
     assert f"--output={run_dir.parent}/%j_{name.partition('_')[2]}/log.out" in submitted["script"]
-    assert done.stdout.splitlines()[:2] == ["Submitted batch job 4459", f"Logs: {run_dir}/"]
+    assert done.stdout.splitlines() == [
+        "Submitted batch job 4459",
+        f"Logs: {run_dir}/",
+        f"Watch: gpujob watch {run_dir}",
+        "Connect: srun --jobid 4459 -w NODE --overlap --pty bash",
+        "Stop: gpujob stop 4459",
+    ]
 
 
 def test_the_run_directory_says_who_submitted_what_from_where(slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "env": {"HF_TOKEN": "hunter2"}}))
     printed = json.loads(submit(slurm, folder, "--json").stdout)
     run_dir = Path(printed["run_dir"])
     assert printed == {"schema": 1, "job_id": "4459", "run_dir": str(run_dir), "nodes": 2}
@@ -112,6 +123,79 @@ def test_a_refusal_is_told_with_what_was_asked_for(slurm: FakeSlurm, folder: Pat
     assert "partition: gpu   account: nlp2   time_limit: 00:10:00" in done.stderr
     assert left_in_logs(folder) == []
     assert [call["command"] for call in slurm.calls()] == ["scontrol", "sbatch"]
+
+
+def test_a_refusal_names_everything_that_was_asked_for(slurm: FakeSlurm, folder: Path) -> None:
+    asked = {
+        "dependency": "afterok:1",
+        "exclusive": True,
+        "segment": 2,
+        "signal": "USR1@60",
+        "requeue": {"preempted": True},
+        "directives": {"constraint": "h100", "reboot": False},
+    }
+    job = {**JOB, "slurm": {**JOB["slurm"], **asked}, "resources": {**JOB["resources"], "memory_per_node": "64G"}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    slurm.say("sbatch", "status", 1)
+    done = submit(slurm, folder)
+    node, job_line = done.stderr.splitlines()[-2:]
+    assert node == "  nodes: 2   gpus_per_node: 1   cpus_per_node: 2   memory_per_node: 64G"
+    assert job_line == (
+        "  partition: gpu   account: nlp2   time_limit: 00:10:00   dependency: afterok:1   exclusive: yes   "
+        "segment: 2   signal: USR1@60   requeue: preempted   constraint: h100"
+    )
+
+
+def test_a_job_of_another_cluster_is_looked_at_and_stopped_there(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "out", "4459;other\n")
+    assert submit(slurm, folder).returncode == 0
+    slurm.say("squeue", "out", "CLUSTER: other\nPENDING\n")
+    seen = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
+    assert json.loads(seen.stdout)["state"] == "PENDING"
+    assert slurm.calls("squeue")[-1]["argv"][0] == "--clusters=other"
+    assert gpujob("stop", "4459", cwd=folder, env=slurm.environment()).returncode == 0
+    assert slurm.calls("scancel")[-1]["argv"] == ["--clusters=other", "4459"]
+    slurm.say("squeue", "out", "CLUSTER: other\n")
+    gpujob("report", "4459", cwd=folder, env=slurm.environment())
+    assert {call["argv"][0] for call in slurm.calls() if call["command"] in ("sacct", "scontrol")} >= {
+        "--clusters=other"
+    }
+
+
+def test_a_job_is_planned_once(slurm: FakeSlurm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    slurm.say("scontrol", "config", "KillWait                = 77 sec\n")
+    made: list[str] = []
+
+    def counted(job: str, **options: Any) -> subject.Subject:
+        made.append(job)
+        return make_subject(job, **options)
+
+    make_subject = subject.make_subject
+    monkeypatch.setattr(subject, "make_subject", counted)
+    done = CliRunner().invoke(commands, ["submit", "job.yaml", "--json"])
+    assert done.exit_code == 0, done.output
+    assert made == ["job.yaml"]
+    run_dir = Path(json.loads(done.output)["run_dir"])
+    assert read_json(run_dir / "plan.json")["kill_wait_s"] == 77.0
+    assert read_json(run_dir / "manifest.json")["kill_wait_s"] == 77.0
+
+
+def test_a_dependency_of_the_command_reaches_sbatch(slurm: FakeSlurm, folder: Path) -> None:
+    done = submit(slurm, folder, "--dependency", "afterok:4458")
+    assert (done.returncode, done.stderr) == (0, "")
+    (call,) = slurm.calls("sbatch")
+    assert "#SBATCH --dependency=afterok:4458" in call["script"].splitlines()
+    (config,) = folder.glob("logs/4459_*/config.yaml")
+    assert yaml.safe_load(config.read_text())["slurm"]["dependency"] == "afterok:4458"
+
+
+def test_a_dependency_that_is_none_is_refused_before_anything_is_done(slurm: FakeSlurm, folder: Path) -> None:
+    done = submit(slurm, folder, "--dependency", "4458")
+    told = 'gpujob: --dependency: \'4458\' is no dependency; write for example "afterok:4459" or "singleton"\n'
+    assert (done.returncode, done.stderr, slurm.calls()) == (2, told, [])
 
 
 def test_without_slurm_nothing_is_written(folder: Path, tmp_path: Path) -> None:
@@ -275,6 +359,13 @@ def test_a_job_that_waits_is_pending(slurm: FakeSlurm, folder: Path) -> None:
     assert (done.returncode, view["state"], view["run_dir"]) == (10, "PENDING", run_dir)
     assert [worker["state"] for worker in view["workers"]] == ["not_found", "not_found"]
     done = gpujob("report", "4459", "--json", cwd=folder, env=slurm.environment())
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
+
+
+def test_a_job_of_two_components_has_the_state_of_the_first(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "out", "PENDING\nPENDING\n")
+    done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
     assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
 
 

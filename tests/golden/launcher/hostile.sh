@@ -9,6 +9,6 @@
 #SBATCH --open-mode=append
 #SBATCH --comment='it'"'"'s $HOME; `x` # y'
 
-# The orchestrator takes the place of this shell, so that Slurm's signals reach it.
+# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.
 run_dir='/home/ana/50% of $(touch pwned) '"'"'a'"'"' "b" `c` node[01-03,7] Ü/logs/'"$SLURM_JOB_ID"'_touch_pwned_a_b_Ü_c_20251122_041341'
-exec /opt/gpujob/bin/python3 -I -B -m launcher.orchestrate "$run_dir"
+exec /opt/gpujob/bin/python3 -I -B -m launcher.guard "$run_dir"

@@ -19,6 +19,6 @@
 #SBATCH --nice=5
 #SBATCH --requeue
 
-# The orchestrator takes the place of this shell, so that Slurm's signals reach it.
+# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.
 run_dir=/scratch/logs/"$SLURM_JOB_ID"_embed-v2_20251122_041341
-exec /opt/gpujob/bin/python3 -I -B -m launcher.orchestrate "$run_dir"
+exec /opt/gpujob/bin/python3 -I -B -m launcher.guard "$run_dir"

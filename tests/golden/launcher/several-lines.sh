@@ -5,7 +5,7 @@
 #SBATCH --cpus-per-task=2
 #SBATCH --open-mode=append
 
-# The orchestrator takes the place of this shell, so that Slurm's signals reach it.
+# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.
 run_dir='/home/ana/two
 #SBATCH --hold/logs/'"$SLURM_JOB_ID"_two_lines_20251122_041341
-exec /opt/gpujob/bin/python3 -I -B -m launcher.orchestrate "$run_dir"
+exec /opt/gpujob/bin/python3 -I -B -m launcher.guard "$run_dir"

@@ -1,0 +1,44 @@
+"""Secrets of a job by name: taken from the submitting environment, kept in one file for the owner alone.
+
+The file stays in the run directory when the job has ended: a job that goes back into
+the queue reads it again.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exporter import records
+from launcher.errors import LauncherError
+
+SECRETS_FILE = "secrets.json"
+
+
+def write_secrets(run_dir: Path, names: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Write the values of these variables for the owner alone; nothing without names.
+
+    Raises LauncherError when one is not set.
+    """
+    if not names:
+        return
+    if missing := [name for name in names if name not in environ]:
+        raise LauncherError(f"secrets: {', '.join(missing)} is not set here; export it, or leave it out")
+
+    def private(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_EXCL, 0o600)
+
+    with open(run_dir / SECRETS_FILE, "w", encoding="ascii", opener=private) as out:
+        json.dump({name: environ[name] for name in names}, out)
+
+
+def read_secrets(run_dir: Path, names: Sequence[str]) -> dict[str, str]:
+    """Values by name for the environment of the tasks; raises LauncherError when the file has lost them."""
+    if not names:
+        return {}
+    found = records.read_json(run_dir / SECRETS_FILE) or {}
+    if missing := [name for name in names if not isinstance(found.get(name), str)]:
+        raise LauncherError(
+            f"{run_dir / SECRETS_FILE} is gone or does not hold {', '.join(missing)}; submit the job again"
+        )
+    return {name: str(found[name]) for name in names}
