@@ -1,14 +1,17 @@
-"""Prometheus finds the sidecars: ``targets.json`` (file_sd) in the run directory and in the site's target directory."""
+"""Prometheus finds sidecars and engines: ``targets.json`` (file_sd) in the run directory and where the site looks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from exporter import records
-from launcher.plan import file_word
+from exporter.identity import safe_label
+from launcher.plan import Plan, RunFacts, TaskPlan, file_word
 
 SCRAPE_JOB = "gpujob-sidecar"
 """Value of the targets' ``job`` label, whatever the scrape configuration is called: rules count on it."""
+ENGINE_JOB = "gpujob-engine"
+"""The same of what the workers' programs tell of themselves: no rule of ours is about it."""
 
 
 def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
@@ -31,6 +34,40 @@ def target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     So `up` has them, and a scrape configuration works with and without ``honor_labels``.
     """
     return [{"targets": [record["address"]], "labels": {**record["labels"], "job": SCRAPE_JOB}} for record in sidecars]
+
+
+def engine_groups(plan: Plan, facts: RunFacts, labels: Mapping[str, str], up: Iterable[int]) -> list[dict[str, Any]]:
+    """file_sd groups of the workers and front ends whose programs serve metrics, of those whose ranks are ``up``.
+
+    ``labels`` are those of the job; a group has its own node, worker, role and rank.
+    """
+    started, found = set(up), []
+    for planned in plan.tasks:
+        endpoint, task = metrics_endpoint(planned), planned.task
+        if endpoint is None or task.rank not in started:
+            continue
+        host, port = facts.address(task.node_index), endpoint[0] + facts.port_offset
+        own = {
+            "node": safe_label(facts.hosts[task.node_index]),
+            "worker": task.worker,
+            "role": task.role,
+            "rank": str(task.rank),
+            "job": ENGINE_JOB,
+            "__metrics_path__": endpoint[1],
+        }
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        found.append({"targets": [address], "labels": {**labels, **own}})
+    return found
+
+
+def metrics_endpoint(planned: TaskPlan) -> tuple[int, str] | None:
+    """Port before the offset and path of a task's own metrics, ``http_port/metrics`` in the plan; None without any.
+
+    Of a worker on several nodes the process that has the port serves for all.
+    """
+    name, _, path = (planned.metrics or "").partition("/")
+    port = planned.ports.get(name.removesuffix("_port"))
+    return None if port is None else (port, f"/{path}")
 
 
 class Targets:

@@ -1,5 +1,6 @@
 """Why the tasks of a job ended, out of the records and logs in its run directory."""
 
+import bisect
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from exporter.derive.exits import (
     Peer,
     Stop,
     exit_evidence,
+    parse_stop,
     signal_name,
     verdict,
 )
@@ -42,9 +44,14 @@ class Judge:
         stop: Stop | None,
         peers: Iterable[Peer] = (),
     ) -> dict[str, Any]:
-        """One end as a JSON object: status, reason and the evidence for it; ``peers`` are the failures of others."""
+        """One end as a JSON object: status, reason and the evidence for it; ``peers`` are the failures of others.
+
+        ``stop`` is that of the job; a worker that was ended before, while the job went on, has its own.
+        """
         stem = records.record_name(task.worker, task.rank, self._attempt, restart)
-        found = records.read_json(self._manifest.run_dir / records.WORKERS_DIR / f"{stem}.found.json") or {}
+        folder = self._manifest.run_dir / records.WORKERS_DIR
+        found = records.read_json(folder / f"{stem}.found.json") or {}
+        stop = parse_stop(records.read_json(folder / f"{stem}.stop.json") or {}) or stop
         if stop is not None and stop.follows_from(task.rank, restart):
             stop = None
         end = record.get("end")
@@ -67,7 +74,7 @@ class Judge:
             "time": evidence.end,
             "restart": restart,
             "evidence": list(judged.evidence),
-            "asked_to_end": stop is not None and bool(evidence.forwarded),
+            "asked_to_end": stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         }
 
     def _last_words(self, task: Task, restart: int, node: str, since: float | None) -> LastWords:
@@ -81,6 +88,34 @@ class Judge:
             known = last_words(ends, lexicon_of(manifest))
             self._words[task.rank, restart] = known
         return known
+
+
+class Failures:
+    """The last failures of tasks, one for each, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self._in_order: list[tuple[float, int]] = []
+        """Moment and rank of each."""
+        self._peers: dict[int, Peer] = {}
+
+    def take(self, task: Task, end: Mapping[str, Any]) -> None:
+        """The last end of a task, a failure or not."""
+        known = self._peers.pop(task.rank, None)
+        if known is not None:
+            del self._in_order[bisect.bisect_left(self._in_order, (known.end, task.rank))]
+        for rank, peer in failures([(task, end)]):
+            self._peers[rank] = peer
+            bisect.insort(self._in_order, (peer.end, rank))
+
+    def before(self, rank: int, end: float | None) -> list[Peer]:
+        """The first failure of another task in the time before an end that may explain it; none without one."""
+        if end is None:
+            return []
+        first = bisect.bisect_left(self._in_order, (end - PEER_WINDOW_S, -1))
+        for moment, other in self._in_order[first : first + 2]:
+            if other != rank and moment <= end:
+                return [self._peers[other]]
+        return []
 
 
 def failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, Peer]]:

@@ -251,7 +251,7 @@ class LaunchCheck:
         return paths[-1].name if paths else "in the run directory"
 
     def _result(self, name: str, faults: Sequence[Fault]) -> Result:
-        tasks = [planned.task for planned in self._plan.tasks]
+        tasks = [planned.task for planned in self._plan.tasks if not planned.task.later]
         if name == SIDECAR:
             count = self._plan.nodes
         elif name == "gpu_use":

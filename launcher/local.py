@@ -4,13 +4,29 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from typing import IO
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
-from exporter.readers.procfs import is_zombie, read_children, read_environment
+from exporter import records
+from exporter.readers.procfs import is_zombie, read_children, read_environment, read_start_ticks
 from launcher.plan import Plan, RunFacts, TaskPlan
-from launcher.steps import ENDING_SIGNALS, Ending, Running, log_files, run_environment, supervised_sidecar, wrapped
+from launcher.steps import (
+    ENDING_SIGNALS,
+    Ending,
+    Running,
+    log_files,
+    run_environment,
+    supervised_sidecar,
+    surveyed,
+    wrapped,
+)
 
+LOOPBACK = "127.0.0.1"
+"""By which the virtual nodes of this machine reach each other: nobody can resolve their names."""
+ORPHAN_S = 120.0
+"""How long an orchestrator without its guard may take to end the job and to verify its files."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -32,12 +48,15 @@ class LocalSteps:
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        self._die_with_parent = _die_with_parent()
+        self._die_with_parent = die_with_parent()
         self._ours: set[int] = set()
         """Processes started here; any other child is somebody's orphan."""
         self._tasks: set[int] = set()
         """Those of them that stand for tasks that run."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def learn(self, facts: RunFacts) -> None:
+        self._facts = facts
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         started = []
@@ -45,6 +64,7 @@ class LocalSteps:
             environment = {
                 **os.environ,
                 "GPUJOB_JOB_ID": self._facts.job_id,
+                "GPUJOB_RUN_DIR": str(self._facts.run_dir),
                 "GPUJOB_NODE": host,
                 "GPUJOB_NODE_INDEX": str(index),
                 "GPUJOB_NODES": ",".join(self._facts.hosts),
@@ -56,11 +76,26 @@ class LocalSteps:
                 started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
         return started
 
-    def start_task(self, planned: TaskPlan, restart: int) -> Running:
+    def start_survey(self) -> list[subprocess.Popen[bytes]]:
+        argv = surveyed(self._plan, self._facts)
+        environment = {**os.environ, "GPUJOB_ATTEMPT": str(self._facts.attempt)}
+        with (self._facts.run_dir / "log.err").open("ab") as log:
+            return [self._start([*argv, host], environment, log, log) for host in self._facts.hosts]
+
+    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        with output.open("ab") as out, (self._facts.run_dir / "log.err").open("ab") as log:
+            return self._start(argv, dict(os.environ), out, log)
+
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+        """Each task by itself: here nothing stands between the processes of a step."""
+        return [self._start_task(planned, restart) for planned in tasks]
+
+    def _start_task(self, planned: TaskPlan, restart: int) -> Running:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
-        with out.open("ab") as output, err.open("ab") as error:
-            argv = wrapped(self._plan, planned, self._facts, restart, self._first_gpu(planned.task.node_index))
+        with open(out, "ab") as output, open(err, "ab") as error:
+            first = self._first_gpu(planned.task.node_index)
+            argv = wrapped(self._plan, planned, self._facts, restart, first_gpu=first)
             process = self._start(argv, environment, output, error, self._plan.workdir)
         self._tasks.add(process.pid)
         return Running(planned, restart, process)
@@ -90,9 +125,12 @@ class LocalSteps:
         self._ours.add(process.pid)
         return process
 
-    def terminate(self, running: Sequence[Running]) -> None:
+    def warn(self, running: Sequence[Running], number: int) -> None:
         for entry in running:
-            entry.process.terminate()
+            entry.process.send_signal(number)
+
+    def terminate(self, running: Sequence[Running]) -> None:
+        self.warn(running, signal.SIGTERM)
 
     def kill(self, running: Sequence[Running]) -> None:
         for entry in running:
@@ -126,12 +164,21 @@ class LocalSteps:
                 pass
         return ended
 
+    def is_over(self, running: Running) -> bool:
+        return True
+
+    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+        return True
+
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:
             process.terminate()
 
     def ending(self) -> Ending:
         return Ending()
+
+    def requeue(self) -> str | None:
+        return "there is no queue on this machine"
 
 
 def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -140,11 +187,11 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
     It gets SIGTERM when the command dies, and begins with its signals blocked: until it can
     answer them in order, they wait.
     """
-    die_with_parent = _die_with_parent()
+    ask_for_signal = die_with_parent()
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        die_with_parent()
+        ask_for_signal()
 
     return subprocess.Popen(
         argv,
@@ -156,10 +203,23 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
     )
 
 
-def _die_with_parent() -> Callable[[], None]:
-    """A function for the child between fork and exec: SIGTERM when its parent dies (prctl(2))."""
+def await_end(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
+    """Status of the guard. When that was killed, the orchestrator is still ending the job: then after its end."""
+    code = guard.wait()
+    told: Mapping[str, Any] = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+    end = time.monotonic() + ORPHAN_S
+    while code < 0 and told and time.monotonic() < end and read_start_ticks(told["pid"]) == told["start_ticks"]:
+        time.sleep(0.1)
+    return code
+
+
+def die_with_parent(parent: int | None = None) -> Callable[[], None]:
+    """A function for a child, best between fork and exec: SIGTERM when its parent dies (prctl(2)).
+
+    ``parent`` is the process that starts the child, by default this one.
+    """
     library = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
+    parent = parent or os.getpid()
 
     def ask() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -16,7 +16,8 @@ from exporter.derive.work import ITEMS, unit_word, work_of
 from exporter.derive.workers import worker_rank
 from exporter.manifest import Manifest, Task, read_manifest
 from exporter.readers.lexicon import lexicon_of
-from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
+from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end, run_suffix
+from launcher.job_ids import job_id_of
 from launcher.judge import Judge, failures
 from launcher.report_gpus import gpu_sections, read_gpu_events
 from launcher.report_words import clock, plain
@@ -25,8 +26,6 @@ from launcher.verify_looks import OutOfTime, ProgressOf
 
 REPORT_SCHEMA = 1
 REPORT_TEXT_FILE = "report.md"
-BENCHMARK_LOG = "benchmark.out"
-"""Where the launchers of benchmarks put what these print."""
 LOG_TAIL_BYTES = 64 * 1024
 FLAWS_SHOWN = 20
 """Damaged files that the text names; the others are in the JSON."""
@@ -54,6 +53,11 @@ _STATE_OF_REASON = {
     "preempted": "PREEMPTED",
     "cancelled": "CANCELLED",
 }
+
+
+def benchmark_log(attempt: int) -> str:
+    """Where the launchers of benchmarks put what these print."""
+    return f"benchmark{run_suffix(attempt, 0)}.out"
 
 
 def read_runs(
@@ -161,7 +165,8 @@ def build_report(
     hosts = [str(host) for host in orchestrator.get("hosts", ())]
     attempt = int(orchestrator.get("attempt", 0))
     statuses = read_statuses(run_dir, attempt)
-    stop = parse_stop(records.read_json(run_dir / records.STATE_FILE) or {})
+    published = records.read_json(run_dir / records.STATE_FILE) or {}
+    stop = parse_stop(published)
     seen = merge_workers(statuses)
     nodes = {
         task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
@@ -181,7 +186,7 @@ def build_report(
         devices = worker_devices(entry, statuses.get(node, {}).get("gpus") or {})
         found = _worker(manifest, task, attempt, node, runs[task.rank], exit_, entry, ended)
         workers.append({**found, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
-    cause = _cause(workers)
+    cause = _cause(workers) or _cause_of_stop(published.get("stop"))
     if cause is not None:
         cause["diagnosis"] = _diagnosis(run_dir, cause, attempt)
     state = _state(workers, cause, stop.reason if stop else None, ended)
@@ -196,7 +201,7 @@ def build_report(
     duration = (end or now) - start if isinstance(start, int | float) else None
     return {
         "schema": REPORT_SCHEMA,
-        "job_id": orchestrator.get("job_id", run_dir.name.partition("_")[0]),
+        "job_id": orchestrator.get("job_id", job_id_of(run_dir)),
         "job_name": manifest.job_name,
         "attempt": attempt,
         "state": state,
@@ -291,7 +296,7 @@ def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
 def _logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attempt: int) -> list[Path]:
     """Logs in which a benchmark may have printed its results: of the last runs, and one of its own."""
     tasks = {task.rank: task for task in manifest.tasks}
-    paths = [manifest.run_dir / BENCHMARK_LOG]
+    paths = [manifest.run_dir / benchmark_log(attempt)]
     for worker in workers:
         task = tasks.get(int(worker["rank"]))
         if task is not None and worker["critical"]:
@@ -353,8 +358,10 @@ REASON_OF_STATE = {
     "DEADLINE": "time_limit",
     "PREEMPTED": "preempted",
     "CANCELLED": "cancelled",
+    "FAILED": "terminated_peer",
 }
 """Exit reason that the workers of a job inherit when Slurm alone tells how it ended."""
+BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
 
 
 def _stop_by_slurm(
@@ -369,7 +376,7 @@ def _stop_by_slurm(
     if reason == "node_failure" and silent:
         cause = f"Slurm: {state}; nothing was left by {', '.join(silent)}"
         return Stop("terminated_peer", cause, 0.0, nodes=tuple(silent))
-    return Stop(reason, f"Slurm: {state}", 0.0)
+    return Stop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
 
 def _tell_of_peers(
@@ -465,6 +472,14 @@ def _cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
+def _cause_of_stop(stop: Any) -> dict[str, Any] | None:
+    """What the stop of the job itself names as failed: a part of us, or a worker that was not ready in time."""
+    failed = stop.get("failed") if isinstance(stop, dict) else None
+    if not isinstance(failed, dict):
+        return None
+    return {"code": None, "signal": None, "restart": 0, "time": stop.get("time"), **failed}
+
+
 def _state(workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool) -> str:
     if not ended:
         return "RUNNING"
@@ -548,9 +563,12 @@ def render_report(report: Mapping[str, Any]) -> str:
         lines.append(f"- GPUs: {plain(account_words(gpus))}")
     if report["stopped"]:
         lines.append(f"- stopped: {plain(report['stopped']['cause'])}")
+    if report.get("requeued"):
+        lines.append("- requeued: the job goes on in its next attempt")
     if cause:
+        rank = f" (rank {cause['rank']})" if cause["rank"] is not None else ""
         lines.append(
-            f"- cause: {cause['worker']} (rank {cause['rank']}) on {cause['node']} ended by {cause['reason']} "
+            f"- cause: {cause['worker']}{rank} on {cause['node']} ended by {cause['reason']} "
             f"at {clock(cause['time'])}: {'; '.join(cause['evidence'])}"
         )
         if cause["diagnosis"]:

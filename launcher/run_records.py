@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,33 @@ class RunRecords:
     def __init__(self, facts: RunFacts) -> None:
         self._folder = facts.run_dir / records.WORKERS_DIR
         self._attempt = facts.attempt
+        self._not_started: set[str] | None = None
+        """Stems of the first runs of tasks that have left no record yet."""
 
     def path(self, planned: TaskPlan, restart: int, kind: str) -> Path:
         """Where the ``start`` or ``exit`` record of a run is."""
         stem = records.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
         return self._folder / f"{stem}.{kind}.json"
 
-    def refresh(self) -> None:
-        """Look into the folder, so that a network file system learns of new files; raises OSError."""
-        os.listdir(self._folder)
+    def refresh(self) -> set[str]:
+        """Names in the folder; the look lets a network file system learn of new files. Raises OSError."""
+        return set(os.listdir(self._folder))
 
     def have_started(self, tasks: tuple[TaskPlan, ...]) -> bool:
-        """Whether every task has left a first record."""
-        try:
-            names = set(os.listdir(self._folder))
-        except OSError:
-            return False
-        kinds = ("start", "exit")
-        return all(any(self.path(planned, 0, kind).name in names for kind in kinds) for planned in tasks)
+        """Whether every task has left a first record; always asked of the same tasks."""
+        if self._not_started is None:
+            of_tasks = (planned.task for planned in tasks)
+            self._not_started = {records.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
+        if self._not_started:
+            try:
+                names = self.refresh()
+            except OSError:
+                return False
+            kinds = ("start", "exit")
+            self._not_started = {
+                stem for stem in self._not_started if not any(f"{stem}.{kind}.json" in names for kind in kinds)
+            }
+        return not self._not_started
 
     def read_exit(self, running: Running) -> dict[str, Any] | None:
         """The record of an end, as soon as it can be seen here."""
@@ -52,11 +62,36 @@ class RunRecords:
         path = self.path(running.planned, running.restart, "found")
         records.write_json_once(path, {"schema": records.RECORD_SCHEMA, **facts})
 
-    def from_status(self, running: Running, code: int, *, exact: bool) -> dict[str, Any]:
-        """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own."""
+    def keep_stop(self, running: Running, stop: dict[str, Any]) -> None:
+        """Write why one run is being ended by us while the job goes on. Raises OSError."""
+        records.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
+
+    def keep_given_up(self, workers: Mapping[str, str]) -> None:
+        """Write which workers, by name with their roles, have failed while the job goes on. Raises OSError."""
+        body = {"schema": records.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
+        records.write_json(self._folder.parent / records.GIVEN_UP_FILE, body)
+
+    def from_status(self, running: Running, code: int, *, exact: bool, lost: bool) -> dict[str, Any]:
+        """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own.
+
+        Of a task whose node is ``lost`` it tells nothing: srun 24.11 then exits with 1 of its own.
+        """
+        if lost:
+            return {"end": time.time()}
         started = self.path(running.planned, running.restart, "start").exists()
         if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
         if code < 0 or code > 128 or (code == 0 and not exact):
             return {"end": time.time()}  # who ended it with which signal is not known from srun's status
-        return {"code": code, "end": time.time()}
+        service = {"service": True} if running.planned.service else {}
+        return {"code": code, "end": time.time(), **service}
+
+
+def has_ended(run_dir: Path, attempt: int) -> bool:
+    """Whether every run of this attempt that has left a start record has left its exit record as well."""
+    try:
+        names = set(os.listdir(run_dir / records.WORKERS_DIR))
+    except OSError:
+        return True
+    stems = (name.removesuffix(".start.json") for name in names if name.endswith(".start.json"))
+    return all(f"{stem}.exit.json" in names for stem in stems if f"_a{attempt}_r" in stem)

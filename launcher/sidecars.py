@@ -10,7 +10,7 @@ from typing import Any
 
 from exporter import records
 from exporter.readers.worker_logs import read_end
-from launcher.discovery import Targets, read_sidecars, target_groups
+from launcher.discovery import Targets, engine_groups, metrics_endpoint, read_sidecars, target_groups
 from launcher.plan import Plan, RunFacts
 from launcher.say import say
 from launcher.steps import Steps
@@ -45,6 +45,10 @@ class Sidecars:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starts = 0
         self._targets_due = 0.0
+        self._engines = {planned.task.rank: planned.task for planned in plan.tasks if metrics_endpoint(planned)}
+        """Tasks whose programs serve metrics, by rank,"""
+        self._engines_up: set[int] = set()
+        """and those of them that have started."""
 
     @property
     def started(self) -> bool:
@@ -88,14 +92,28 @@ class Sidecars:
         return True
 
     def _publish(self) -> dict[str, dict[str, Any]]:
-        """Announce the sidecars that listen; they by node."""
+        """Announce the sidecars that listen, and the engines that have started; the sidecars by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
-        if self._targets.publish(target_groups(found.values())):
-            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}")
+        groups = target_groups(found.values())
+        if groups:  # the job's labels are in the records of its sidecars
+            groups += engine_groups(self._plan, self._facts, groups[0]["labels"], self._look_for_engines())
+        if self._targets.publish(groups):
+            engines = f" and {len(self._engines_up)} engines" if self._engines_up else ""
+            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}{engines}")
         while self._targets.problems:
             say(self._targets.problems.pop())
         self._targets_due = time.monotonic() + TARGETS_EVERY_S
         return found
+
+    def _look_for_engines(self) -> set[int]:
+        """Ranks of the tasks with metrics of their own whose wrappers have started them."""
+        folder = self._facts.run_dir / records.WORKERS_DIR
+        for rank, task in self._engines.items():
+            if rank not in self._engines_up:
+                record = f"{records.record_name(task.worker, rank, self._facts.attempt, 0)}.start.json"
+                if (folder / record).exists():
+                    self._engines_up.add(rank)
+        return self._engines_up
 
     def _last_words(self) -> str:
         """The last line that a sidecar has left in its log."""
@@ -113,6 +131,8 @@ class Sidecars:
             self._publish()
         final = all(process.returncode == CANNOT_WORK for process in self._processes)
         if revive and self._gone and not final and self._starts < MOST_STARTS:
+            if not self._steps.are_over(self._processes):
+                return
             self._starts += 1
             say("The sidecars are gone; starting them again")
             self._start()

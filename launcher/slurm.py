@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +14,15 @@ from exporter import records
 from exporter.derive.slurm_words import parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan
-from launcher.sbatch import sbatch_arguments, scrub, srun_argv
-from launcher.steps import Ending, Running, log_files, run_environment, supervised_sidecar, wrapped
+from launcher.sbatch import component_ids, component_of, sbatch_arguments, scrub
+from launcher.step_lines import SIDECARS, sidecar_line, step_file, steps_of, survey_line, task_line
+from launcher.steps import (
+    Ending,
+    Running,
+    run_environment,
+    shared,
+    step_entries,
+)
 
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0
@@ -23,6 +32,8 @@ ENDING_TIMEOUT_S = 2.0
 
 SIGNAL_LATE_S = 90.0
 """After the end of a grace time: slurmctld looks every half minute."""
+ORPHANS_S = 1.0
+"""Between two looks for steps that go on without their srun."""
 MOST_ERROR_BYTES = 256 * 1024
 """Of the end of the job's error log: Slurm's last words are there."""
 
@@ -103,34 +114,55 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
         ) from error
     match = _JOB_ID.search(done.stdout)
     if done.returncode != 0 or not match:
-        asked = "   ".join(f"{key}: {value}" for key, value in plan.slurm.items() if value and key != "directives")
         raise SlurmError(
             f'sbatch exited with {done.returncode} and no job was submitted: "{_words(done.stderr) or done.stdout}"'
-            f"\n  nodes: {plan.nodes}   gpus_per_node: {plan.gpus_per_node}   cpus_per_node: {plan.cpus_per_node}"
-            + (f"\n  {asked}" if asked else "")
+            f"\n  {asked_for(plan)}"
         )
     return match[1], match[2] or None
 
 
+def asked_for(plan: Plan) -> str:
+    """What sbatch was asked for, in two lines by the keys of the job file."""
+    node = {
+        "nodes": plan.nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_node": plan.cpus_per_node,
+        **({"memory_per_node": plan.memory_per_node} if plan.memory_per_node else {}),
+    }
+    job = {key: value for key, value in plan.slurm.items() if value and key not in ("directives", "requeue", "mpi")}
+    if plan.slurm.get("requeue"):
+        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if plan.slurm["requeue"][key]) or "never"
+    job |= {name: value for name, value in plan.slurm.get("directives", {}).items() if value is not False}
+    lines = ("   ".join(f"{key}: {_plain(value)}" for key, value in part.items()) for part in (node, job))
+    return "\n  ".join(line for line in lines if line)
+
+
+def _plain(value: object) -> str:
+    if value is None or value is True:
+        return "yes"
+    return " + ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def release(job_id: str, cluster: str | None = None) -> None:
     """Let a held job start."""
-    run_command(["scontrol", *_on(cluster), "release", job_id])
+    run_command(["scontrol", *on_cluster(cluster), "release", job_id])
 
 
 def cancel(job_id: str, cluster: str | None = None) -> None:
     """End a job."""
-    run_command(["scancel", *_on(cluster), job_id])
+    run_command(["scancel", *on_cluster(cluster), job_id])
 
 
-def _on(cluster: str | None) -> list[str]:
+def on_cluster(cluster: str | None) -> list[str]:
+    """The option by which a command asks another cluster than that of this machine."""
     return [f"--clusters={cluster}"] if cluster else []
 
 
-def read_final_state(job_id: str) -> str | None:
+def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
     """State of a job that has left the queue, by accounting, or by the controller while it remembers; one word."""
     asked = (
-        (["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
-        (["scontrol", "show", "job", job_id], r"JobState=([A-Z_]+)"),
+        (["sacct", *on_cluster(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
+        (["scontrol", *on_cluster(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
     )
     for argv, pattern in asked:
         try:
@@ -156,6 +188,13 @@ def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
             raise
 
 
+def read_steps(job_ids: Sequence[str]) -> dict[str, str]:
+    """Names of the steps that run of a job with these ids of components, by ``job.step``; raises SlurmError."""
+    argv = ["squeue", "--steps", "-h", "-j", ",".join(job_ids), "-o", "%i|%j"]
+    text = run_command(argv, timeout_s=ENDING_TIMEOUT_S)
+    return {step: name for step, _, name in (line.partition("|") for line in text.splitlines())}
+
+
 class SlurmSteps:
     """The batch step's view: each task and the sidecars are named steps of this job."""
 
@@ -165,24 +204,25 @@ class SlurmSteps:
         self._plan = plan
         self._facts = facts
         self._environment = scrub(dict(os.environ))
+        self._job_ids = component_ids(os.environ, facts.job_id)
+        """By component."""
         try:
             self._errors_before = (facts.run_dir / "log.err").stat().st_size
         except OSError:
             self._errors_before = 0
+        self._names = {planned.task.rank: name for name, tasks in steps_of(plan) for planned in tasks}
+        """Of steps, by the ranks of their tasks."""
+        self._orphans: set[str] = set()
+        """Names of steps whose srun was killed: they may go on without it."""
+        self._orphans_due = 0.0
+        self._problem = ""
         self._srun = shutil.which("srun") or "srun"  # found by our PATH, not by one that a job file gives its workers
 
+    def learn(self, facts: RunFacts) -> None:
+        self._facts = facts
+
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
-        log = self._facts.run_dir / "sidecars.log"
-        argv = srun_argv(
-            self._plan,
-            name="sidecar",
-            hosts=self._facts.hosts,
-            output=log,
-            error=log,
-            command=supervised_sidecar(self._plan, self._facts),
-        )
-        # a sidecar that cannot run on one node is no reason to end those of the others
-        argv = [self._srun, *("--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv[1:])]
+        argv = [self._srun, *sidecar_line(self._plan, self._facts)[1:]]
         environment = {
             **self._environment,
             "GPUJOB_JOB_ID": self._facts.job_id,
@@ -192,23 +232,40 @@ class SlurmSteps:
         }
         return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
 
-    def start_task(self, planned: TaskPlan, restart: int) -> Running:
-        out, err = log_files(planned, self._facts, restart)
-        name = planned.task.worker
-        if sum(other.task.worker == name for other in self._plan.tasks) > 1:
-            name = f"{name}-{planned.task.local_rank}"
-        argv = srun_argv(
-            self._plan,
-            name=name,
-            hosts=[self._facts.hosts[planned.task.node_index]],
-            output=out,
-            error=err,
-            command=wrapped(self._plan, planned, self._facts, restart),
-        )
-        environment = {**self._environment, **run_environment(self._plan, planned, self._facts, restart)}
+    def start_survey(self) -> list[subprocess.Popen[bytes]]:
+        argv = [self._srun, *survey_line(self._plan, self._facts)[1:]]
+        environment = {**self._environment, "GPUJOB_ATTEMPT": str(self._facts.attempt)}
+        return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
+
+    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        with output.open("ab") as out:
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
+
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+        """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
+        first = tasks[0]
+        environment = run_environment(self._plan, first, self._facts, restart)
+        if len(tasks) > 1:
+            self._write_step(tasks, restart)
+            environment = shared([run_environment(self._plan, planned, self._facts, restart) for planned in tasks])
+        argv = task_line(self._plan, self._names[first.task.rank], tasks, self._facts, restart)
         argv[0] = self._srun
-        process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-        return Running(planned, restart, process)
+        process = subprocess.Popen(
+            argv, env={**self._environment, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return [Running(planned, restart, process) for planned in tasks]
+
+    def _write_step(self, tasks: Sequence[TaskPlan], restart: int) -> None:
+        """Write down what each task of a step is."""
+        entries = step_entries(self._plan, tasks, self._facts, restart)
+        records.write_json(
+            step_file(tasks[0], self._facts, restart),
+            {"schema": records.RECORD_SCHEMA, "tasks": entries},
+            mode=0o600,
+        )
+
+    def warn(self, running: Sequence[Running], number: int) -> None:
+        self._signal(running, signal.Signals(number).name.removeprefix("SIG"))
 
     def terminate(self, running: Sequence[Running]) -> None:
         self._signal(running, "TERM")
@@ -219,21 +276,51 @@ class SlurmSteps:
             entry.process.terminate()  # srun answers this with SIGKILL to its tasks
 
     def sweep(self, running: Running) -> int:
-        """Nothing to do: Slurm ends the processes of a step with it."""
+        """Slurm ends the processes of a step with it; one whose srun was killed goes on, and ``is_over`` ends it."""
+        if (running.returncode or 0) < 0:
+            self._orphans.add(self._names[running.planned.task.rank])
         return 0
 
+    def is_over(self, running: Running) -> bool:
+        self._end_orphans()
+        return self._names[running.planned.task.rank] not in self._orphans
+
+    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+        if any((process.returncode or 0) < 0 for process in sidecars):
+            self._orphans.add(SIDECARS)
+        self._end_orphans()
+        return SIDECARS not in self._orphans
+
+    def _end_orphans(self) -> None:
+        """Kill the steps without srun that Slurm still lists; those that it does not are over."""
+        if not self._orphans or time.monotonic() < self._orphans_due:
+            return
+        try:
+            listed = read_steps(self._job_ids)
+            left = {step: name for step, name in listed.items() if name in self._orphans}
+            signal_steps(list(left), "KILL", ENDING_TIMEOUT_S)
+        except SlurmError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                message = f"gpujob: steps without their srun cannot be ended: {error}"
+                print(message, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            self._orphans &= set(left.values())
+        self._orphans_due = time.monotonic() + ORPHANS_S
+
     def _signal(self, running: Sequence[Running], name: str) -> None:
-        steps = []
+        ends, steps = name in ("TERM", "KILL"), []
         for entry in running:
             step = self._step_of(entry)
-            if step is None:
+            if step is not None:
+                component = component_of(self._plan, entry.planned.task.node_index)
+                steps.append(f"{self._job_ids[component]}.{step}")
+            elif ends:
                 entry.process.terminate()  # not started yet, as far as is known here
-            else:
-                steps.append(f"{self._facts.job_id}.{step}")
         try:
-            signal_steps(steps, name, ENDING_TIMEOUT_S if name == "KILL" else SIGNAL_TIMEOUT_S)
+            signal_steps(list(dict.fromkeys(steps)), name, ENDING_TIMEOUT_S if name == "KILL" else SIGNAL_TIMEOUT_S)
         except SlurmError as error:
-            if shutil.which("scancel") is None:
+            if ends and shutil.which("scancel") is None:
                 for entry in running:
                     entry.process.terminate()
             print(f"gpujob: {error}", file=sys.stderr, flush=True)  # noqa: T201
@@ -247,12 +334,8 @@ class SlurmSteps:
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         try:
-            steps = run_command(
-                ["squeue", "--steps", "-h", "-j", self._facts.job_id, "-o", "%i|%j"],
-                timeout_s=ENDING_TIMEOUT_S,
-            )
-            names = [line.partition("|") for line in steps.splitlines()]
-            signal_steps([step for step, _, name in names if name == "sidecar"], "TERM", ENDING_TIMEOUT_S)
+            steps = read_steps(self._job_ids)
+            signal_steps([step for step, name in steps.items() if name == SIDECARS], "TERM", ENDING_TIMEOUT_S)
         except SlurmError:
             for process in sidecars:
                 process.terminate()
@@ -274,6 +357,13 @@ class SlurmSteps:
             cause = "Slurm: preempted by another job, with a grace time"
             return Ending(True, "preempted", cause, words.failed_nodes, signal_by=ends_at + SIGNAL_LATE_S)
         return Ending(by_itself="JobState=RUNNING" not in text, failed_nodes=words.failed_nodes)
+
+    def requeue(self) -> str | None:
+        try:
+            run_command(["scontrol", "requeue", self._facts.job_id], timeout_s=SIGNAL_TIMEOUT_S)
+        except SlurmError as error:
+            return str(error)
+        return None
 
     def _new_errors(self) -> str:
         """What has been written to the error log since this attempt began."""

@@ -1,13 +1,16 @@
 """The parent of one worker: records its pid and how it ended, forwards signals, ends as it ended.
 
     python -I -m launcher.wrap --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
-                               [--gpus 0,1] -- COMMAND...
+                               [--gpus 0,1] [--service 1] [--step-file FILE] -- COMMAND...
 
 The worker gets the environment, descriptors, terminal, limits, signal mask and
 signal dispositions that this process was given; ``CUDA_VISIBLE_DEVICES`` alone is
 narrowed to the GPUs that the plan gives to the task. The status is exact because
 this process is the parent; it then ends in the same way (same code, or killed
 by the same signal), so that Slurm sees what it would have seen without us.
+
+The tasks of one step (MPI) are started by the same words: which of them this is tells
+``SLURM_PROCID``, and FILE tells its worker, rank, command, GPUs and variables.
 
 Standard library alone and few imports: one of these stands beside each worker.
 """
@@ -153,8 +156,31 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
     return pid
 
 
+def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
+    """The command of this task of its step; ``options`` and ``environment`` become those of the task."""
+    entries = (records.read_json(options["step-file"]) or {}).get("tasks")
+    place = os.environ.get("SLURM_PROCID", "")
+    if not isinstance(entries, list) or not place.isdigit() or int(place) >= len(entries):
+        sys.exit(f"gpujob: {options['step-file']} does not tell what task {place or 'without SLURM_PROCID'} of it is")
+    entry = entries[int(place)]
+    node = os.environ.get("SLURMD_NODENAME", entry["node"])
+    if node != entry["node"]:
+        sys.exit(
+            f"gpujob: task {place} of its step is on {node} and was planned for {entry['node']}: "
+            "Slurm has not given the tasks to the nodes in their order, as --distribution=block asks for"
+        )
+    options.update({"worker": entry["worker"], "rank": str(entry["rank"])})
+    if "gpus" in entry:
+        options["gpus"] = entry["gpus"]
+    environment.update((os.fsencode(name), os.fsencode(value)) for name, value in entry["env"].items())
+    return [str(word) for word in entry["argv"]]
+
+
 def run(argv: list[str], options: dict[str, str]) -> None:
     """Start the worker, wait for it, write its records and end like it."""
+    environment = original_environment()
+    if "step-file" in options:
+        argv = take_place(options, environment)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
     folder = os.path.join(options["run-dir"], records.WORKERS_DIR)
@@ -172,7 +198,8 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         "wrapper_pid": os.getpid(),
         "wrapper_start_ticks": read_start_ticks(os.getpid()),
     }
-    environment = original_environment()
+    if options.get("service"):
+        common["service"] = True
     if "gpus" in options:
         name = b"CUDA_VISIBLE_DEVICES"
         environment[name] = visible_devices(options["gpus"], environment.get(name))

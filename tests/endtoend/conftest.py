@@ -10,17 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.endtoend.fake_gpus import GPUS, uuid_of
-from tests.endtoend.jobs import GPUJOB, ROOT_DIR, JobSpace
+from tests.endtoend.jobs import JobSpace, user_for
 from tests.fakenvml import Scenario, compiler, library, profiles
-from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+from tests.realstack.cluster import Cluster, slurm_unavailable
 from tests.realstack.stack import Stack, prometheus_unavailable
-
-
-def _user_for(cluster: Cluster) -> str:
-    """The unprivileged test user where it can reach this checkout and its interpreter, else root."""
-    reachable = cluster.run(["test", "-x", GPUJOB, "-a", "-r", ROOT_DIR / "exporter" / "manifest.py"], cwd=Path("/"))
-    runs = cluster.run([GPUJOB, "--version"], cwd=Path("/"))
-    return cluster.user if reachable.returncode == 0 and runs.returncode == 0 else ROOT
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +51,7 @@ def stack(space_dir: Path, cluster: Cluster) -> Iterator[Stack]:
 def jobs(space_dir: Path, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[JobSpace]:
     """A working directory of its own for the jobs of one test; what still runs at the end is cancelled."""
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=space_dir))
-    space = JobSpace(cluster, directory, _user_for(cluster), space_dir / "targets")
+    space = JobSpace(cluster, directory, user_for(cluster), space_dir / "targets")
     yield space
     space.close()
 

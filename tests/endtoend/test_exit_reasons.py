@@ -377,19 +377,19 @@ def test_a_job_that_others_push_aside_was_preempted(preempted: Ended) -> None:
     assert preempted.events("signal", signal="SIGTERM")
 
 
-def assert_ran_twice(done: Ended) -> None:
-    """The first attempt was ended, the second took up its work and completed it."""
-    report = done.report
-    assert (done.outcome, report["state"], report["attempt"]) == ("COMPLETED", "COMPLETED", 1)
+def assert_ran_again(done: Ended, *, attempts: int = 2) -> None:
+    """The first attempt was ended, the second took up its work and completed it; later ones had nothing left to do."""
+    report, runs = done.report, range(attempts)
+    assert (done.outcome, report["state"], report["attempt"]) == ("COMPLETED", "COMPLETED", attempts - 1)
     assert report["items"] == 800
-    assert done.records() == {f"worker_w{rank}_rank{rank}_a{attempt}_r0" for rank in range(4) for attempt in range(2)}
-    assert [event["attempt"] for event in done.events("job started")] == [0, 1]
-    assert len(done.events("worker ended", reason="completed")) == 4
+    assert done.records() == {f"worker_w{rank}_rank{rank}_a{attempt}_r0" for rank in range(4) for attempt in runs}
+    assert [event["attempt"] for event in done.events("job started")] == list(runs)
+    assert len(done.events("worker ended", reason="completed")) == 4 * (attempts - 1)
 
 
 @pytest.mark.slurm
 def test_a_requeued_job_keeps_what_is_known_of_its_first_attempt(requeued: Ended) -> None:
-    assert_ran_twice(requeued)
+    assert_ran_again(requeued)
     (stop,) = requeued.events("job stopping")
     assert (stop["reason"], "requeued" in stop["cause"]) == ("cancelled", True)
     assert len(requeued.events("worker ended", reason="cancelled", signal="SIGTERM")) == 4
@@ -397,7 +397,10 @@ def test_a_requeued_job_keeps_what_is_known_of_its_first_attempt(requeued: Ended
 
 @pytest.mark.slurm
 def test_a_job_that_is_warned_of_its_preemption_is_preempted_and_runs_again(preempted_with_a_warning: Ended) -> None:
-    assert_ran_twice(preempted_with_a_warning)
+    # Slurm 24.11 queues a job that it has requeued at the end of a grace time once more when that job completes
+    attempts = preempted_with_a_warning.report["attempt"] + 1
+    assert attempts in (2, 3)
+    assert_ran_again(preempted_with_a_warning, attempts=attempts)
     (stop,) = preempted_with_a_warning.events("job stopping")
     assert (stop["reason"], "preempted by another job" in stop["cause"]) == ("preempted", True)
     ends = preempted_with_a_warning.events("worker ended", reason="preempted")

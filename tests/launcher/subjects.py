@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.config import ClusterSpec, JobSpec
 from launcher.items import Item
-from launcher.plan import make_plan
+from launcher.planner import make_plan
 from launcher.subject import Subject
 
 ENVIRON = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": "/home/ana"}

@@ -15,7 +15,8 @@ import yaml
 
 from launcher import rundir
 from launcher.config import ClusterSpec, JobSpec
-from launcher.plan import Plan, RunFacts, make_plan
+from launcher.plan import Plan, RunFacts
+from launcher.planner import make_plan
 from launcher.sbatch import render_sbatch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,9 +4,12 @@ The jobs are played at the same time, each in a folder of its own.
 """
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.orchestrate import REQUEUE_MARGIN_S
 from tests.launcher.fakes import FakeSlurm
-from tests.launcher.support import gpujob, kill_all_with, poll, read_json
+from tests.launcher.support import gpujob, kill_all_with, poll, processes_with, read_json
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Batch:
 class Submitted:
     """A job that sbatch has taken, and the way slurmd would start it."""
 
-    def __init__(self, folder: Path, command: str) -> None:
+    def __init__(self, folder: Path, command: str, **over: Any) -> None:
         folder.mkdir()
         self.slurm = FakeSlurm(folder / "fake")
         self._work = folder / "work"
@@ -49,6 +53,7 @@ class Submitted:
             "resources": {"nodes": 2},
             "workers": [{"count": 4, "command": command}],
             "monitoring": {"check_interval": 0.5, "linger": 0},
+            **over,
         }
         (self._work / "job.yaml").write_text(yaml.safe_dump(job))
         done = gpujob("submit", "job.yaml", "--json", cwd=self._work, env=self.slurm.environment())
@@ -88,6 +93,10 @@ proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), tim
 """A worker that tells its progress and a figure of merit."""
 
 
+AT_ONCE = 3
+"""Plays at a time: what stands for Slurm's commands has to answer in the time that those are given."""
+
+
 def play_to_the_end(folder: Path) -> Batch:
     script = folder.with_name("worker.py")
     script.write_text(WORKER)
@@ -112,19 +121,93 @@ def play_a_refusal(folder: Path) -> Batch:
     return job.run()
 
 
-PLAYS = (play_to_the_end, play_a_signal, play_a_refusal)
+def play_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
+    over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
+    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
+    if refused:
+        job.slurm.say("scontrol", "status", 1)
+        job.slurm.say("scontrol", "err", "scontrol: error: Requeue is disabled for the job\n")
+
+    def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
+        poll(lambda: [call for call in job.slurm.calls("scontrol") if "requeue" in call["argv"]], "a requeue", 60)
+        if not refused:
+            step.terminate()
+
+    end = time.time() + REQUEUE_MARGIN_S + 1.0
+    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(end)), SLURM_RESTART_COUNT="1")
+
+
+def play_a_refused_requeue(folder: Path) -> Batch:
+    return play_a_requeue(folder, refused=True)
+
+
+def play_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
+    """The helper would go on for ever."""
+    over = {
+        "progress": {"total_items": total},
+        "slurm": {"time_limit": "01:00:00", "signal": "USR1@120", "requeue": {"time_limit": True}},
+        "resources": {"nodes": 1},
+    }
+    enough = shlex.quote(str(folder / "enough"))
+    script = f"trap '' USR1; while [ ! -e {enough} ]; do sleep 0.05; done; echo Processed 5/{total} items"
+    workers = [
+        {"count": 4, "command": ["sh", "-c", script]},
+        {"role": "helper", "critical": False, "command": ["sh", "-c", "trap '' USR1; while :; do sleep 0.05; done"]},
+    ]
+    job = Submitted(folder, "", **over, workers=workers)
+
+    def warn(step: subprocess.Popen[bytes]) -> None:
+        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
+        step.send_signal(signal.SIGUSR1)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop", 20)
+        (folder / "enough").touch()
+        poll(lambda: (job.run_dir / "report.json").exists(), "the report", 30)
+        step.terminate()  # as Slurm does to a job that is queued again
+
+    end = time.time() + REQUEUE_MARGIN_S + 600.0
+    return job.run(warn, SLURM_JOB_END_TIME=str(int(end)))
+
+
+def play_a_saved_state_after_the_warning(folder: Path) -> Batch:
+    return play_an_end_after_the_warning(folder, total=50)
+
+
+def play_a_killed_srun(folder: Path) -> Batch:
+    restart = {"restart": {"max": 1, "backoff": 0.1}}
+    script = f"echo up; while [ ! -e {shlex.quote(str(folder / 'enough'))} ]; do sleep 0.05; done"
+    worker = {"count": 1, "command": shlex.join(["sh", "-c", script]), **restart}
+    job = Submitted(folder, "true", resources={"nodes": 1}, workers=[worker], monitoring={"enabled": False})
+
+    def kill(_: subprocess.Popen[bytes]) -> None:
+        first, second = (job.run_dir / f"workers/worker_w0_rank0_a0_r{run}.start.json" for run in (0, 1))
+        wrapper = int(poll(lambda: read_json(first), "the first run", 20)["wrapper_pid"])
+        poll((job.slurm.folder / "steps" / "4459.0").exists, "the whole step", 20)
+        mine = str(job.slurm.folder.parent)
+        (srun,) = (of for of, words in processes_with("--job-name=worker_w0").items() if mine in " ".join(words))
+        os.kill(srun, signal.SIGKILL)
+        poll(lambda: read_json(second), "the second run", 20)
+        assert not os.path.exists(f"/proc/{wrapper}/exe")
+        (folder / "enough").touch()
+
+    return job.run(kill)
+
+
+PLAYS = (
+    *(play_to_the_end, play_a_signal, play_a_refusal, play_a_requeue, play_a_refused_requeue),
+    *(play_an_end_after_the_warning, play_a_saved_state_after_the_warning, play_a_killed_srun),
+)
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
     folder = tmp_path_factory.mktemp("batch")
-    with ThreadPoolExecutor(len(PLAYS)) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {play.__name__: pool.submit(play, folder / play.__name__) for play in PLAYS}
     kill_all_with(folder)
 
 
 def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_to_the_end"].result(60)
+    batch = played["play_to_the_end"].result(90)
     assert batch.status == 0, batch.log() + batch.log("log.err")
     report, calls = batch.report, batch.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
@@ -146,19 +229,54 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
 
 
 def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_signal"].result(60)
+    batch = played["play_a_signal"].result(90)
     assert batch.status == 5, batch.log() + batch.log("log.err")
     report = batch.report
     assert (report["state"], report["cause"]) == ("CANCELLED", None)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
     ended = batch.slurm.calls("scancel")[0]["argv"]
-    assert (ended[0], len(ended)) == ("--signal=TERM", 5)
+    assert (ended[0], len(ended)) == ("--signal=TERM", 5), (batch.slurm.calls("scancel"), batch.log())
     assert all(word.startswith("4459.") for word in ended[1:])
 
 
 def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_refusal"].result(60)
+    batch = played["play_a_refusal"].result(90)
     assert batch.status == 1
     assert batch.report["cause"]["reason"] == "launch_failed"
     assert "Invalid credential" in batch.log("log.err")
     assert "could not run on cn01, cn02; the job goes on unwatched" in batch.log()
+
+
+def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_requeue"].result(90)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", True, 3)
+    assert {worker["exit"]["reason"] for worker in batch.report["workers"]} == {"time_limit"}
+    assert [call["argv"] for call in batch.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
+    assert "- requeued: the job goes on in its next attempt" in batch.log("report.md")
+
+
+def test_a_job_that_cannot_be_queued_again_says_so(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_refused_requeue"].result(90)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
+    assert "The job is not queued again: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
+
+
+def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_an_end_after_the_warning"].result(90)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
+    assert batch.report["stopped"]["reason"] == "completed"
+    assert "The job is not stopped: its work is done" in batch.log()
+    assert not [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+
+
+def test_a_job_whose_workers_have_saved_their_state_is_queued_again(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_saved_state_after_the_warning"].result(90)
+    assert (batch.report["state"], batch.report["requeued"]) == ("TIMEOUT", True), batch.log()
+    assert [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+
+
+def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_killed_srun"].result(90)
+    assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
+    assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
+    assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]

@@ -1,12 +1,22 @@
 """Target files for Prometheus."""
 
+import dataclasses
 import json
+import subprocess
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from launcher.discovery import Targets, read_sidecars, target_groups
-from tests.launcher.support import HARD_NAMES
+from exporter import records
+from exporter.manifest import Task
+from launcher import sidecars
+from launcher.discovery import Targets, engine_groups, read_sidecars, target_groups
+from launcher.plan import Plan, RunFacts, TaskPlan
+from launcher.sidecars import Sidecars
+from launcher.steps import Steps
+from tests.launcher.support import HARD_NAMES, plan_of
 
 GROUPS = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
 
@@ -74,3 +84,87 @@ def test_hostile_names_make_a_plain_file_name(tmp_path: Path) -> None:
     assert path.name.startswith("gpujob-4459_")
     assert path.suffix == ".json"
     assert not set(path.name) & set("\n \"'$`*?[]{}()<>|&;\\#%")
+
+
+# -- engines -------------------------------------------------------------------------------------
+
+LABELS = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "node": "cn01", "job": "gpujob-sidecar"}
+
+
+def serving_plan() -> Plan:
+    """A decode worker of two nodes that serves metrics on the first, and a benchmark that serves none."""
+    tasks = [
+        TaskPlan(Task("decode_w0", "decode", 0, 0, 0, 0), (), {}, ports={"http": 6100}, metrics="http_port/metrics"),
+        TaskPlan(Task("decode_w0", "decode", 0, 1, 1, 1), (), {}, metrics="http_port/metrics"),
+        TaskPlan(Task("prefill_w0", "prefill", 0, 2, 0, 1), (), {}, ports={"system": 7500}, metrics="system_port/a/b"),
+        TaskPlan(Task("benchmark", "benchmark", 0, 3, 0, 0), (), {}, ports={"http": 6200}),
+    ]
+    return dataclasses.replace(plan_of(), nodes=2, tasks=tuple(tasks))
+
+
+def engine(address: str, path: str, **labels: str) -> dict[str, Any]:
+    job = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "job": "gpujob-engine", "__metrics_path__": path}
+    return {"targets": [address], "labels": job | labels}
+
+
+DECODE = {"node": "cn01", "worker": "decode_w0", "role": "decode", "rank": "0"}
+PREFILL = {"node": "cn02", "worker": "prefill_w0", "role": "prefill", "rank": "2"}
+
+
+def test_engines_that_are_up_are_targets_where_they_serve_metrics() -> None:
+    facts = RunFacts("4459", Path("/runs/1"), ("cn01", "cn02"), addresses=("10.0.0.1", "fd00::2"), port_offset=17)
+    assert engine_groups(serving_plan(), facts, LABELS, range(4)) == [
+        engine("10.0.0.1:6117", "/metrics", **DECODE),
+        engine("[fd00::2]:7517", "/a/b", **PREFILL),
+    ]
+    assert engine_groups(serving_plan(), facts, LABELS, {1, 2}) == [engine("[fd00::2]:7517", "/a/b", **PREFILL)]
+
+
+class OneSidecar:
+    """Steps of which this test needs the start of the sidecars alone."""
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        return [subprocess.Popen(["sleep", "60"])]
+
+    def end_sidecars(self, running: list[subprocess.Popen[bytes]]) -> None:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecars, "TARGETS_EVERY_S", 0.0)
+    (run_dir / records.WORKERS_DIR).mkdir()
+    facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
+    for node in facts.hosts:
+        labels = {name: value for name, value in LABELS.items() if name != "job"} | {"node": node}
+        record = {"attempt": 1, "address": f"{node}:9410", "labels": labels}
+        records.write_json(run_dir / "sidecars" / f"{node}.json", record)
+
+    def addresses() -> list[str]:
+        return [group["targets"][0] for group in json.loads((run_dir / "targets.json").read_text())]
+
+    started = Sidecars(serving_plan(), facts, cast(Steps, OneSidecar()), lambda _: None, lambda: False)
+    started.start()
+    assert addresses() == ["cn01:9410", "cn02:9410"]
+    for worker, rank, attempt in (("decode_w0", 0, 0), ("prefill_w0", 2, 1)):
+        stem = records.record_name(worker, rank, attempt, 0)
+        records.write_json(run_dir / records.WORKERS_DIR / f"{stem}.start.json", {})
+    started.care(revive=False)
+    assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # the other was up in an earlier attempt
+    started.end(hurry=True)
+    assert not (run_dir / "targets.json").exists()
+
+
+def test_sidecars_are_started_again_once_the_old_ones_are_over(run_dir: Path) -> None:
+    steps = Mock(spec=Steps)
+    steps.start_sidecars.return_value = [Mock(returncode=-9, poll=Mock(return_value=-9))]
+    facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
+    kept = Sidecars(serving_plan(), facts, steps, lambda _: None, lambda: False)
+    kept.start()
+    steps.are_over.return_value = False
+    kept.care(revive=True)
+    assert steps.start_sidecars.call_count == 1
+    steps.are_over.return_value = True
+    kept.care(revive=True)
+    assert steps.start_sidecars.call_count == 2

@@ -7,9 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher import orchestrate
-from launcher.orchestrate import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, Orchestrator, verification_s
+from launcher import ending
+from launcher.course import Course
+from launcher.crew import Crew
+from launcher.ending import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
 from launcher.plan import RunFacts
+from launcher.signals import Signals
 from launcher.steps import Steps
 from tests.launcher.support import plan_of, settled_run_dir
 
@@ -35,15 +38,18 @@ def test_a_report_is_told_when_there_is_no_time_left(
 ) -> None:
     given: dict[str, Any] = {}
     run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
-    job = Orchestrator(plan_of(), RunFacts("1", run_dir, ("cn01",)), Mock(spec=Steps), time.time() + left_s)
+    facts, steps, signals, limit = RunFacts("1", run_dir, ("cn01",)), Mock(spec=Steps), Signals(), time.time() + left_s
+    course = Course(facts, 30.0, signals)
+    crew = Crew(plan_of(), facts, steps, course, signals, limit)
+    end = End(plan_of(), facts, steps, course, signals, crew, Mock(), limit)
 
     def build(_run_dir: Path, **values: Any) -> dict[str, Any]:
         given.update(values)
         raise LookupError
 
-    monkeypatch.setattr(orchestrate, "build_report", build)
+    monkeypatch.setattr(ending, "build_report", build)
     with pytest.raises(LookupError):
-        job._report()
+        end._report(None, requeued=False)
     now = time.monotonic()
-    monkeypatch.setattr("launcher.orchestrate.time.monotonic", lambda: now + 30.0)
+    monkeypatch.setattr("launcher.ending.time.monotonic", lambda: now + 30.0)
     assert given["out_of_time"]() is is_over

@@ -154,7 +154,7 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
         ("TIMEOUT", "TIMEOUT", "time_limit"),
         ("PREEMPTED", "PREEMPTED", "preempted"),
         ("CANCELLED", "CANCELLED", "cancelled"),
-        ("FAILED", "CANCELLED", "cancelled"),
+        ("FAILED", "FAILED", "terminated_peer"),
     ],
 )
 def test_slurms_word_counts_where_the_orchestrator_has_left_none(

@@ -138,7 +138,7 @@ def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
 @scenario
 def completed(folder: Path) -> Ended:
     env = clean_environment(**wrong_packages(folder))
-    spec = embed_job(items=800, env={"HF_TOKEN": "hunter2"})
+    spec = embed_job(items=800, rate=40, env={"HF_TOKEN": "hunter2"})  # the looks at it take their time as well
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
@@ -147,11 +147,12 @@ def completed(folder: Path) -> Ended:
             found = look(job, "watch", job_id, "--once", "--json", http_proxy=NOWHERE, HTTP_PROXY=NOWHERE)
             return found if json.loads(found.stdout)["phase"] == "running" else None
 
-        running = poll(running_view, "a view of the running job")
-        targets = (job.run_dir / "targets.json").read_text()
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(3) as pool:
+            view = pool.submit(poll, running_view, "a view of the running job")
             words = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
             picture, report = pool.map(lambda entry: look(job, *entry), words)
+            running = view.result()
+        targets = (job.run_dir / "targets.json").read_text()
         done = ended(job)
         after = look(job, "watch", job_id, "--once", "--json")
         done.seen = {"running": running, "picture": picture, "report": report, "after": after, "targets": targets}
@@ -630,12 +631,27 @@ def orchestrator_killed(folder: Path) -> Ended:
 
 
 def test_nothing_outlives_the_orchestrator(orchestrator_killed: Ended) -> None:
-    assert orchestrator_killed.status == 9
-    assert "the job ended without a report" in orchestrator_killed.job.output
+    assert orchestrator_killed.status == 1
+    assert "the orchestrator was killed by SIGKILL" in orchestrator_killed.job.output
     assert orchestrator_killed.left_over == {}
     watch, report = orchestrator_killed.seen["watch"], orchestrator_killed.seen["report"]
-    assert (watch.returncode, json.loads(watch.stdout)["state"]) == (9, "UNKNOWN")
-    assert report.returncode == 9
+    assert (watch.returncode, json.loads(watch.stdout)["state"]) == (1, "FAILED")
+    assert report.returncode == 1
+    assert not (orchestrator_killed.job.run_dir / "targets.json").exists()
+
+
+@scenario
+def guard_killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
+        job.phase("running")
+        found = processes_with(job.run_dir)
+        os.kill(next(pid for pid, words in found.items() if "launcher.guard" in words), signal.SIGKILL)
+        return ended(job)
+
+
+def test_without_its_guard_a_job_still_ends_in_order_and_is_reported(guard_killed: Ended) -> None:
+    assert (guard_killed.status, guard_killed.report["state"]) == (1, "FAILED")
+    assert guard_killed.left_over == {}
 
 
 @scenario

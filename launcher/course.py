@@ -1,0 +1,113 @@
+"""How far a job is, and why it is being ended, as ``state.json`` and ``events.jsonl`` tell it."""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exporter import records
+from exporter.events import EventLog
+from launcher.plan import RunFacts
+from launcher.say import say
+from launcher.signals import Signals
+
+KILL_MARGIN_S = 1.5
+"""Kept free of KillWait for the report."""
+OWN_TEARDOWN_S = 8.0
+"""Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
+
+
+def attempt_to(what: str, action: Callable[[], object]) -> None:
+    """Do what the job can do without: neither a full disk nor a defect of ours there may end it."""
+    try:
+        action()
+    except OSError as error:
+        say(f"cannot {what}: {error.strerror}")
+    except Exception:  # noqa: BLE001 - see above
+        say(f"cannot {what}: {traceback.format_exc()}")
+
+
+def lost(
+    part: str, host: str, cause: str, killed_by: str | None = "SIGKILL", code: int | None = None
+) -> dict[str, Any]:
+    """A part of ours that has ended, as the report's cause; ``killed_by`` is the name of a signal."""
+    return {
+        "worker": part,
+        "rank": None,
+        "node": host,
+        "reason": "killed_unknown" if killed_by else "app_error",
+        "code": code,
+        "signal": killed_by,
+        "evidence": [cause, *(["nothing tells who sent it"] if killed_by else [])],
+    }
+
+
+class Course:
+    """Phase of a job and, once it is being stopped, the reason and the deadline."""
+
+    def __init__(self, facts: RunFacts, kill_wait_s: float, signals: Signals) -> None:
+        self.events = EventLog(facts.run_dir / records.EVENTS_FILE, facts.job_id)
+        self.phase = ""
+        self.stop: dict[str, Any] | None = None
+        """As ``state.json`` has it."""
+        self.deadline: float | None = None
+        """By the monotonic clock: what has not ended by then is killed."""
+        self.ask = False
+        """Whether the tasks have still to be asked to end,"""
+        self.ask_at = 0.0
+        """and when, by the monotonic clock."""
+        self.workers_ended = False
+        self._run_dir = str(facts.run_dir)
+        self._kill_wait_s = kill_wait_s
+        self._signals = signals
+
+    def publish(self, phase: str) -> None:
+        """Write down the phase, and all that has changed."""
+        if phase != self.phase:
+            self.phase = phase
+            self.events.write("phase", phase=phase)
+        attempt_to(
+            f"write {records.STATE_FILE}",
+            lambda: records.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
+        )
+
+    def allow_time(self) -> None:
+        """The tasks have been asked to end by now, however long that took; Slurm's KillWait is as long as it is."""
+        if self.deadline is not None and self._signals.ending is None:
+            self.deadline = max(self.deadline, time.monotonic() + OWN_TEARDOWN_S)
+
+    def take_back_stop(self) -> None:
+        """The job ends by itself before anybody has been asked to end."""
+        say("The job is not stopped: its work is done")
+        self.events.write("job not stopped", cause=(self.stop or {}).get("cause"))
+        self.stop, self.deadline, self.ask = None, None, False
+        self.publish(self.phase)
+
+    def ask_now(self) -> None:
+        """Nothing is left to wait for until the moment at which the tasks would be asked to end."""
+        self.ask_at = time.monotonic()
+        self.deadline = self.ask_at + OWN_TEARDOWN_S
+
+    def begin_stop(
+        self,
+        reason: str,
+        cause: str,
+        origin: Mapping[str, Any] | None = None,
+        *,
+        ask: bool = True,
+        ask_after_s: float = 0.0,
+    ) -> None:
+        """Publish why the job is ended; one deadline for all tasks.
+
+        ``origin`` is the rank and the run whose end has led to this, or the nodes that have failed, or
+        what has ``failed`` as the report tells it. Without ``ask`` the tasks are told by somebody else.
+        """
+        signalled = self._signals.ending is not None
+        allowed = max(1.0, self._kill_wait_s - KILL_MARGIN_S) if signalled else OWN_TEARDOWN_S
+        self.ask_at = time.monotonic() + ask_after_s
+        self.deadline = (self._signals.ending_at if signalled else self.ask_at) + allowed
+        self.stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}
+        self.ask = ask
+        say(f"Stopping the job: {cause}")
+        self.events.write("job stopping", reason=reason, cause=cause)
+        self.publish("completing")

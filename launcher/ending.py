@@ -1,0 +1,158 @@
+"""The end of a job: last values, diagnoses, the report, and back into the queue where that is asked for."""
+
+import functools
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from exporter import records
+from exporter.events import EventLog
+from exporter.manifest import Manifest, Task
+from launcher.course import Course, attempt_to
+from launcher.crew import Crew
+from launcher.diagnose import write_missing
+from launcher.history import keep_history
+from launcher.launch_check import Checklist
+from launcher.plan import Plan, RunFacts
+from launcher.report import EXIT_STATUS, build_report, render_report, write_report
+from launcher.say import say, show
+from launcher.sidecars import Sidecars
+from launcher.signals import Signals
+from launcher.steps import Steps
+
+FINAL_VALUES_S = 15.0
+LAST_VALUES_S = 0.7
+"""The same while KillWait is running."""
+VERIFY_S = 60.0
+"""How long output files may be read for their records while the nodes wait,"""
+LEAST_VERIFY_S = 2.0
+"""at least so long,"""
+LIMIT_MARGIN_S = 15.0
+"""and else so much shorter than up to the time limit: the report has to be written before it."""
+REQUEUE_S = 60.0
+"""How long Slurm may take to end a job that goes back into the queue."""
+
+
+def verification_s(limit_end: float | None, now: float) -> float:
+    """How long the verification may take, where the job has until ``limit_end``."""
+    return VERIFY_S if limit_end is None else min(VERIFY_S, max(LEAST_VERIFY_S, limit_end - now - LIMIT_MARGIN_S))
+
+
+def tell_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
+    """Write the report of a job that has ended where it belongs, and say it."""
+    attempt_to("write the report", lambda: write_report(manifest.run_dir, report))
+    attempt_to("keep the course of the run", lambda: keep_history(manifest, report))
+    events.write("job ended", state=report["state"], items=report["items"])
+    say(f"Job {report['job_id']} {report['state']}")
+    for line in render_report(report).splitlines():
+        show(f"    {line}".rstrip())
+
+
+def write_diagnoses(
+    manifest: Manifest, attempt: int, hosts: Sequence[str], ends: Iterable[tuple[Task, dict[str, Any]]]
+) -> None:
+    """Diagnoses of ends that the sidecars have not written."""
+    for task, ended in ends:
+        write = functools.partial(write_missing, manifest, attempt, task, hosts[task.node_index], ended)
+        attempt_to(f"write the diagnosis of {task.worker}", write)
+
+
+class End:
+    """What is done once all tasks have ended."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        facts: RunFacts,
+        steps: Steps,
+        course: Course,
+        signals: Signals,
+        crew: Crew,
+        sidecars: Sidecars,
+        job_end: float | None,
+    ) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._steps = steps
+        self._course = course
+        self._signals = signals
+        self._crew = crew
+        self._sidecars = sidecars
+        self._job_end = job_end
+
+    def finish(
+        self, checklist: Checklist | None, conclude: Callable[[], Checklist | None], take_statuses: Callable[[], None]
+    ) -> int:
+        """Exit status of the job. ``conclude`` judges the launch of a job that has ended before anybody had."""
+        hurry, course = self._signals.ending is not None, self._course
+        course.workers_ended = True
+        course.publish("completing")
+        self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
+        if checklist is None and not hurry and self._crew.ends:
+            checklist = conclude()
+        records.release_reserve(self._facts.run_dir)
+        if not hurry:
+            self._write_diagnoses()
+        again = (course.stop or {}).get("requeue") is True and not hurry
+        status, report = EXIT_STATUS["UNKNOWN"], None
+        try:
+            attempt_to("read what the sidecars say", take_statuses)
+            report = self._report(checklist, requeued=again)
+            status = int(report["exit_status"])
+        except Exception:  # noqa: BLE001 - sidecars and targets still have to go
+            say(f"the report cannot be made: {traceback.format_exc()}")
+        if hurry:
+            self._write_diagnoses()  # the report is there, whatever time is left
+        course.publish("finished")
+        self._sidecars.end(hurry=hurry or again)
+        if again:
+            self._requeue(report)
+        elif self._crew.signal_by is not None:
+            say("Waiting for Slurm to end the job")
+            self._await_signal(self._crew.signal_by)
+        return status
+
+    def _write_diagnoses(self) -> None:
+        ends = self._crew.ends_of_tasks()
+        write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
+
+    def _report(self, checklist: Checklist | None, *, requeued: bool) -> dict[str, Any]:
+        """Write the report and say it."""
+        # reading output files takes its time, and there is none once Slurm is ending the job
+        deadline = (
+            self._course.deadline
+            if self._signals.ending is not None
+            else time.monotonic() + verification_s(self._job_end, time.time())
+        )
+        report = build_report(
+            self._facts.run_dir,
+            now=time.time(),
+            ended=True,
+            ends=self._crew.ends,
+            job_end=self._job_end,
+            launch=checklist.to_json() if checklist is not None else None,
+            out_of_time=lambda: (
+                self._signals.ending is not None or (deadline is not None and time.monotonic() > deadline)
+            ),
+        )
+        report["requeued"] = requeued
+        tell_report(self._plan.manifest, report, self._course.events)
+        return report
+
+    def _requeue(self, report: dict[str, Any] | None) -> None:
+        """Have the job queued again: Slurm ends this step then, and an end of its own would be that of the job."""
+        say("Queueing the job again")
+        self._course.events.write("job requeued", attempt=self._facts.attempt)
+        problem = self._steps.requeue()
+        if problem is None:
+            self._await_signal(time.time() + REQUEUE_S)
+            return
+        say(f"The job is not queued again: {problem}")
+        if report is not None:
+            told = {**report, "requeued": False}
+            attempt_to("write the report", lambda: write_report(self._facts.run_dir, told))
+
+    def _await_signal(self, until: float) -> None:
+        while self._signals.ending is None and time.time() < until:
+            self._signals.sleep(1.0)

@@ -1,0 +1,145 @@
+"""Stages of a job: which tasks may start by now, by what is ready."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from exporter import records
+from launcher.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
+from launcher.readiness import describe_missing
+from launcher.report import benchmark_log
+from launcher.say import say
+from launcher.steps import PYTHON_FLAGS, Steps
+
+LOOK_S = 0.5
+"""Between two looks at what is ready."""
+START_AGAIN_S = 5.0
+"""After the end of what polls, which nobody has asked for."""
+
+
+class Readiness:
+    """What is ready, as ``launcher.await_ready`` finds it out beside the orchestrator."""
+
+    def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
+        self.asked = plan.readiness is not None and bool(plan.readiness.rules)
+        """Whether there is anything to find out."""
+        self.found: dict[str, Any] | None = None
+        """What it has told in this attempt."""
+        self._plan = plan
+        self._facts = facts
+        self._steps = steps
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+        self._look_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of the job is."""
+        return not self.asked or bool(self.found and self.found.get("ready"))
+
+    def look(self) -> None:
+        """Read what is told, and see to it that somebody tells."""
+        now = time.monotonic()
+        if not self.asked or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        if self._process is None or self._process.poll() is not None:
+            self._start(now)
+        told = records.read_json(self._facts.run_dir / records.READINESS_FILE)
+        if told is not None and told.get("attempt") == self._facts.attempt:
+            self.found = told
+
+    def _start(self, now: float) -> None:
+        if now < self._start_at:
+            return
+        self._start_at = now + START_AGAIN_S
+        if self._process is not None:
+            say(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
+        run_dir = self._facts.run_dir
+        argv = [self._plan.python, *PYTHON_FLAGS, "launcher.await_ready", "--run-dir", str(run_dir)]
+        try:
+            self._process = self._steps.start_beside(argv, run_dir / benchmark_log(self._facts.attempt))
+        except OSError as error:
+            say(f"launcher.await_ready cannot be started: {error}")
+
+    def holds(self, stage: str) -> bool:
+        """Whether all that a stage waits for is ready; the benchmark waits for everything."""
+        if not self.asked or self._plan.readiness is None:
+            return True
+        rules = (self.found or {}).get("rules") or []
+        standing = dict(enumerate(rules))
+        asked = [index for index, rule in enumerate(self._plan.readiness.rules) if stage in (BENCHMARK, rule.before)]
+        return all(standing.get(index, {}).get("ready") for index in asked)
+
+    def end(self) -> None:
+        """Nobody asks any more."""
+        if self.asked and self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+        self.asked = False
+
+
+class Stages:
+    """The tasks that are still to be started, stage by stage."""
+
+    def __init__(self, plan: Plan, facts: RunFacts, readiness: Readiness) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._readiness = readiness
+        self._left = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
+        self._since: float | None = None
+        """When there was last something to start, by the monotonic clock."""
+        self._was_ready = False
+
+    @property
+    def left(self) -> list[TaskPlan]:
+        """Tasks of the stages to come."""
+        return [planned for planned in self._plan.tasks if planned.stage in self._left]
+
+    def take(self) -> list[TaskPlan]:
+        """The tasks of the next stage, once it may begin; else none."""
+        if not self._left or not self._readiness.holds(self._left[0]):
+            return []
+        stage = self._left.pop(0)
+        self._since = time.monotonic()
+        return [planned for planned in self._plan.tasks if planned.stage == stage]
+
+    def overdue(self) -> bool:
+        """Whether what is waited for was not ready in time. A job that was ready once may take any time."""
+        self._was_ready = self._was_ready or (self._readiness.ready and not self._left)
+        if not self._readiness.asked or self._plan.readiness is None or self._was_ready or self._since is None:
+            return False
+        return time.monotonic() - self._since > self._plan.readiness.timeout_s
+
+    def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
+        """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs."""
+        timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
+        found = self._readiness.found or {}
+        lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
+        names = unready(self._plan, found)
+        waiting = str(found.get("waiting") or "")
+        cause = f"not ready after {timeout_s:g} s: missing {', '.join(names) or waiting or 'all'}"
+        if names and waiting and waiting not in names:
+            cause += f" (waiting for {waiting})"
+        tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
+        task = next((tasks[name] for name in names if name in tasks), None)
+        failed = {
+            "worker": task.worker if task is not None else "the model",
+            "rank": task.rank if task is not None else None,
+            "node": self._facts.hosts[task.node_index] if task is not None else self._facts.hosts[0],
+            "reason": "launch_failed",
+            "evidence": [cause, *lines],
+        }
+        return cause, failed, lines
+
+
+def unready(plan: Plan, found: dict[str, Any]) -> list[str]:
+    """Workers that are asked for themselves and are not ready, in the order of the rules."""
+    told = found.get("rules") or []
+    rules = plan.readiness.rules if plan.readiness is not None else ()
+    names = [
+        rule.subject
+        for index, rule in enumerate(rules)
+        if rule.subject and not (index < len(told) and told[index].get("ready"))
+    ]
+    return list(dict.fromkeys(names))

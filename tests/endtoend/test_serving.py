@@ -1,0 +1,281 @@
+"""Serving jobs on a real Slurm: engines that answer and log as the real ones, routers, a real nginx, a benchmark."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.endtoend.jobs import Job, JobSpace
+from tests.endtoend.serving import (
+    ENOUGH,
+    RECORDS,
+    RESULTS,
+    events,
+    place_stand_ins,
+    readiness_lines,
+    results,
+    series,
+    serving_job,
+)
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+
+pytestmark = pytest.mark.slurm
+
+Serve = Callable[..., Job]
+
+GANG_KILL_S = 10.0
+"""From the death of a worker without which the job cannot go on to the end of all others."""
+BACK_S = 14.0
+"""Until a worker is started again: longer than it takes to look again at what is ready."""
+
+
+@pytest.fixture(scope="module")
+def cluster(space_dir: Path) -> Iterator[Cluster]:
+    """Nodes as in the examples of which serving jobs are made."""
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    with Cluster(space_dir / "serving", nodes=5, cpus=16, gpus=8, accounting=False, prefix="serve") as made:
+        yield made
+
+
+@pytest.fixture
+def serve(jobs: JobSpace, cluster: Cluster) -> Serve:
+    """Starts a serving job in the working directory."""
+    if cluster.on(cluster.node_names[0], ["nginx", "-v"]).returncode != 0:
+        pytest.skip("nginx is not installed")
+    place_stand_ins(jobs.directory)
+    jobs.own(jobs.directory)
+    (jobs.directory / "gpujob.yaml").unlink()  # no Prometheus looks for these jobs
+
+    def start(*, decode: int = 2, **over: Any) -> Job:
+        spec = serving_job(jobs.directory, prefill=4 - decode, decode=decode, **over)
+        return jobs.submit(spec | {"slurm": {"partition": "gpu", "time_limit": "00:10:00"}})
+
+    return start
+
+
+def log_of(job: Job) -> str:
+    """What the orchestrator and Slurm have said."""
+    return "".join((job.run_dir / name).read_text() for name in ("log.out", "log.err"))
+
+
+def await_event(job: Job, name: str, count: int = 1) -> dict[str, Any]:
+    """An event, once it has been written so often."""
+
+    def look() -> dict[str, Any] | None:
+        found = events(job.run_dir, name)
+        return found[count - 1] if len(found) >= count else None
+
+    return job.space.cluster.wait_for(look, 90, f"event {name!r} of {job.run_dir}")
+
+
+def await_line(job: Job, line: str) -> None:
+    """Wait until the benchmark's log says this of readiness."""
+    job.space.cluster.wait_for(lambda: line in readiness_lines(job.run_dir), 90, f"{line!r} in {job.run_dir}")
+
+
+def ends(job: Job) -> dict[str, str]:
+    """Why the last run of each worker ended."""
+    return {worker["worker"]: worker["exit"]["reason"] for worker in job.report()["workers"]}
+
+
+def page(job: Job) -> dict[tuple[str, str], float]:
+    """Readiness as the first node's sidecar shows it."""
+    host = job.json("orchestrator.json")["hosts"][0]
+    address = job.json(f"sidecars/{host}.json").get("address")
+    shown = job.space.cluster.run(["curl", "-sf", f"http://{address}/metrics"])
+    return series(shown.stdout, "gpujob_ready")
+
+
+def ready_values(job: Job) -> tuple[float | None, float | None]:
+    """Whether the job is ready, and how many decode workers are."""
+    found = page(job)
+    return found.get(("gpujob_ready", "")), found.get(("gpujob_ready_workers", "decode"))
+
+
+def used_by_the_benchmark(job: Job) -> bool:
+    """Whether a first round of the benchmark has its results."""
+    return len(results(job.run_dir)) == 2
+
+
+def kill_engine(job: Job, worker: str, rank: int) -> float:
+    """kill -9 of the engine of a worker on its node; the moment."""
+    record = job.json(f"workers/{worker}_rank{rank}_a0_r0.start.json")
+    job.space.cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT, check=True)
+    return time.time()
+
+
+def await_service(job: Job) -> None:
+    """Wait until the benchmark uses the engines."""
+    job.wait_for_phase("running", 90)
+    job.space.cluster.wait_for(lambda: used_by_the_benchmark(job), 60, f"a round of the benchmark of {job.run_dir}")
+
+
+def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serve: Serve) -> None:
+    job = serve()
+    assert job.wait(150) == "COMPLETED", log_of(job)
+    report, hosts = job.report(), job.json("orchestrator.json")["hosts"]
+    assert (report["state"], report["stopped"]["cause"]) == ("COMPLETED", "the benchmark has completed")
+    assert set(ends(job).values()) == {"completed"}
+    *said, last = readiness_lines(job.run_dir)
+    waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [012] decodes to spin up\.")
+    assert all(waiting.fullmatch(line) for line in said[1:]), said
+    assert last == "Model is ready. Have 2 prefills and 2 decodes."
+    names = [f"isl_32_osl_16_concurrency_{count}_req_rate_inf.json" for count in (2, 4)]
+    assert results(job.run_dir) == dict(zip(names, (8, 16), strict=True))
+    port, log = 8000 + job.json("orchestrator.json")["port_offset"], log_of(job)
+    for line in (
+        f"Nginx node (node 0): {hosts[0]}",
+        f"Additional frontend 1 on node 1: {hosts[1]}",
+        f"Prefill worker 0 leader: {hosts[0]}",
+        f"Launching decode worker 1, node 3 (local_rank 0): {hosts[3]}",
+        f"Frontend available at: http://{hosts[0]}:{port}",
+        f"srun --jobid {job.job_id} -w {hosts[0]} --overlap --pty bash",
+    ):
+        assert line in log
+    logs = {path.name for path in job.run_dir.glob("*.err")} - {"log.err"}
+    workers = [f"{hosts[index]}_{name}" for index, name in enumerate(("prefill_w0", "prefill_w1", "decode_w0"))]
+    served = [f"{hosts[0]}_frontend_0", f"{hosts[1]}_frontend_1", f"{hosts[0]}_nginx", "benchmark"]
+    assert {f"{name}.err" for name in (*workers, f"{hosts[3]}_decode_w1", *served)} == logs
+    assert (job.run_dir / RESULTS).is_dir()
+    assert job.our_processes() == []
+
+
+def test_a_critical_decode_that_is_killed_ends_the_whole_job_within_seconds(serve: Serve, cluster: Cluster) -> None:
+    job = serve(until_told=True)
+    await_service(job)
+    killed = kill_engine(job, "decode_w1", 3)
+    assert job.wait(60) == "FAILED"
+    seconds = time.time() - killed
+    assert job.our_processes() == []
+    assert seconds <= GANG_KILL_S
+    print(f"\ndecode killed, critical: the job and all its processes are gone after {seconds:.1f} s")
+    report = job.report()
+    assert (report["state"], report["cause"]["worker"], report["cause"]["reason"]) == (
+        *("FAILED", "decode_w1", "killed_unknown"),
+    )
+    assert "SIGKILL" in "; ".join(report["cause"]["evidence"])
+    assert "decode_w1 rank 3" in report["stopped"]["cause"]
+    others = {worker: reason for worker, reason in ends(job).items() if worker != "decode_w1"}
+    assert others.pop("benchmark") == "terminated_peer"
+    assert set(others.values()) <= {"completed", "terminated_peer"}
+    assert json.loads((job.run_dir / "diagnostics" / "decode_w1.json").read_text())["worker"] == "decode_w1"
+
+
+def test_a_job_goes_on_without_a_decode_that_is_tolerated(serve: Serve, cluster: Cluster, jobs: JobSpace) -> None:
+    job = serve(until_told=True, workers=[{"role": "decode", "critical": False}])
+    await_service(job)
+    kill_engine(job, "decode_w1", 3)
+    await_line(job, "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.")
+    assert await_event(job, "not ready")
+    before = (job.run_dir / "benchmark.out").read_text().count("Completed benchmark with concurrency: 4")
+
+    def another_round() -> bool:
+        return (job.run_dir / "benchmark.out").read_text().count("Completed benchmark with concurrency: 4") > before + 1
+
+    cluster.wait_for(another_round, 60, "rounds with the other decode worker")
+    (jobs.directory / ENOUGH).touch()
+    assert job.wait(60) == "COMPLETED", log_of(job)
+    assert (job.report()["state"], ends(job)["decode_w1"], ends(job)["decode_w0"]) == (
+        *("COMPLETED", "killed_unknown", "completed"),
+    )
+    assert "decode_w1 is not critical: the job goes on without it" in log_of(job)
+
+
+def test_a_decode_that_is_started_again_makes_the_job_ready_again(
+    serve: Serve, cluster: Cluster, jobs: JobSpace
+) -> None:
+    job = serve(until_told=True, workers=[{"role": "decode", "restart": {"max": 1, "backoff": BACK_S}}])
+    await_service(job)
+    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 30, "series of a job that is ready")
+    kill_engine(job, "decode_w1", 3)
+    lost = await_event(job, "not ready")
+    await_line(job, "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.")
+    assert await_event(job, "worker restarted")["worker"] == "decode_w1"
+    back = await_event(job, "ready", 2)
+    assert back["time"] > lost["time"]
+    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 30, "series of a job that is ready again")
+    (jobs.directory / ENOUGH).touch()
+    assert job.wait(60) == "COMPLETED", log_of(job)
+    report = job.report()
+    assert report["state"] == "COMPLETED"
+    (decode,) = [worker for worker in report["workers"] if worker["worker"] == "decode_w1"]
+    assert [end["reason"] for end in decode["exits"]] == ["killed_unknown", "completed"]
+    assert readiness_lines(job.run_dir)[-1] == "Model is ready. Have 2 prefills and 2 decodes."
+
+
+FOUR_AND_ONE = {
+    "resources": {"gpus_per_node": 8, "prefill_workers": 4, "decode_workers": 1}
+    | {"gpus_per_prefill": 8, "gpus_per_decode": 8},
+    "frontend": {"type": "sglang-router"},
+}
+TWO_ON_A_NODE = {
+    "resources": {"gpus_per_node": 8, "decode_workers": 2, "gpus_per_decode": 4},
+    "workers": [{"role": "decode", "command": "python3 -m sglang.launch_server --port {http_port}"}],
+    "backend": {"type": "command"},
+    "frontend": None,
+}
+WHOLE = "0,1,2,3,4,5,6,7"
+
+
+def with_ports(word: str, ports: dict[int, int]) -> str:
+    """A word with the ports of the plan as they are in the job."""
+    return re.sub(r"\b\d+\b", lambda match: str(ports.get(int(match[0]), match[0])), word)
+
+
+def without_time(text: str) -> str:
+    """A text without the moment in the name of the run directory."""
+    return re.sub(r"_\d{8}_\d{6}\b", "", text)
+
+
+@pytest.mark.parametrize(
+    ("parts", "visible"),
+    [
+        pytest.param(FOUR_AND_ONE, [WHOLE] * 5, id="4 prefill and 1 decode on nodes of 8 GPUs"),
+        pytest.param(TWO_ON_A_NODE, ["0,1,2,3", "4,5,6,7"], id="2 decode of 4 GPUs on one node"),
+    ],
+)
+def test_each_process_finds_what_the_plan_says(
+    parts: dict[str, Any], visible: list[str], jobs: JobSpace, serve: Serve
+) -> None:
+    (jobs.directory / "engines" / "sitecustomize.py").write_text(RECORDS)
+    job = serve(benchmark={"type": "custom", "command": "python3 -c pass"}, **parts)
+    assert job.wait(150) == "COMPLETED", log_of(job)
+    facts = job.json("orchestrator.json")
+    hosts, offset = facts["hosts"], facts["port_offset"]
+    plan = json.loads(jobs.gpujob("plan", "job.yaml", "--nodes", ",".join(hosts), "--json", check=True).stdout)
+    planned = {f"{process['worker']}_{process['local_rank']}": process for process in plan["processes"]}
+    seen = {path.stem: json.loads(path.read_text()) for path in (job.run_dir / "seen").glob("*.json")}
+    assert sorted(seen) == sorted(planned)
+    workers = [name for name, process in planned.items() if process["stage"] == "workers"]
+    ports = {port: port + offset for process in planned.values() for port in process["ports"].values()}
+    assert [seen[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in workers] == visible
+    for name, process in planned.items():
+        environment, argv = seen[name]["environment"], seen[name]["argv"]
+        expected = {
+            "RANK": process["rank"],
+            "LOCAL_RANK": process["local_rank"],
+            "WORLD_SIZE": len(workers),
+            "GPUJOB_WORKER": process["worker"],
+            "GPUJOB_WORKER_INDEX": process["worker_index"],
+            "GPUJOB_ROLE": process["role"],
+            "GPUJOB_NODE": process["node"],
+            "GPUJOB_NODE_INDEX": process["node_index"],
+            "GPUJOB_GPUS": ",".join(map(str, process["gpus"])),
+            "SLURMD_NODENAME": hosts[process["node_index"]],
+        }
+        # without a part of its own it sees what Slurm has given the step
+        if process["cuda_visible_devices"] is not None:
+            expected["CUDA_VISIBLE_DEVICES"] = process["cuda_visible_devices"]
+        assert {variable: environment.get(variable) for variable in expected} == {
+            variable: str(value) for variable, value in expected.items()
+        }
+        assert set(process["environment"]) <= set(environment)
+        assert process["leader"] == (environment["LOCAL_RANK"] == "0")
+        assert [with_ports(word, ports) for word in process["command"]][-len(argv) :] == argv
+    script = (job.run_dir / "sbatch_script.sh").read_text()
+    assert without_time(script) == without_time(plan["script"])

@@ -1,0 +1,195 @@
+"""When a stage may begin, what is said of a serving job, and which ports it gets."""
+
+import dataclasses
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from exporter import records
+from launcher.announce import launching, places, ways_in
+from launcher.orchestrate import place_of
+from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
+from launcher.ports import OFFSETS
+from launcher.report import _logs
+from launcher.stages import Readiness, Stages, unready
+from launcher.steps import Steps
+from launcher.survey import addresses, needs_survey, port_offset, read_nodes
+from tests.launcher.support import job_spec, plan_of
+
+RULES = (
+    ReadyRule("etcd", "tcp", 0, 2379, before="workers"),
+    ReadyRule("decode_w0", "http", 0, 6100, "/health"),
+    ReadyRule("", "dynamo", 0, 8000, "/health", {"decode": 1}),
+)
+
+
+def serving_plan() -> Plan:
+    """etcd, a decode worker, a front end, nginx and a benchmark."""
+    roles = ("etcd", "decode", "frontend", "nginx", "benchmark")
+    plan = plan_of(job_spec(resources={"nodes": 5}, workers=[{"role": role, "command": "x"} for role in roles]))
+    changed: dict[str, dict[str, Any]] = {
+        "etcd": {"stage": "infra", "ports": {"etcd": 2379}},
+        "decode": {"ports": {"http": 6100}},
+        "frontend": {"stage": "frontends", "ports": {"http": 8180}},
+        "nginx": {"stage": "balancer", "ports": {"http": 8000}},
+        "benchmark": {"stage": "benchmark"},
+    }
+    tasks = tuple(dataclasses.replace(planned, **changed[planned.task.role]) for planned in plan.tasks)
+    tasks = tuple(
+        dataclasses.replace(planned, task=dataclasses.replace(planned.task, node_index=index), leader_node=index)
+        for index, planned in enumerate(sorted(tasks, key=lambda planned: roles.index(planned.task.role)))
+    )
+    return dataclasses.replace(plan, tasks=tasks, readiness=ReadinessPlan(RULES, 60.0))
+
+
+def facts_in(folder: Path, **over: Any) -> RunFacts:
+    return RunFacts("4459", folder, tuple(f"cn0{index}" for index in range(5)), **over)
+
+
+class Made:
+    """Stages of a serving job, with what is ready as the test says it."""
+
+    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
+        self.folder = folder
+        steps = Mock(spec=Steps)
+        steps.start_beside.return_value = Mock(spec=subprocess.Popen, poll=Mock(return_value=None))
+        plan = plan or serving_plan()
+        self.readiness = Readiness(plan, facts_in(folder), steps)
+        self.stages = Stages(plan, facts_in(folder), self.readiness)
+
+    def tell(self, ready: Sequence[bool], attempt: int = 0) -> None:
+        """Which rules hold."""
+        body = {"attempt": attempt, "ready": all(ready), "waiting": "1 decodes"}
+        records.write_json(self.folder / "readiness.json", {**body, "rules": [{"ready": one} for one in ready]})
+        self.readiness._look_at = 0.0
+        self.readiness.look()
+
+    def take(self) -> list[str]:
+        """The stages that may begin now."""
+        found = []
+        while tasks := self.stages.take():
+            found.append(tasks[0].stage)
+        return found
+
+
+def test_a_stage_begins_when_what_it_waits_for_is_ready(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    assert made.take() == ["infra"]
+    made.tell([True, False, False])
+    assert made.take() == ["workers", "frontends", "balancer"]
+    made.tell([True, True, False])
+    assert made.take() == []
+    made.tell([True, True, True])
+    assert made.take() == ["benchmark"]
+    assert made.stages.left == []
+
+
+def test_what_was_ready_in_an_earlier_attempt_is_not(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.take()
+    made.tell([True, True, True], attempt=3)
+    assert made.take() == []
+
+
+@pytest.mark.parametrize(("attempt", "name"), [(0, "benchmark.out"), (2, "benchmark_a2.out")])
+def test_each_attempt_has_a_log_of_its_benchmark(attempt: int, name: str, tmp_path: Path) -> None:
+    steps = Mock(spec=Steps)
+    Readiness(serving_plan(), facts_in(tmp_path, attempt=attempt), steps).look()
+    ((_, output), _) = steps.start_beside.call_args
+    assert output == tmp_path / name
+    manifest = dataclasses.replace(serving_plan().manifest, run_dir=tmp_path)
+    assert _logs(manifest, [], attempt) == [tmp_path / name]
+
+
+def test_without_rules_everything_starts_at_once(tmp_path: Path) -> None:
+    made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=None))
+    assert made.take() == ["infra", "workers", "frontends", "balancer", "benchmark"]
+
+
+def test_a_job_that_is_not_ready_in_time_names_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path)
+    made.take()
+    made.tell([True, False, False])
+    made.take()
+    assert not made.stages.overdue()
+    monkeypatch.setattr("launcher.stages.time.monotonic", lambda: float("inf"))
+    assert made.stages.overdue()
+    cause, failed, lines = made.stages.missing(dict)
+    assert cause == "not ready after 60 s: missing decode_w0 (waiting for 1 decodes)"
+    assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
+    assert any("decode_w0" in line for line in lines)
+
+
+def test_a_job_that_was_ready_once_may_take_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path)
+    made.tell([True, True, True])
+    made.take()
+    assert not made.stages.overdue()
+    made.tell([True, False, True])
+    monkeypatch.setattr("launcher.stages.time.monotonic", lambda: float("inf"))
+    assert not made.stages.overdue()
+
+
+def test_only_who_is_asked_for_by_name_can_be_named() -> None:
+    assert unready(serving_plan(), {}) == ["etcd", "decode_w0"]
+    assert unready(serving_plan(), {"rules": [{"ready": True}, {"ready": False}, {"ready": False}]}) == ["decode_w0"]
+
+
+def test_where_everything_is_is_told(tmp_path: Path) -> None:
+    facts = facts_in(tmp_path, addresses=tuple(f"10.0.0.{index}" for index in range(5)), port_offset=17)
+    plan = serving_plan()
+    assert places(plan, facts)[5:] == ["Master IP address (node 0): 10.0.0.0", "Nginx node (node 3): cn03"]
+    assert launching(plan.tasks[1], facts) == [
+        "Decode worker 0 leader: cn01 (10.0.0.1)",
+        "Launching decode worker 0, node 1 (local_rank 0): cn01",
+    ]
+    assert launching(plan.tasks[2], facts, 1) == ["Launching frontend_w0, node 2: cn02, run 2"]
+    assert ways_in(plan, facts, local=False) == [
+        "Frontend available at: http://cn03:8017",
+        "Connect to the nginx node: srun --jobid 4459 -w cn03 --overlap --pty bash",
+        "Connect to the master node: srun --jobid 4459 -w cn00 --overlap --pty bash",
+    ]
+
+
+def test_a_job_that_serves_nobody_says_no_more_than_where_it_is(tmp_path: Path) -> None:
+    plan, facts = plan_of(), RunFacts("1", tmp_path, ("cn00",))
+    assert places(plan, facts) == ["Node 0: cn00"]
+    assert launching(plan.tasks[0], facts) == ["Launching worker worker 0, node 0 (local_rank 0): cn00"]
+    assert ways_in(plan, facts, local=False) == []
+    assert not needs_survey(plan)
+
+
+def test_ports_that_are_taken_move_those_of_the_job(tmp_path: Path) -> None:
+    plan, facts = serving_plan(), facts_in(tmp_path)
+    assert needs_survey(plan)
+    first = port_offset(plan, facts, {})
+    assert first in OFFSETS
+    other = port_offset(plan, facts, {"cn01": {"busy": [6100 + first]}})
+    assert other in OFFSETS
+    assert other != first
+
+
+def test_a_node_that_has_told_nothing_keeps_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, facts = dataclasses.replace(serving_plan(), network_interface="ib0"), facts_in(tmp_path)
+    (tmp_path / records.NODES_DIR).mkdir()
+    records.write_json(tmp_path / records.NODES_DIR / "cn01.json", {"attempt": 0, "address": "10.0.0.1", "busy": []})
+    records.write_json(tmp_path / records.NODES_DIR / "cn02.json", {"attempt": 1, "address": "10.0.0.2", "busy": []})
+    records.write_json(tmp_path / records.NODES_DIR / "cn03.json", {"attempt": 0, "problem": "cn03: no ib0"})
+    told = read_nodes(plan, facts)
+    assert addresses(plan, facts, told) == ("cn00", "10.0.0.1", "cn02", "cn03", "cn04")
+    assert "cn03: no ib0; the job goes on with its host name" in capfd.readouterr().out
+
+
+def test_words_of_slurm_from_before_the_survey_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "cn[00-04]")
+    earlier = "slurmstepd: error: *** JOB 4459 ON cn00 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***"
+    (tmp_path / "log.err").write_text(f"{earlier}\n")
+    facts, steps = place_of(serving_plan(), tmp_path, 0.0, local=False)
+    with (tmp_path / "log.err").open("a") as log:
+        log.write("slurmstepd: error: *** JOB 4459 ON cn00 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n")
+    steps.learn(dataclasses.replace(facts, port_offset=17))
+    assert steps.ending().reason == "time_limit"
