@@ -1,11 +1,12 @@
 """Keep one program running: start it again when it dies, end it when told to.
 
-    python -I -m launcher.supervise -- COMMAND...
+    python -I -m launcher.supervise [LAST...] -- COMMAND...
 
 Stands over the sidecar of a node, so that a sidecar which is killed is back in
 seconds without another job step. An exit status of 0 (done) or 2 (it cannot
 work as it is configured) is final; anything else is answered by a new start,
 at once where the program asks for one and does not do so time and again.
+Once it is done by itself, the command LAST takes this one's place.
 """
 
 import os
@@ -25,8 +26,11 @@ IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
 """A warning before the time limit reaches every step, and is for the workers."""
 
 
-def supervise(argv: list[str]) -> int:
-    """Exit status of the last run of ``argv``; SIGTERM and SIGINT are passed on and end the loop."""
+def supervise(argv: list[str], last: list[str]) -> int:
+    """Exit status of the last run of ``argv``; SIGTERM and SIGINT are passed on and end the loop.
+
+    Does not return where the program is done by itself and there is a ``last`` command, which takes over.
+    """
     waited = {*STOPPING, *IGNORED, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     failures = 0
@@ -45,6 +49,9 @@ def supervise(argv: list[str]) -> int:
             return 127
         status, stopping = _wait(pid, waited)
         code = os.waitstatus_to_exitcode(status)
+        if code == 0 and not stopping and last:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvp(last[0], last)  # noqa: S606
         if stopping or code in DONE:
             return code if code >= 0 else 128 - code
         failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
@@ -88,9 +95,8 @@ def _told_to_stop(seconds: float, waited: set[signal.Signals]) -> bool:
 
 
 if __name__ == "__main__":
-    command = sys.argv[1:]
-    if command[:1] == ["--"]:
-        command = command[1:]
-    if not command:
-        sys.exit("usage: python -I -m launcher.supervise -- COMMAND...")
-    sys.exit(supervise(command))
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    if not words[split + 1 :]:
+        sys.exit("usage: python -I -m launcher.supervise [LAST...] -- COMMAND...")
+    sys.exit(supervise(words[split + 1 :], words[:split]))

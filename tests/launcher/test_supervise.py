@@ -132,6 +132,25 @@ def test_sigterm_while_it_waits_ends_it_at_once(start: Start, tmp_path: Path) ->
     assert len(starts(tmp_path)) <= 2
 
 
+@pytest.mark.parametrize(("code", "said"), [(0, "last\n"), (2, "")])
+def test_the_last_command_takes_over_from_a_program_that_is_done(code: int, said: str) -> None:
+    words = ["sh", "-c", "trap 'exit 3' TERM; kill -TERM $$; echo not asked"]
+    for last, expected, status in ((["echo", "last"], said, code), (words, "", 3 if code == 0 else code)):
+        argv = [sys.executable, "-I", "-m", "launcher.supervise", *last, "--", "sh", "-c", f"exit {code}"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        assert (done.stdout, done.returncode) == (expected, status)
+
+
+def test_a_program_that_is_told_to_end_has_no_last_command(tmp_path: Path) -> None:
+    program = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    argv = [sys.executable, "-I", "-m", "launcher.supervise", "echo", "last", "--", "sh", "-c", program]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        child.terminate()
+        assert (child.wait(10), child.stdout.read()) == (0, "")
+
+
 def test_a_program_that_is_not_there_ends_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-m", "launcher.supervise", "--", "./no-such-program"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=10, check=False)
