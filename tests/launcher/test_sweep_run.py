@@ -1,0 +1,114 @@
+"""A sweep on this machine, with real processes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.config import ClusterSpec
+from launcher.errors import LauncherError
+from launcher.sweep_plan import PlannedSweep, plan_sweep
+from launcher.sweep_run import slots_of
+from tests.launcher.support import LocalJob, gpujob, poll, read_json
+
+PROGRAM = """\
+import os, sys, time
+time.sleep(0.5)
+sys.exit(3 if sys.argv[1:] == ["0.2", "16"] and not os.path.exists("ok") else 0)
+"""
+JOB: dict[str, Any] = {
+    "name": "points",
+    "workers": [{"command": ["python3", "-c", PROGRAM, "{lr}", "{bs}"]}],
+    "monitoring": {"enabled": False},
+    "sweep": {"max_parallel": 2, "grid": {"lr": [0.1, 0.2], "bs": [8, 16, 32]}},
+}
+
+
+def most_at_once(run_dirs: list[Path]) -> int:
+    """Jobs that ran at the same time, by what they have written down."""
+    moments: list[tuple[float, int]] = []
+    for run_dir in run_dirs:
+        moments.append((float(read_json(run_dir / "orchestrator.json")["start"]), 1))
+        moments.append((float(read_json(run_dir / "report.json")["end"]), -1))
+    running = [0]
+    for _, change in sorted(moments):
+        running.append(running[-1] + change)
+    return max(running)
+
+
+def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB, sort_keys=False))
+    done = gpujob("run", "job.yaml", cwd=tmp_path, timeout=120)
+    (home,) = (tmp_path / "logs").iterdir()
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"6 of 6 points, at most 2 at once, logs in {home}"
+    sweep_id = home.name.partition("_")[0]
+    assert lines[1] == f"points_lr0.1_bs8 started as {sweep_id}_0, 0 of 6 ended"
+    assert "points_lr0.2_bs16 FAILED, " in done.stdout
+    assert lines[-1] == "6 points: 5 COMPLETED, 1 FAILED"
+    runs = sorted(path for path in home.iterdir() if path.is_dir())
+    assert [run.name.rpartition("_2")[0] for run in runs] == [
+        f"{sweep_id}_{index}_points_lr{lr}_bs{bs}"
+        for index, (lr, bs) in enumerate((lr, bs) for lr in (0.1, 0.2) for bs in (8, 16, 32))
+    ]
+    assert most_at_once(runs) == 2
+    failed = gpujob("report", f"{sweep_id}_4", "--json", cwd=tmp_path)
+    assert (failed.returncode, json.loads(failed.stdout)["job_id"]) == (1, f"{sweep_id}_4")
+
+    (tmp_path / "ok").touch()
+    done = gpujob("run", "job.yaml", "--resume", sweep_id, "--json", cwd=tmp_path, timeout=60)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["states"]) == (0, {"COMPLETED": 6})
+    assert [point["runs"] for point in found["points"]] == [1, 1, 1, 1, 2, 1]
+    assert found["points"][4]["job_id"].endswith("_4")
+    assert runs[4].is_dir()
+    done = gpujob("sweep", home, "--resume", cwd=tmp_path)
+    assert (done.returncode, "nothing to resume" in done.stderr) == (2, True)
+    assert gpujob("sweep", sweep_id, cwd=tmp_path).returncode == 0
+
+
+def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
+    spec = {**JOB, "workers": [{"command": ["sleep", "{seconds}"]}]}
+    spec["sweep"] = {"max_parallel": 2, "grid": {"seconds": [300, 301, 302]}}
+    with LocalJob(tmp_path / "a", spec) as job:
+
+        def started() -> list[Path]:
+            found = sorted((tmp_path / "a").glob("logs/*/*/workers/*.start.json"))
+            return found if len(found) == 2 else []
+
+        runs = [path.parents[1] for path in poll(started, "two points that run", 30)]
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait() == 130
+        assert [read_json(run / "report.json")["state"] for run in runs] == ["CANCELLED", "CANCELLED"]
+        assert job.output.splitlines()[-1] == "3 points: 2 CANCELLED, 1 MISSING"
+        assert job.left_over() == {}
+        home = runs[0].parent
+        assert read_json(home / "sweep.json")["runner"] is None
+        done = gpujob("sweep", home, "--json", cwd=tmp_path)
+        assert (done.returncode, json.loads(done.stdout)["points"][2]["state"]) == (5, "MISSING")
+
+
+def planned(max_parallel: int | None, gpus: int) -> PlannedSweep:
+    body = {
+        "name": "j",
+        "resources": {"gpus_per_node": gpus},
+        "workers": [{"gpus": gpus, "command": "true {x}"}],
+        "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
+    }
+    here = Path("/")
+    return plan_sweep(
+        body, "job.yaml", ClusterSpec(), job_dir=here, workdir=here, timestamp="20251122_041341", local=True
+    )
+
+
+def test_points_that_run_at_once_have_gpus_of_their_own() -> None:
+    assert slots_of(planned(2, 2), "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e") == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+    assert slots_of(planned(None, 2), "0") == [None]
+    assert slots_of(planned(3, 0), None) == [None, None, None]
+    with pytest.raises(LauncherError, match=r"2 points of 2 GPUs need 4 and 3 are here; set max_parallel to 1$"):
+        slots_of(planned(2, 2), "0,1,2")
