@@ -1,17 +1,19 @@
 """The list to go through before a launch, in six sections, as text and as an object."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from exporter.readers.inventory import Inventory, read_inventory
-from launcher import machine, preflight
+from launcher import machine, preflight, preflight_job
 from launcher.errors import ConfigError
+from launcher.fill import shell_text_index
 from launcher.inputs import check_inputs
 from launcher.items import Item
-from launcher.plan import shell_text_index
+from launcher.plan import WORKERS
 from launcher.subject import Subject
+from launcher.unfilled import check_placeholders
 
 CHECKLIST_SCHEMA = 1
 
@@ -33,7 +35,10 @@ def make_checklist(subject: Subject) -> tuple[Section, ...]:
     parts = (
         _environment(subject, inventory),
         _resources(subject, inventory),
-        check_inputs(subject.plan, subject.spec.inputs, look_inside=True),
+        [
+            *preflight_job.check_model(subject),
+            *check_inputs(subject.plan, subject.spec.inputs, look_inside=True),
+        ],
         _output(subject),
         _job(subject),
         _monitoring(subject),
@@ -41,11 +46,60 @@ def make_checklist(subject: Subject) -> tuple[Section, ...]:
     return tuple(Section(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
 
 
-def broken_checklist(errors: Sequence[ConfigError]) -> tuple[Section, ...]:
-    """The list of a job whose files cannot be used, with all that is wrong with them."""
-    told = tuple(Item("job-file", "error", error.source, problem) for error in errors for problem in error.problems)
-    skipped = (Item("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes"),)
-    return tuple(Section(name, told if name == "Job" else skipped) for name in NAMES)
+SECTION_OF = {
+    **dict.fromkeys(("env", "environment", "setup", "secrets", "container", "backend", "workdir"), "Environment"),
+    **dict.fromkeys(("containers", "mounts", "modules", "preamble", "network_interface"), "Environment"),
+    **dict.fromkeys(("resources", "gpus_per_node"), "Resources"),
+    **dict.fromkeys(("inputs", "model", "models"), "Input data"),
+    **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
+    **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
+    **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
+}
+"""Section of each key of a job or cluster file; that of any other one is Job."""
+TOPOLOGY_CODES = (
+    ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|there is none)")),
+    ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg beside ")),
+    ("topology-no-workers", re.compile(r"resources\.\w+_nodes: .* no \w+ worker")),
+    ("topology-no-nodes", re.compile(r"resources\.\w+_nodes: 0 nodes for ")),
+    ("het", re.compile(r"slurm\.het: ")),
+)
+
+
+def broken_checklist(
+    errors: Sequence[ConfigError], rest: tuple[Subject, frozenset[str]] | None = None, *, topology: bool = False
+) -> tuple[Section, ...]:
+    """The list of a job whose files have mistakes: each in its section, and what can be told of the ``rest``.
+
+    ``rest`` is the job without its mistakes, with the places that were taken out of its files. With ``topology``
+    the files are in order and the workers do not fit.
+    """
+    wrong: dict[str, list[Item]] = {name: [] for name in NAMES}
+    for error in errors:
+        for problem in error.problems:
+            key = problem.partition(":")[0].partition(".")[0].partition("[")[0]
+            fits = not (topology and key in ("workers", "resources"))
+            section = SECTION_OF.get(key, "Job") if fits else "Resources"
+            wrong[section].append(Item(_code(problem, fits), "error", error.source, problem))
+    if rest is None:
+        skipped = Item("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
+        return tuple(Section(name, tuple(items) or (skipped,)) for name, items in wrong.items())
+    subject, taken = rest
+    return tuple(
+        Section(
+            section.name, (*wrong[section.name], *(item for item in section.items if not _spoilt(item.place, taken)))
+        )
+        for section in make_checklist(subject)
+    )
+
+
+def _spoilt(place: str, taken: Collection[str]) -> bool:
+    """Whether an item is about something that stands in for what was taken out."""
+    return place in taken or ("workers" in taken and place.startswith("workers"))
+
+
+def _code(problem: str, fits: bool) -> str:
+    found = next((code for code, pattern in TOPOLOGY_CODES if pattern.match(problem)), None)
+    return found or ("job-file" if fits else "topology")
 
 
 def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
@@ -60,6 +114,9 @@ def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
         *machine.check_packages(job),
         *none,
         *preflight.check_variables(job),
+        *preflight_job.check_setup(job),
+        *preflight_job.check_secrets(job),
+        *preflight_job.check_container(job),
         *machine.check_driver(inventory),
     ]
 
@@ -71,7 +128,9 @@ def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
         *machine.check_gpu_memory(job, inventory),
         *machine.check_memory(job),
         *machine.check_disk(job.plan),
+        *machine.check_network(job),
         *machine.check_partition(job),
+        *preflight_job.check_roles(job),
     ]
 
 
@@ -101,9 +160,15 @@ def _job(job: Subject) -> list[Item]:
     return [
         *_gpus_used(job),
         *_time_limit(job),
+        *_batch_size(job),
         *_checkpoints(job),
         *_buffering(job),
-        *preflight.check_placeholders(job),
+        *_policy(job),
+        *check_placeholders(job),
+        *preflight_job.check_groups(job),
+        *preflight_job.check_benchmark(job),
+        *preflight_job.check_readiness(job),
+        *preflight_job.check_slurm(job),
     ]
 
 
@@ -115,14 +180,13 @@ def _gpus_used(job: Subject) -> list[Item]:
     if used < asked:
         message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
         items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
+    workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
     for _, planned, _ in preflight.of_roles(plan):
-        if asked and not planned.task.gpus:
+        if asked and not planned.task.gpus and planned.stage == WORKERS:
             message = "its workers see no GPU while the job has some; set it if they need one"
             items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
     if not items:
-        words = (
-            f"{used} GPUs for {len(plan.tasks)} worker tasks" if asked else f"{len(plan.tasks)} workers without GPUs"
-        )
+        words = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
         items.append(Item("workers", "ok", "workers", words))
     return items
 
@@ -143,13 +207,35 @@ def _checkpoints(job: Subject) -> list[Item]:
         message = "no checkpoint is watched: after a failure all work would be done again; name its files"
         return [Item("no-checkpoints", "warning", "patterns.checkpoints", message)]
     where = "the run directory" if group.directory == "." else f'"{group.directory}"'
-    return [Item("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}")]
+    interval = job.spec.monitoring.checkpoint_interval
+    often = "how often is learned from them" if interval is None else f"one each {interval:g} s"
+    return [Item("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
+
+
+def _batch_size(job: Subject) -> list[Item]:
+    if not job.plan.gpus_per_node:
+        return []
+    message = "what a worker takes of its GPUs shows once it runs; `gpujob watch` has it beside what they have"
+    return [Item("batch-size", "not checked", "GPU memory", message)]
+
+
+def _policy(job: Subject) -> list[Item]:
+    """What happens when one worker of each role fails."""
+    items = []
+    for _, planned, _ in preflight.of_roles(job.plan):
+        restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
+        end = "ends the job" if planned.critical else "is tolerated"
+        words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
+        items.append(Item("policy", "ok", preflight.place_of(planned), words))
+    return items
 
 
 def _buffering(job: Subject) -> list[Item]:
     """Python holds back what it prints to a file: progress would come late, and last words not at all."""
     items = []
     for place, planned, argv in preflight.of_roles(job.plan):
+        if not argv:
+            continue
         at = shell_text_index(planned.argv)
         if at is not None:
             found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])

@@ -16,6 +16,7 @@ import click
 from exporter import __version__, records
 from exporter.errors import ExporterError
 from launcher.cli_scan import scan
+from launcher.cli_sweep import sweep
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -97,20 +98,16 @@ def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
 
-def _make_plan(
-    job: str, *, local: bool, kill_wait_s: float | None = None, check: bool = False, quiet: bool = False
-) -> tuple["Plan", str]:
-    """The plan of a job file and its batch script; all problems in one error, nothing written.
+def _checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
+    """The plan of a job file; all problems in one error, nothing written.
 
-    With ``check`` everything that this machine tells cheaply is looked at first; warnings are shown unless ``quiet``.
+    Everything that this machine tells cheaply is looked at; warnings are shown unless ``quiet``.
     """
-    from launcher.sbatch import render_sbatch
     from launcher.subject import make_subject
 
-    subject = make_subject(job, local=local, kill_wait_s=kill_wait_s)
-    if check:
-        _preflight(subject, job, quiet=quiet)
-    return subject.plan, render_sbatch(subject.plan)
+    subject = make_subject(job, local=local)
+    _preflight(subject, job, quiet=quiet)
+    return subject.plan
 
 
 def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
@@ -131,6 +128,9 @@ def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
 INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+RESUME = click.option(
+    "--resume", metavar="SWEEP", help="Of a sweep only the points that are missing or did not complete there."
+)
 
 
 @commands.command(epilog="example: gpujob init && gpujob run job.yaml")
@@ -158,15 +158,20 @@ def check(job: str, local: bool, as_json: bool) -> None:
     Exit status 2 when something is found with which the job cannot work.
     """
     from launcher.checklist import broken_checklist, make_checklist, render, to_json
-    from launcher.errors import ConfigErrors
+    from launcher.cli_sweep import planned_sweep
+    from launcher.errors import ConfigErrors, TopologyError
+    from launcher.salvage import salvage
     from launcher.subject import make_subject
 
     subject = None
     try:
-        subject = make_subject(job, local=local)
+        swept = planned_sweep(job, local=local)
+        subject = swept.points[0].subject if swept is not None else make_subject(job, local=local)
         sections = make_checklist(subject)
     except ConfigErrors as broken:
-        sections = broken_checklist(broken.errors)
+        topology = isinstance(broken.__cause__, TopologyError)
+        rest = salvage(job, local=local)
+        sections = broken_checklist(broken.errors, rest, topology=topology)
     body = to_json(sections)
     if as_json:
         _print_json(body)
@@ -174,6 +179,8 @@ def check(job: str, local: bool, as_json: bool) -> None:
         click.echo("\n".join(render(sections)))
         if subject is not None:
             plan = subject.plan
+            if swept is not None:
+                click.echo(f"the first of the {len(swept.points)} points of a sweep; all of them can be planned")
             click.echo(
                 f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
                 f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
@@ -184,31 +191,57 @@ def check(job: str, local: bool, as_json: bool) -> None:
 
 @commands.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
 @JOB
-@click.option("--nodes", default="", help="Host list to show in place of node0, node1, ...")
+@click.option("--nodes", metavar="HOSTLIST", help="The nodes there are, as in cn[01-04], in their order.")
 @click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`.")
+@click.option("--explain", "explained", is_flag=True, help="Each value and where it comes from, instead of the plan.")
+@click.option("--point", metavar="NAME", help="One point of a sweep, by its name or number, instead of the table.")
 @JSON
-def plan_command(job: str, nodes: str, local: bool, as_json: bool) -> None:
+def plan_command(job: str, nodes: str | None, local: bool, explained: bool, point: str | None, as_json: bool) -> None:
     """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
-    from launcher.hostlist import parse_hostlist
-    from launcher.plan import describe_plan
+    import dataclasses
+    import gc
+    from collections import Counter
 
-    plan, script = _make_plan(job, local=local)
-    hosts = parse_hostlist(nodes) if nodes else ()
+    gc.disable()  # nothing is garbage before the command ends, and looking for it takes a fifth of the time
+    from launcher.cli_sweep import choose_point, planned_sweep, script_of_point, show_plan
+    from launcher.describe import describe_plan, planned_facts
+    from launcher.drawing import draw_plan
+    from launcher.explain import explain, render, sources_of
+    from launcher.hostlist import parse_hostlist
+    from launcher.preflight_job import check_aliases
+    from launcher.sbatch import render_sbatch
+    from launcher.subject import make_subject
+
+    hosts = parse_hostlist(nodes or "")
+    if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
+        _fail(f"--nodes: {twice} is there more than once; name each node once")
+    if nodes is not None and not hosts:
+        _fail("--nodes: there is no host in it; write for example cn[01-04]")
+    swept = planned_sweep(job, local=local)
+    if swept is not None and point is None:
+        show_plan(swept, local=local, as_json=as_json)
+        return
+    if swept is not None:
+        chosen = choose_point(swept, str(point))
+        subject, script = chosen.subject, script_of_point(swept, chosen)
+    elif point is not None:
+        _fail(f"--point: {job} has no sweep; leave --point out")
+    else:
+        subject = make_subject(job, local=local, available=len(hosts) or None)
+        script = render_sbatch(subject.plan)
+    plan = subject.plan
     if hosts and len(hosts) < plan.nodes:
         _fail(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {plan.nodes - len(hosts)} more")
-    described = describe_plan(plan, script, hosts)
+    rows = explain(subject, sources_of(job, os.environ, Path.cwd())) if explained else ()
     if as_json:
-        _print_json(described)
-        return
-    by_node: dict[str, list[str]] = {}
-    for process in described["processes"]:
-        gpus = f" gpu {process['cuda_visible_devices']}" if process["gpus"] else ""
-        by_node.setdefault(process["node"], []).append(f"{process['worker']} (rank {process['rank']}{gpus})")
-    for node, names in by_node.items():
-        click.echo(f"{node}: {', '.join(names)}")
-    first = described["processes"][0]
-    click.echo(f"\ncommand of rank 0: {' '.join(map(_quoted, first['command']))}")
-    click.echo(f"run directory: {described['run_dir']}\n\n{script}", nl=False)
+        explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if explained else {}
+        _print_json({**describe_plan(plan, script, hosts), **explanation})
+    elif explained:
+        click.echo("\n".join(render(rows)))
+    else:
+        for item in check_aliases(subject):
+            click.echo(f"gpujob: warning: {item}", err=True)
+        click.echo(draw_plan(plan, script, planned_facts(plan, hosts)), nl=False)
 
 
 def _quoted(word: str) -> str:
@@ -217,18 +250,41 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
+def _dependency(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
+    if text is not None:
+        from launcher.spec_slurm import check_dependency
+
+        try:
+            check_dependency(text)
+        except ValueError as error:
+            _fail(f"--dependency: {error}")
+    return text
+
+
 @commands.command(epilog="example: gpujob submit job.yaml && gpujob watch 4459")
 @JOB
+@click.option(
+    "--dependency",
+    metavar="TYPE:JOB",
+    callback=_dependency,
+    help="Wait for other jobs, as in afterok:4459; counts instead of slurm.dependency.",
+)
+@RESUME
 @JSON
-def submit(job: str, as_json: bool) -> None:
+def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) -> None:
     """Submit a job to Slurm. Prints the job id and the run directory."""
-    from launcher import rundir, slurm
+    from launcher import cli_sweep, rundir, slurm
     from launcher.plan import DEFAULT_KILL_WAIT_S
+    from launcher.planner import adapted
+    from launcher.sbatch import render_sbatch
 
-    _make_plan(job, local=False, check=True)
-    kill_wait_s = slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S)
-    plan, script = _make_plan(job, local=False, kill_wait_s=kill_wait_s)
-    staging = rundir.stage(plan, script)
+    if (swept := cli_sweep.planned_sweep(job, local=False)) is not None:
+        cli_sweep.submit(swept, dependency=dependency, resume=resume, as_json=as_json)
+        return
+    if resume is not None:
+        _fail(f"--resume: {job} has no sweep; leave --resume out")
+    plan = adapted(_checked_plan(job, local=False), slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+    staging = rundir.stage(plan, render_sbatch(plan))
     try:
         job_id, cluster = slurm.submit_held(plan, staging / "sbatch_script.sh")
     except BaseException:
@@ -236,7 +292,7 @@ def submit(job: str, as_json: bool) -> None:
         raise
     run_dir = staging
     try:
-        run_dir = rundir.settle(staging, plan, job_id)
+        run_dir = rundir.settle(staging, plan, job_id, cluster)
         slurm.release(job_id, cluster)
     except BaseException as error:
         rundir.discard(run_dir)
@@ -253,6 +309,7 @@ def submit(job: str, as_json: bool) -> None:
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"Logs: {run_dir}/")
     click.echo(f"Watch: gpujob watch {_quoted(str(run_dir))}")
+    click.echo(f"Connect: srun --jobid {job_id} -w NODE --overlap --pty bash")
     click.echo(f"Stop: gpujob stop {job_id}")
 
 
@@ -260,10 +317,19 @@ def submit(job: str, as_json: bool) -> None:
 @JOB
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
+@RESUME
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two pictures.")
 @click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
-def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, ascii_only: bool) -> None:
+def run(
+    job: str,
+    as_json: bool,
+    quiet: bool,
+    interval: float,
+    no_color: bool,
+    ascii_only: bool,
+    resume: str | None,
+) -> None:
     """Run a job on this machine, without Slurm, and watch it until its end.
 
     Ctrl-C stops the job in order. The exit status tells how the job ended: 0 completed and
@@ -271,19 +337,25 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
     """
     import secrets
 
-    from launcher import rundir
+    from launcher import cli_sweep, rundir
     from launcher.client import JobClient
-    from launcher.local import start_orchestrator
+    from launcher.local import await_end, start_orchestrator
+    from launcher.sbatch import render_sbatch
     from launcher.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
-    plan, script = _make_plan(job, local=True, check=True, quiet=as_json)
+    if (swept := cli_sweep.planned_sweep(job, local=True)) is not None:
+        cli_sweep.run(swept, resume=resume, as_json=as_json, quiet=quiet)
+        return
+    if resume is not None:
+        _fail(f"--resume: {job} has no sweep; leave --resume out")
+    plan = _checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
-    staging = rundir.stage(plan, script)
+    staging = rundir.stage(plan, render_sbatch(plan))
     run_dir = rundir.settle(staging, plan, job_id)
     interrupted = False
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-        argv = [sys.executable, *PYTHON_FLAGS, "launcher.orchestrate", str(run_dir), "--local"]
+        argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
         orchestrator = start_orchestrator(argv, out, err)
 
     def stop(number: int, _frame: object) -> None:
@@ -303,7 +375,7 @@ def run(job: str, as_json: bool, quiet: bool, interval: float, no_color: bool, a
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             with contextlib.suppress(OSError):
                 click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
-    code = orchestrator.wait()
+    code = await_end(orchestrator, run_dir)
     report = records.read_json(run_dir / records.REPORT_FILE)
     if report is None:
         click.echo(f"gpujob: the job ended without a report (status {code}); see {run_dir}/log.err", err=True)
@@ -494,6 +566,8 @@ class _VerifyLine:
 def stop(job: str) -> None:
     """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
     from launcher import slurm
+    from launcher.job_ids import job_id_of
+    from launcher.rundir import cluster_of
 
     client = _open(job)
     if client.manifest.attached:
@@ -512,7 +586,7 @@ def stop(job: str) -> None:
         except PermissionError:
             _fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
     else:
-        slurm.cancel(client.run_dir.name.partition("_")[0])
+        slurm.cancel(job_id_of(client.run_dir), cluster_of(client.run_dir))
     click.echo(f"job {view['job_id']} is being stopped")
 
 
@@ -526,3 +600,4 @@ def schema(cluster: bool) -> None:
 
 
 commands.add_command(scan)
+commands.add_command(sweep)

@@ -62,7 +62,7 @@ def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, Totals]"
     if config is None:
         return make_lexicon(pack or AUTO), Totals()
     from launcher.config import load_job
-    from launcher.plan import error_patterns, progress_patterns
+    from launcher.planner import error_patterns, progress_patterns
 
     spec = load_job(Path(config))
     lexicon = make_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))

@@ -16,7 +16,9 @@ from exporter.derive.work import rate_of, work_of
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
+from launcher.job_ids import job_id_of
 from launcher.report import EXIT_STATUS, REASON_OF_STATE, build_report, merge_workers, read_statuses, verify_again
+from launcher.rundir import cluster_of
 from launcher.verify_looks import ProgressOf
 from launcher.wrap import read_start_ticks
 
@@ -65,7 +67,7 @@ class JobClient:
         if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
             from launcher.slurm import read_final_state
 
-            slurm_state = read_final_state(self.run_dir.name.partition("_")[0])
+            slurm_state = read_final_state(job_id_of(self.run_dir), cluster_of(self.run_dir))
         ended = state == "UNKNOWN"
         report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
         if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
@@ -112,11 +114,14 @@ class JobClient:
         asked, state = self._slurm
         if time.monotonic() - asked < SLURM_EVERY_S:
             return state
-        from launcher.slurm import run_command
+        from launcher.slurm import on_cluster, run_command
 
-        job_id = self.run_dir.name.partition("_")[0]
+        job_id, on = job_id_of(self.run_dir), on_cluster(cluster_of(self.run_dir))
         try:
-            state = run_command(["squeue", "-h", "-j", job_id, "-o", "%T"], timeout_s=10.0).strip()
+            text = run_command(["squeue", *on, "-h", "-j", job_id, "-o", "%T"], timeout_s=10.0)
+            # components of a heterogeneous job have a line each, the first has the batch step;
+            # before them is the name of a cluster that was asked for, whatever -h says
+            state = next((line for line in text.split("\n") if line and not line.startswith("CLUSTER:")), "")
         except SlurmError as error:
             state = "" if "Invalid job id" in str(error) else None
         self._slurm = (time.monotonic(), state)

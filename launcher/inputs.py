@@ -13,8 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from launcher.fill import fill, placeholders
 from launcher.items import Item
-from launcher.plan import Plan, RunFacts, fill, placeholders
+from launcher.plan import Plan, RunFacts
 
 MOST_FILES = 200
 """Files of one pattern that are looked into."""

@@ -1,6 +1,7 @@
 """What this machine, the cluster and the site's servers have to offer a job. Everything asked here has a deadline."""
 
 import re
+import socket
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from urllib.parse import urlsplit
 
 from exporter.readers.inventory import Inventory
 from exporter.readers.space import read_space
-from launcher.config import parse_time_limit
+from launcher import aliases
 from launcher.errors import SlurmError
 from launcher.items import Item
 from launcher.plan import Plan
 from launcher.preflight import environment_of, find_program, is_python, of_roles, written_directories
+from launcher.spec_types import parse_time_limit
 from launcher.subject import Subject
 
 IMPORT_TIMEOUT_S = 20.0
@@ -42,11 +44,15 @@ for name in sys.argv[1:]:
 
 def check_interpreter(subject: Subject) -> list[Item]:
     """Whether Python is that of an environment made for the job, or whichever comes first."""
-    items = []
+    items, doubtful = [], set[str]()
     for place, planned, argv in of_roles(subject.plan):
         known = environment_of(subject, planned)
         active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
-        if not is_python(argv[0]):
+        if not argv:
+            continue
+        if planned.contained:
+            items.append(Item("interpreter", "not checked", place, "it is in the container"))
+        elif not is_python(argv[0]):
             items.append(Item("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
         elif "/" in argv[0]:
             items.append(Item("interpreter", "ok", place, f"{argv[0]} is named"))
@@ -54,12 +60,21 @@ def check_interpreter(subject: Subject) -> list[Item]:
             items.append(Item("interpreter", "ok", place, f"{active} is active"))
         else:
             found = find_program(subject, planned, argv[0]) or "not here"
-            message = (
-                f'no virtual environment is active, and "{argv[0]}" is {found}; '
-                "activate one, or name its interpreter by its path"
-            )
-            items.append(Item("no-environment", "warning", place, message))
+            if _of_environment(found):
+                items.append(Item("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment'))
+            elif found not in doubtful:
+                doubtful.add(found)
+                message = (
+                    f'no virtual environment is active, and "{argv[0]}" is {found}; '
+                    "activate one, or name its interpreter by its path"
+                )
+                items.append(Item("no-environment", "warning", place, message))
     return items
+
+
+def _of_environment(interpreter: str) -> bool:
+    """Whether a virtual environment holds this interpreter (PEP 405: pyvenv.cfg beside its folder)."""
+    return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
 
 
 def check_packages(subject: Subject) -> list[Item]:
@@ -68,7 +83,8 @@ def check_packages(subject: Subject) -> list[Item]:
     if not names:
         return [Item("packages", "not checked", place, "the job file names none")]
     for _, planned, argv in of_roles(subject.plan):
-        program = find_program(subject, planned, argv[0]) if is_python(argv[0]) else None
+        here = bool(argv) and is_python(argv[0]) and not planned.contained
+        program = find_program(subject, planned, argv[0]) if here else None
         if program is None:
             continue
         try:
@@ -186,6 +202,26 @@ def check_disk(plan: Plan) -> list[Item]:
         else:
             items.append(Item("disk", "ok", place, message))
     return items
+
+
+def check_network(subject: Subject) -> list[Item]:
+    """Whether the hub of models that the job fetches answers from here; the nodes may be less well connected."""
+    model, place = subject.spec.model, "network"
+    if model is None or not aliases.model(model.path, subject.cluster).startswith(aliases.HUB):
+        return [Item("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
+    environ = subject.environ
+    if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return [Item("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")]
+    if any(environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
+        return [Item("network", "not checked", place, "a proxy is between here and the hub")]
+    hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), HTTP_TIMEOUT_S).close()
+    except OSError as error:
+        message = f"{hub.hostname} does not answer here ({error}); fetch the model before, and give its directory"
+        return [Item("no-network", "warning", place, message)]
+    return [Item("network", "ok", place, f"{hub.hostname} answers here")]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Before anything is written or submitted: what a plan meets on this machine. Nothing is changed."""
 
-import difflib
 import os
 import re
 import shutil
@@ -13,15 +12,18 @@ from exporter.derive.patterns import Kind, Pattern
 from exporter.readers.files import read_files
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.metrics_file import is_ours
+from launcher.fill import shell_text_index, task_argv
 from launcher.inputs import check_inputs
 from launcher.items import Item
-from launcher.plan import VARIABLES, Plan, RunFacts, TaskPlan, shell_text_index, task_argv
+from launcher.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.preflight_job import check_job
+from launcher.spec_resources import words_of
 from launcher.subject import Subject
+from launcher.unfilled import check_placeholders
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024
 
-_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]+)\}(?!\})")
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
@@ -44,6 +46,7 @@ def check_plan(subject: Subject) -> list[Item]:
         *check_placeholders(subject),
         *check_sample(subject),
         *check_target_directory(subject),
+        *check_job(subject),
     ]
 
 
@@ -54,7 +57,13 @@ def of_roles(plan: Plan) -> Iterator[tuple[str, TaskPlan, list[str]]]:
     for planned in plan.tasks:
         if planned.task.role not in seen:
             seen.add(planned.task.role)
-            yield f"workers ({planned.task.role}).command", planned, task_argv(plan, planned, facts)
+            yield f"{place_of(planned)}.command", planned, task_argv(plan, planned, facts)
+
+
+def place_of(planned: TaskPlan) -> str:
+    """The part of the job file that a task comes from."""
+    role = planned.task.role
+    return {WORKERS: f"workers ({role})", FRONTENDS: "frontend", BENCHMARK: "benchmark"}.get(planned.stage, role)
 
 
 # -- environment ---------------------------------------------------------------------------------
@@ -67,11 +76,18 @@ def check_commands(subject: Subject) -> list[Item]:
         message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
         items.append(Item("no-slurm", "error", "sbatch", message))
     for place, planned, argv in of_roles(plan):
+        if not argv:
+            message = f"{planned.task.role} has no command; give it one, or name a backend that has"
+            items.append(Item("no-command", "error", place, message))
+            continue
+        if planned.contained:
+            items.append(Item("program", "not checked", place, f'"{argv[0]}" is in the container'))
+            continue
         program, script = argv[0], _script(argv)
         missing = find_program(subject, planned, program) is None
         if missing:
-            message = f'"{program}" is not a program on this machine; check its spelling, or give its full path'
-            items.append(Item("no-program", "error" if local or "/" in program else "warning", place, message))
+            at, message = _missing_program(subject, place, planned, program)
+            items.append(Item("no-program", "error" if local or "/" in program else "warning", at, message))
         if script is not None and not Path(plan.workdir, script).exists():
             message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
             items.append(Item("no-script", "error", place, message))
@@ -79,6 +95,22 @@ def check_commands(subject: Subject) -> list[Item]:
             message = f'"{program}"' + (f' and "{script}" are' if script is not None else " is") + " there"
             items.append(Item("program", "ok", place, message))
     return items
+
+
+def _missing_program(subject: Subject, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
+    """Where a program comes from that is not there, and what to do: not all are words of the job file."""
+    spec, named = subject.spec, f'needs "{program}" on PATH; activate the environment that has it'
+    own = [words_of(workers) for workers in spec.workers if workers.role == planned.task.role]
+    if planned.stage == WORKERS and not any(words[:1] == [program] for words in own):
+        return "backend.type", f"{spec.backend.type} {named}"
+    if planned.stage == BALANCER:
+        return "frontend.nginx", f"the balancer {named}"
+    frontend = spec.frontend
+    if frontend is not None and (planned.stage == INFRA or (planned.stage == FRONTENDS and frontend.command is None)):
+        return "frontend.type", f"{frontend.type} {named}"
+    if planned.stage == BENCHMARK and spec.benchmark is not None and spec.benchmark.command is None:
+        return "benchmark.type", f"{spec.benchmark.type} {named}"
+    return place, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
 
 
 def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | None:
@@ -241,28 +273,6 @@ def check_output_files(subject: Subject) -> list[Item]:
         "move them away, choose another directory, or say `resume: true`"
     )
     return [Item("output-exists", "warning", "paths.output_dir", message)]
-
-
-# -- the job itself ------------------------------------------------------------------------------
-
-
-def check_placeholders(subject: Subject) -> list[Item]:
-    """Words in braces that are nearly a placeholder: as they are, they stay as they stand."""
-    items = []
-    texts = [(place, word) for place, planned, _ in of_roles(subject.plan) for word in planned.argv]
-    texts += [
-        (f"workers ({planned.task.role}).env.{name}", value)
-        for _, planned, _ in of_roles(subject.plan)
-        for name, value in planned.env.items()
-    ]
-    texts += [(f"inputs[{number}]", pattern) for number, pattern in enumerate(subject.spec.inputs)]
-    for place, text in texts:
-        for name in dict.fromkeys(_PLACEHOLDER.findall(text)):
-            near = difflib.get_close_matches(name.lower(), VARIABLES, 1, 0.7)
-            if name not in VARIABLES and near:
-                message = f'{{{name}}} is no placeholder; did you mean "{{{near[0]}}}"?'
-                items.append(Item("placeholder", "warning", place, message))
-    return items
 
 
 # -- monitoring ----------------------------------------------------------------------------------

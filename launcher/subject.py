@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.config import ClusterSpec, JobSpec, load_cluster, load_job
 from launcher.errors import ConfigError, ConfigErrors, TopologyError
-from launcher.plan import DEFAULT_KILL_WAIT_S, Plan, make_plan
+from launcher.plan import Plan
+from launcher.planner import make_plan
 from launcher.rundir import user_name
 
 
@@ -25,8 +26,11 @@ class Subject:
     environ: Mapping[str, str]
 
 
-def make_subject(job: str, *, local: bool, kill_wait_s: float | None = None) -> Subject:
-    """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong."""
+def make_subject(job: str, *, local: bool, available: int | None = None) -> Subject:
+    """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong.
+
+    ``available`` is how many nodes there are, where the file does not say.
+    """
     workdir = Path.cwd()
     problems: list[ConfigError] = []
     spec = cluster = None
@@ -41,17 +45,39 @@ def make_subject(job: str, *, local: bool, kill_wait_s: float | None = None) -> 
     if spec is None or cluster is None:
         raise ConfigErrors(problems)
     try:
-        plan = make_plan(
+        return plan_subject(
             spec,
             cluster,
             job_dir=Path(job).resolve().parent,
             workdir=workdir,
-            user=re.sub(r"\s", "_", user_name()),
             timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            python=sys.executable,
             local=local,
-            kill_wait_s=DEFAULT_KILL_WAIT_S if kill_wait_s is None else kill_wait_s,
+            available=available,
         )
     except TopologyError as error:
         raise ConfigErrors([ConfigError(job, error.problems)]) from error
+
+
+def plan_subject(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    *,
+    job_dir: Path,
+    workdir: Path,
+    timestamp: str,
+    local: bool,
+    available: int | None = None,
+) -> Subject:
+    """A job, planned for this machine or for Slurm; raises TopologyError when it does not fit."""
+    plan = make_plan(
+        spec,
+        cluster,
+        job_dir=job_dir,
+        workdir=workdir,
+        user=re.sub(r"\s", "_", user_name()),
+        timestamp=timestamp,
+        python=sys.executable,
+        local=local,
+        available=available,
+    )
     return Subject(spec, cluster, plan, local, dict(os.environ))

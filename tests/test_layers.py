@@ -72,6 +72,12 @@ PACKS = ("exporter.readers.packs", "exporter.readers.lexicon")
 SEARCH = ("exporter.derive.automata", "exporter.derive.patience")
 """Parts of the search in logs that are built on a package."""
 
+SERVING = (
+    *("launcher.assembly", "launcher.assembly_checks"),
+    *("launcher.backends", "launcher.frontends", "launcher.benchmarks"),
+)
+"""What a serving job runs: all of it is words and text."""
+
 RULES = {
     "foundation": Rule(FOUNDATION, FOUNDATION),
     "package": Rule(
@@ -115,14 +121,20 @@ RULES = {
         never=("dataclasses", "argparse", "typing", "logging"),
     ),
     "supervisor": Rule(("launcher.supervise",), ("launcher.environment",)),
+    "guard": Rule(
+        ("launcher.guard",),
+        ("exporter.records", "launcher.environment", "launcher.wrap"),
+        never=("dataclasses", "argparse", "typing", "logging", "subprocess"),
+    ),
     "placement": Rule(("launcher.topology", "launcher.hostlist"), (*FOUNDATION, "launcher"), never=MACHINE),
+    "serving": Rule(SERVING, (*FOUNDATION, "launcher", "yaml"), never=MACHINE),
     "batch script": Rule(
         ("launcher.sbatch",),
         (*FOUNDATION, "launcher"),
         never=tuple(module for module in MACHINE if module != "pathlib"),  # for the types of its arguments
     ),
 }
-PURE = ("exporter.derive", "launcher.topology", "launcher.hostlist", "launcher.sbatch")
+PURE = ("exporter.derive", "launcher.topology", "launcher.hostlist", "launcher.sbatch", *SERVING)
 
 
 def is_module(name: str) -> bool:
@@ -223,6 +235,8 @@ def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
         ("wrapper", "exporter.manifest"),
         ("wrapper", "argparse"),
         ("placement", "subprocess"),
+        ("serving", "os"),
+        ("serving", "pathlib"),
         ("batch script", "os"),
     ],
 )

@@ -12,11 +12,14 @@ from exporter.readers.inventory import Gpu, Inventory
 from exporter.readers.space import SpaceFacts
 from launcher import checklist, machine
 from launcher.checklist import broken_checklist, findings, make_checklist, render, to_json
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, ConfigErrors
 from launcher.machine import GIB
+from launcher.salvage import salvage
+from launcher.subject import make_subject
 from tests.launcher.conftest import Golden
 from tests.launcher.fakes import BIN, FakeSlurm
 from tests.launcher.subjects import subject_of
+from tests.launcher.support import gpujob
 
 PYTHON = sys.executable
 
@@ -56,6 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "slurm"))
     monkeypatch.setattr(checklist, "read_inventory", lambda: Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 1, 2),)))
     monkeypatch.setattr(machine, "read_space", lambda _: SpaceFacts(500 * GIB, 1000 * GIB))
+    monkeypatch.setattr(machine, "_of_environment", lambda _: False)
     folder = tmp_path / "job"
     (folder / "in").mkdir(parents=True)
     (folder / "train.py").write_text("")
@@ -95,6 +99,137 @@ def test_a_file_that_cannot_be_used_is_all_that_is_told(golden: Golden) -> None:
     sections = broken_checklist(errors)
     golden("launcher/check-broken.txt", text_of(sections, Path("/none")))
     assert [item.place for item in findings(sections)] == ["gpujob.yaml", "job.yaml", "job.yaml"]
+
+
+TWELVE = """\
+name: embed
+workdir: 7
+resources: {nodes: 1, gpus_per_node: 8, memory_per_node: lots}
+workers:
+  - {count: 4, gpus: 2, command: "python3 trian.py --shard {rnk}", restrat: {max: 2}}
+secrets: [HF_TOKEN]
+setup: {script: env.sh}
+model: {path: dsr2}
+inputs: [data/none.jsonl]
+slurm: {time_limit: 14400, signal: "USR1", dependency: "4459"}
+paths: {output_dir: out}
+monitoring: {stall_timeout: -5}
+"""
+
+
+def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_section(
+    site: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistakes of form do not hide those that only this machine can tell."""
+    (site / "job.yaml").write_text(TWELVE)
+    (site / "gpujob.yaml").write_text("models: {dsr1: /models/DSR1}\n")
+    monkeypatch.chdir(site)
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    with pytest.raises(ConfigErrors) as caught:
+        make_subject("job.yaml", local=False)
+    sections = broken_checklist(caught.value.errors, salvage("job.yaml", local=False))
+    golden("launcher/check-thirteen.txt", text_of(sections, site))
+    errors = [item for item in findings(sections) if item.status == "error"]
+    assert len(errors) == 13
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("name: j\nworkers: [{command: x}]\nmonitoring: {linger: -1}\n", {"monitoring.linger"}),
+        ("name: 7\nworkers: [{command: x, gpsu: 1}]\n", {"name", "workers[0].gpsu"}),
+        ("workers: [{command: x}]\n", {"name"}),
+        ("name: j\nworkers: [{command: x}]\ninputs: [a, 1, b, 2]\n", {"inputs[1]", "inputs[3]"}),
+        ("name: j\nworkers: [{command: x}]\nslurm: {directives: {array: 1}}\n", {"slurm.directives"}),
+        ("name: j\nworkers: [{command: x}]\nwrokdir: /x\nslurm: 5\n", {"wrokdir", "slurm"}),
+        ("name: j\nworkers: [{count: 2}]\n", {"workers[0].command", "workers (worker).command"}),
+        ("name: j\nworkers: [{role: a, command: ''}]\n", {"workers[0].command", "workers (a).command"}),
+        ("name: j\nworkers: [{command: x}]\nmodel: {name: a}\n", {"model.path"}),
+        (
+            "name: j\nworkers: [{command: x, count: 3, gpus: 1}]\nresources: {nodes: 1, gpus_per_node: 2}\n",
+            {"resources.nodes"},
+        ),
+        ("name: j\nworkers: [{command: x}]\nenv: {A B: 1}\n", {"env", "env.A B"}),
+        (
+            "name: j\nresources: {gpus_per_node: 4, prefill_nodes: 1, decode_nodes: 2}\n",
+            {"resources.prefill_workers", "resources.decode_workers", "workers"},
+        ),
+        ("name: j\nname: k\nworkers: [{command: x}]\n", set()),
+        ("name: [\n", None),
+        ("- 1\n", None),
+        ("name: j\nworkers: 5\n", {"workers"}),
+        (
+            "name: j\nworkers: [{command: x, gpus: 3}]\nresources: {gpus_per_node: eight}\n",
+            {"resources.gpus_per_node", "workers[0].gpus"},
+        ),
+    ],
+)
+def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
+    text: str, taken: set[str] | None, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "job.yaml").write_text(text)
+    monkeypatch.chdir(site)
+    rest = salvage("job.yaml", local=True)
+    assert (None if rest is None else rest[1]) == taken
+
+
+@pytest.mark.parametrize("option", ["--local", "--json"])
+def test_a_role_without_a_command_is_told(option: str, site: Path) -> None:
+    (site / "job.yaml").write_text("name: j\nresources: {gpus_per_node: 4, agg_workers: 1}\n")
+    done = gpujob("check", "job.yaml", option, cwd=site)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "agg has no command; give it one, or name a backend that has" in done.stdout
+
+
+def test_workers_that_do_not_fit_hide_nothing_else(site: Path) -> None:
+    resources, worker = "{nodes: 1, gpus_per_node: 4}", "{count: 8, gpus: 1, command: no-such-program}"
+    (site / "job.yaml").write_text(f"name: j\nresources: {resources}\nworkers: [{worker}]\n")
+    done = gpujob("check", "job.yaml", "--local", cwd=site)
+    assert "has mistakes" not in done.stdout
+    for words in ("and the job has 1; set nodes: 2", '"no-such-program" is not a program', "6 Monitoring"):
+        assert words in done.stdout
+
+
+def test_a_mistake_of_the_cluster_file_does_not_hide_the_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "gpujob.yaml").write_text("partitions: gpu\naccount: nlp\n")
+    (site / "job.yaml").write_text("name: j\nworkers: [{command: no-such-program}]\n")
+    monkeypatch.chdir(site)
+    done = gpujob("check", "job.yaml", "--local", "--json", cwd=site)
+    body = json.loads(done.stdout)
+    assert done.returncode == 2
+    errors = [(found["code"], found["place"]) for found in body["findings"] if found["level"] == "error"]
+    assert errors == [("no-program", "workers (worker).command"), ("job-file", str(site / "gpujob.yaml"))]
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ("workers: []", "topology-missing"),
+        ("resources: {gpus_per_node: 8}", "topology-missing"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, decode_workers: 1}", "topology-mixed"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, prefill_nodes: 1}", "topology-no-workers"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, agg_nodes: 0}", "topology-no-nodes"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, gpus_per_agg: 12}", "topology"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1}\nslurm: {het: true}", "het"),
+    ],
+)
+def test_workers_that_do_not_fit_have_a_code(spec: str, code: str, site: Path) -> None:
+    engine = "backend: {type: sglang}\nmodel: {path: hf:a/b}\n"
+    (site / "job.yaml").write_text(f"name: j\n{engine}{spec}\n")
+    body = json.loads(gpujob("check", "job.yaml", "--json", cwd=site).stdout)
+    assert code in [found["code"] for found in body["findings"]], body["findings"]
+    assert not body["ok"]
+
+
+def test_services_need_no_gpus(site: Path) -> None:
+    serving: dict[str, Any] = {
+        "resources": {"gpus_per_node": 1, "agg_workers": 2},
+        "frontend": {"type": "sglang-router"},
+    }
+    spec: dict[str, Any] = {**serving, "backend": {"type": "sglang"}, "model": {"path": "hf:a/b"}, "workers": []}
+    (job,) = (entry for entry in make_checklist(subject_of(site, local=False, **spec)) if entry.name == "Job")
+    assert "no-gpu" not in [item.code for item in job.items]
+    assert "2 GPUs for 2 worker tasks" in [item.message for item in job.items]
 
 
 def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:

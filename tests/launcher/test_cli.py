@@ -78,12 +78,26 @@ def test_plan_writes_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "problem"),
-    [("a", "--nodes: 1 hosts and the plan needs 2; name 1 more"), ("a[1", "host list 'a[1': a bracket is not closed")],
+    [
+        ("a", "job.yaml: 1 problem\n  resources.nodes: the job needs 2 nodes and there are 1; give it 1 more"),
+        ("a[1", "host list 'a[1': a bracket is not closed"),
+        ("a,b,a", "--nodes: a is there more than once; name each node once"),
+        (" , ", "--nodes: there is no host in it; write for example cn[01-04]"),
+        ("", "--nodes: there is no host in it; write for example cn[01-04]"),
+    ],
 )
 def test_plan_refuses_hosts_that_do_not_fit(nodes: str, problem: str, folder: Path) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "resources": {"nodes": 2}}))
     done = gpujob("plan", "job.yaml", "--nodes", nodes, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gpujob: {problem}\n")
+
+
+def test_plan_names_an_alias_that_there_is_not(folder: Path) -> None:
+    (folder / "gpujob.yaml").write_text("models: {dsr1: /models/DSR1}\n")
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": {"path": "dsr2"}}))
+    done = gpujob("plan", "job.yaml", cwd=folder)
+    assert done.returncode == 0
+    assert done.stderr.startswith('gpujob: warning: model.path: "dsr2" is neither a directory nor an alias')
 
 
 @pytest.mark.parametrize("command", ["check", "plan", "submit", "run"])

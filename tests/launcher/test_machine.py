@@ -1,6 +1,6 @@
 """What the machine, the cluster and the site's servers are asked before a launch."""
 
-import os
+import socket
 import sys
 import threading
 import time
@@ -24,6 +24,7 @@ from launcher.machine import (
     check_gpu_memory,
     check_interpreter,
     check_memory,
+    check_network,
     check_packages,
     check_partition,
     memory_bytes,
@@ -42,7 +43,7 @@ PYTHON: dict[str, Any] = {"workers": [{"command": [sys.executable, "-c", "pass"]
 @pytest.mark.parametrize(
     ("command", "environ", "status", "words"),
     [
-        ("python3 x.py", {}, "warning", f'and "python3" is {os.path.dirname(sys.executable)}/python3; '),
+        ("python3 x.py", {"PATH": "/usr/bin:/bin"}, "warning", 'and "python3" is /usr/bin/python3; '),
         ("python3 x.py", {"PATH": "/nowhere"}, "warning", '"python3" is not here'),
         ("python3 x.py", {"VIRTUAL_ENV": "/venv"}, "ok", "/venv is active"),
         ("python3.11 x.py", {"CONDA_PREFIX": "/conda/a"}, "ok", "/conda/a is active"),
@@ -56,6 +57,21 @@ def test_python_is_that_of_an_environment(
     (item,) = check_interpreter(subject_of(tmp_path, environ=environ, workers=[{"command": command}]))
     assert item.status == status
     assert words in item.message
+
+
+def test_an_interpreter_in_a_virtual_environment_needs_none_that_is_active(tmp_path: Path) -> None:
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python3").symlink_to(sys.executable)
+    (tmp_path / "alone/bin").mkdir(parents=True)
+    (tmp_path / "alone/bin/python3").symlink_to(sys.executable)
+    (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr\n")
+    roles = [{"role": role, "command": "python3 x.py"} for role in ("a", "b")]
+    for name, expected in (
+        ("venv", [("interpreter", "ok", f"workers ({role}).command") for role in ("a", "b")]),
+        ("alone", [("no-environment", "warning", "workers (a).command")]),
+    ):
+        subject = subject_of(tmp_path, environ={"PATH": str(tmp_path / name / "bin")}, workers=roles)
+        assert told(check_interpreter(subject)) == expected
 
 
 @pytest.mark.parametrize(("local", "status"), [(True, "error"), (False, "warning")])
@@ -340,3 +356,32 @@ def test_servers_that_raise_alarms_must_be_ready(
     assert (first.status, second.status) == (status, "not checked")
     assert words.format(server=server) in first.message
     assert "hunter2" not in first.message
+
+
+@pytest.mark.parametrize(
+    ("model", "environ", "expected"),
+    [
+        (None, {}, ("network", "not checked")),
+        ("/models/x", {}, ("network", "not checked")),
+        ("hf:a/b", {"HF_HUB_OFFLINE": "1"}, ("network", "ok")),
+        ("hf:a/b", {"https_proxy": "http://proxy:3128"}, ("network", "not checked")),
+        ("hf:a/b", {"HF_ENDPOINT": "http://127.0.0.1:{taken}"}, ("network", "ok")),
+        ("mine", {"HF_ENDPOINT": "http://127.0.0.1:{taken}"}, ("network", "ok")),
+        ("hf:a/b", {"HF_ENDPOINT": "http://127.0.0.1:{free}"}, ("no-network", "warning")),
+    ],
+)
+def test_the_hub_of_a_model_that_is_fetched_must_answer(
+    model: str | None, environ: dict[str, str], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else takes it
+        ports = {"taken": server.getsockname()[1], "free": closed.getsockname()[1]}
+        spec: dict[str, Any] = {} if model is None else {"model": {"path": model}}
+        subject = subject_of(
+            tmp_path,
+            cluster={"models": {"mine": "hf:a/b"}},
+            environ={name: value.format(**ports) for name, value in environ.items()},
+            **spec,
+        )
+        (item,) = check_network(subject)
+    assert (item.code, item.status) == expected

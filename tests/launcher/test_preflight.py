@@ -11,12 +11,12 @@ from launcher.preflight import (
     check_directories,
     check_gpus_here,
     check_output_files,
-    check_placeholders,
     check_plan,
     check_sample,
     check_target_directory,
     check_variables,
 )
+from launcher.unfilled import check_placeholders
 from tests.launcher.subjects import subject_of, told
 
 
@@ -190,15 +190,110 @@ def test_measurements_of_an_earlier_job_are_no_output_of_it(tmp_path: Path, patt
         ('{"a": 1}', None),
     ],
 )
-def test_a_word_that_is_nearly_a_placeholder_is_doubtful(word: str, meant: str | None, tmp_path: Path) -> None:
+def test_a_word_that_is_nearly_a_placeholder_is_refused(word: str, meant: str | None, tmp_path: Path) -> None:
     for spec, place in (
         (worker(["echo", word]), "workers (worker).command"),
         (worker("true", env={"A": word}), "workers (worker).env.A"),
         ({"inputs": [word]}, "inputs[0]"),
     ):
         items = check_placeholders(subject_of(tmp_path, **spec))
-        assert told(items) == ([("placeholder", "warning", place)] if meant else [])
+        assert told(items) == ([("placeholder", "error", place)] if meant else [])
         assert all(f'did you mean "{meant}"?' in item.message for item in items)
+
+
+SERVED: dict[str, Any] = {
+    "resources": {"gpus_per_node": 8, "agg_workers": 1},
+    "backend": {"type": "sglang"},
+    "workers": [],
+    "model": {"path": "hf:a/b"},
+    "frontend": {"type": "custom", "command": "front --port {http_port}"},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "place", "words"),
+    [
+        (worker("echo {host_1}"), "workers (worker).command", "no node of the job, which has {host_0}"),
+        (worker("a {public_port}"), "workers (worker).command", "no port of this process; it can name {etcd_port}"),
+        (worker("a {http_portt}"), "workers (worker).command", 'did you mean "{http_port}"?'),
+        (worker("a", env={"B": "{x_port}"}), "workers (worker).env.B", "it can name "),
+        ({"env": {"B": "{rnk}"}}, "env.B", 'did you mean "{rank}"?'),
+        (
+            {**SERVED, "frontend": {"type": "custom", "command": "f {http_port} {internal_port}"}},
+            "frontend.command",
+            "{internal_port} is no port of this process",
+        ),
+        (
+            {**SERVED, "benchmark": {"type": "custom", "command": "b {http_port}"}},
+            "benchmark.command",
+            "a benchmark has none: GPUJOB_ENDPOINT says where requests go",
+        ),
+        (
+            {**SERVED, "backend": {"type": "sglang", "args": {"x": "{host_9}"}}},
+            "backend.args.x",
+            "no node of the job",
+        ),
+        (
+            {**SERVED, "backend": {"type": "sglang", "agg": {"config": {"x": ["{http_port}"]}}}},
+            "backend.agg.config",
+            "by their numbers, as in {port_6100}",
+        ),
+        (
+            {"container": {"image": "i:1", "mounts": ["/a:/b", "/{jobdir}:/c"]}},
+            "container.mounts[1]",
+            'did you mean "{job_dir}"?; for braces that stay write {{jobdir}}',
+        ),
+    ],
+)
+def test_a_placeholder_that_nothing_fills_is_refused_wherever_it_stands(
+    more: dict[str, Any], place: str, words: str, tmp_path: Path
+) -> None:
+    items = check_placeholders(subject_of(tmp_path, local=False, **more))
+    assert told(items) == [("placeholder", "error", place)]
+    assert words in items[0].message
+
+
+def test_what_is_filled_or_no_placeholder_is_left_alone(tmp_path: Path) -> None:
+    words = (
+        "{host_0} {port_6100} {head} {http_port} {nixl_port} {{rnk}} {{host_9}} ${rnk} '{print $1}' '{\"a\": 1}' {lr}"
+    )
+    config = {"x": "{host_0} {port_1} {run_dir}", "y": {"{z}": 1}}
+    spec = {**SERVED, "workers": [{"role": "agg", "command": f"serve {words}"}]}
+    spec["backend"] = {"type": "sglang", "config": config}
+    assert check_placeholders(subject_of(tmp_path, local=False, env={"A": "{http_port}"}, **spec)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "place", "message"),
+    [
+        (
+            {"workers": [{"gpus": 1, "command": "x.py"}], "backend": {"type": "torchrun"}},
+            "backend.type",
+            'torchrun needs "torchrun" on PATH; activate the environment that has it',
+        ),
+        (
+            {**SERVED, "backend": {"type": "vllm"}},
+            "backend.type",
+            'vllm needs "vllm" on PATH; activate the environment that has it',
+        ),
+        (
+            {**SERVED, "frontend": {"type": "dynamo"}},
+            "frontend.type",
+            'dynamo needs "nats-server" on PATH; activate the environment that has it',
+        ),
+        (
+            {**SERVED, "frontend": {"type": "sglang-router", "count": 2}},
+            "frontend.nginx",
+            'the balancer needs "nginx" on PATH; activate the environment that has it',
+        ),
+    ],
+)
+def test_a_program_that_the_backend_brings_is_told_as_its(
+    more: dict[str, Any], place: str, message: str, tmp_path: Path
+) -> None:
+    spec = {"resources": {"gpus_per_node": 8}, **more}
+    items = check_commands(subject_of(tmp_path, environ={"PATH": "/nowhere"}, **spec))
+    assert (place, message) in [(item.place, item.message) for item in items]
 
 
 @pytest.mark.parametrize(
