@@ -7,13 +7,14 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test test-gpu lint check bench clean
+.PHONY: help install install-dev packages demo test test-gpu test-slurm-versions lint check bench clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
 	@echo "make demo      run four workers on this machine and watch them"
 	@echo "make test      install what the tests need and run them all"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
+	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
 	@echo "make check     format, lint, types, layers, rules"
 	@echo "make bench     measure; prints ratios"
 
@@ -40,11 +41,15 @@ demo: install
 	$(BIN)/gpujob run examples/embed/job.yaml
 
 test: install-dev packages
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	@bash tests/lanes.sh "$(CURDIR)/$(BIN)/python" $(PYTEST_OPTIONS)
 
 # Installs nothing: machines with GPUs are often without a network.
 test-gpu:
 	@bash tests/gpu/run.sh $(PYTEST_OPTIONS)
+
+# SUITES="machine forky" takes some of them.
+test-slurm-versions: install-dev packages
+	@bash tests/realstack/versions.sh $(SUITES)
 
 lint: install-dev
 	$(BIN)/ruff format --check .

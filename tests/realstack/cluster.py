@@ -38,6 +38,7 @@ FINAL_STATES = frozenset(
 
 _MARK = b"gpujob-slurm-host"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_SLURM_ROOT_VARIABLE = "GPUJOB_SLURM_ROOT"
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "setpriv", "perl")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct")
 _SLURM_DAEMONS = frozenset({"slurmd", "slurmstepd"})
@@ -51,13 +52,20 @@ def slurm_unavailable(accounting: bool = True) -> str | None:
     """Why no cluster can be started here, to skip a test with; None when one can."""
     if os.geteuid() != 0:
         return "a Slurm cluster needs root (namespaces, slurmd)"
-    if missing := missing_programs(_PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())):
+    wanted = _PROGRAMS + (_ACCOUNTING_PROGRAMS if accounting else ())
+    if slurm_root() is None and (missing := missing_programs(wanted)):  # a tree that was asked for must have them
         return f"not installed: {', '.join(missing)} (run {HERE / 'packages.sh'})"
     namespaces = ["unshare", "--net", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "true"]
     tried = subprocess.run(namespaces, capture_output=True, text=True, timeout=60)
     if tried.returncode != 0:
         return f"no namespaces can be made here: {tried.stderr.strip()}"
     return None
+
+
+def slurm_root() -> Path | None:
+    """The tree of another Slurm that these tests are to run on (made by ``slurm-root.sh``); None: this machine's."""
+    root = os.environ.get(_SLURM_ROOT_VARIABLE)
+    return Path(root).resolve() if root else None
 
 
 def missing_programs(names: Sequence[str]) -> list[str]:
@@ -70,7 +78,9 @@ class Cluster:
     """Nodes ``node1`` to ``nodeN`` and a head; use it as a context manager, or call `up` and `down`.
 
     Every user must be able to enter `directory`, so pytest's tmp_path (0700 above it) will not do; take a
-    folder in /tmp. Two clusters can run at once when their `prefix`, the nodes' name, differs.
+    folder in /tmp. Two clusters can run at once when their `prefix`, the nodes' name, differs. `root`, by default
+    that of ``GPUJOB_SLURM_ROOT``, has another Slurm, and all commands run in it; of this machine they see /tmp,
+    `directory`, and the users with the home of `user`.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class Cluster:
         cgroup: str = "auto",
         prefix: str = "node",
         user: str = TEST_USER,
+        root: Path | None = None,
     ) -> None:
         self.directory = directory.resolve()
         self.accounting = accounting
@@ -100,6 +111,7 @@ class Cluster:
             "CGROUP": cgroup,
             "NODE_PREFIX": prefix,
             "TEST_USER": user,
+            "SLURM_ROOT": str(root or slurm_root() or ""),
         }
 
     def __enter__(self) -> Self:
@@ -162,14 +174,16 @@ class Cluster:
         stdin: str | None = None,
         timeout: float = 60,
         check: bool = False,
+        in_root: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the head as the test user (or `user`), in that user's home (or `cwd`).
 
         The environment is that of a fresh login plus `env`; nothing of the caller's gets in. `stdin` is text.
         With `check` an exit status other than 0 raises ClusterError. A command that does not end in time is
-        killed with its process group, and ClusterError has what it printed.
+        killed with its process group, and ClusterError has what it printed. Without `in_root` it is a program of
+        this machine, with its files, also where the cluster's are those of another tree.
         """
-        return self._run("head", argv, user, cwd, env, stdin, timeout, check)
+        return self._run("head", argv, user, cwd, env, stdin, timeout, check, in_root)
 
     def on(
         self,
@@ -184,7 +198,7 @@ class Cluster:
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """`run` on a node, as ``ssh`` would, outside of any job."""
-        return self._run(node, argv, user, cwd, env, stdin, timeout, check)
+        return self._run(node, argv, user, cwd, env, stdin, timeout, check, in_root=True)
 
     def popen(
         self,
@@ -197,6 +211,7 @@ class Cluster:
         stdin: int | IO[str] | None = subprocess.DEVNULL,
         stdout: int | IO[str] | None = subprocess.PIPE,
         stderr: int | IO[str] | None = subprocess.PIPE,
+        in_root: bool = True,
     ) -> subprocess.Popen[str]:
         """Start a command on the head (or `node`) and return at once.
 
@@ -206,7 +221,7 @@ class Cluster:
         name = user or self.user
         home = pwd.getpwnam(name).pw_dir
         return subprocess.Popen(
-            [*self._enter(node, cwd or Path(home)), *_as_user(name), *map(str, argv)],
+            [*self._enter(node, cwd or Path(home), in_root), *_as_user(name), *map(str, argv)],
             env=self._environment(name, home, env),
             stdin=stdin,
             stdout=stdout,
@@ -273,9 +288,12 @@ class Cluster:
         return sorted(found)
 
     def job_state(self, job_id: int) -> str:
-        """The job's state from the controller: no accounting needed, ended jobs are known for 5 minutes."""
+        """The job's state from the controller: no accounting needed, ended jobs are known for 5 minutes.
+
+        Components of a heterogeneous job have a line each; theirs is told once they agree.
+        """
         shown = self.run(["squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T"], check=True)
-        return shown.stdout.strip()
+        return " ".join(dict.fromkeys(shown.stdout.split()))
 
     def wait_for_job(
         self,
@@ -344,9 +362,10 @@ class Cluster:
         stdin: str | None,
         timeout: float,
         check: bool,
+        in_root: bool,
     ) -> subprocess.CompletedProcess[str]:
         source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-        process = self.popen(argv, node=host, user=user, cwd=cwd, env=env, stdin=source)
+        process = self.popen(argv, node=host, user=user, cwd=cwd, env=env, stdin=source, in_root=in_root)
         shown = " ".join(map(str, argv))
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout)
@@ -372,11 +391,12 @@ class Cluster:
             return None
         return pid if _MARK in arguments else None
 
-    def _enter(self, host: str, cwd: Path) -> list[str]:
+    def _enter(self, host: str, cwd: Path, in_root: bool) -> list[str]:
         pid = self._host_pid(host)
         if pid is None:
             raise ClusterError(f"{host} is not running ({self.directory})")
-        return ["nsenter", "--target", str(pid), "--net", "--uts", "--pid", "--mount", f"--wdns={cwd}", "--"]
+        root = ["--root"] if in_root else []
+        return ["nsenter", "--target", str(pid), "--net", "--uts", "--pid", "--mount", *root, f"--wdns={cwd}", "--"]
 
     def _environment(self, user: str, home: str, extra: Mapping[str, str] | None) -> dict[str, str]:
         return {

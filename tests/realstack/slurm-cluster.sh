@@ -12,7 +12,7 @@
 #
 # The head and each node have network, PID, UTS and mount namespaces of their own: an
 # address and all ports, a process table, a host name, an /etc/hosts. The network has no way
-# out and no way in. Files are those of this machine.
+# out and no way in. Files are those of this machine, or those of SLURM_ROOT.
 #
 # Environment:
 #   CLUSTER_DIR=/tmp/slurm-cluster     state, logs, configuration; every user must be able to enter it
@@ -23,6 +23,9 @@
 #                                      name, so clusters that run at the same time need different ones
 #   TEST_USER=                         an ordinary user to create when there is none of this name
 #   KEEP_DB=0                          1: `down` leaves the accounting database for the next `up`
+#   SLURM_ROOT=                        a tree made by slurm-root.sh: the daemons and all commands are its programs;
+#                                      of this machine they see /tmp, CLUSTER_DIR, the users and TEST_USER's home
+#   SLURM_BIND=                        further paths of this machine that they see, one in a line
 # Needs root, and the programs that packages.sh installs. Written outside CLUSTER_DIR: TEST_USER and a lock file.
 set -euo pipefail
 
@@ -30,6 +33,7 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 D=$(realpath -m "${CLUSTER_DIR:-/tmp/slurm-cluster}")
 NODES=${NODES:-4} CPUS=${CPUS:-8} MEM=${MEM:-2000} GPUS=${GPUS:-4}
 ACCOUNTING=${ACCOUNTING:-1} CGROUP=${CGROUP:-auto} NODE_PREFIX=${NODE_PREFIX:-node} TEST_USER=${TEST_USER:-}
+SLURM_ROOT=${SLURM_ROOT:+$(realpath -m "$SLURM_ROOT")} SLURM_BIND=${SLURM_BIND:-}
 NET=198.18.100                # from the range for benchmarks (RFC 2544); exists inside the namespaces only
 LOCK=/run/lock/gpujob-slurm-$NODE_PREFIX
 MARK=gpujob-slurm-host        # with $D, the arguments by which the first process of each host is known
@@ -57,9 +61,10 @@ alive() { grep -qzxF "$MARK" "/proc/$(pid_of "$1.init")/cmdline" 2>/dev/null; }
 
 # Sets `inside` to a command prefix that enters a host, in the same folder where it exists there.
 enter() { # HOST
-    local wd=$PWD
-    [ -d "$wd" ] || wd=/
-    inside=(nsenter --target "$(pid_of "$1.init")" --net --uts --pid --mount --wdns="$wd" --
+    local pid wd=$PWD
+    pid=$(pid_of "$1.init")
+    [ -d "/proc/$pid/root$wd" ] || wd=/
+    inside=(nsenter --target "$pid" --net --uts --pid --mount --root --wdns="$wd" --
             env SLURM_CONF="$D/etc/slurm.conf")
 }
 in_host() { # HOST CMD...
@@ -69,23 +74,40 @@ in_host() { # HOST CMD...
 
 # A host is a process that holds namespaces open. As the first process of its PID namespace
 # it takes all others along when it dies; it ignores SIGCHLD, so that orphans leave no zombies.
+# What is mounted for it, in SLURM_ROOT too, goes with its mount namespace.
 start_host() { # HOST
-    local h=$1 outer
+    local h=$1 outer binds
+    mapfile -t binds < <(visible_paths)
     rm -f "$D/run/$h.ready"
     # shellcheck disable=SC2016
     setsid unshare --net --uts --pid --fork --kill-child --mount --mount-proc -- bash -ec '
-        mark=$0 dir=$1 host=$2
+        mark=$0 dir=$1 host=$2 root=$3; shift 3
         hostname "$host"
         ip link set lo up
         mount --bind "$dir/etc/hosts" /etc/hosts
+        if [ -n "$root" ]; then
+            mount -t proc proc "$root/proc"
+            mount -t tmpfs -o mode=755 tmpfs "$root/run"
+            for path in /sys /dev "$@"; do
+                if [ -d "$path" ]; then mkdir -p "$root$path"; else : >>"$root$path"; fi
+                mount --rbind "$path" "$root$path"
+            done
+        fi
         : >"$dir/run/$host.ready"
-        exec perl -e "\$SIG{CHLD} = q(IGNORE); sleep while 1" "$mark" "$dir" "$host"
-        ' "$MARK" "$D" "$h" </dev/null >>"$D/log/$h.init.log" 2>&1 &
+        exec chroot "${root:-/}" perl -e "\$SIG{CHLD} = q(IGNORE); sleep while 1" "$mark" "$dir" "$host"
+        ' "$MARK" "$D" "$h" "$SLURM_ROOT" "${binds[@]}" </dev/null >>"$D/log/$h.init.log" 2>&1 &
     outer=$!
     disown                        # no word from bash when `down` kills it
     wait_for 30 "the namespaces of $h" test -e "$D/run/$h.ready"
     tr -d ' ' <"/proc/$outer/task/$outer/children" >"$D/run/$h.init.pid"
     wait_for 30 "the first process of $h" alive "$h"
+}
+
+# Of this machine, what the programs of SLURM_ROOT see: with the users, files have the same owners there.
+visible_paths() {
+    local home=
+    [ -z "$TEST_USER" ] || home=$(getent passwd "$TEST_USER" | cut -d: -f6)
+    printf '%s\n' /tmp "$D" /etc/hosts /etc/passwd /etc/group ${home:+"$home"} ${SLURM_BIND:+"$SLURM_BIND"}
 }
 
 connect() { # NODE NUMBER: a cable from the node to the bridge on the head
@@ -164,8 +186,13 @@ refuse_collision() {
 
 # --- configuration ---
 
+installed() { # PROGRAM, among those that the hosts run
+    # shellcheck disable=SC2016
+    chroot "${SLURM_ROOT:-/}" sh -c 'command -v "$1"' sh "$1" >/dev/null 2>&1
+}
+
 check_settings() {
-    local p missing=()
+    local p missing=() cure="run $HERE/packages.sh"
     [ "$(id -u)" = 0 ] || die "needs root (namespaces, slurmd)"
     [[ $D =~ ^[A-Za-z0-9_./+-]+$ ]] || die "CLUSTER_DIR=$D: slurm.conf takes letters, digits and _./+- only"
     [[ $NODE_PREFIX =~ ^[a-z]+$ ]] || die "NODE_PREFIX=$NODE_PREFIX: lower-case letters only"
@@ -174,13 +201,18 @@ check_settings() {
         [[ ${!p} =~ ^[1-9][0-9]*$ ]] || die "$p=${!p}: not a whole number above 0"
     done
     [ "$NODES" -le 250 ] || die "NODES=$NODES: at most 250"
-    for p in munged slurmctld slurmd sinfo ip nsenter unshare setpriv perl; do
+    if [ -n "$SLURM_ROOT" ]; then
+        [ -d "$SLURM_ROOT" ] || die "SLURM_ROOT=$SLURM_ROOT: no such folder (make it with $HERE/slurm-root.sh)"
+        cure="not in $SLURM_ROOT; make it anew with $HERE/slurm-root.sh"
+    fi
+    for p in ip nsenter unshare setpriv; do
         command -v "$p" >/dev/null || missing+=("$p")
     done
+    for p in munged slurmctld slurmd sinfo ip perl; do installed "$p" || missing+=("$p"); done
     if [ "$ACCOUNTING" = 1 ]; then
-        for p in slurmdbd mariadbd mariadb-install-db; do command -v "$p" >/dev/null || missing+=("$p"); done
+        for p in slurmdbd mariadbd mariadb-install-db; do installed "$p" || missing+=("$p"); done
     fi
-    [ ${#missing[@]} -eq 0 ] || die "not installed: ${missing[*]} (run $HERE/packages.sh)"
+    [ ${#missing[@]} -eq 0 ] || die "not installed: ${missing[*]} ($cure)"
 }
 
 # v1 and v2 need a memory controller that we may write to; containers often have neither.
@@ -258,6 +290,7 @@ all_idle() { [ "$(in_host head sinfo -h -N -t idle -o %N | sort -u | wc -l)" = "
 
 up() {
     local i h settings="NODES=$NODES CPUS=$CPUS MEM=$MEM GPUS=$GPUS ACCOUNTING=$ACCOUNTING NODE_PREFIX=$NODE_PREFIX"
+    settings+=" SLURM_ROOT=$SLURM_ROOT"
     check_settings
     if alive head && [ -e "$D/run/settings" ]; then
         [ "$(cat "$D/run/settings")" = "$settings" ] ||

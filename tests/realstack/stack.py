@@ -157,7 +157,9 @@ class Stack:
 
     def _script(self, command: str, timeout: float) -> None:
         if self.cluster is not None and (command != "down" or self.cluster.is_up()):
-            done = self.cluster.run([SCRIPT, command], user=ROOT, cwd=HERE, env=self._settings, timeout=timeout)
+            done = self.cluster.run(
+                [SCRIPT, command], user=ROOT, cwd=HERE, env=self._settings, timeout=timeout, in_root=False
+            )
         else:
             try:
                 done = subprocess.run(
@@ -188,7 +190,7 @@ class Stack:
 
     def _get(self, url: str) -> str:
         if self.cluster is not None:
-            done = self.cluster.run(["curl", "-sS", "-m", "30", url], user=ROOT)
+            done = self.cluster.run(["curl", "-sS", "-m", "30", url], user=ROOT, in_root=False)
             if done.returncode != 0:
                 raise StackError(f"{url}: {done.stderr.strip()}")
             return done.stdout

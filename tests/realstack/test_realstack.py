@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.realstack.cluster import Cluster, ClusterError, slurm_unavailable
+from tests.realstack.cluster import HERE, Cluster, ClusterError, slurm_root, slurm_unavailable
 from tests.realstack.stack import Stack, StackError, prometheus_unavailable
 from tests.realstack.waiting import wait_for
 
@@ -148,6 +149,18 @@ class TestFourNodes:
             30,
             f"job {job} to be COMPLETED on 4 nodes in the accounting",
         )
+
+    def test_programs_are_those_of_another_tree_where_there_is_one_and_users_and_files_of_this_machine(
+        self, cluster: Cluster, folder: Path
+    ) -> None:
+        (folder / "ours").touch()
+        release = Path(slurm_root() or "/") / "etc" / "debian_version"
+        look = ["sh", "-c", f"cat /etc/debian_version; id -u; ls {folder}; echo $HOME; pwd"]
+        user = pwd.getpwnam(cluster.user)
+        told = cluster.run(look, check=True).stdout.splitlines()
+        assert told == [release.read_text().strip(), str(user.pw_uid), "ours", user.pw_dir, user.pw_dir]
+        here = cluster.run(look, check=True, in_root=False).stdout.splitlines()
+        assert here == [Path("/etc/debian_version").read_text().strip(), *told[1:]]
 
     def test_a_step_over_its_memory_limit_is_out_of_memory(self, cluster: Cluster) -> None:
         if not cluster.enforces_memory:
@@ -282,6 +295,27 @@ def test_a_start_that_takes_too_long_leaves_nothing(folder: Path) -> None:
     assert not cluster.is_up()
     assert [c for c in command_lines() if str(folder) in c] == []
     assert cgroups(PREFIX) == []
+
+
+@pytest.mark.slurm
+def test_a_tree_without_slurm_is_refused(folder: Path) -> None:
+    if reason := slurm_unavailable(accounting=False):
+        pytest.skip(reason)
+    (folder / "tree").mkdir()
+    for tree, words in (("tree", "not installed: .*slurmd.*slurm-root.sh"), ("none", "no such folder")):
+        with pytest.raises(ClusterError, match=words):
+            Cluster(folder / "inside", nodes=1, accounting=False, prefix=PREFIX, root=folder / tree).up()
+
+
+@pytest.mark.parametrize("script", ["slurm-root.sh", "versions.sh"])
+def test_a_suite_is_a_name(script: str, tmp_path: Path) -> None:
+    for bad in ("../elsewhere", "a b", ""):
+        argv = [str(HERE / script), bad, *([str(tmp_path / "tree")] if script == "slurm-root.sh" else [])]
+        done = subprocess.run(
+            argv, env={**os.environ, "GPUJOB_SLURM_CACHE": str(tmp_path)}, capture_output=True, text=True
+        )
+        assert (done.returncode, "name of a Debian suite" in done.stderr) == (1, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slurm
