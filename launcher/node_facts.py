@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
+from launcher.port_claims import claimed
 from launcher.ports import END, OFFSETS, PORTS_FILE
 
 _SIOCGIFADDR = 0x8915
@@ -48,9 +49,9 @@ def is_free(port: int) -> bool:
 
 
 def busy_ports(ports: Iterable[int]) -> list[int]:
-    """Those of ``ports`` that are taken with any of the offsets, offset included, in order."""
-    candidates = {port + offset for port in ports for offset in OFFSETS}
-    return sorted(port for port in candidates if port < END and not is_free(port))
+    """Those of ``ports`` that are taken, or given to a task, with any of the offsets, offset included, in order."""
+    candidates, given = {port + offset for port in ports for offset in OFFSETS}, claimed()
+    return sorted(port for port in candidates if port < END and (port in given or not is_free(port)))
 
 
 def interface_address(name: str) -> str:

@@ -136,11 +136,18 @@ def wrapped(
     argv += ["--rank", str(task.rank), "--attempt", str(facts.attempt), "--restart", str(restart)]
     if planned.service:
         argv += ["--service", "1"]
+    if planned.ports and step_file is None:
+        argv += ["--ports", claimed_ports(planned, facts)]
     if step_file is not None:
         argv += ["--step-file", str(step_file)]
     elif plan.gpus_per_node and is_narrowed(planned, first_gpu):
         argv += ["--gpus", visible_gpus(planned, first_gpu)]
     return [*argv, "--", *worker_argv(plan, planned, facts)]
+
+
+def claimed_ports(planned: TaskPlan, facts: RunFacts) -> str:
+    """Ports that a task has been given, as its wrapper takes them: ``6100,7200``."""
+    return ",".join(str(port + facts.port_offset) for port in sorted(planned.ports.values()))
 
 
 def is_narrowed(planned: TaskPlan, first_gpu: int | None = None) -> bool:
@@ -188,6 +195,8 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
         entry["argv"] = worker_argv(plan, planned, facts)
         if plan.gpus_per_node and is_narrowed(planned):
             entry["gpus"] = visible_gpus(planned)
+        if planned.ports:
+            entry["ports"] = claimed_ports(planned, facts)
         entries.append(entry)
     return entries
 

@@ -1,7 +1,7 @@
 """The parent of one worker: records its pid and how it ended, forwards signals, ends as it ended.
 
     python -I -m launcher.wrap --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
-                               [--gpus 0,1] [--service 1] [--step-file FILE] -- COMMAND...
+                               [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE] -- COMMAND...
 
 The worker gets the environment, descriptors, terminal, limits, signal mask and
 signal dispositions that this process was given; ``CUDA_VISIBLE_DEVICES`` alone is
@@ -22,6 +22,7 @@ import time
 
 from exporter import records
 from launcher.environment import original_environment
+from launcher.port_claims import claim
 
 MOST_SIGNALS = 100
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
@@ -170,8 +171,7 @@ def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list
             "Slurm has not given the tasks to the nodes in their order, as --distribution=block asks for"
         )
     options.update({"worker": entry["worker"], "rank": str(entry["rank"])})
-    if "gpus" in entry:
-        options["gpus"] = entry["gpus"]
+    options.update({name: entry[name] for name in ("gpus", "ports") if name in entry})
     environment.update((os.fsencode(name), os.fsencode(value)) for name, value in entry["env"].items())
     return [str(word) for word in entry["argv"]]
 
@@ -203,6 +203,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     if "gpus" in options:
         name = b"CUDA_VISIBLE_DEVICES"
         environment[name] = visible_devices(options["gpus"], environment.get(name))
+    held = claim(map(int, options["ports"].split(","))) if "ports" in options else []
     oom_before = records.read_oom_kills()
     waited = FORWARDED | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -223,6 +224,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     )
     seen: list[list[float]] = []
     status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
+    held.clear()
     signaled = os.WIFSIGNALED(status)
     oom_after = records.read_oom_kills()
     _write(
