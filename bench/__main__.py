@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bench import eta, exits, exposition, files, gpus, kills, logs, processes, sidecar, tail, wrapper
+from bench import eta, exits, exposition, files, gpus, kills, logs, plans, processes, sidecar, tail, wrapper
 
 BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "exposition": exposition.measure,
@@ -22,6 +22,7 @@ BENCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "eta": eta.measure,
     "gpus": gpus.measure,
     "sidecar": sidecar.measure,
+    "plans": plans.measure,
 }
 
 

@@ -3,8 +3,8 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.manifest import Task
@@ -30,6 +30,9 @@ from launcher.topology import Layout
 _PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
 CLIENTS = "http"
 """Name of the port of a front end that clients use, whichever of the table it is."""
+
+Group = tuple[Role, tuple[Task, ...]]
+"""A worker before its ports are known: its role and its processes."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,10 @@ class _Assembler:
         self._mentioned = {role.name: self._mentioned_by(role) for role in layout.roles}
         self._given = {role.name: self._given_environment(role) for role in layout.roles}
         self._configs = {role.name: self._config_environment(role) for role in layout.roles}
-        self._workers = _workers(layout)
         self._services = self._make_services()
-        self._ports = self._assign_ports(local)
-        self._workers = [replace(worker, ports=self._ports[worker.tasks[0].rank]) for worker in self._workers]
+        groups = _groups(layout)
+        self._ports = self._assign_ports(groups, local)
+        self._workers = [Worker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank]) for role, tasks in groups]
         self._served = self._served_workers()
         self._endpoint = self._find_endpoint()
         parts = Parts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
@@ -85,9 +88,9 @@ class _Assembler:
 
     def assembly(self) -> Assembly:
         """All of it."""
-        served = {worker.role.name for worker in self._served}
+        serving = {role.name: self._serves(role) for role in self._layout.roles}
         tasks = [
-            planned for worker in self._workers for planned in self._worker_tasks(worker, worker.role.name in served)
+            planned for worker in self._workers for planned in self._worker_tasks(worker, serving[worker.role.name])
         ]
         tasks += [self._service_task(service) for service in self._services]
         rules, asked = self._rules(), self._spec.readiness
@@ -122,9 +125,14 @@ class _Assembler:
             add("benchmark", "benchmark", 0, layout.client_node, BENCHMARK)
         return found
 
-    def _assign_ports(self, local: bool) -> dict[int, dict[str, int]]:
+    def _assign_ports(self, groups: Sequence[Group], local: bool) -> dict[int, dict[str, int]]:
         """By rank: ports that a process's program needs, and those that the user's command names."""
-        requests = [(task, self._port_names(worker, task)) for worker in self._workers for task in worker.tasks]
+        processes = {role.name: len(tasks) for role, tasks in groups}
+        needs = {role.name: self._port_names(role, processes[role.name]) for role in self._layout.roles}
+        requests = [(task, needs[role.name][task.local_rank > 0]) for role, tasks in groups for task in tasks]
+        if self._frontend is not None and not self._frontend.own_process:
+            task, own = requests[0]
+            requests[0] = (task, tuple("public" if name == CLIENTS else name for name in own))
         requests += [(service.task, service.needs) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
@@ -134,18 +142,12 @@ class _Assembler:
             for (task, _), own in zip(requests, given, strict=True)
         }
 
-    def _port_names(self, worker: Worker, task: Task) -> tuple[str, ...]:
-        role, named = worker.role, self._mentioned[worker.role.name]
-        backend = self._backends[role.name]
-        if task.local_rank:
-            # what the first process has and a further one does not need is the first one's
-            first = (*backend.ports(self._setting, role, len(worker.tasks)), *named)
-            own = backend.follower_ports(self._setting)
-            return tuple(dict.fromkeys((*own, *(name for name in named if name not in first))))
-        names = tuple(dict.fromkeys((*backend.ports(self._setting, role, len(worker.tasks)), *named)))
-        if self._frontend is not None and not self._frontend.own_process and worker is self._workers[0]:
-            return tuple("public" if name == CLIENTS else name for name in names)
-        return names
+    def _port_names(self, role: Role, processes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ports that the first process of each worker of a role needs, and each further one."""
+        backend, named = self._backends[role.name], self._mentioned[role.name]
+        first = tuple(dict.fromkeys((*backend.ports(self._setting, role, processes), *named)))
+        # what the first process has and a further one does not need is the first one's
+        return first, backend.follower_ports(self._setting, role)
 
     def _mentioned_by(self, role: Role) -> list[str]:
         """Ports that the user's words and variables for a role name."""
@@ -182,54 +184,57 @@ class _Assembler:
         serving = (worker for worker in self._served if CLIENTS in worker.ports)
         return next((Endpoint(worker.node, worker.ports[CLIENTS]) for worker in serving), None)
 
-    def _worker_tasks(self, worker: Worker, served: bool) -> list[TaskPlan]:
-        role, setting, options = worker.role, self._setting, worker.role.options
-        backend, per_node, nodes = self._backends[role.name], self._spec.resources.gpus_per_node, len(worker.nodes)
-        serves = backend.service or (backend.name == "command" and served and self._spec.frontend is not None)
-        serves = serves or (backend.name == "command" and served and self._spec.benchmark is not None)
+    def _serves(self, role: Role) -> bool:
+        """Whether the workers of a role serve until the job is over."""
+        if role.options.service is not None:
+            return role.options.service
+        backend = self._backends[role.name]
+        asked = self._spec.frontend is not None or self._spec.benchmark is not None
+        used = backend.name == "command" and asked and any(worker.role is role for worker in self._served)
+        return backend.service or used
+
+    def _worker_tasks(self, worker: Worker, serves: bool) -> Iterator[TaskPlan]:
+        role, setting, options, several = worker.role, self._setting, worker.role.options, len(worker.tasks) > 1
+        backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
         before, given = {**self._infra, **self._configs[role.name]}, self._given[role.name]
-        there: dict[int, tuple[int, ...]] = {}
+        there = _gpus_by_node(worker) if backend.sees_worker else {}
+        nodes = len(worker.nodes) if several else 1
         for task in worker.tasks:
-            there[task.node_index] = (*there.get(task.node_index, ()), *task.gpus)
-        found = []
-        for task in worker.tasks:
-            seen = there[task.node_index] if backend.sees_worker else task.gpus
+            seen = there.get(task.node_index, task.gpus)
             words = (words_of(options) if backend.service else []) or backend.words(setting, worker, task)
             environment = {**before, **backend.environment(setting, worker, task), **given}
             if task.local_rank:
-                words = [self._of_leader(word, worker, task) for word in words]
-                environment = {name: self._of_leader(value, worker, task) for name, value in environment.items()}
-            found.append(
-                TaskPlan(
-                    task,
-                    tuple(words),
-                    environment,
-                    options.critical,
-                    options.restart.max,
-                    options.restart.backoff,
-                    WORKERS,
-                    service=serves if options.service is None else options.service,
-                    step=worker.name if backend.one_step and len(worker.tasks) > 1 else "",
-                    leader_node=worker.node,
-                    worker_size=len(worker.tasks),
-                    worker_nodes=nodes,
-                    ports=self._ports[task.rank],
-                    narrowed=len(seen) < per_node,
-                    visible=seen if len(seen) > len(task.gpus) else (),
-                    metrics=backend.metrics(setting, worker, task),
-                )
+                words = self._of_leader(words, worker, task)
+                values = self._of_leader(environment.values(), worker, task)
+                environment = dict(zip(environment, values, strict=True))
+            yield TaskPlan(
+                task,
+                tuple(words),
+                environment,
+                options.critical,
+                options.restart.max,
+                options.restart.backoff,
+                WORKERS,
+                service=serves,
+                step=worker.name if backend.one_step and several else "",
+                leader_node=worker.node,
+                worker_size=len(worker.tasks),
+                worker_nodes=nodes,
+                ports=self._ports[task.rank],
+                narrowed=len(seen) < per_node,
+                visible=seen if len(seen) > len(task.gpus) else (),
+                metrics=backend.metrics(setting, worker, task),
             )
-        return found
 
-    def _of_leader(self, text: str, worker: Worker, task: Task) -> str:
-        """``text`` of a further process of a worker, with the ports that the first process alone has."""
+    def _of_leader(self, texts: Iterable[str], worker: Worker, task: Task) -> list[str]:
+        """Texts of a further process of a worker, with the ports that the first process alone has."""
         own = self._ports[task.rank]
 
         def port(match: re.Match[str]) -> str:
             at = None if match[1] in own else worker.ports.get(match[1])
             return match[0] if at is None else f"{{port_{at}}}"
 
-        return _PORT_NAME.sub(port, text)
+        return [_PORT_NAME.sub(port, text) if "_port}" in text else text for text in texts]
 
     def _config_environment(self, role: Role) -> dict[str, str]:
         name = self._backends[role.name].name
@@ -252,7 +257,9 @@ class _Assembler:
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
-            words, environment, metrics = self._frontend_parts(self._frontend, self._spec.frontend)
+            frontend, said = self._frontend, self._spec.frontend
+            made = self._setting.once(("frontend",), lambda: self._frontend_parts(frontend, said))
+            words, environment, metrics = made
         return TaskPlan(
             task,
             tuple(words),
@@ -336,12 +343,20 @@ def _backend_of(spec: JobSpec, role: Role) -> Backend:
     return BACKENDS["command" if helps else spec.backend.type]
 
 
-def _workers(layout: Layout) -> list[Worker]:
+def _groups(layout: Layout) -> list[Group]:
+    """The processes of each worker, in the order of ranks."""
     roles = {role.name: role for role in layout.roles}
     groups: dict[str, list[Task]] = {}
     for task in layout.tasks:
         groups.setdefault(task.worker, []).append(task)
-    return [Worker(roles[tasks[0].role], name, tuple(tasks)) for name, tasks in groups.items()]
+    return [(roles[tasks[0].role], tuple(tasks)) for tasks in groups.values()]
+
+
+def _gpus_by_node(worker: Worker) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for task in worker.tasks:
+        found[task.node_index] = (*found.get(task.node_index, ()), *task.gpus)
+    return found
 
 
 def _mentioned(texts: Sequence[str]) -> list[str]:

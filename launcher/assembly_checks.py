@@ -45,19 +45,28 @@ def problems_of(setting: Setting, parts: Parts, services: Collection[str]) -> li
 
 def _role_problems(setting: Setting, parts: Parts, services: Collection[str]) -> Iterator[str]:
     spec, names = setting.spec, [role.name for role in parts.roles]
-    asked = spec.resources.process_granularity
-    for backend in dict.fromkeys(parts.backends.values()):
-        if asked and backend.granularity and asked != backend.granularity:
-            yield (
-                f"resources.process_granularity: {asked}, and {backend.name} needs one process for each "
-                f"{backend.granularity} of a worker; leave it out"
-            )
+    for role in parts.roles:
+        yield from parts.backends[role.name].granularity_problems(setting, role)
+    yield from _mixed_problems(setting, parts)
     for name in sorted(set(names) & set(services)):
         yield f"{setting.key_of(name, 'role')}: the job has a service of its own called {name}; call the role otherwise"
     for name in SERVING_ROLES:
         if name not in names and getattr(spec.backend, name) != RoleOptions():
             have = ", ".join(names)
             yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or say {name}_workers"
+
+
+def _mixed_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+    """agg beside prefill or decode: commands may mean anything by it, engines and front ends know one or the other."""
+    counts = {role.name: role.count for role in parts.roles}
+    apart = [name for name in DISAGGREGATED if name in counts]
+    if not apart or "agg" not in counts or (setting.spec.backend.type not in ENGINES and parts.frontend is None):
+        return
+    others = " and ".join(f"{counts[name]} {name}" for name in apart)
+    yield (
+        f"resources.agg_workers: {counts['agg']} agg beside {others}; an agg worker does the work of both: "
+        f"leave agg out, or {' and '.join(apart)}"
+    )
 
 
 def _frontend_problems(setting: Setting, parts: Parts) -> Iterator[str]:
@@ -77,7 +86,7 @@ def _frontend_problems(setting: Setting, parts: Parts) -> Iterator[str]:
         yield f"frontend.type: {frontend.name} does not stand before {kind} workers; {cure}"
         return
     alone = names & set(DISAGGREGATED)
-    if len(alone) == 1:
+    if len(alone) == 1 and "agg" not in names:
         have, lacks = alone.pop(), next(name for name in DISAGGREGATED if name not in names)
         yield f"resources.{lacks}_workers: {have} workers and none for {lacks}; add some, or call the role agg"
     yield from frontend.problems(setting, parts.served)

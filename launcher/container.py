@@ -7,6 +7,7 @@ are a program that the wrapper starts in place of the worker's own.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from launcher.fill import fill, placeholders, task_environment
@@ -58,15 +59,21 @@ def mounts(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACK
     lies, the records of the job must get there.
     """
     values = placeholders(plan, planned, facts)
-    ours = [Mount(str(packages / name), f"{OURS}/{name}", "ro") for name in ("exporter", "launcher")]
-    own = [plan.workdir, plan.job_dir, *(values[name] for name in ("output_dir", "checkpoint_dir", "log_dir"))]
-    asked = plan.container.mounts if plan.container is not None else ()
+    own = (plan.workdir, plan.job_dir, *(values[name] for name in ("output_dir", "checkpoint_dir", "log_dir")))
+    texts = plan.container.mounts if plan.container is not None else ()
+    asked = tuple(parse_mount(fill(text, values)) for text in texts)
+    return _mounts(packages if runtime_of(plan, planned) == PYXIS else None, own, asked, str(facts.run_dir))
+
+
+@lru_cache(maxsize=16)
+def _mounts(packages: Path | None, own: tuple[str, ...], asked: tuple[Mount, ...], run_dir: str) -> tuple[Mount, ...]:
+    """Made once for all tasks for which they are the same."""
     found: dict[str, Mount] = {}
     for mount in (
-        *(ours if runtime_of(plan, planned) == PYXIS else ()),
+        *(Mount(str(packages / name), f"{OURS}/{name}", "ro") for name in ("exporter", "launcher") if packages),
         *(Mount(path, path) for path in own if not _lies_in(path, own)),
-        *(parse_mount(fill(text, values)) for text in asked),
-        Mount(str(facts.run_dir), str(facts.run_dir)),
+        *asked,
+        Mount(run_dir, run_dir),
     ):
         target = os.path.normpath(mount.target)
         found.pop(target, None)

@@ -1,9 +1,11 @@
 """The plan for programs: what `gpujob plan --json` prints. ``drawing.py`` has the same for people."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from exporter.identity import safe_label
+from launcher.container import PYXIS
 from launcher.discovery import SCRAPE_JOB
 from launcher.fill import task_argv, task_environment
 from launcher.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, TaskPlan
@@ -13,6 +15,8 @@ from launcher.survey import needs_survey
 
 JOB_ID = "{job_id}"
 """Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
+AT_ONCE = 64
+"""Entries of a list that become text together."""
 
 
 def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
@@ -26,11 +30,10 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
     facts = planned_facts(plan, hosts)
     steps = sorted(steps_of(plan), key=lambda step: STAGES.index(step[1][0].stage))
     lines = [task_line(plan, name, tasks, facts, 0) for name, tasks in steps]
-    # the wrapper's command is the task's own where it is not that of a container
     commands = {
         tasks[0].task.rank: line[line.index("--") + 1 :]
         for (_, tasks), line in zip(steps, lines, strict=True)
-        if not tasks[0].contained
+        if _is_wrapped_alone(plan, tasks[0])
     }
     workers: dict[str, dict[str, Any]] = {}
     processes = []
@@ -88,11 +91,36 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
     }
 
 
+def json_pieces(body: Mapping[str, Any]) -> Iterator[str]:
+    """A JSON object in one line, as ``json.dumps`` has it, piece by piece.
+
+    The plan of a thousand nodes is 16 MB: as one text it takes half as long again, most of that in the memory for it.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    before = "{"
+    for name, value in body.items():
+        yield f"{before}{encode(name)}: "
+        before = ", "
+        if not isinstance(value, list):
+            yield encode(value)
+            continue
+        yield "["
+        for start in range(0, len(value), AT_ONCE):
+            yield (", " if start else "") + encode(value[start : start + AT_ONCE])[1:-1]
+        yield "]"
+    yield "}"
+
+
 def visible_gpus(plan: Plan, planned: TaskPlan) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` of a task with a part of its node; None for one that sees all of it, or has no GPU."""
     gpus = planned.visible or planned.task.gpus
     part = planned.narrowed and 0 < len(gpus) < plan.gpus_per_node
     return ",".join(map(str, sorted(gpus))) if part else None
+
+
+def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:
+    """Whether what the wrapper starts is the task's own command, and not the runtime of a container."""
+    return not planned.contained or plan.container is None or plan.container.runtime == PYXIS
 
 
 def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:

@@ -2,10 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 
-from exporter.manifest import PathGroup
 from exporter.readers.worker_logs import progress_path
 from launcher.plan import Plan, RunFacts, TaskPlan
 
@@ -30,11 +27,13 @@ VARIABLES = {
 }
 """Variable of a task that holds the value of each placeholder."""
 
-_PLACEHOLDER = re.compile(r"\{\{(?P<literal>[a-z_][a-z0-9_]*)\}\}|\{(?P<name>[a-z_][a-z0-9_]*)\}")
+_PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
 """Placeholders of a node's address and of a port, by a number."""
 _SAFE = re.compile(r"[A-Za-z0-9._:%-]+")
 """Hosts, addresses and ports: text that means nothing to a shell."""
+_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None
+"""The job whose tasks were filled last, and its values."""
 
 
 class Values(dict[str, str]):
@@ -69,17 +68,18 @@ def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     Hosts and ports, which a shell takes for nothing else, stand there themselves. Braces that are no placeholder stay.
     """
     values = placeholders(plan, planned, facts)
+    # of thousands of tasks with twenty words each: most have no brace, and a call for each would take most of the time
+    words = [fill(word, values) if "{" in word else word for word in planned.argv]
     text = shell_text_index(planned.argv)
-    return [
-        fill_shell_text(word, values.places()) if index == text else fill(word, values)
-        for index, word in enumerate(planned.argv)
-    ]
+    if text is not None:
+        words[text] = fill_shell_text(planned.argv[text], values.places())
+    return words
 
 
 def shell_text_index(words: Sequence[str]) -> int | None:
     """Index of the word that a shell will read as a program, as in ``bash -c TEXT``, or None."""
     for start, word in enumerate(words):
-        if word.rpartition("/")[2] in SHELLS:
+        if word.endswith(SHELLS) and word.rpartition("/")[2] in SHELLS:
             for index in range(start + 1, len(words) - 1):
                 if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", words[index]):
                     return index + 1
@@ -90,7 +90,6 @@ def shell_text_index(words: Sequence[str]) -> int | None:
 
 def fill(word: str, values: Mapping[str, str]) -> str:
     """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
-
     if "{" not in word:
         return word
 
@@ -132,8 +131,16 @@ def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:
     return fill(text, Values(job_values(plan, facts), facts))
 
 
-def job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
-    """Values of the placeholders that are the same for all of a job."""
+def job_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
+    """Values of the placeholders that are the same for all of a job, made once for its thousands of tasks."""
+    global _latest
+    if _latest is None or _latest[0] is not plan or _latest[1] is not facts:
+        _latest = (plan, facts, _job_values(plan, facts))
+    return _latest[2]
+
+
+def _job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
+    run_dir, logs = facts.run_dir, plan.manifest.logs
     return {
         "world_size": str(plan.world_size),
         "nodes": str(plan.nodes),
@@ -141,15 +148,17 @@ def job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
         "attempt": str(facts.attempt),
         "job_dir": plan.job_dir,
         "head": facts.address(0),
-        **_directories(plan.manifest.groups, plan.manifest.logs, facts.run_dir),
+        "run_dir": str(run_dir),
+        "log_dir": str(run_dir / logs.directory if logs else run_dir),
+        **{f"{group.name}_dir": str(run_dir / group.directory) for group in plan.manifest.groups},
     }
 
 
 def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Values:
     """Values of the placeholders of a command."""
     task = planned.task
-    values = job_values(plan, facts)
-    values |= {
+    values = {
+        **job_values(plan, facts),
         "rank": str(task.rank),
         "local_rank": str(task.local_rank),
         "index": str(task.index),
@@ -164,13 +173,6 @@ def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Values:
     for name, port in planned.ports.items():
         values[f"{name}_port"] = str(port + facts.port_offset)
     return Values(values, facts)
-
-
-@lru_cache(maxsize=16)
-def _directories(groups: tuple[PathGroup, ...], logs: PathGroup | None, run_dir: Path) -> dict[str, str]:
-    """Directories that are the same for all tasks of a job, made once for its thousands of tasks."""
-    found = {f"{group.name}_dir": str(run_dir / group.directory) for group in groups}
-    return {"run_dir": str(run_dir), "log_dir": str(run_dir / logs.directory if logs else run_dir), **found}
 
 
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:

@@ -168,7 +168,8 @@ def dump_plan(plan: Plan) -> dict[str, Any]:
     """The plan as a JSON object for the orchestrator; without the manifest, which is a file of its own."""
     body = {item.name: getattr(plan, item.name) for item in dataclasses.fields(plan)}
     del body["manifest"], body["resolved"]
-    body["tasks"] = [dataclasses.asdict(planned) for planned in plan.tasks]
+    # not by ``asdict``, which copies every value of thousands of tasks
+    body["tasks"] = [{**vars(planned), "task": {**vars(planned.task)}} for planned in plan.tasks]
     for name in ("readiness", "container"):
         body[name] = dataclasses.asdict(body[name]) if body[name] is not None else None
     return {"schema": PLAN_SCHEMA, **body}

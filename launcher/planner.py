@@ -7,7 +7,9 @@ stands as a placeholder until the orchestrator fills it in.
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification, render_manifest
 from launcher.assembly import assemble
@@ -154,10 +156,23 @@ def plan_files(plan: Plan, script: str) -> dict[str, str]:
     return {
         **({} if asked is None else {PORTS_FILE: json.dumps(asked) + "\n"}),
         "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
-        "manifest.json": json.dumps(render_manifest(plan.manifest), ensure_ascii=False, indent=1) + "\n",
+        "manifest.json": json_lines(render_manifest(plan.manifest)),
         "sbatch_script.sh": script,
-        PLAN_FILE: json.dumps(dump_plan(plan), ensure_ascii=False, indent=1) + "\n",
+        PLAN_FILE: json_lines(dump_plan(plan)),
     }
+
+
+def json_lines(body: Mapping[str, Any]) -> str:
+    """A JSON object with a line for each key, and one for each entry of a list.
+
+    An indent throughout would be longer and take seconds for thousands of tasks: Python has no fast encoder with it.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+
+    def text(value: object) -> str:
+        return "[\n " + ",\n ".join(map(encode, value)) + "\n]" if value and isinstance(value, list) else encode(value)
+
+    return "{\n" + ",\n".join(f"{encode(name)}: {text(value)}" for name, value in body.items()) + "\n}\n"
 
 
 def file_names(plan: Plan) -> list[str]:

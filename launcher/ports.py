@@ -4,7 +4,7 @@ A plan's ports are those of the table, counted up on each node. Everything of a 
 when it starts, so that two jobs on a node do not meet and a port that somebody has taken costs nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exporter import records
@@ -56,23 +56,36 @@ def assign(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine: bool
     No port, and none of the ports behind it that the table keeps for its program, is given away twice on a
     node, or at all where ``one_machine`` plays all nodes. Raises TopologyError when a node has no more.
     """
-    taken: dict[int, set[int]] = {}
-    following: dict[tuple[int, str], int] = {}
+    by_place: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+    for node, names in requests:
+        by_place.setdefault(0 if one_machine else node, []).append((node, names))
+    given: dict[int, Iterator[dict[str, int]]] = {}
+    alike: dict[tuple[tuple[str, ...], ...], list[dict[str, int]]] = {}
+    for place, wanted in by_place.items():
+        kind = tuple(names for _, names in wanted)
+        if kind not in alike:  # most of a thousand nodes have the same processes
+            alike[kind] = _assign_place(wanted)
+        given[place] = iter(alike[kind])
+    return [next(given[0 if one_machine else node]) for node, _ in requests]
+
+
+def _assign_place(requests: Sequence[tuple[int, tuple[str, ...]]]) -> list[dict[str, int]]:
+    """Ports of the processes that share one machine."""
+    used: set[int] = set()
+    following: dict[str, int] = {}
     found = []
     for node, names in requests:
-        place = 0 if one_machine else node
-        used = taken.setdefault(place, set())
         ports = {}
         for name in names:
             kind = TABLE[name]
-            port = following.get((place, name), kind.base)
+            port = following.get(name, kind.base)
             while not used.isdisjoint(range(port, port + kind.width)):
                 port += kind.width
             if port + kind.width > END:
                 what = f"its processes need more {name} ports than there are from {kind.base} on"
                 raise TopologyError([f"node {node}: {what}; use more nodes"])
             used.update(range(port, port + kind.width))
-            following[place, name] = port + kind.width
+            following[name] = port + kind.width
             ports[name] = port
         found.append(ports)
     return found
@@ -92,7 +105,7 @@ def asked_of_nodes(plan: Plan) -> dict[str, Any] | None:
 
     A file of its own, for a thousand nodes read it at the same moment.
     """
-    ports = sorted(set[int]().union(*all_ports(plan).values()))
+    ports = sorted({port for planned in plan.tasks for port in planned.ports.values()})
     if not ports and plan.network_interface is None:
         return None
     return {"schema": records.RECORD_SCHEMA, "network_interface": plan.network_interface, "ports": ports}
@@ -103,9 +116,9 @@ def choose_offset(
 ) -> int | None:
     """The first of ``OFFSETS`` with which no port is busy on its node, beginning at one that ``seed`` chooses.
 
-    Jobs that look for ports at the same moment, or before the other's programs listen, see none of the other's taken:
-    a seed of their own, as the job id is, leads most of them apart, and nothing holds a port for them. None: each has
-    a port that is busy, or beyond those that Linux leaves to servers.
+    Jobs that look for ports at the same moment, before either has started a task, see none of the other's taken: a
+    seed of their own, as the job id is, leads most of them apart. None: each offset has a port that is busy, or beyond
+    those that Linux leaves to servers.
     """
     highest = max((port for ports in ports_of_nodes.values() for port in ports), default=0)
     end = EPHEMERAL if highest < EPHEMERAL else END  # so many virtual nodes that there is no keeping out of it

@@ -4,6 +4,7 @@ import getpass
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -154,9 +155,9 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
                 return max(found, key=lambda path: path.stat().st_mtime).resolve()
         place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
     if (place / SWEEP_FILE).is_file():
-        raise LauncherError(
-            f"{job!r} is a sweep; see `gpujob sweep {place}`, and name one of its points, as in {job}_0"
-        )
+        point = next((path.parent for path in sorted(place.glob(f"*/{records.MANIFEST_FILE}"))), None)
+        name = "" if point is None else f", and name one of its points, as in {shlex.quote(str(point))}"
+        raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
     raise LauncherError(
         f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
         "give the run directory that `gpujob submit` has printed, or run the command where you submitted"

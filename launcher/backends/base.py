@@ -1,6 +1,6 @@
 """What a backend answers about the workers that it runs, and what backends share. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -35,19 +35,19 @@ class Setting:
         found: Made = self._made[key]
         return found
 
-    @property
+    @cached_property
     def model_path(self) -> str:
         """What an engine is given as its model; empty without one."""
         return model_path(self.spec.model.path, self.cluster) if self.spec.model else ""
 
-    @property
+    @cached_property
     def model_name(self) -> str:
         """The name that clients use; empty without a model."""
         if self.spec.model is None:
             return ""
         return self.spec.model.name or self.model_path.rstrip("/").rpartition("/")[2]
 
-    @property
+    @cached_property
     def dynamo(self) -> bool:
         """Whether workers register with dynamo instead of being asked by a router."""
         return self.spec.frontend is not None and self.spec.frontend.type == "dynamo"
@@ -152,7 +152,15 @@ class Backend:
         """Ports that the first process of a worker needs."""
         return ()
 
-    def follower_ports(self, setting: Setting) -> tuple[str, ...]:
+    def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
+        """What is wrong with the processes that the job file asks for."""
+        asked = setting.spec.resources.process_granularity
+        if asked is None or self.granularity in (None, asked):
+            return []
+        needs = f"{self.name} needs one process for each {self.granularity} of a worker"
+        return [f"resources.process_granularity: {asked}, and {needs}; leave it out"]
+
+    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
         """Ports that each further process of a worker needs."""
         return ()
 
@@ -250,85 +258,3 @@ def taken_problems(setting: Setting, role: str, taken: Iterable[str]) -> list[st
         for name in options.args
         if name.replace("_", "-") in taken
     ]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How an engine divides the GPUs of one worker."""
-
-    tensor: int
-    pipeline: int
-    data: int
-    expert: int | None
-
-
-NAMES = {
-    "tensor": ("tp-size", "tensor-parallel-size", "tp"),
-    "pipeline": ("pp-size", "pipeline-parallel-size", "pp"),
-    "data": ("dp-size", "data-parallel-size", "dp"),
-    "expert": ("ep-size", "expert-parallel-size", "ep", "moe-expert-parallel-size"),
-}
-"""Options of the engines that say how the GPUs of a worker are divided."""
-SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
-
-
-def sizes(setting: Setting, role: Role, *, shared: bool = False) -> tuple[Sizes, list[str]]:
-    """How the GPUs of a worker are divided, and what is wrong with it.
-
-    What is left to tensor parallelism is what the file does not say of it. ``shared``: data parallelism uses the
-    GPUs of tensor parallelism instead of more of them.
-    """
-    return setting.once(("sizes", role.name, role.gpus, shared), lambda: _sizes(setting, role, shared))
-
-
-def _sizes(setting: Setting, role: Role, shared: bool) -> tuple[Sizes, list[str]]:
-    said = {**with_dash(setting.config(role.name), "-"), **setting.arguments(role.name)}
-    problems, found = [], {}
-    for kind, names in NAMES.items():
-        value = next((said[name] for name in names if said.get(name) is not None), None)
-        number = int(value) if isinstance(value, int | str) and str(value).isdigit() else 0
-        if value is not None and (isinstance(value, bool) or number < 1):
-            problems.append(f"{setting.place_of(role.name, *names)}: {value!r} is no size; use a number above 0")
-        elif value is not None:
-            found[kind] = number
-    gpus = max(role.gpus, 1)
-    pipeline, data = found.get("pipeline", 1), found.get("data", 1)
-    others = pipeline * (1 if shared else data)
-    result = Sizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
-    if role.gpus == 0 or problems:
-        return result, problems
-    told = " x ".join(
-        f"{kind} parallel {number}"
-        for kind, number in (("tensor", result.tensor), ("pipeline", pipeline), ("data", 1 if shared else data))
-        if number > 1 or kind == "tensor"
-    )
-    place = setting.place_of(role.name, *SIZE_NAMES)
-    if result.tensor * others != gpus:
-        cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes whose product it is"
-        problems.append(
-            f"{place}: {told} is {result.tensor * others} GPUs and a {role.name} has {gpus}; {cure}, "
-            f"or give it {result.tensor * others} GPUs"
-        )
-    if shared and result.tensor % data:
-        problems.append(
-            f"{place}: data parallel {data} does not divide tensor parallel {result.tensor}, on whose GPUs it runs; "
-            f"use {divisors(result.tensor)}"
-        )
-    whole = result.tensor * (1 if shared else data)
-    if result.expert is not None and whole % result.expert:
-        problems.append(f"{place}: expert parallel {result.expert} does not divide {whole} GPUs; use {divisors(whole)}")
-    return result, problems
-
-
-def divisors(number: int) -> str:
-    """The numbers that divide this one, for people."""
-    found = [str(part) for part in range(1, number + 1) if number % part == 0]
-    return " or ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
-
-
-def engine_problems(setting: Setting, role: Role, backend: str, taken: Sequence[str]) -> list[str]:
-    """What is wrong with any engine's workers: no model, or options that the plan sets."""
-    found = taken_problems(setting, role.name, taken)
-    if setting.spec.model is None:
-        found.append(f"model: is missing; {backend} serves one, for example model: {{path: hf:Qwen/Qwen3-32B}}")
-    return found

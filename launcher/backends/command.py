@@ -1,5 +1,7 @@
 """A command of the user, started once for each process of a worker. Pure."""
 
+import re
+
 from launcher.backends.base import Backend, Setting, Worker
 from launcher.backends.deepspeed import no_options
 from launcher.plan import ReadyRule
@@ -8,6 +10,7 @@ from launcher.spec_resources import words_of
 
 LISTENS = "{http_port}"
 """In a command: it listens there, so that it can be asked whether it is ready."""
+_LISTENS = re.compile(r"(?<!\{)\{http_port\}(?!\})")
 
 
 class Command(Backend):
@@ -21,7 +24,7 @@ class Command(Backend):
 
     def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
         readiness = setting.spec.readiness
-        if not any(LISTENS in word for word in words_of(worker.role.options)):
+        if not any(_LISTENS.search(word) for word in words_of(worker.role.options)):
             return ()
         kind = "tcp" if readiness.kind == "tcp" else "http"
         path = (readiness.path if setting.spec.frontend is None else None) or "/health"

@@ -8,51 +8,44 @@ from launcher.backends import dynamo
 from launcher.backends.base import (
     DISAGGREGATED,
     EVERYWHERE,
-    SIZE_NAMES,
-    Backend,
     Setting,
     Worker,
     config_path,
-    engine_problems,
     option_words,
-    sizes,
     torch_environment,
     with_dash,
 )
-from launcher.plan import ReadyRule
+from launcher.backends.engine import SIZE_NAMES, Engine, further_arguments
 from launcher.roles import Role
 
-_TAKEN: tuple[str, ...] = (
-    "model-path",
-    "served-model-name",
-    "host",
-    "port",
-    "extra-llm-api-options",
-    "config",
-    "extra-engine-args",
-)
-_TAKEN += ("disaggregation-mode",)
 _SIZES = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
 
 
-class Trtllm(Backend):
+class Trtllm(Engine):
     """``trtllm-serve``, or ``dynamo.trtllm`` behind a front end of dynamo. All ranks get the same words."""
 
     name = "trtllm"
-    service = True
     granularity = "gpu"
     one_step = True
     sees_worker = True
     dash = "_"
+    taken = (
+        "model-path",
+        "served-model-name",
+        "host",
+        "port",
+        "extra-llm-api-options",
+        "config",
+        "extra-engine-args",
+        "disaggregation-mode",
+    )
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        parts, found = sizes(setting, role)
-        if not found and parts.data > 1:
+    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+        found = super().size_problems(setting, role)
+        if not found and self.sizes(setting, role).data > 1:
             place = setting.place_of(role.name, *SIZE_NAMES)
-            found.append(
-                f"{place}: trtllm takes no size of data parallelism; use config: {{enable_attention_dp: true}}"
-            )
-        return engine_problems(setting, role, self.name, _TAKEN) + found
+            found = [f"{place}: trtllm takes no size of data parallelism; use config: {{enable_attention_dp: true}}"]
+        return found
 
     def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
         # torch.distributed of all ranks meets at MASTER_PORT
@@ -60,9 +53,13 @@ class Trtllm(Backend):
         return (*names, *(dynamo.PORTS if setting.dynamo else ("http",)))
 
     def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
-        role = worker.role
-        words = ["trtllm-llmapi-launch"] if len(worker.tasks) > 1 else []
-        args = {name: value for name, value in setting.arguments(role.name).items() if name not in SIZE_NAMES}
+        role, port, several = worker.role, worker.ports.get("http"), len(worker.tasks) > 1
+        return setting.once(("words", role.name, port), lambda: self._words_of_role(setting, role, port, several))
+
+    def _words_of_role(self, setting: Setting, role: Role, port: int | None, several: bool) -> list[str]:
+        """The words of all ranks of a role that serve at this port, of one or several to a worker."""
+        words = ["trtllm-llmapi-launch"] if several else []
+        args = further_arguments(setting, role.name)
         if setting.dynamo:
             words += ["python3", "-m", "dynamo.trtllm", "--model-path", setting.model_path]
             words += ["--served-model-name", setting.model_name]
@@ -71,14 +68,7 @@ class Trtllm(Backend):
             if setting.config(role.name):
                 words += ["--extra-engine-args", config_path(self.name, role.name)]
             return words + self._sizes(setting, role, "-") + option_words(args)
-        words += [
-            "trtllm-serve",
-            setting.model_path,
-            "--host",
-            EVERYWHERE,
-            "--port",
-            f"{{port_{worker.ports['http']}}}",
-        ]
+        words += ["trtllm-serve", setting.model_path, "--host", EVERYWHERE, "--port", f"{{port_{port}}}"]
         if setting.model_name != setting.model_path.rpartition("/")[2] or not setting.model_path.startswith("/"):
             words += ["--served_model_name", setting.model_name]  # else it takes the directory's name by itself
         words += self._sizes(setting, role, "_")
@@ -87,7 +77,7 @@ class Trtllm(Backend):
         return words + option_words(with_dash(args, self.dash))
 
     def _sizes(self, setting: Setting, role: Role, dash: str) -> list[str]:
-        parts, _ = sizes(setting, role)
+        parts = self.sizes(setting, role)
         names = _SIZES if dash == "_" else {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size"}
         names = names if dash == "_" else {**names, "expert": "expert-parallel-size"}
         numbers = {"tensor": parts.tensor, "pipeline": parts.pipeline, "expert": parts.expert or 1}
@@ -104,11 +94,6 @@ class Trtllm(Backend):
             found["DYN_SYSTEM_ENABLED"] = "true"
             found["DYN_SYSTEM_PORT"] = f"{{port_{worker.ports['system']}}}"
         return found
-
-    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
-        if setting.dynamo:
-            return dynamo.rules(worker)
-        return (ReadyRule(worker.name, "http", worker.node, worker.ports["http"], "/health"),)
 
     def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
         return dynamo.METRICS if setting.dynamo and task.local_rank == 0 else None

@@ -1,4 +1,4 @@
-"""vLLM: one process on each node of a worker, of which the first serves. Pure.
+"""vLLM: one process on each node of a worker, or with data parallelism alone for each GPU; the first serves. Pure.
 
 Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
 https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
@@ -6,65 +6,62 @@ https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../paralle
 
 from exporter.manifest import Task
 from launcher.backends import dynamo
-from launcher.backends.base import (
-    DISAGGREGATED,
-    EVERYWHERE,
-    SIZE_NAMES,
-    Backend,
-    Setting,
-    Worker,
-    config_path,
-    engine_problems,
-    option_words,
-    sizes,
-)
-from launcher.plan import ReadyRule
+from launcher.backends.base import DISAGGREGATED, EVERYWHERE, Setting, Worker, config_path, option_words
+from launcher.backends.engine import SIZE_NAMES, Engine, further_arguments
 from launcher.roles import Role
 
-_TAKEN: tuple[str, ...] = (
-    "model",
-    "served-model-name",
-    "host",
-    "port",
-    "nnodes",
-    "node-rank",
-    "master-addr",
-    "master-port",
-    "config",
-)
-_TAKEN += ("headless", "data-parallel-size-local", "data-parallel-address", "data-parallel-rpc-port")
-_TAKEN += ("data-parallel-start-rank", "data-parallel-rank")
 
-
-class Vllm(Backend):
+class Vllm(Engine):
     """``vllm serve``, or ``dynamo.vllm`` behind a front end of dynamo."""
 
     name = "vllm"
-    service = True
     granularity = "node"
+    taken = (
+        "model",
+        "served-model-name",
+        "host",
+        "port",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "config",
+        "headless",
+        "data-parallel-size-local",
+        "data-parallel-address",
+        "data-parallel-rpc-port",
+        "data-parallel-start-rank",
+        "data-parallel-rank",
+    )
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        parts, found = sizes(setting, role)
-        nodes = -(-role.gpus // setting.spec.resources.gpus_per_node) if setting.spec.resources.gpus_per_node else 1
-        if not found and parts.data > 1 and parts.data % max(nodes, 1):
-            place = setting.place_of(role.name, *SIZE_NAMES)
-            found.append(
-                f"{place}: data parallel {parts.data} cannot be divided over the {nodes} nodes of a {role.name}; "
-                f"use a multiple of {nodes}, or 1"
-            )
-        if not found and parts.expert is not None:
-            place = setting.place_of(role.name, *SIZE_NAMES)
-            found.append(f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true")
-        return engine_problems(setting, role, self.name, _TAKEN) + found
+    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+        if found := super().size_problems(setting, role):
+            return found
+        parts, per_node = self.sizes(setting, role), setting.spec.resources.gpus_per_node
+        place, nodes = setting.place_of(role.name, *SIZE_NAMES), max(1, -(-role.gpus // max(1, per_node)))
+        if parts.data > 1 and parts.data % nodes:
+            problem = f"{place}: data parallel {parts.data} cannot be divided over the {nodes} nodes of a {role.name}; "
+            return [problem + f"use a multiple of {nodes}, or 1"]
+        if parts.expert is not None:
+            return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
+        return []
+
+    def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
+        parts = self.sizes(setting, role)
+        of_process = parts.tensor * parts.pipeline
+        if setting.spec.resources.process_granularity != "gpu" or of_process == 1:
+            return []
+        problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
+        return [problem + f"leave it out, or set data-parallel-size: {role.gpus}"]
 
     def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "vllm"]
         if processes > 1:
-            names += ["dp_rpc" if sizes(setting, role)[0].data > 1 else "dist_init"]
+            names += ["dp_rpc" if self.sizes(setting, role).data > 1 else "dist_init"]
         return (*names, *self._further(setting, role))
 
-    def follower_ports(self, setting: Setting) -> tuple[str, ...]:
-        return ("vllm", *(dynamo.PORTS if setting.dynamo else ()))
+    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+        return ("vllm", *self._further(setting, role))
 
     def _further(self, setting: Setting, role: Role) -> tuple[str, ...]:
         side = ("nixl",) if role.name in DISAGGREGATED else ()
@@ -72,6 +69,12 @@ class Vllm(Backend):
 
     def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
         role, first = worker.role, task.local_rank == 0
+        before, after = setting.once(("words", role.name, first), lambda: self._words_of_role(setting, role, first))
+        own = self._together(worker, task, self.sizes(setting, role).data) if len(worker.tasks) > 1 else []
+        return [*before, *own, *after]
+
+    def _words_of_role(self, setting: Setting, role: Role, first: bool) -> tuple[list[str], list[str]]:
+        """What the first processes of all workers of a role, or the further ones, begin and end with."""
         if setting.dynamo:
             words = ["python3", "-m", "dynamo.vllm", "--model", setting.model_path]
         else:
@@ -81,18 +84,14 @@ class Vllm(Backend):
         words += ["--served-model-name", setting.model_name]
         if first and not setting.dynamo:
             words += ["--host", EVERYWHERE, "--port", "{http_port}"]
-        parts, _ = sizes(setting, role)
+        parts = self.sizes(setting, role)
         words += ["--tensor-parallel-size", str(parts.tensor)]
         if parts.pipeline > 1:
             words += ["--pipeline-parallel-size", str(parts.pipeline)]
         if parts.data > 1:
             words += ["--data-parallel-size", str(parts.data)]
-        if len(worker.tasks) > 1:
-            words += self._together(worker, task, parts.data)
-        if setting.dynamo and role.name in DISAGGREGATED:
-            words += ["--disaggregation-mode", role.name]
-        args = {name: value for name, value in setting.arguments(role.name).items() if name not in SIZE_NAMES}
-        return words + option_words(args)
+        mode = ["--disaggregation-mode", role.name] if setting.dynamo and role.name in DISAGGREGATED else []
+        return words, [*mode, *option_words(further_arguments(setting, role.name))]
 
     def _together(self, worker: Worker, task: Task, data: int) -> list[str]:
         """How the processes of a worker on several nodes find each other."""
@@ -107,24 +106,15 @@ class Vllm(Backend):
                 f"{{port_{worker.ports['dist_init']}}}",
                 *headless,
             ]
-        each = data // len(worker.nodes)
+        each = data // len(worker.tasks)
         words = ["--data-parallel-size-local", str(each), "--data-parallel-address", leader]
         words += ["--data-parallel-rpc-port", f"{{port_{worker.ports['dp_rpc']}}}"]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
     def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
         found = {"VLLM_PORT": "{vllm_port}"}
-        if worker.role.name in DISAGGREGATED and task.local_rank == 0:
+        if worker.role.name in DISAGGREGATED:
+            # to the port each adds its rank of data parallelism
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
-            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "{nixl_port}"
+            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports['nixl']}}}"
         return {**found, **(dynamo.environment() if setting.dynamo else {})}
-
-    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
-        if setting.dynamo:
-            return dynamo.rules(worker)
-        return (ReadyRule(worker.name, "http", worker.node, worker.ports["http"], "/health"),)
-
-    def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
-        if setting.dynamo:
-            return dynamo.METRICS
-        return "http_port/metrics" if task.local_rank == 0 else None

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from exporter.manifest import Task
 from launcher.backends import BACKENDS
-from launcher.backends.base import Worker, divisors, merged, option_words, torch_environment
+from launcher.backends.base import Worker, merged, option_words, torch_environment
+from launcher.backends.engine import divisors
 from launcher.config import parse_job
 from launcher.errors import ConfigError
 from launcher.plan import dump_plan, parse_plan
@@ -29,7 +30,7 @@ from tests.launcher.serving_jobs import (
     shown,
     words_of,
 )
-from tests.launcher.support import ROOT
+from tests.launcher.support import ROOT, facts_of
 
 MODEL = {"path": "/models/r1", "name": "r1"}
 PD = {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1, "gpus_per_prefill": 4, "gpus_per_decode": 16}
@@ -210,6 +211,14 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
                 backend={"type": "sglang"},
             ),
             "resources.process_granularity: gpu, and sglang needs one process for each node of a worker; leave it out",
+        ),
+        (
+            job(
+                resources={"gpus_per_node": 8, "process_granularity": "gpu", "agg_workers": 1},
+                model=MODEL,
+                backend={"type": "vllm", "args": {"tensor-parallel-size": 2, "data-parallel-size": 4}},
+            ),
+            "one vLLM process of agg divides 2 GPUs; leave it out, or set data-parallel-size: 8",
         ),
         (
             job(
@@ -443,6 +452,13 @@ def test_the_tasks_of_a_worker_are_gone_through_once_however_many_there_are() ->
     assert tasks.rounds == 1
 
 
+def test_each_server_of_trtllm_on_a_node_has_a_port_of_its_own() -> None:
+    resources = {"gpus_per_node": 8, "agg_workers": 4, "gpus_per_agg": 4}
+    plan = plan_from(job(resources=resources, model=MODEL, backend={"type": "trtllm"}))
+    told = {worker: option(words_of(plan, worker, 3), "--port") for worker in ("agg_w0", "agg_w1", "agg_w2", "agg_w3")}
+    assert told == {"agg_w0": "6100", "agg_w1": "6132", "agg_w2": "6100", "agg_w3": "6132"}
+
+
 def test_all_ranks_of_a_step_of_trtllm_get_the_same_words() -> None:
     plan = plan_from(engine("trtllm", 16))
     words = {tuple(words_of(plan, "agg_w0", rank)) for rank in range(16)}
@@ -461,6 +477,30 @@ def test_who_chooses_a_gpu_by_rank_sees_those_of_the_worker(kind: str, sees: tup
     assert [(entry.task.gpus, entry.visible, entry.narrowed) for entry in plan_from(text).tasks] == [
         ((gpu,), sees, True) for gpu in range(4)
     ]
+
+
+def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
+    """Each has one GPU; the first serves, and a side channel is its port and the rank, on the process's own node."""
+    resources = {**PD, "gpus_per_prefill": 2, "process_granularity": "gpu"}
+    ranks = {"prefill": {"args": {"data-parallel-size": 2}}, "decode": {"args": {"data-parallel-size": 16}}}
+    plan = plan_from(
+        job(resources=resources, model=MODEL, backend={"type": "vllm", **ranks}, frontend={"type": "dynamo"})
+    )
+    workers = [entry for entry in plan.tasks if entry.task.role == "decode"]
+    assert [(entry.task.node_index, entry.task.gpus, entry.narrowed) for entry in workers] == [
+        (1 + rank // 8, (rank % 8,), True) for rank in range(16)
+    ]
+    for rank in (0, 1, 9):
+        words = words_of(plan, "decode_w0", rank)
+        assert option(words, "--tensor-parallel-size") == option(words, "--data-parallel-size-local") == "1"
+        assert option(words, "--data-parallel-size") == "16"
+        assert option(words, "--data-parallel-start-rank") == (str(rank) if rank else None)
+        assert ("--headless" in words) == (rank > 0)
+        told = environment_of(plan, "decode_w0", rank)
+        assert told["VLLM_NIXL_SIDE_CHANNEL_HOST"] == facts_of(plan).hosts[1 + rank // 8]
+        assert told["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5400"
+    used = [port for entry in workers if entry.task.node_index == 1 for port in entry.ports.values()]
+    assert len(used) == len(set(used))
 
 
 def test_a_helper_beside_an_engine_is_no_part_of_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launcher import slurm
-from launcher.describe import describe_plan, planned_facts
+from launcher.describe import AT_ONCE, describe_plan, json_pieces, planned_facts
 from launcher.plan import Plan
 from launcher.planner import plan_files
 from launcher.sbatch import render_sbatch
@@ -103,6 +103,21 @@ def test_processes_of_one_worker_on_one_node_make_one_list_of_gpus() -> None:
     places = [(process["local_rank"], process["node"], process["gpus"]) for process in found["processes"]]
     assert places == [(0, "b", [0]), (1, "b", [1]), (2, "a", [0]), (3, "a", [1])]
     assert [process["leader"] for process in found["processes"]] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
+def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runtime: str) -> None:
+    container = {"image": "/images/i.sqsh", "runtime": runtime}
+    spec = job_spec(workers=[{"count": 2, "command": "serve -- {rank}"}], container=container)
+    found = describe_plan(plan_of(spec), "")
+    assert [process["command"] for process in found["processes"]] == [["serve", "--", "0"], ["serve", "--", "1"]]
+
+
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_name: str) -> None:
+    body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
+    assert "".join(json_pieces(body)) == json.dumps(body, ensure_ascii=False)
+    assert "".join(json_pieces({**body, "last": [count]})) == json.dumps({**body, "last": [count]}, ensure_ascii=False)
 
 
 def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:
@@ -247,5 +262,5 @@ def test_the_command_refuses_what_cannot_be_placed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "gpujob: job.yaml: 1 problem\n  resources.nodes: 1 prefill x 4 GPUs, 1 decode x 8 GPUs need 2 nodes of 8 GPUs "
-        "and the job has 1; give it 1 more, or fewer or smaller workers\n"
+        "and the job has 1; name 1 more, or fewer or smaller workers\n"
     )

@@ -23,6 +23,15 @@ def facts(plan: Plan, offset: int = 0) -> RunFacts:
     return dataclasses.replace(facts_of(plan), addresses=addresses, port_offset=offset)
 
 
+def test_what_is_known_of_one_job_or_attempt_is_not_told_of_another() -> None:
+    one, other = plan_with("run {job_dir} {run_dir} {attempt}"), plan_of(job_spec(), job_dir="/home/eva")
+    other = dataclasses.replace(other, tasks=one.tasks)
+    first, again = facts_of(one), dataclasses.replace(facts_of(one), attempt=1)
+    told = [task_argv(plan, one.tasks[0], known)[1:] for plan, known in ((one, first), (other, first), (other, again))]
+    run_dir = str(first.run_dir)
+    assert told == [["/home/ana/jobs", run_dir, "0"], ["/home/eva", run_dir, "0"], ["/home/eva", run_dir, "1"]]
+
+
 @pytest.mark.parametrize(
     ("word", "filled"),
     [

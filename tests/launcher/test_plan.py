@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from exporter.manifest import parse_manifest, render_manifest
 from launcher.fill import fill, task_argv, task_environment
 from launcher.plan import dump_plan, file_word, parse_plan
-from launcher.planner import plan_files
+from launcher.planner import json_lines, plan_files
 from launcher.sbatch import render_sbatch
 from tests.launcher.support import clean_environment, facts_of, job_spec, plan_of
 
@@ -304,6 +304,22 @@ def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
     assert read == dataclasses.replace(
         plan, resolved={}, manifest=dataclasses.replace(plan.manifest, run_dir=Path("/run"))
     )
+
+
+def test_what_is_written_of_a_task_is_all_of_it() -> None:
+    plan = plan_of(
+        job_spec(workers=[{"command": "true {rank}", "count": 2, "gpus": 1}], resources={"gpus_per_node": 2})
+    )
+    assert dump_plan(plan)["tasks"] == [dataclasses.asdict(planned) for planned in plan.tasks]
+
+
+def test_json_has_a_line_for_each_key_and_each_entry_of_a_list(hard_name: str) -> None:
+    body = {"schema": 1, "none": [], "tasks": [{"rank": 0, "gpus": [0, 1]}, {"rank": 1, "worker": hard_name}]}
+    text = json_lines(body)
+    assert json.loads(text) == body
+    assert text.splitlines()[:4] == ["{", '"schema": 1,', '"none": [],', '"tasks": [']
+    assert text.splitlines()[4] == ' {"rank": 0, "gpus": [0, 1]},'
+    assert text.splitlines()[-2:] == ["]", "}"]
 
 
 def test_the_files_of_a_plan_tell_no_secret_but_the_plan_itself() -> None:

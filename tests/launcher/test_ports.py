@@ -64,6 +64,18 @@ def test_a_kind_that_runs_into_another_goes_on_behind_it() -> None:
     assert assign([*([(0, ("dist_init",))] * 18), (0, ("dp_rpc",))], one_machine=False)[-1] == {"dp_rpc": 8660}
 
 
+def test_nodes_with_the_same_processes_have_the_same_ports_whatever_order_they_come_in() -> None:
+    wanted = [(1, ("http",)), (0, ("http",)), (0, ("system",)), (1, ("http",)), (2, ("http",)), (2, ("system",))]
+    assert assign(wanted, one_machine=False) == [
+        {"http": 6100},
+        {"http": 6100},
+        {"system": 7500},
+        {"http": 6132},
+        {"http": 6100},
+        {"system": 7500},
+    ]
+
+
 def test_a_node_without_ports_left_is_an_error() -> None:
     with pytest.raises(TopologyError, match="node 3: its processes need more vllm ports than there are from 20000 on"):
         assign([(3, ("vllm",))] * 1000, one_machine=False)
