@@ -7,13 +7,18 @@ from launcher.errors import SlurmError
 
 MOST_HOSTS = 100_000
 MOST_DIGITS = 18
+MOST_LETTERS = 253
+"""Of a host name (hostname(7))."""
 _NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
-    """Host names of a host list, in its order; the width of a range's numbers is kept."""
+    """Host names of a host list, in its order; the width of a range's numbers is kept.
+
+    Lines count as well as commas do: a file of hosts, or what `scontrol show hostnames` prints.
+    """
     hosts: list[str] = []
-    for part in _split(text):
+    for part in _split(text.replace("\n", ",")):
         hosts.extend(_expand(part, text))
     return tuple(hosts)
 
@@ -54,6 +59,10 @@ def _expand(part: str, text: str) -> list[str]:
         if len(hosts) * len(words) > MOST_HOSTS:
             raise SlurmError(f"host list {text!r}: {part!r} is more than {MOST_HOSTS} hosts")
         hosts = [host + word for host in hosts for word in words]
+    if not hosts[0][0].isalnum():
+        raise SlurmError(f"host list {text!r}: {hosts[0]!r} is no host name; it must begin with a letter or a digit")
+    if len(hosts[-1]) > MOST_LETTERS:
+        raise SlurmError(f"host list {text!r}: a name of {len(hosts[-1])} letters is no host name; use {MOST_LETTERS}")
     return hosts
 
 

@@ -1,6 +1,6 @@
 """The roles of a job, from both ways to say them: counts in `resources`, and entries of `workers`. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.config import JobSpec
@@ -35,62 +35,82 @@ def roles_of(spec: JobSpec) -> tuple[Role, ...]:
     """
     problems: list[str] = []
     entries = {workers.role: (index, workers) for index, workers in enumerate(spec.workers)}
+    said = {name: _Said(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
     found: dict[str, Role] = {}
     for name in SERVING_ROLES:
-        role = _serving_role(spec.resources, name, entries.pop(name, None), found.get("prefill"), problems)
+        role = _serving_role(said[name], said, found.get("prefill"), problems)
         if role is not None:
             found[name] = role
     for name, (index, workers) in entries.items():
-        found[name] = Role(name, workers.count or 1, workers.gpus or 0, workers, f"workers[{index}].gpus")
-    apart = [name for name in ("prefill", "decode") if name in found]
-    if apart and "agg" in found:
-        others = " and ".join(f"{found[name].count} {name}" for name in apart)
-        problems.append(
-            f"resources.agg_workers: {found['agg'].count} agg beside {others}; an agg worker does the work of both: "
-            f"leave agg out, or {' and '.join(apart)}"
-        )
+        count = 1 if workers.count is None else workers.count
+        if count:
+            found[name] = Role(name, count, workers.gpus or 0, workers, f"workers[{index}].gpus")
     if not (found or problems):
-        problems.append("workers: there is none; set resources.agg_workers: 1, or name a role under `workers`")
+        cause = (
+            "all counts are 0" if spec.workers or any(part.count == 0 for part in said.values()) else "there is none"
+        )
+        problems.append(f"workers: {cause}; set resources.agg_workers: 1, or name a role under `workers`")
     if problems:
         raise TopologyError(list(dict.fromkeys(problems)))
     return tuple(found.values())
 
 
-def _serving_role(
-    resources: Resources, name: str, entry: tuple[int, Workers] | None, prefill: Role | None, problems: list[str]
-) -> Role | None:
-    """prefill, decode or agg, or None when the job has no such worker."""
-    index, workers = entry or (0, None)
-    named, size = getattr(resources, f"{name}_workers"), getattr(resources, f"gpus_per_{name}")
-    nodes: int | None = getattr(resources, f"{name}_nodes")
-    given = [(f"resources.{name}_workers", named), (f"workers[{index}].count", workers and workers.count)]
-    sizes = [(f"resources.gpus_per_{name}", size), (f"workers[{index}].gpus", workers and workers.gpus)]
-    problems += [*_different(given), *_different(sizes)]
-    count = next((value for _, value in given if value is not None), 0 if workers is None else 1)
-    if not count:
-        if nodes:
-            problems.append(
-                f"resources.{name}_nodes: {nodes} nodes and no {name} worker on them; "
-                f"set {name}_workers, or leave {name}_nodes out"
+class _Said:
+    """What the file says of prefill, decode or agg, in `resources` and in an entry of `workers`."""
+
+    def __init__(self, resources: Resources, name: str, index: int, workers: Workers | None) -> None:
+        self.resources, self.name, self.workers = resources, name, workers
+        self.named: int | None = getattr(resources, f"{name}_workers")
+        self.nodes: int | None = getattr(resources, f"{name}_nodes")
+        size: int | None = getattr(resources, f"gpus_per_{name}")
+        count, gpus = (None, None) if workers is None else (workers.count, workers.gpus)
+        self._counts = [(f"resources.{name}_workers", self.named), (f"workers[{index}].count", count)]
+        self._sizes = [(f"resources.gpus_per_{name}", size), (f"workers[{index}].gpus", gpus)]
+        self.count = next((value for _, value in self._counts if value is not None), None if workers is None else 1)
+        """Workers; None where nothing speaks of the role."""
+        self.key, self.gpus = next(((key, value) for key, value in self._sizes if value is not None), self._sizes[0])
+
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself here."""
+        yield from _different(self._counts)
+        if self.count:
+            yield from _different(self._sizes)
+        if self.nodes and not self.count:
+            yield (
+                f"resources.{self.name}_nodes: {self.nodes} nodes and no {self.name} worker on them; "
+                f"set {self.name}_workers, or leave {self.name}_nodes out"
             )
+        if self.count and self.gpus == 0 and self.key.startswith("resources."):
+            yield (
+                f"{self.key}: 0 GPUs for {self.count} {self.name} workers; "
+                f"set it to 1 or more, or resources.{self.name}_workers: 0"
+            )
+
+
+def _serving_role(said: _Said, others: Mapping[str, _Said], prefill: Role | None, problems: list[str]) -> Role | None:
+    """prefill, decode or agg, or None when the job has no such worker."""
+    name, count, nodes, workers = said.name, said.count, said.nodes, said.workers
+    problems += said.problems()
+    if not count:
         return None
     if nodes == 0 and (name != "decode" or prefill is None):
         problems.append(
-            f"resources.{name}_nodes: 0 nodes for {count} {name} workers; "
-            + (f"set {name}_nodes: 1 or more, or leave it out" if name != "decode" else "there is no prefill to share")
+            f"resources.{name}_nodes: 0 nodes for {count} {name} workers"
+            + ("; " if name != "decode" else ", and there is no prefill whose nodes they could share; ")
+            + f"set {name}_nodes: 1 or more, or leave it out"
         )
         return None
-    key, gpus = next(((key, value) for key, value in sizes if value is not None), (sizes[0][0], None))
-    counted = workers is None or named is not None or nodes is not None
-    if counted and "gpus_per_node" not in resources.model_fields_set:
+    counted = workers is None or said.named is not None or nodes is not None
+    if counted and "gpus_per_node" not in said.resources.model_fields_set:
         problems.append(
             "resources.gpus_per_node: is missing, and what `resources` counts are workers with GPUs; set it to the "
             "GPUs of a node, here or in the cluster file, or to 0 for workers without GPUs"
         )
         return None
+    gpus = said.gpus
     if gpus is None and counted:
-        gpus = _implied_gpus(resources, name, count, nodes, prefill, problems)
-    return Role(name, count, gpus or 0, workers or Workers(role=name), key, nodes)
+        gpus = _implied_gpus(said, others["decode"], prefill, problems)
+    return Role(name, count, gpus or 0, workers or Workers(role=name), said.key, nodes)
 
 
 def _different(given: list[tuple[str, int | None]]) -> Iterator[str]:
@@ -99,24 +119,49 @@ def _different(given: list[tuple[str, int | None]]) -> Iterator[str]:
         yield f"{two}: {second}, and {one} is {first}; leave one of them out, or make them equal"
 
 
-def _implied_gpus(
-    resources: Resources, name: str, count: int, nodes: int | None, prefill: Role | None, problems: list[str]
-) -> int:
-    """GPUs of a worker whose size the file leaves out: an equal share of the role's nodes, else one node's."""
-    per_node = resources.gpus_per_node
+def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: list[str]) -> int:
+    """GPUs of a worker whose size the file leaves out: an equal share of the role's nodes, else one node's.
+
+    Where decode shares the nodes of prefill, the workers of both are alike, unless the file says what decode has.
+    """
+    name, nodes, per_node = said.name, said.nodes, said.resources.gpus_per_node
     if nodes is None or per_node == 0:
         return per_node
     if nodes == 0:
         return prefill.gpus if prefill is not None else 0
-    counts = _even_counts(nodes, per_node, resources.spread_workers)
+    sharers = (decode.count or 0) if name == "prefill" and decode.nodes == 0 else 0
+    if sharers and decode.gpus is not None:
+        return _rest(said, sharers * decode.gpus, problems)
+    count = (said.count or 0) + sharers
+    counts = _even_counts(nodes, per_node, said.resources.spread_workers)
     if count in counts:
         return nodes * per_node // count
-    near = [max((n for n in counts if n < count), default=None), min((n for n in counts if n > count), default=None)]
-    size = _largest_size(nodes, per_node, count, resources.spread_workers)
+    least = 2 if sharers else 1
+    near = [
+        max((n for n in counts if least <= n < count), default=None),
+        min((n for n in counts if n > count), default=None),
+    ]
+    size = _largest_size(nodes, per_node, count, said.resources.spread_workers)
+    both = f", which {said.count} prefill and {sharers} decode workers share," if sharers else ""
     problems.append(
-        f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes} are not {count} equal shares "
-        f"of whole nodes or of parts of one; use {' or '.join(str(n) for n in near if n is not None)} workers"
+        f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes}{both} are not {count} equal "
+        f"shares of whole nodes or of parts of one; use {' or '.join(str(n) for n in near if n is not None)} workers"
+        + (" in all" if sharers else "")
         + (f", or set gpus_per_{name}: {size}" if size else "")
+    )
+    return 0
+
+
+def _rest(said: _Said, taken: int, problems: list[str]) -> int:
+    """GPUs of each prefill worker when decode takes some of its nodes."""
+    count, per_node = said.count or 1, said.resources.gpus_per_node
+    left = (said.nodes or 0) * per_node - taken
+    size = left // count
+    if left > 0 and left % count == 0 and (size <= per_node or size % per_node == 0):
+        return size
+    problems.append(
+        f"resources.gpus_per_prefill: is missing, and the {max(0, left)} GPUs that decode leaves of prefill_nodes: "
+        f"{said.nodes} are not {count} sizes that divide a node or are nodes; say gpus_per_prefill"
     )
     return 0
 

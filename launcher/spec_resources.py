@@ -34,12 +34,15 @@ class Resources(Model):
     prefill_workers: int | None = Field(None, ge=0, le=100_000)
     decode_workers: int | None = Field(None, ge=0, le=100_000)
     agg_workers: int | None = Field(None, ge=0, le=100_000, description="Workers that do both prefill and decode.")
-    gpus_per_prefill: int | None = Field(None, ge=1, description="GPUs of one prefill worker.")
-    gpus_per_decode: int | None = Field(None, ge=1)
-    gpus_per_agg: int | None = Field(None, ge=1)
+    gpus_per_prefill: int | None = Field(None, ge=0, description="GPUs of one prefill worker; 0 where there is none.")
+    gpus_per_decode: int | None = Field(None, ge=0)
+    gpus_per_agg: int | None = Field(None, ge=0)
     prefill_nodes: int | None = Field(None, ge=0, le=100_000, description="Nodes that prefill workers fill.")
     decode_nodes: int | None = Field(
-        None, ge=0, le=100_000, description="Nodes that decode workers fill; 0: they share those of prefill."
+        None,
+        ge=0,
+        le=100_000,
+        description="Nodes that decode workers fill; 0: they share those of prefill, and workers of both are alike.",
     )
     agg_nodes: int | None = Field(None, ge=0, le=100_000)
     spread_workers: bool = Field(False, description="Whether a worker smaller than a node has its node for itself.")
@@ -66,7 +69,7 @@ class Workers(Model):
 
     role: str = Field("worker", description="Name of the role; its workers are ROLE_w0, ROLE_w1, ...")
     count: int | None = Field(
-        None, ge=1, le=100_000, description="Workers of the role; by default what `resources` says, else 1."
+        None, ge=0, le=100_000, description="Workers of the role; by default what `resources` says, else 1."
     )
     gpus: int | None = Field(
         None,

@@ -55,7 +55,7 @@ def place(spec: JobSpec, available: int | None = None, granularity: Granularity 
     pool = range(front, nodes - resources.client_node)
     tasks: list[Task] = []
     by_gpu = (resources.process_granularity or granularity) == "gpu"
-    for role, index, shares in _shares(roles, resources, pool):
+    for role, index, shares in _shares(roles, resources, pool, _together(roles, resources, len(pool))):
         tasks += _tasks(role, index, len(tasks), shares, by_gpu)
     _prove(tasks, roles, resources, pool)
     frontends = (front - 1,) if resources.frontend_node else tuple(pool)
@@ -73,12 +73,14 @@ Share = tuple[int, range]
 """A node and the GPUs of it that a worker has."""
 
 
-def _shares(roles: Sequence[Role], resources: Resources, pool: range) -> Iterator[tuple[Role, int, list[Share]]]:
-    """Each worker with its nodes and GPUs, in the order of ranks."""
+def _shares(
+    roles: Sequence[Role], resources: Resources, pool: range, together: bool
+) -> Iterator[tuple[Role, int, list[Share]]]:
+    """Each worker with its nodes and GPUs, in the order of ranks; ``together``: decode goes on where prefill ends."""
     per_node = resources.gpus_per_node
     node, offset = pool.start, 0
     for role in roles:
-        if role.name == "decode" and role.gpus and offset and node + 1 in pool and not _together(resources):
+        if role.name == "decode" and role.gpus and offset and node + 1 in pool and not together:
             node, offset = node + 1, 0
         for index in range(role.count):
             if role.gpus == 0:
@@ -97,8 +99,16 @@ def _shares(roles: Sequence[Role], resources: Resources, pool: range) -> Iterato
                 node, offset = node + 1, 0
 
 
-def _together(resources: Resources) -> bool:
-    return resources.colocate_prefill_decode
+def _may_share(roles: Sequence[Role], resources: Resources) -> bool:
+    """Whether the file lets decode go on where prefill has left a node partly used, although there is another."""
+    return resources.colocate_prefill_decode or any(role.name == "decode" and role.nodes == 0 for role in roles)
+
+
+def _together(roles: Sequence[Role], resources: Resources, nodes: int) -> bool:
+    """Whether decode does so: ``decode_nodes: 0`` only where it must."""
+    if resources.colocate_prefill_decode:
+        return True
+    return _may_share(roles, resources) and _filled(roles, resources, apart=True)[0] > nodes
 
 
 def _tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool) -> Iterator[Task]:
@@ -118,7 +128,7 @@ def _size_problems(role: Role, resources: Resources) -> list[str]:
     if role.gpus == 0:
         return []
     if per_node == 0:
-        problem = f"{key}: a {role.name} needs {role.gpus} GPUs and resources.gpus_per_node is 0; "
+        problem = f"{key}: {role.gpus} GPUs for each {role.name} and resources.gpus_per_node is 0; "
         return [problem + "set gpus_per_node to what a node has"]
     if role.gpus > per_node and role.gpus % per_node:
         below = role.gpus // per_node * per_node
@@ -129,7 +139,7 @@ def _size_problems(role: Role, resources: Resources) -> list[str]:
 
 def _nodes_problems(role: Role, resources: Resources) -> list[str]:
     """A role that fills more nodes than the file gives to it; where decode may share, the job as a whole counts."""
-    if not role.nodes or (role.name == "decode" and _together(resources)):
+    if not role.nodes or (role.name == "decode" and resources.colocate_prefill_decode):
         return []
     needed = nodes_filled([role], resources)
     if needed <= role.nodes:
@@ -147,6 +157,8 @@ def _nodes_of_job(roles: Sequence[Role], resources: Resources, available: int | 
     given = _nodes_given(roles)
     if given:
         given += len(reserved)
+    if resources.colocate_prefill_decode:
+        given = min(given, needed)  # what is shared is not asked for twice
     nodes = resources.nodes or given or available or needed
     problems = []
     if given > nodes:
@@ -157,8 +169,11 @@ def _nodes_of_job(roles: Sequence[Role], resources: Resources, available: int | 
     elif needed > nodes:
         problems.append(_capacity_problem(roles, resources, reserved, needed, nodes, available))
     elif available is not None and nodes > available:
+        source = "resources.nodes" if resources.nodes else " + ".join(role.nodes_key for role in roles if role.nodes)
+        kept = f" and {_kept(reserved)}" if reserved and not resources.nodes else ""
         problems.append(
-            f"resources.nodes: the job needs {nodes} nodes and there are {available}; give it {nodes - available} more"
+            f"{source}: {nodes - (len(reserved) if kept else 0)} nodes{kept} for {_wanted(roles)}, and there are "
+            f"{available}; name {nodes - available} more, or ask for fewer"
         )
     elif nodes > MOST_NODES:
         problems.append(f"resources.nodes: the workers need {nodes} nodes; a job has at most {MOST_NODES}")
@@ -180,7 +195,7 @@ def nodes_filled(roles: Sequence[Role], resources: Resources) -> int:
     By arithmetic: a slip of the finger must not make millions of tasks first.
     """
     together, before = _filled(roles, resources, apart=False)
-    if together == before or _together(resources):
+    if together == before or _may_share(roles, resources):
         return max(1, together)
     return max(1, _filled(roles, resources, apart=True)[0])
 
@@ -216,6 +231,10 @@ def _kept(reserved: Sequence[str]) -> str:
     return f"{len(reserved)} for {' and '.join(reserved)} alone"
 
 
+def _wanted(roles: Sequence[Role]) -> str:
+    return ", ".join(f"{role.count} {role.name}" + (f" x {role.gpus} GPUs" if role.gpus else "") for role in roles)
+
+
 def _capacity_problem(
     roles: Sequence[Role],
     resources: Resources,
@@ -224,16 +243,15 @@ def _capacity_problem(
     nodes: int,
     available: int | None,
 ) -> str:
-    wanted = ", ".join(f"{role.count} {role.name} x {role.gpus} GPUs" for role in roles)
     kept = f" and {_kept(reserved)}" if reserved else ""
     problem = (
-        f"resources.nodes: {wanted} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs{kept} "
-        f"and the job has {nodes}; "
+        f"resources.nodes: {_wanted(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
+        f"{kept} and the job has {nodes}; "
     )
     if needed > MOST_NODES:
         return f"{problem}a job has at most {MOST_NODES} nodes: use fewer or smaller workers"
     by_file = resources.nodes or _nodes_given(roles)
-    cure = f"set nodes: {needed}" if by_file or available is None else f"give it {needed - nodes} more"
+    cure = f"set nodes: {needed}" if by_file or available is None else f"name {needed - nodes} more"
     if _filled(roles, resources, apart=False)[0] + len(reserved) <= nodes:
         cure += ", or colocate_prefill_decode: true"
     return f"{problem}{cure}, or fewer or smaller workers"

@@ -87,7 +87,7 @@ def test_workers_are_placed(nodes: int, per_node: int, roles: Roles, expected: s
             ["workers[0].gpus: 12 is neither at most gpus_per_node = 8 nor a multiple of it; use 8 or 16"],
         ),
         (9, 4, [(1, 6)], ["workers[0].gpus: 6 is neither at most gpus_per_node = 4 nor a multiple of it; use 4 or 8"]),
-        (1, 0, [(1, 1)], ["workers[0].gpus: a a needs 1 GPUs and resources.gpus_per_node is 0; set gpus_per_node to"]),
+        (1, 0, [(1, 1)], ["workers[0].gpus: 1 GPUs for each a and resources.gpus_per_node is 0; set gpus_per_node to"]),
         (
             9,
             4,
