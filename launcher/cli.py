@@ -15,6 +15,7 @@ import click
 
 from exporter import __version__, records
 from exporter.errors import ExporterError
+from launcher.cli_plan import plan_command
 from launcher.cli_scan import scan
 from launcher.cli_sweep import sweep
 from launcher.errors import LauncherError
@@ -68,7 +69,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        commands(prog_name="gpujob")
+        # else click would answer Ctrl-C by "Aborted!" and 1
+        status = commands.main(prog_name="gpujob", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except (LauncherError, ExporterError) as error:
         _fail(str(error))
     except FileNotFoundError as error:
@@ -76,7 +82,7 @@ def main() -> None:
             os.getcwd()
             raise error
         _fail("the working directory is gone; change into one that exists")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away; nothing to say
@@ -187,61 +193,6 @@ def check(job: str, local: bool, as_json: bool) -> None:
                 + ("ok" if body["ok"] else "not ready")
             )
     sys.exit(0 if body["ok"] else USAGE)
-
-
-@commands.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
-@JOB
-@click.option("--nodes", metavar="HOSTLIST", help="The nodes there are, as in cn[01-04], in their order.")
-@click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`.")
-@click.option("--explain", "explained", is_flag=True, help="Each value and where it comes from, instead of the plan.")
-@click.option("--point", metavar="NAME", help="One point of a sweep, by its name or number, instead of the table.")
-@JSON
-def plan_command(job: str, nodes: str | None, local: bool, explained: bool, point: str | None, as_json: bool) -> None:
-    """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
-    import dataclasses
-    import gc
-    from collections import Counter
-
-    gc.disable()  # nothing is garbage before the command ends, and looking for it takes a fifth of the time
-    from launcher.cli_sweep import choose_point, planned_sweep, script_of_point, show_plan
-    from launcher.describe import describe_plan, planned_facts
-    from launcher.drawing import draw_plan
-    from launcher.explain import explain, render, sources_of
-    from launcher.hostlist import parse_hostlist
-    from launcher.preflight_job import check_aliases
-    from launcher.sbatch import render_sbatch
-    from launcher.subject import make_subject
-
-    hosts = parse_hostlist(nodes or "")
-    if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
-        _fail(f"--nodes: {twice} is there more than once; name each node once")
-    if nodes is not None and not hosts:
-        _fail("--nodes: there is no host in it; write for example cn[01-04]")
-    swept = planned_sweep(job, local=local)
-    if swept is not None and point is None:
-        show_plan(swept, local=local, as_json=as_json)
-        return
-    if swept is not None:
-        chosen = choose_point(swept, str(point))
-        subject, script = chosen.subject, script_of_point(swept, chosen)
-    elif point is not None:
-        _fail(f"--point: {job} has no sweep; leave --point out")
-    else:
-        subject = make_subject(job, local=local, available=len(hosts) or None)
-        script = render_sbatch(subject.plan)
-    plan = subject.plan
-    if hosts and len(hosts) < plan.nodes:
-        _fail(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {plan.nodes - len(hosts)} more")
-    rows = explain(subject, sources_of(job, os.environ, Path.cwd())) if explained else ()
-    if as_json:
-        explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if explained else {}
-        _print_json({**describe_plan(plan, script, hosts), **explanation})
-    elif explained:
-        click.echo("\n".join(render(rows)))
-    else:
-        for item in check_aliases(subject):
-            click.echo(f"gpujob: warning: {item}", err=True)
-        click.echo(draw_plan(plan, script, planned_facts(plan, hosts)), nl=False)
 
 
 def _quoted(word: str) -> str:
@@ -385,7 +336,7 @@ def run(
 
 
 def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
-    from launcher.report import render_report
+    from launcher.report_text import render_report
     from launcher.watch import clean
 
     if as_json:
@@ -474,7 +425,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).
     """
-    from launcher.report import EXIT_STATUS
+    from launcher.report_state import EXIT_STATUS
 
     def over(view: Mapping[str, Any]) -> bool:
         return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
@@ -599,5 +550,6 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
 
 
+commands.add_command(plan_command)
 commands.add_command(scan)
 commands.add_command(sweep)

@@ -1,11 +1,12 @@
-"""The commands of a sweep: what `plan`, `check`, `submit` and `run` do for one, and `gpujob sweep`."""
+"""The commands of a sweep: what `check`, `submit` and `run` do for one, and `gpujob sweep`."""
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +15,71 @@ import click
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
-    from launcher.sweep_dir import SweepRecord
-    from launcher.sweep_plan import PlannedPoint, PlannedSweep
+    from launcher.sweep_dir import PointState, SweepRecord
+    from launcher.sweep_plan import PlannedSweep
 
 INTERRUPTED = 130
 
 
-def planned_sweep(job: str, *, local: bool) -> "PlannedSweep | None":
-    """The sweep of a job file, planned; None for a file without one. Raises with all that is wrong."""
-    from launcher.config import load_cluster, read_job
-    from launcher.sweep import is_sweep
+def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
+    """The sweep of a job file, planned; None for a file without one. Raises ConfigErrors with all that is wrong.
+
+    ``available`` is how many nodes there are for points that do not say how many they need.
+    """
+    from launcher.config import load_cluster
     from launcher.sweep_plan import plan_sweep
 
-    try:
-        if "sweep" not in Path(job).read_text(encoding="utf-8"):
-            return None
-        body = read_job(Path(job))
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return None  # what cannot be read is told as it is of any job file
-    if not is_sweep(body):
+    if (found := _read_sweep(job)) is None:
         return None
-    cluster, workdir = load_cluster(os.environ, Path.cwd()), Path.cwd()
-    timestamp = time.strftime("%Y%m%d_%H%M%S")
-    job_dir = Path(job).resolve().parent
+    body, twice = found
+    problems: list[ConfigError] = []
     try:
-        return plan_sweep(body, job, cluster, job_dir=job_dir, workdir=workdir, timestamp=timestamp, local=local)
+        cluster = load_cluster(os.environ, Path.cwd())
+    except ConfigError as error:
+        problems.append(error)
+    if problems or twice:
+        raise ConfigErrors([*problems, *_problems_of(body, job, twice)])
+    try:
+        return plan_sweep(
+            body,
+            job,
+            cluster,
+            job_dir=Path(job).resolve().parent,
+            workdir=Path.cwd(),
+            timestamp=time.strftime("%Y%m%d_%H%M%S"),
+            local=local,
+            available=available,
+        )
     except ConfigError as error:
         raise ConfigErrors([error]) from error
+
+
+def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
+    """The job file of a sweep, and which of its keys are there twice.
+
+    None for any other file, and for one that cannot be read: that is told as it is of any job file.
+    """
+    from launcher.sweep import is_sweep
+    from launcher.yamlfile import read_mapping
+
+    try:
+        text = Path(job).read_text(encoding="utf-8-sig")
+        body, twice = read_mapping(text, job) if "sweep" in text else (None, [])
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return None
+    return (body, twice) if body is not None and is_sweep(body) else None
+
+
+def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
+    """All that is wrong with the job file of a sweep, what is ``known`` before it."""
+    from launcher.sweep import read_sweep
+
+    problems = list(known)
+    try:
+        read_sweep(body, job)
+    except ConfigError as error:
+        problems += error.problems
+    return [ConfigError(job, problems)] if problems else []
 
 
 def _again(home: Path, record: "SweepRecord") -> "PlannedSweep":
@@ -70,95 +109,6 @@ def _same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
             planned.source,
             [f"its points are not those of the sweep that is to be resumed: {', '.join(odd[:4]) or 'their order'}"],
         )
-
-
-def choose_point(planned: "PlannedSweep", point: str) -> "PlannedPoint":
-    """The point of this name or number."""
-    for one in planned.points:
-        if point in (one.point.name, str(one.point.index)):
-            return one
-    known = ", ".join(one.point.name for one in planned.points[:8])
-    more = ", ..." if len(planned.points) > 8 else ""
-    raise LauncherError(
-        f"--point: {planned.source} has no point {point!r}; name one or give its number ({known}{more})"
-    )
-
-
-def script_of_point(planned: "PlannedSweep", one: "PlannedPoint") -> str:
-    """The batch script of one point: that of an array of its own."""
-    from launcher.sweep_plan import place_array, plan_arrays
-
-    (array,) = plan_arrays(planned, [one.point.index])
-    return place_array(array, planned.logs_dir, planned.directory)[1]
-
-
-def describe_sweep(planned: "PlannedSweep", *, local: bool) -> dict[str, Any]:
-    """What will run, for programs."""
-    from launcher.sweep_plan import place_array, plan_arrays
-
-    arrays = () if local else plan_arrays(planned, range(len(planned.points)))
-    array_of = {index: number for number, array in enumerate(arrays) for index in array.indexes}
-    return {
-        "schema": 1,
-        "sweep": planned.sweep.name,
-        "max_parallel": planned.sweep.max_parallel or (1 if local else None),
-        "sweep_dir": str(planned.logs_dir / planned.directory),
-        "points": [
-            {
-                "index": one.point.index,
-                "name": one.point.name,
-                "values": dict(one.point.values),
-                "nodes": one.plan.nodes,
-                "gpus_per_node": one.plan.gpus_per_node,
-                "gpus": one.plan.nodes * one.plan.gpus_per_node,
-                "time_limit": one.plan.slurm.get("time_limit"),
-                "run_dir": str(one.plan.run_dir("{job_id}")),
-                "array": array_of.get(one.point.index),
-            }
-            for one in planned.points
-        ],
-        "arrays": [
-            {
-                "tasks": array.tasks,
-                "points": list(array.indexes),
-                "script": place_array(array, planned.logs_dir, planned.directory)[1],
-            }
-            for array in arrays
-        ],
-    }
-
-
-def render_sweep(described: Mapping[str, Any]) -> list[str]:
-    """What will run, for people."""
-    from launcher.sweep import text_of
-    from launcher.sweep_dir import table
-
-    rows = [("", "point", "values", "nodes", "GPUs", "time limit")]
-    for point in described["points"]:
-        values = " ".join(
-            f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else text_of(value)}"
-            for key, value in point["values"].items()
-        )
-        limit = point["time_limit"] or "-"
-        rows.append((str(point["index"]), point["name"], values, str(point["nodes"]), str(point["gpus"]), limit))
-    most = described["max_parallel"]
-    at_once = f"at most {most} at once" if most else "as many at once as there is room for"
-    lines = [*table(rows), "", f"{len(described['points'])} points, {at_once}", f"directory: {described['sweep_dir']}"]
-    arrays = described["arrays"]
-    for number, array in enumerate(arrays):
-        lines.append("")
-        if len(arrays) > 1:
-            after = ", after the one before" if number and most else ""
-            points = array["tasks"].partition("%")[0]
-            lines.append(f"array {number + 1} of {len(arrays)}: points {points}, which ask for the same{after}")
-        lines.append(array["script"].rstrip("\n"))
-    return lines
-
-
-def show_plan(planned: "PlannedSweep", *, local: bool, as_json: bool) -> None:
-    """Print what will run."""
-    described = describe_sweep(planned, local=local)
-    click.echo(json.dumps(described, ensure_ascii=False) if as_json else "\n".join(render_sweep(described)))
 
 
 def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
@@ -268,7 +218,8 @@ def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(sweep_json(home, record, states), ensure_ascii=False))
     else:
-        click.echo("\n".join(map(clean, render_states(states))))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo("\n".join(map(clean, render_states(states, width))))
     return sweep_status(states)
 
 
@@ -291,6 +242,7 @@ def resume_points(
 ) -> None:
     """Run again the points that are missing or did not complete, where the sweep runs: on Slurm, or here.
 
+    Where there is none this is said, and is no error.
     ``planned`` is the sweep of another job file with the same points; by default it is that of the sweep itself.
     """
     from launcher.sweep_dir import UNFINISHED, arrays_in_queue, ask_queue, look, read_record, to_resume
@@ -301,15 +253,19 @@ def resume_points(
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
         raise LauncherError(f"{home} is a sweep {where}; resume it by `gpujob {command} --resume`")
     mended = planned is not None
-    planned = planned if planned is not None else _again(home, record)
-    _same_points(planned, record)
+    if planned is not None:
+        _same_points(planned, record)
     queue = {} if record.local else ask_queue(home, record)
     states = look(home, record, queue)
     if record.local and any(state.state in UNFINISHED for state in states):
         raise LauncherError(f"{home}: its points still run; wait for them, or stop them first")
     indexes = list(to_resume(states))
     if not indexes:
-        raise LauncherError(f"{home}: nothing to resume: every point has completed, or is on its way")
+        _say_nothing_to_resume(home, record, states, as_json=as_json)
+        return
+    if planned is None:
+        planned = _again(home, record)
+        _same_points(planned, record)
     _warn(planned, quiet=as_json)
     if record.local:
         if mended:
@@ -336,6 +292,22 @@ def resume_points(
         most = planned.sweep.max_parallel
         click.echo(f"They begin when array job {', '.join(after)} has ended: at most {most} points run at once")
     _say_next(home)
+
+
+def _say_nothing_to_resume(home: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+    """Say so: who asks for the rest of a sweep of which nothing is left has what was asked for."""
+    from launcher.sweep_dir import sweep_json
+
+    if as_json:
+        told: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(home), "points": []}
+        if record.local:
+            told = sweep_json(home, record, states)
+        click.echo(json.dumps(told, ensure_ascii=False))
+        return
+    done = sum(state.state == "COMPLETED" for state in states)
+    rest = "" if done == len(states) else f", the other {len(states) - done} are on their way"
+    of = f"all {done}" if not rest else f"{done} of {len(states)}"
+    click.echo(f"nothing to resume: {of} points have completed{rest}")
 
 
 @click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")

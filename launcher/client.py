@@ -17,8 +17,11 @@ from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
 from launcher.errors import SlurmError
 from launcher.job_ids import job_id_of
-from launcher.report import EXIT_STATUS, REASON_OF_STATE, build_report, merge_workers, read_statuses, verify_again
+from launcher.report import build_report
+from launcher.report_state import EXIT_STATUS, REASON_OF_STATE
+from launcher.report_verify import verify_again
 from launcher.rundir import cluster_of
+from launcher.statuses import merge_workers, read_statuses
 from launcher.verify_looks import ProgressOf
 from launcher.wrap import read_start_ticks
 
@@ -72,6 +75,8 @@ class JobClient:
         report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
         if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
             report |= {"state": state, "exit_status": EXIT_STATUS[state]}
+        if verify and ended and not report["verification"]["checks"]:
+            return verify_again(self.run_dir, report, progress)
         return report
 
     def _fetch(
@@ -140,7 +145,7 @@ class JobClient:
         seen = merge_workers(statuses)
         gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
         workers = [
-            _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}))
+            _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None)
             for worker in summary["workers"]
         ]
         work = work_of(workers)
@@ -209,8 +214,13 @@ def runs_here(orchestrator: Mapping[str, Any]) -> bool:
     return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
 
 
-def _join(worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any]) -> dict[str, Any]:
-    """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node."""
+def _join(
+    worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any], *, final: bool
+) -> dict[str, Any]:
+    """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node.
+
+    Where the work stands the sidecar knows best, until that is ``final``: the report has seen more.
+    """
     extra = (
         "pid",
         "rss_bytes",
@@ -233,7 +243,8 @@ def _join(worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str,
     )
     joined = {**worker, **{key: seen.get(key) for key in extra}}
     for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
-        joined[key] = seen.get(key) if seen.get(key) is not None else worker.get(key)
+        first, other = (worker, seen) if final else (seen, worker)
+        joined[key] = first.get(key) if first.get(key) is not None else other.get(key)
     joined["gpu_devices"] = worker_devices(seen, gpus)
     if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]

@@ -12,6 +12,7 @@ import yaml
 from launcher.config import ClusterSpec, find_cluster_file, parse_cluster, parse_job
 from launcher.errors import ConfigError, LauncherError, TopologyError
 from launcher.subject import Subject, plan_subject
+from launcher.sweep import expand, is_sweep
 
 ROUNDS = 8
 """Taking a part out can show one more mistake."""
@@ -43,10 +44,20 @@ def salvage(job: str, *, local: bool) -> tuple[Subject, frozenset[str]] | None:
                 local=local,
             )
 
-        subject, more = _usable(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig")), planned)
+        subject, more = _usable(_one_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned)
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, LauncherError):
         return None
     return subject, taken | more
+
+
+def _one_job(body: Any) -> Any:
+    """What a job file holds; of a sweep that can be expanded its first point, in which all values are in place."""
+    if isinstance(body, Mapping) and is_sweep(body):
+        try:
+            return dict(expand(body, "").points[0].body)
+        except ConfigError:
+            return body
+    return body
 
 
 def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:

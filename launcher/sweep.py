@@ -1,48 +1,42 @@
 """A job file with a sweep becomes its points: each a job file of its own, and a name. Pure.
 
-Values are data: they are put into the file once, with their types, and what they hold is not looked at again.
+``sweep_values.py`` puts the values of a point into its file, ``sweep_names.py`` names it.
 """
 
 import copy
 import difflib
-import hashlib
 import itertools
 import math
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.config import JobSpec, check_job
 from launcher.errors import ConfigError
-from launcher.fill import VARIABLES, shell_text_index
-from launcher.plan import file_word
 from launcher.spec_sweep import SweepFile, SweepSpec
+from launcher.sweep_names import Names, label
+from launcher.sweep_values import (
+    POINT,
+    POINT_INDEX,
+    Filler,
+    Path,
+    assign,
+    bare_braces,
+    fill_text,
+    is_taken,
+    place_of,
+    placeholders_of,
+)
 from launcher.yamlfile import validate
 
 MOST_POINTS = 10_000
-MOST_NAME = 64
-"""Characters of a point's name: it stands in file names, labels and tables."""
 MOST_NAMED = 3
 """Points that an error names one by one."""
 
-POINT, POINT_INDEX = "point", "point_index"
-"""Placeholders that every sweep has: name and number of the point."""
-
-Path = tuple[str | int, ...]
-"""Keys and indexes from the root of a job file to one of its values."""
-
-_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
-_NAME = re.compile(_WORD)
-_TOKEN = re.compile(rf"\{{\{{{_WORD}\}}\}}|\$\{{{_WORD}\}}|\{{(?P<name>{_WORD})\}}")
-"""A literal ``{{name}}``, a shell's ``${name}``, or a placeholder."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"[^.\[\]\s]+(?:\[\d+\])*(?:\.[^.\[\]\s]+(?:\[\d+\])*)*")
-_OF_A_RUN = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")
-"""Text that means itself to every shell, whatever quotes are around it."""
 _FIELDS = frozenset(JobSpec.model_fields) - {"sweep"}
-_COMMANDS = ("command", "preamble")
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,8 @@ class Point:
     """Safe in file names, and no other point's."""
     values: Mapping[str, Any]
     """What it sets, by key of the sweep."""
+    sources: Mapping[str, str]
+    """Where the sweep says so, by the same keys: ``sweep.grid.lr[0]``."""
     body: Mapping[str, Any]
     """Its job file."""
 
@@ -65,14 +61,10 @@ class Sweep:
     name: str
     points: tuple[Point, ...]
     max_parallel: int | None
-
-
-@dataclass(frozen=True)
-class _Key:
-    """A key of the sweep: a place of the file, or a placeholder when the path is empty."""
-
-    text: str
-    path: Path
+    paths: Mapping[str, Path]
+    """The place of the job file that each key sets; an empty one for a placeholder."""
+    base: Mapping[str, Any]
+    """The job file without its sweep."""
 
 
 def is_sweep(body: Mapping[str, Any]) -> bool:
@@ -82,40 +74,10 @@ def is_sweep(body: Mapping[str, Any]) -> bool:
 
 def expand(body: Mapping[str, Any], source: str) -> Sweep:
     """The points of the job file ``body``; raises ConfigError with every problem of the sweep itself."""
-    spec = validate({"sweep": body["sweep"]}, source, SweepFile).sweep
-    base = {key: value for key, value in body.items() if key != "sweep"}
-    keys, problems = _keys(spec, base)
-    problems += _shape_problems(spec)
-    if problems:
+    sweep, problems = _expanded(body, source)
+    if problems or sweep is None:
         raise ConfigError(source, problems)
-    placeholders = {key.text for key in keys.values() if not key.path}
-    problems += [f"{place}: {what}" for place, what in _bare_braces(base, placeholders)]
-    found = _Problems()
-    points: list[Point] = []
-    used: set[str] = set()
-    names = _Names()
-    name = base["name"] if isinstance(base.get("name"), str) else "job"
-    for index, values in enumerate(_combinations(spec)):
-        made = copy.deepcopy(base)
-        told = [_assign(made, keys[key].path, key, value) for key, value in values.items() if keys[key].path]
-        own = {key: value for key, value in values.items() if not keys[key].path}
-        given = made.get("name")
-        if given == base.get("name") and not (isinstance(given, str) and _placeholders_of(given) & placeholders):
-            point = names.take(f"{name}_{_label(values)}" if values else name)
-        else:
-            point = names.take(_fill_text(str(given), {**own, POINT_INDEX: index}))
-        filler = _Filler({**own, POINT: point, POINT_INDEX: index}, placeholders)
-        made = filler.mapping(made, ())
-        if "name" in made:
-            made["name"] = point
-        used |= filler.used
-        found.add(point, [problem for problem in told if problem] + filler.problems)
-        points.append(Point(index, point, values, made))
-    problems += found.render(len(points))
-    problems += [_unused(name, base) for name in sorted(placeholders - used)] if not problems else []
-    if problems:
-        raise ConfigError(source, problems)
-    return Sweep(name, tuple(points), spec.max_parallel)
+    return sweep
 
 
 def check_points(sweep: Sweep, source: str) -> tuple[JobSpec, ...]:
@@ -129,6 +91,111 @@ def check_points(sweep: Sweep, source: str) -> tuple[JobSpec, ...]:
     if problems := found.render(len(sweep.points)):
         raise ConfigError(source, problems)
     return tuple(specs)
+
+
+def read_sweep(body: Mapping[str, Any], source: str) -> tuple[Sweep, tuple[JobSpec, ...]]:
+    """The points of a job file and their jobs; raises ConfigError with every problem of the sweep and of the rest."""
+    sweep, problems = _expanded(body, source)
+    if sweep is None:
+        raise ConfigError(source, [*problems, *_problems_beside(body, source)])
+    try:
+        specs = check_points(sweep, source)
+    except ConfigError as error:
+        # what could not be put into a place is told already, and what is left there is no mistake of its own
+        spoilt = {part for problem in problems for part in problem.split(": ")[:2]}
+        rest = [problem for problem in error.problems if problem.split(": ")[1] not in spoilt]
+        raise ConfigError(source, [*problems, *rest]) from error
+    if problems:
+        raise ConfigError(source, problems)
+    return sweep, specs
+
+
+def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[str]]:
+    """The points, where any can be made, and what is wrong with the sweep or with its values at their places."""
+    try:
+        spec = validate({"sweep": body["sweep"]}, source, SweepFile).sweep
+    except ConfigError as error:
+        return None, list(error.problems)
+    base = _without_sweep(body)
+    keys, problems = _keys(spec, base)
+    problems += _shape_problems(spec)
+    if problems:
+        return None, problems
+    placeholders = {key for key, path in keys.items() if not path}
+    problems += [f"{place}: {what}" for place, what in bare_braces(base, placeholders)]
+    found, used = _Problems(), set[str]()
+    points: list[Point] = []
+    maker = _PointMaker(base, keys)
+    for index, settings in enumerate(_combinations(spec)):
+        point, told = maker.make(index, settings)
+        used |= told.used
+        found.add(point.name, told.problems)
+        points.append(point)
+    problems += found.render(len(points))
+    problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
+    return Sweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems
+
+
+def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "sweep"}
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One value of a point, and where the sweep says so."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What came out beside a point."""
+
+    problems: list[str]
+    used: set[str]
+    """Placeholders that stood in its texts."""
+
+
+class _PointMaker:
+    """Makes the points of one sweep, one after the other."""
+
+    def __init__(self, base: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+        self._base = base
+        self._paths = paths
+        self._placeholders = {key for key, path in paths.items() if not path}
+        self._names = Names()
+        self.name = base["name"] if isinstance(base.get("name"), str) else "job"
+
+    def make(self, index: int, settings: Sequence[_Setting]) -> tuple[Point, _Told]:
+        """The point of these values, with what is wrong with them."""
+        values = {setting.key: setting.value for setting in settings}
+        body = copy.deepcopy(dict(self._base))
+        placed = {key: value for key, value in values.items() if self._paths[key]}
+        told = [assign(body, self._paths[key], key, value) for key, value in placed.items()]
+        own = {key: value for key, value in values.items() if key not in placed}
+        name = self._name_of(body, index, values, own)
+        filler = Filler({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
+        body = filler.mapping(body, ())
+        if "name" in body:
+            body["name"] = name
+        sources = {setting.key: setting.source for setting in settings}
+        problems = [problem for problem in told if problem] + filler.problems
+        return Point(index, name, values, sources, body), _Told(problems, filler.used)
+
+    def _name_of(self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+        """Its name: that which the file or the point gives it, else one that says what it sets."""
+        given = body.get("name")
+        if given == self._base.get("name") and not (isinstance(given, str) and self._is_filled(given)):
+            return self._names.take(f"{self.name}_{label(values)}" if values else self.name)
+        return self._names.take(fill_text(str(given), {**own, POINT_INDEX: index}))
+
+    def _is_filled(self, text: str) -> bool:
+        return not placeholders_of(text).isdisjoint(self._placeholders)
+
+
+# -- problems ------------------------------------------------------------------------------------
 
 
 def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[str]:
@@ -160,12 +227,58 @@ def _which(names: Sequence[str], points: int) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
+def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
+    """What is wrong with the rest of a file whose sweep cannot be used, as far as the sweep does not decide it."""
+    base = _without_sweep(body)
+    try:
+        check_job(base, source)
+    except ConfigError as error:
+        decided = list(_decided(body["sweep"], base))
+        return [problem for problem in error.problems if not _is_open(problem.partition(": ")[0], base, decided)]
+    return []
+
+
+def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
+    """Places that a sweep sets, as far as it can be read."""
+    parts = sweep if isinstance(sweep, Mapping) else {}
+    listed = parts.get("list")
+    for part in (parts.get("grid"), parts.get("zip"), *(listed if isinstance(listed, list) else ())):
+        for key in part if isinstance(part, Mapping) else ():
+            path, problem = _path_of(str(key), base)
+            if path and not problem:
+                yield place_of(path)
+
+
+def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> bool:
+    """Whether what stands at a place is for the points to say: the sweep sets it, or its text has a placeholder."""
+    if any(_lies_in(place, other) or _lies_in(other, place) for other in decided):
+        return True
+    value: Any = base
+    for word in re.findall(r"[^.\[\]]+", place):
+        if isinstance(value, list) and word.isdigit() and int(word) < len(value):
+            value = value[int(word)]
+        else:
+            value = value.get(word) if isinstance(value, Mapping) else None
+    return isinstance(value, str) and any(not is_taken(name) for name in placeholders_of(value))
+
+
+def _lies_in(place: str, other: str) -> bool:
+    return place == other or place.startswith((f"{other}.", f"{other}["))
+
+
+def _unused(name: str) -> str:
+    near = difflib.get_close_matches(name, sorted(_FIELDS), 1, 0.6)
+    hint = f', or did you mean the key "{near[0]}"?' if near else ""
+    where = f'put it into a command, env or args in quotes: "{{{name}}}"'
+    return f"sweep: {{{name}}} stands nowhere in the job file; {where}{hint}"
+
+
 # -- keys and combinations -----------------------------------------------------------------------
 
 
-def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, _Key], list[str]]:
-    """What each key of the sweep means, and what is wrong with them."""
-    keys: dict[str, _Key] = {}
+def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+    """The place that each key of the sweep sets, empty for a placeholder, and what is wrong with the keys."""
+    keys: dict[str, Path] = {}
     problems: list[str] = []
     seen: dict[Path, str] = {}
     places = [("grid", key) for key in spec.grid] + [("zip", key) for key in spec.zip]
@@ -179,14 +292,14 @@ def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, _Key], li
         if meant in seen:
             problems.append(f"{place}: {seen[meant]} sets the same; leave one of them out")
         seen.setdefault(meant, place)
-        keys[key] = _Key(key, path)
+        keys[key] = path
     for index, point in enumerate(spec.list):
         for key in point:
             path, problem = _path_of(key, base)
             if problem:
                 problems.append(f"sweep.list[{index}].{key}: {problem}")
             else:
-                keys[key] = _Key(key, path)
+                keys[key] = path
     return keys, problems
 
 
@@ -219,11 +332,6 @@ def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
             return (), f'workers has no role "{words[1]}" (there: {known})'
         words[1] = roles.index(words[1])
     return tuple(words), None
-
-
-def is_taken(name: str) -> bool:
-    """Whether a placeholder of this name has a meaning of its own: of the run, or of every sweep."""
-    return name in VARIABLES or name in (POINT, POINT_INDEX) or bool(_OF_A_RUN.fullmatch(name))
 
 
 def _shape_problems(spec: SweepSpec) -> list[str]:
@@ -265,254 +373,21 @@ def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
         yield place, f"{value} is a {type(value).__name__} to YAML; write it in quotes"
 
 
-def _combinations(spec: SweepSpec) -> Iterator[dict[str, Any]]:
-    """What each point sets: grid, then zip, then list, the first slowest."""
-    grid = itertools.product(*spec.grid.values())
-    side_by_side = list(zip(*spec.zip.values(), strict=True)) if spec.zip else [()]
-    for combined in grid:
-        for beside in side_by_side:
-            for point in spec.list or [{}]:
-                yield {
-                    **dict(zip(spec.grid, combined, strict=True)),
-                    **dict(zip(spec.zip, beside, strict=True)),
-                    **point,
-                }
-
-
-# -- values into the file ------------------------------------------------------------------------
-
-
-def merge(base: Any, over: Any) -> Any:
-    """``base`` with ``over`` put over it: mappings key by key, null takes a key away, all else is replaced."""
-    if not isinstance(over, Mapping):
-        return copy.deepcopy(over)
-    merged = dict(base) if isinstance(base, Mapping) else {}
-    for key, value in over.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
-
-
-def _assign(body: dict[str, Any], path: Path, key: str, value: Any) -> str | None:
-    """Put a value at its place; what is wrong with the place, if anything is."""
-    inner: Any = body
-    for depth, step in enumerate(path):
-        last = depth == len(path) - 1
-        at = place_of(path[:depth])
-        if isinstance(step, int):
-            if not isinstance(inner, list):
-                return f"{key}: {at} is no list"
-            if step >= len(inner):
-                return f"{key}: {at} has {len(inner)} entries, counted from 0"
-            if last and value is None:
-                return f"{key}: an entry of a list cannot be taken away by null; give the whole list"
-            if last:
-                inner[step] = merge(inner[step], _texts_of_env(path, value))
-        else:
-            if not isinstance(inner, dict):
-                return f"{key}: {at} is no mapping"
-            if last and value is None:
-                inner.pop(step, None)
-            elif last:
-                inner[step] = merge(inner.get(step), _texts_of_env(path, value))
-            elif inner.get(step) is None:
-                inner[step] = {}
-        if not last:
-            inner = inner[step]
-    return None
-
-
-def _texts_of_env(path: Path, value: Any) -> Any:
-    """Variables are texts: a number for one becomes its text."""
-    if len(path) > 1 and path[-2] == "env" and isinstance(value, int | float):
-        return text_of(value)
-    if path[-1] == "env" and isinstance(value, dict):
-        return {name: text_of(one) if isinstance(one, int | float) else one for name, one in value.items()}
-    return value
-
-
-def place_of(path: Path) -> str:
-    """A path as errors write it."""
-    place = ""
-    for step in path:
-        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else step
-    return place or "the job file"
-
-
-def text_of(value: Any) -> str:
-    """A value as a text, as YAML writes it."""
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-
-
-def _bare_braces(value: Any, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
-    """Placeholders without quotes: YAML takes ``{lr}`` for a mapping with a key and no value."""
-    if isinstance(value, dict):
-        if len(value) == 1 and next(iter(value.values())) is None and next(iter(value)) in placeholders:
-            (name,) = value
-            yield place_of(path), f'{{{name}}} without quotes is a mapping to YAML; write "{{{name}}}"'
-        for key, inner in value.items():
-            yield from _bare_braces(inner, placeholders, (*path, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _bare_braces(inner, placeholders, (*path, index))
-
-
-def _placeholders_of(text: str) -> set[str]:
-    return {match["name"] for match in _TOKEN.finditer(text) if match["name"]}
-
-
-def _fill_text(text: str, values: Mapping[str, Any]) -> str:
-    return _TOKEN.sub(lambda match: text_of(values[match["name"]]) if match["name"] in values else match[0], text)
-
-
-class _Filler:
-    """Puts the values of one point into the texts of its file, in one pass."""
-
-    def __init__(self, values: Mapping[str, Any], placeholders: set[str]) -> None:
-        self._values = values
-        self._placeholders = placeholders
-        self.used: set[str] = set()
-        self.problems: list[str] = []
-
-    def mapping(self, value: dict[str, Any], path: Path) -> dict[str, Any]:
-        """A mapping with its texts filled in; a text that is nothing but a placeholder of null is left out."""
-        filled = {key: self._value(inner, (*path, key), value) for key, inner in value.items()}
-        return {key: inner for key, inner in filled.items() if inner is not None or value[key] is None}
-
-    def _value(self, value: Any, path: Path, parent: Mapping[str, Any]) -> Any:
-        if isinstance(value, dict):
-            return self.mapping(value, path)
-        key = path[-1]
-        if key in _COMMANDS and isinstance(value, str | list):
-            return self._command(value, path, shell=bool(parent.get("shell")) or not _is_of_workers(path))
-        if isinstance(value, list):
-            return [self._value(inner, (*path, index), {}) for index, inner in enumerate(value)]
-        if not isinstance(value, str):
-            return value
-        whole = _TOKEN.fullmatch(value)
-        if whole and whole["name"] in self._values and "env" not in path[-2:-1]:
-            self.used.add(whole["name"])
-            return copy.deepcopy(self._values[whole["name"]])
-        return self._text(value, path, known="env" in path[-2:-1] or "args" in path[-2:-1])
-
-    def _command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
-        """A command. Its words are split before values are put into them, and no value becomes code of a shell."""
-        if isinstance(command, str):
-            if not _placeholders_of(command):
-                return command
-            if shell:
-                return self._text(command, path, plain=True)
-            try:
-                command = shlex.split(command)
-            except ValueError:
-                return command  # told when the point is checked
-        texts = [word if isinstance(word, str) else "" for word in command]
-        code = shell_text_index(texts)
-        return [
-            self._text(word, path, plain=index == code) if isinstance(word, str) else word
-            for index, word in enumerate(command)
-        ]
-
-    def _text(self, text: str, path: Path, *, plain: bool = False, known: bool = True) -> str:
-        """A text with its placeholders filled in; with ``plain`` values that mean something to a shell are refused."""
-        place = place_of(path)
-
-        def part(match: re.Match[str]) -> str:
-            name = match["name"]
-            if not name:
-                return match[0]
-            if name not in self._values:
-                self._say_unknown(name, place, sure=known and not plain)
-                return match[0]
-            self.used.add(name)
-            value = self._values[name]
-            if isinstance(value, list | dict | None):
-                kind = "null" if value is None else "a list" if isinstance(value, list) else "a mapping"
-                self.problems.append(f"{place}: {{{name}}} is {kind}, which cannot stand within a text")
-            filled = text_of(value)
-            if plain and not _PLAIN.fullmatch(filled):
-                cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
-                self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
-            return filled
-
-        return _TOKEN.sub(part, text)
-
-    def _say_unknown(self, name: str, place: str, *, sure: bool) -> None:
-        """A placeholder that nobody fills in would go to the program as it stands."""
-        if is_taken(name):
-            return
-        near = difflib.get_close_matches(name, sorted(self._values), 1, 0.6)
-        if name in self._placeholders:
-            self.problems.append(f"{place}: {{{name}}} has no value at this point; give it one at every point")
-        elif near or sure:
-            hint = f'; did you mean "{{{near[0]}}}"?' if near else f"; for braces that stay write {{{{{name}}}}}"
-            self.problems.append(f"{place}: {{{name}}} is no placeholder{hint}")
-
-
-def _is_of_workers(path: Path) -> bool:
-    """Whether this is the command of a role, which may be a list of words."""
-    return len(path) == 3 and path[0] == "workers"
-
-
-def _unused(name: str, base: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, sorted(_FIELDS), 1, 0.6)
-    hint = f', or did you mean the key "{near[0]}"?' if near else ""
-    where = f'put it into a command, env or args in quotes: "{{{name}}}"'
-    return f"sweep: {{{name}}} stands nowhere in the job file; {where}{hint}"
-
-
-# -- names ---------------------------------------------------------------------------------------
-
-
-class _Names:
-    """Names of points: safe, short, each once."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def take(self, wanted: str) -> str:
-        """``wanted`` as a name that no other point has."""
-        name = short_name(wanted)
-        number = 1
-        while name in self._taken:
-            number += 1
-            name = short_name(f"{short_name(wanted, MOST_NAME - 8)}_{number}")
-        self._taken.add(name)
-        return name
-
-
-def short_name(wanted: str, most: int = MOST_NAME) -> str:
-    """A text as a word for file names; a long one is cut and gets a hash of the whole, so that it stays its own."""
-    word = re.sub(r"[^\w.-]+", "_", wanted).strip("._-")
-    if word and word == file_word(word) and len(word) <= most and word == wanted:
-        return word
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", wanted).strip("._-") or "point"
-    if len(plain) <= most:
-        return plain
-    digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
-    return f"{plain[: most - 9].rstrip('._-')}-{digest}"
-
-
-def _label(values: Mapping[str, Any]) -> str:
-    """What a point sets, as short words: ``lr1e-05_bs8``."""
-    leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
-    lasts = [words[-1] for words, _ in leaves]
-    named = [(words[-1:] if lasts.count(words[-1]) == 1 else words[-2:], value) for words, value in leaves]
-    return "_".join(re.sub(r"[\[\]]", "", ".".join(words)) + _value_word(value) for words, value in named)
-
-
-def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values within a value that are no mappings, each with the words of its place."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves((*words, key), inner)
-    else:
-        yield words, value
-
-
-def _value_word(value: Any) -> str:
-    if isinstance(value, list):
-        return "x".join(map(_value_word, value))
-    return re.sub(r"[^\w.+-]+", "-", text_of(value)).replace("+", "")
+def _combinations(spec: SweepSpec) -> Iterator[list[_Setting]]:
+    """What each point sets: grid, then zip, then list, the first slowest; of a key that is there twice the last."""
+    grid = [
+        [_Setting(key, value, f"sweep.grid.{key}[{index}]") for index, value in enumerate(values)]
+        for key, values in spec.grid.items()
+    ]
+    rows = range(len(next(iter(spec.zip.values()), ())))
+    beside = [
+        [_Setting(key, values[row], f"sweep.zip.{key}[{row}]") for key, values in spec.zip.items()] for row in rows
+    ]
+    listed = [
+        [_Setting(key, value, f"sweep.list[{index}].{key}") for key, value in point.items()]
+        for index, point in enumerate(spec.list)
+    ]
+    for combined in itertools.product(*grid):
+        for side in beside or [[]]:
+            for point in listed or [[]]:
+                yield [*combined, *side, *point]

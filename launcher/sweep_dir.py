@@ -13,7 +13,8 @@ from exporter import records
 from launcher.client import JobClient, runs_here
 from launcher.errors import LauncherError, SlurmError
 from launcher.job_ids import job_id_of
-from launcher.report import EXIT_STATUS, build_report
+from launcher.report import build_report
+from launcher.report_state import EXIT_STATUS
 from launcher.rundir import SWEEP_FILE
 from launcher.slurm import on_cluster, run_command
 
@@ -25,6 +26,8 @@ MISSING = "MISSING"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 """Slurm's states of a job before it runs (squeue(1))."""
 UNFINISHED = ("PENDING", "RUNNING")
+LEAST_CAUSE = 24
+"""Characters of a cause that are shown on any terminal."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,6 @@ def _stand(
 def _point_state(
     point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Mapping[str, Any]
 ) -> PointState:
-    cause = report.get("cause")
     return PointState(
         index=point.index,
         name=point.name,
@@ -242,10 +244,29 @@ def _point_state(
         items_expected=report.get("items_expected"),
         unit=report.get("unit"),
         duration_s=report.get("duration_s"),
-        cause=f"{cause['worker']} on {cause['node'] or 'no node'}: {cause['reason']}" if cause else None,
+        cause=_cause_words(report),
         nodes=tuple(report.get("nodes", ())),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
+
+
+def _cause_words(report: Mapping[str, Any]) -> str | None:
+    """Why a point did not complete, as its report says: who has failed where and why, else what has stopped it.
+
+    Of a point whose work has come out short or damaged, what the verification has found.
+    """
+    if report.get("state") == "COMPLETED":
+        return None  # what it was ended for is that its work was done
+    if cause := report.get("cause"):
+        rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
+        evidence = "; ".join(cause.get("evidence", ()))
+        words = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+        return f"{words}: {evidence}" if evidence else words
+    if stopped := report.get("stopped"):
+        return f"{stopped['reason']}: {stopped['cause']}"
+    checks = (report.get("verification") or {}).get("checks", ())
+    failed = "; ".join(f"{check['name']}: {check['detail']}" for check in checks if check["passed"] is False)
+    return failed or None
 
 
 def sweep_status(states: Sequence[PointState]) -> int:
@@ -281,12 +302,22 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def render_states(states: Sequence[PointState]) -> list[str]:
-    """The sweep for people: a line for each point, and how many are in which state."""
-    rows = [("", "point", "state", "items", "took", "job", "where", "cause"), *map(_row, states)]
+def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
+    """The sweep for people: a line for each point, and how many are in which state.
+
+    With the ``width`` of a terminal causes are cut so that lines fit in, down to ``LEAST_CAUSE`` characters.
+    """
+    head = ("", "point", "state", "items", "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return [*table(rows), f"{len(states)} points: {told}"]
+    start = len(table([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
+    room = None if width is None else max(width - start, LEAST_CAUSE)
+    rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
+    return [*table([head, *rows]), f"{len(states)} points: {told}"]
+
+
+def _cut(text: str, most: int | None) -> str:
+    return text if most is None or len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
 def _row(state: PointState) -> tuple[str, ...]:
@@ -298,7 +329,6 @@ def _row(state: PointState) -> tuple[str, ...]:
         "" if state.duration_s is None else f"{state.duration_s:.0f} s",
         state.job_id or "",
         ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),
-        state.cause or "",
     )
 
 

@@ -16,7 +16,7 @@ from launcher.preflight import check_plan
 from launcher.sbatch import render_sbatch, sbatch_arguments
 from launcher.subject import Subject, plan_subject
 from launcher.submission import with_dependency
-from launcher.sweep import Point, Sweep, check_points, expand, merge_problems
+from launcher.sweep import Point, Sweep, merge_problems, read_sweep
 
 TASKS_DIR = "tasks"
 """In a sweep's directory: a link for each task of an array to the run directory of its point."""
@@ -73,10 +73,13 @@ def plan_sweep(
     workdir: Path,
     timestamp: str,
     local: bool,
+    available: int | None = None,
 ) -> PlannedSweep:
-    """The plan of every point; raises ConfigError with all problems of all points."""
-    sweep = expand(body, source)
-    specs = check_points(sweep, source)
+    """The plan of every point; raises ConfigError with all problems of all points.
+
+    ``available`` is how many nodes there are for points that do not say how many they need.
+    """
+    sweep, specs = read_sweep(body, source)
     directory = f"{{array_job_id}}_{file_word(sweep.name)}_{timestamp}"
     planned: list[PlannedPoint] = []
     problems: dict[str, Sequence[str]] = {}
@@ -89,6 +92,7 @@ def plan_sweep(
                 workdir=workdir,
                 timestamp=timestamp,
                 local=local,
+                available=available,
             )
         except TopologyError as error:
             problems[point.name] = error.problems

@@ -76,10 +76,43 @@ def test_plan_writes_nothing(folder: Path) -> None:
     assert everything_in(folder) == before
 
 
+def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: Path) -> None:
+    worker = {
+        "count": 2,
+        "gpus": 1,
+        "command": "serve --port {http_port} --head {head}",
+        "env": {"MY_TOKEN": "hunter2"},
+    }
+    job = {**JOB, "resources": {"gpus_per_node": 2}, "workers": [worker]}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    body = json.loads(gpujob("plan", "job.yaml", "--local", "--json", cwd=folder).stdout)
+    assert (body["script"], body["srun"]) == (None, [])
+    shown = gpujob("plan", "job.yaml", "--local", cwd=folder)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for word in ("sbatch_script", "#SBATCH", "srun", "hunter2"):
+        assert word not in shown.stdout.replace("sbatch_script.sh", "")
+    for process in body["processes"]:
+        assert process["command"][-1] == "127.0.0.1"
+        assert f"  {' '.join(process['command'])}\n" in shown.stdout
+        port = process["ports"]["http"]
+        about = f"rank {process['rank']}, on {process['node']}, GPUs {process['rank']}, http port {port}"
+        assert f"{process['worker']}: {about}\n" in shown.stdout
+        assert f"variables beside the user's own: {' '.join(process['environment'])}" in re.sub(
+            r"\n  (?=[A-Z])", " ", shown.stdout
+        )
+        assert {"MY_TOKEN", "CUDA_VISIBLE_DEVICES"} <= set(process["environment"])
+
+
 @pytest.mark.parametrize(
     ("nodes", "problem"),
     [
-        ("a", "job.yaml: 1 problem\n  resources.nodes: the job needs 2 nodes and there are 1; give it 1 more"),
+        (
+            "a",
+            (
+                "job.yaml: 1 problem\n"
+                "  resources.nodes: 2 nodes for 1 worker, and there are 1; name 1 more, or ask for fewer"
+            ),
+        ),
         ("a[1", "host list 'a[1': a bracket is not closed"),
         ("a,b,a", "--nodes: a is there more than once; name each node once"),
         (" , ", "--nodes: there is no host in it; write for example cn[01-04]"),

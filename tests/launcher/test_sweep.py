@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from launcher.config import JobSpec
 from launcher.errors import ConfigError
 from launcher.plan import file_word
-from launcher.sweep import MOST_NAME, MOST_POINTS, Sweep, check_points, expand, merge, short_name
+from launcher.sweep import MOST_POINTS, Sweep, check_points, expand, read_sweep
+from launcher.sweep_names import MOST_NAME, short_name
+from launcher.sweep_values import merge
 from tests.launcher.support import HARD_NAMES
 
 BODY: dict[str, Any] = {
@@ -104,16 +106,17 @@ def test_a_place_gets_the_value_with_its_type_and_a_variable_its_text() -> None:
 @pytest.mark.parametrize("hard", HARD_NAMES)
 def test_a_value_is_one_word_of_a_command_whatever_it_holds(hard: str) -> None:
     (point,) = points_of({"grid": {"lr": [hard]}}).points
-    assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", hard, "--out", "{output_dir}"]
-    assert value_at(point.body, "workers", 1, "command") == ["serve", hard]
-    assert point.body["env"]["LR"] == hard
+    there = "{{rank}}" if hard == "{rank}" else hard
+    assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", there, "--out", "{output_dir}"]
+    assert value_at(point.body, "workers", 1, "command") == ["serve", there]
+    assert point.body["env"]["LR"] == there
     assert file_word(point.name) == point.name
 
 
 def test_values_are_not_looked_at_again() -> None:
     args = {"a": "{lr}", "b": "{bs} {lr}"}
     (point,) = points_of({"grid": {"lr": ["{bs}"], "bs": ["{lr}"]}}, backend={"args": args}).points
-    assert value_at(point.body, "backend", "args") == {"a": "{bs}", "b": "{lr} {bs}"}
+    assert value_at(point.body, "backend", "args") == {"a": "{{bs}}", "b": "{{lr}} {{bs}}"}, "literal for the run"
 
 
 def test_braces_of_the_shell_and_literal_ones_stay() -> None:
@@ -242,6 +245,47 @@ def test_merging_twice_changes_nothing_more_and_leaves_its_arguments(base: Any, 
 
 
 # What is wrong
+
+
+def all_problems_of(body: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read_sweep(body, "job.yaml")
+    return list(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "told"),
+    [
+        ({"grid": {"lr": 3}}, "sweep.grid.lr: 3 is not a list"),
+        ({"grid": {"lr": []}}, "sweep.grid.lr: is empty"),
+        ({"grid": {"lr": [1], "rank": [1]}}, "sweep.grid.rank: {rank} already stands for something"),
+        ({"grid": {"lr": [1], "x": [1]}}, "sweep: {x} stands nowhere in the job file"),
+        ({"zip": {"lr": [1, 2], "x": [1]}}, "sweep.zip: its lists go side by side"),
+    ],
+)
+def test_a_mistake_of_the_sweep_hides_none_of_the_rest_of_the_file(sweep: dict[str, Any], told: str) -> None:
+    body = {**BODY, "slurm": {"time_limit": 7}, "monitoring": {"linger": -1}, "sweep": sweep}
+    problems = all_problems_of(body)
+    assert problems[0].startswith(told)
+    parts = {part for problem in problems[1:] for part in problem.split(": ")[:2]}
+    assert parts >= {"slurm.time_limit", "monitoring.linger"}
+    assert len(problems) == 3
+
+
+def test_what_the_points_decide_is_no_mistake_of_a_file_whose_sweep_cannot_be_used() -> None:
+    body = {
+        "resources": {"nodes": "{n}"},
+        "workers": [{"role": "a", "count": "x"}],
+        "sweep": {"grid": {"n": [], "name": ["j"], "workers.a.command": ["true"], "workers[0].count": [1]}},
+    }
+    assert all_problems_of(body) == ["sweep.grid.n: is empty"]
+
+
+def test_a_place_without_a_value_is_told_once() -> None:
+    body = {**BODY, "resources": {"nodes": "{n}"}, "sweep": {"list": [{"lr": 1}, {"lr": 2, "n": 3}]}}
+    assert all_problems_of(body) == [
+        "embed_lr1: resources.nodes: {n} has no value at this point; give it one at every point"
+    ]
 
 
 @pytest.mark.parametrize(

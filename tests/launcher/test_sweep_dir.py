@@ -15,6 +15,7 @@ from launcher.job_ids import job_id_of
 from launcher.rundir import find_run_dir
 from launcher.sweep_dir import (
     MISSING,
+    PointState,
     SweepArray,
     SweepPoint,
     SweepRecord,
@@ -78,7 +79,8 @@ def run_dir(home: Path, name: str, state: str | None = None, *, began: bool = Tr
         facts = {"job_id": f"4459_{index}", "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x"}
         records.write_json(home / name / records.ORCHESTRATOR_FILE, facts)
     if state is not None:
-        cause = {"worker": "worker_w0", "node": "cn01", "reason": "app_error"} if state == "FAILED" else None
+        failed = {"worker": "worker_w0", "rank": 0, "node": "cn01", "reason": "app_error"}
+        cause = {**failed, "evidence": ["exit status 3", "log: two\nlines"]} if state == "FAILED" else None
         report: dict[str, Any] = {"state": state, "attempt": 0, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
         records.write_json(home / name / records.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
 
@@ -98,7 +100,8 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
     assert [state.state for state in states] == [
         *("COMPLETED", "FAILED", "RUNNING", "PENDING", MISSING, "UNKNOWN", MISSING)
     ]
-    assert (states[0].items, states[1].cause) == (1e6, "worker_w0 on cn01: app_error")
+    cause = "worker_w0 (rank 0) on cn01: app_error: exit status 3; log: two\nlines"
+    assert (states[0].items, states[1].cause) == (1e6, cause)
     (call,) = slurm.calls()
     assert call["argv"] == ["-h", "-r", "-j", "4459", "-o", "%i|%T"]
     assert to_resume(states) == (1, 4, 5, 6)
@@ -118,6 +121,39 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
         *str(states[1].cause).split(),
     ]
     assert lines[-1] == "7 points: 1 COMPLETED, 1 FAILED, 1 RUNNING, 1 PENDING, 2 MISSING, 1 UNKNOWN"
+
+
+def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
+    long = "worker_w0 (rank 0) on cn01: app_error: exit status 3; " + "x" * 90
+    states = [PointState(0, "p0", {}, "FAILED", "4459_0", None, 1, cause=long, nodes=("cn01",))]
+    whole = render_states(states)[1]
+    assert whole.endswith(long)
+    line = render_states(states, 80)[1]
+    assert (len(line), line[:-3], line[-3:]) == (80, whole[:77], "...")
+    assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
+    assert render_states(states, 400) == render_states(states)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"state": "COMPLETED", "stopped": {"reason": "completed", "cause": "all critical workers have completed"}},
+         None),
+        ({"state": "CANCELLED", "stopped": {"reason": "cancelled", "cause": "SIGINT to the job"}},
+         "cancelled: SIGINT to the job"),
+        ({"state": "INCOMPLETE", "verification": {"checks": [
+            {"name": "items", "passed": True, "detail": "9 of 9"},
+            {"name": "files", "passed": False, "detail": "3 of 4 files"}]}}, "files: 3 of 4 files"),
+    ],
+)  # fmt: skip
+def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
+    report: dict[str, Any], expected: str | None, tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, "COMPLETED")
+    records.write_json(tmp_path / "s" / name / records.REPORT_FILE, {"attempt": 0, "cause": None, **report})
+    (state,) = look(tmp_path / "s", record_of((name,)))
+    assert state.cause == expected
 
 
 def test_a_job_that_was_put_back_into_the_queue_waits_whatever_its_report_says(
@@ -202,8 +238,14 @@ def test_points_are_found_by_the_id_that_slurm_shows(tmp_path: Path) -> None:
     assert find_run_dir("4459_12", tmp_path).name == "4459_12_p12_20251122_041341"
     assert find_run_dir("5000_1", tmp_path).name == "5000_1_p1_20251122_051341"
     for name in ("4459", str(home)):
-        with pytest.raises(LauncherError, match="is a sweep; see `gpujob sweep "):
+        with pytest.raises(LauncherError, match="is a sweep; see `gpujob sweep ") as raised:
             find_run_dir(name, tmp_path)
+        example = str(raised.value).rpartition("as in ")[2]
+        assert find_run_dir(example, tmp_path).parent == home
+    for run in home.glob("*_p*"):
+        run.rename(tmp_path / f"x{run.name}")
+    with pytest.raises(LauncherError, match=r"is a sweep; see `gpujob sweep \S+`$"):
+        find_run_dir("4459", tmp_path)
     with pytest.raises(LauncherError, match="is neither a run directory nor the id of a job"):
         find_run_dir("4459_2", tmp_path)
 

@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cli_sweep import describe_sweep, render_sweep
 from launcher.config import ClusterSpec
 from launcher.errors import ConfigError
+from launcher.explain import Sources
 from launcher.job_ids import task_ranges
 from launcher.sweep_plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
+from launcher.sweep_show import describe_sweep, explain_point, render_explained, render_sweep
 from tests.launcher.support import gpujob
 
 BODY: dict[str, Any] = {
@@ -28,11 +29,11 @@ BODY: dict[str, Any] = {
 }
 
 
-def planned(**over: Any) -> PlannedSweep:
+def planned(cluster: Mapping[str, Any] | None = None, **over: Any) -> PlannedSweep:
     return plan_sweep(
         {**BODY, **over},
         "job.yaml",
-        ClusterSpec(),
+        ClusterSpec.model_validate(cluster or {}),
         job_dir=Path("/home/ana/jobs"),
         workdir=Path("/home/ana/work"),
         timestamp="20251122_041341",
@@ -141,6 +142,150 @@ def test_a_point_that_is_not_there_is_told(folder: Path) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump({"name": "j", "workers": [{"command": "true"}]}))
     done = gpujob("plan", "job.yaml", "--point", "7", cwd=folder)
     assert (done.returncode, done.stderr) == (2, "gpujob: --point: job.yaml has no sweep; leave --point out\n")
+
+
+def test_points_are_planned_for_the_nodes_that_there_are(folder: Path) -> None:
+    sweep = {"zip": {"lr": [1, 2, 3], "bs": [1, 1, 1]}, "list": [{"resources.nodes": None}, {"resources.nodes": 1}]}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
+    body = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "cn[07-08]", cwd=folder).stdout)
+    assert [(point["nodes"], point["hosts"]) for point in body["points"][:2]] == [(2, ["cn07", "cn08"]), (1, ["cn07"])]
+    shown = gpujob("plan", "job.yaml", "--nodes", "cn[07-08]", cwd=folder).stdout.splitlines()
+    assert shown[0].split() == ["point", "values", "nodes", "on", "GPUs", "time", "limit"]
+    assert shown[1].split()[-4:] == ["2", "cn[07-08]", "4", "01:00:00"]
+    one = json.loads(gpujob("plan", "job.yaml", "--json", "--nodes", "a,b", "--point", "0", cwd=folder).stdout)
+    assert [process["node"] for process in one["processes"]] == ["a", "a"]
+    assert one["sbatch_nodes"] == 2
+
+
+def test_points_that_need_more_nodes_than_there_are_are_named(folder: Path) -> None:
+    sweep = {"grid": {"lr": [1], "bs": [1], "resources.nodes": [1, 2, 3]}}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
+    for options in ([], ["--point", "0"], ["--explain"]):
+        done = gpujob("plan", "job.yaml", "--nodes", "a,b", *options, cwd=folder)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "gpujob: job.yaml: 1 problem\n  embed_v2_lr1_bs1_nodes3: resources.nodes: "
+            "3 nodes for 2 worker x 1 GPUs, and there are 2; name 1 more, or ask for fewer\n"
+        )
+
+
+SOURCES = Sources("job.yaml", None, "there is none")
+
+
+def explained(sweep: PlannedSweep, index: int = 0) -> dict[str, tuple[Any, str]]:
+    rows = explain_point(sweep, sweep.points[index], SOURCES)
+    return {row.key: (row.value, row.source) for row in rows}
+
+
+def test_values_of_a_point_are_told_with_the_part_of_the_sweep_that_says_them() -> None:
+    sweep = {
+        "grid": {"lr": [0.1, 0.2], "bs": [8]},
+        "zip": {"resources.nodes": [1, 2], "workers[0].env.MY_TOKEN": ["a", "b"]},
+        "list": [{"slurm": {"partition": "big"}, "workers.worker.count": 1, "api_key": "hunter2"}],
+    }
+    env = {"RATE": "{lr}/{bs}", "MODE": "fast", "API_KEY": "{api_key}"}
+    rows = explained(planned(sweep=sweep, env=env), 3)
+    assert "hunter2" not in str(rows)
+    expected = {
+        "{lr}": (0.2, "job.yaml: sweep.grid.lr[1]"),
+        "{bs}": (8, "job.yaml: sweep.grid.bs[0]"),
+        "{api_key}": ("<redacted>", "job.yaml: sweep.list[0].api_key"),
+        "workers[0].count": (1, "job.yaml: sweep.list[0].workers.worker.count"),
+        "resources.nodes": (2, "job.yaml: sweep.zip.resources.nodes[1]"),
+        "slurm.partition": ("big", "job.yaml: sweep.list[0].slurm.partition"),
+        "slurm.time_limit": ("01:00:00", "job.yaml: slurm.time_limit"),
+        "env.RATE": ("0.2/8", "job.yaml: env.RATE with {bs} of sweep.grid.bs[0], {lr} of sweep.grid.lr[1]"),
+        "env.MODE": ("fast", "job.yaml: env.MODE"),
+        "env.MY_TOKEN of worker": ("<redacted>", "job.yaml: sweep.zip.workers[0].env.MY_TOKEN[1]"),
+    }
+    assert {key: rows[key] for key in expected} == expected
+
+
+def test_an_alias_is_told_with_the_part_of_the_sweep_that_says_it() -> None:
+    sweep = {"grid": {"lr": [1], "bs": [1], "model.path": ["dsr1"], "resources": [{"nodes": 3}]}, "list": [
+        {"resources.nodes": 2}]}  # fmt: skip
+    made = planned(cluster={"models": {"dsr1": "/models/DSR1"}}, sweep=sweep, model={})
+    one = made.points[0]
+    rows = [(row.key, row.value, row.source) for row in explain_point(made, one, Sources("job.yaml", "c.yaml", ""))]
+    assert [row for row in rows if row[0] in ("model.path", "resources.nodes")] == [
+        ("model.path", "dsr1", "job.yaml: sweep.grid.model.path[0]"),
+        ("resources.nodes", 2, "job.yaml: sweep.list[0].resources.nodes"),
+        ("model.path", "/models/DSR1", "c.yaml: models.dsr1 (job.yaml: model.path = dsr1)"),
+    ]
+
+
+def test_what_all_points_have_is_told_once() -> None:
+    lines = render_explained(planned(sweep={"grid": {"lr": [0.1, 0.2], "bs": [8]}}), SOURCES)
+    words = [line.split() for line in lines]
+    assert words[0] == ["all", "2", "points"]
+    assert words.count(["{bs}", "8", "job.yaml:", "sweep.grid.bs[0]"]) == 1
+    assert words[-5:] == [
+        *(["point", "0:", "embed_v2_lr0.1_bs8"], ["{lr}", "0.1", "job.yaml:", "sweep.grid.lr[0]"], []),
+        *(["point", "1:", "embed_v2_lr0.2_bs8"], ["{lr}", "0.2", "job.yaml:", "sweep.grid.lr[1]"]),
+    ]
+    (one,) = planned(sweep={"list": [{"lr": 1, "bs": 2}]}).points
+    assert render_explained(planned(sweep={"list": [{"lr": 1, "bs": 2}]}), SOURCES)[0] == f"point 0: {one.point.name}"
+
+
+def test_the_command_explains_all_points_and_one(folder: Path) -> None:
+    shown = gpujob("plan", "job.yaml", "--explain", cwd=folder)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("all 6 points\n")
+    assert "#SBATCH" not in shown.stdout
+    body = json.loads(gpujob("plan", "job.yaml", "--explain", "--json", cwd=folder).stdout)
+    row = {"key": "{lr}", "value": 0.001, "source": "job.yaml: sweep.grid.lr[1]"}
+    assert [row in point["explain"] for point in body["points"]] == [False] * 3 + [True] * 3
+    one = gpujob("plan", "job.yaml", "--explain", "--point", "5", cwd=folder)
+    assert one.stdout.splitlines()[0].split() == ["{lr}", "0.001", "job.yaml:", "sweep.grid.lr[1]"]
+    assert (
+        row
+        in json.loads(gpujob("plan", "job.yaml", "--explain", "--point", "5", "--json", cwd=folder).stdout)["explain"]
+    )
+
+
+def test_a_sweep_on_this_machine_has_no_script(folder: Path) -> None:
+    body = json.loads(gpujob("plan", "job.yaml", "--json", "--local", cwd=folder).stdout)
+    assert (body["arrays"], len(body["points"])) == ([], 6)
+    one = json.loads(gpujob("plan", "job.yaml", "--json", "--local", "--point", "0", cwd=folder).stdout)
+    assert (one["script"], one["srun"]) == (None, [])
+    for options in ([], ["--point", "0"]):
+        shown = gpujob("plan", "job.yaml", "--local", *options, cwd=folder)
+        assert (shown.returncode, "#SBATCH" in shown.stdout) == (0, False)
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_all_mistakes_are_told_whatever_is_wrong_with_the_sweep(command: str, folder: Path) -> None:
+    (folder / "gpujob.yaml").write_text("partitions: gpu\n")
+    text = yaml.safe_dump({**BODY, "sweep": {"grid": {"lr": [1], "bs": [1], "resource.nodes": [1]}}}, sort_keys=False)
+    (folder / "job.yaml").write_text(f"{text}monitoring: {{linger: -1}}\nmonitoring: {{linger: -2}}\n")
+    done = gpujob(command, "job.yaml", cwd=folder)
+    told = done.stdout + done.stderr
+    assert done.returncode == 2
+    for mistake in (
+        'partitions: unknown key "partitions"',
+        "the key 'monitoring' is there twice",
+        'sweep.grid.resource.nodes: unknown key "resource"; did you mean "resources"?',
+        "monitoring.linger: -2 must",
+    ):
+        assert told.count(mistake) == 1, told
+
+
+def test_a_key_that_is_there_twice_is_told_of_a_sweep_too(folder: Path) -> None:
+    with (folder / "job.yaml").open("a") as out:
+        out.write("name: other\n")
+    done = gpujob("plan", "job.yaml", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpujob: job.yaml: 1 problem\n  line 22, column 1: not YAML: the key 'name' is there twice\n"
+
+
+def test_check_looks_at_a_whole_point_beside_what_is_wrong_with_others(folder: Path) -> None:
+    sweep = {"grid": {"lr": [1], "bs": [2], "data": ["job.yaml"], "resources.nodes": [1, "x"]}}
+    job = {**BODY, "sweep": sweep, "inputs": ["{data}", "none"]}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+    found = json.loads(gpujob("check", "job.yaml", "--local", "--json", cwd=folder).stdout)["findings"]
+    told = {(finding["code"], finding["place"]) for finding in found if finding["level"] == "error"}
+    assert told >= {("job-file", "job.yaml"), ("no-program", "workers (worker).command"), ("no-input", "inputs[1]")}
+    assert ("no-input", "inputs[0]") not in told, "the value of the first point is in its place"
 
 
 def test_check_tells_what_is_wrong_with_points(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Pat
     assert most_at_once(runs) == 2
     failed = gpujob("report", f"{sweep_id}_4", "--json", cwd=tmp_path)
     assert (failed.returncode, json.loads(failed.stdout)["job_id"]) == (1, f"{sweep_id}_4")
+    cause = f"worker_w0 (rank 0) on {os.uname().nodename.partition('.')[0]}: app_error: exit status 3"
+    states = json.loads(gpujob("sweep", home, "--json", cwd=tmp_path).stdout)["points"]
+    assert states[4]["cause"].startswith(cause)
+    assert f"  {cause}" in gpujob("sweep", home, cwd=tmp_path).stdout, "nothing is cut where no terminal is"
+    for name in (home, sweep_id):
+        hint = gpujob("watch", name, "--once", cwd=tmp_path).stderr
+        (point,) = re.findall(r"as in (\S+)$", hint.strip())
+        assert gpujob("watch", point, "--once", cwd=tmp_path).returncode == 0
 
     (tmp_path / "ok").touch()
     done = gpujob("run", "job.yaml", "--resume", sweep_id, "--json", cwd=tmp_path, timeout=60)
@@ -67,8 +76,12 @@ def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Pat
     assert [point["runs"] for point in found["points"]] == [1, 1, 1, 1, 2, 1]
     assert found["points"][4]["job_id"].endswith("_4")
     assert runs[4].is_dir()
-    done = gpujob("sweep", home, "--resume", cwd=tmp_path)
-    assert (done.returncode, "nothing to resume" in done.stderr) == (2, True)
+    for again in (["sweep", str(home), "--resume"], ["run", "job.yaml", "--resume", str(home)]):
+        done = gpujob(*again, cwd=tmp_path)
+        said = "nothing to resume: all 6 points have completed\n"
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+        assert json.loads(gpujob(*again, "--json", cwd=tmp_path).stdout)["states"] == {"COMPLETED": 6}
+    assert len(list(home.glob("*/manifest.json"))) == 7, "nothing was run again"
     assert gpujob("sweep", sweep_id, cwd=tmp_path).returncode == 0
 
 

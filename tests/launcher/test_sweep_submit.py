@@ -194,8 +194,12 @@ def test_the_points_that_failed_are_submitted_again_alone(slurm: FakeSlurm, fold
     assert (done.returncode, states[1]["state"], states[4]["state"]) == (10, "PENDING", "RUNNING")
     assert (states[1]["job_id"], states[1]["runs"]) == ("5000_1", 2)
     done = command(slurm, folder, "sweep", home, "--resume")
-    assert done.returncode == 2
-    assert "nothing to resume: every point has completed, or is on its way" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "nothing to resume: 4 of 6 points have completed, the other 2 are on their way\n"
+    done = command(slurm, folder, "submit", "job.yaml", "--resume", home, "--json")
+    nothing: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(home), "points": []}
+    assert json.loads(done.stdout) == nothing
+    assert (done.returncode, len(slurm.calls("sbatch"))) == (0, 2)
     assert json.loads(command(slurm, folder, "watch", "5000_4", "--once", "--json").stdout)["job_id"] == "5000_4"
 
 
