@@ -25,9 +25,11 @@ from launcher.errors import LauncherError
 from launcher.job_ids import job_id_of
 from launcher.orchestrate import load_plan, time_limit_end
 from launcher.plan import Plan
-from launcher.report import EXIT_STATUS, VERIFIED_STATES, build_report, read_statuses, write_report
+from launcher.report import build_report, write_report
+from launcher.report_state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run_records import has_ended
 from launcher.say import say
+from launcher.statuses import read_statuses
 
 FINAL_VALUES_S = 4.0
 """How long the sidecars may take for their last values."""

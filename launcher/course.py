@@ -66,6 +66,9 @@ class Course:
         if phase != self.phase:
             self.phase = phase
             self.events.write("phase", phase=phase)
+        self._write_state(phase)
+
+    def _write_state(self, phase: str) -> None:
         attempt_to(
             f"write {records.STATE_FILE}",
             lambda: records.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
@@ -109,5 +112,6 @@ class Course:
         self.stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}
         self.ask = ask
         say(f"Stopping the job: {cause}")
+        self._write_state("completing")  # first: it is what tells the reason when this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)
         self.publish("completing")

@@ -285,7 +285,8 @@ class Crew:
         elif planned.critical:
             course.begin_stop(
                 "terminated_peer",
-                f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}",
+                f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"
+                + (f", restarted {restart} of {planned.restart_max} times" if planned.restart_max else ""),
                 {"rank": task.rank, "restart": restart},
             )
         else:

@@ -10,7 +10,7 @@ from exporter.derive.exits import CONSEQUENCES
 from exporter.manifest import Manifest, Task
 from exporter.readers.diagnostics import is_written, read_run_files, write_diagnostics
 from exporter.readers.packs import read_errors
-from launcher.report import read_statuses
+from launcher.statuses import read_statuses
 
 
 def write_missing(manifest: Manifest, attempt: int, task: Task, node: str, ended: dict[str, Any]) -> Path | None:

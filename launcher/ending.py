@@ -15,7 +15,9 @@ from launcher.diagnose import write_missing
 from launcher.history import keep_history
 from launcher.launch_check import Checklist
 from launcher.plan import Plan, RunFacts
-from launcher.report import EXIT_STATUS, build_report, render_report, write_report
+from launcher.report import build_report, write_report
+from launcher.report_state import EXIT_STATUS
+from launcher.report_text import render_report
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
 from launcher.signals import Signals
@@ -54,6 +56,8 @@ def write_diagnoses(
 ) -> None:
     """Diagnoses of ends that the sidecars have not written."""
     for task, ended in ends:
+        if ended["restart"] is None:
+            continue  # it never ran
         write = functools.partial(write_missing, manifest, attempt, task, hosts[task.node_index], ended)
         attempt_to(f"write the diagnosis of {task.worker}", write)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter.manifest import Manifest
 from exporter.readers.history import run_history, write_history
-from launcher.report import merge_workers, read_statuses
+from launcher.statuses import merge_workers, read_statuses
 
 
 def keep_history(manifest: Manifest, report: Mapping[str, Any]) -> None:

@@ -90,6 +90,26 @@ class Judge:
         return known
 
 
+def never_started(task: Task, node: str, stop: Stop) -> dict[str, Any]:
+    """The end of a task that the job did not live to start, in the form of the others; it has no run (``restart``)."""
+    if node in stop.nodes:
+        reason, words = "node_failure", "never started: its node has failed"
+    else:
+        # it was not what the job ended for, and nothing has become of it
+        inherited = stop.reason in CONSEQUENCES and stop.reason != "completed"
+        reason = stop.reason if inherited else "terminated_peer"
+        where = "in the stage before" if task.later else "before its turn"
+        words = f"never started: the job ended {where}"
+    nothing: dict[str, Any] = dict.fromkeys(("code", "signal", "time", "restart"))
+    return {
+        "reason": reason,
+        **nothing,
+        "core": False,
+        "evidence": [words, f"the job was being stopped: {stop.cause}"],
+        "asked_to_end": False,
+    }
+
+
 class Failures:
     """The last failures of tasks, one for each, in the order of their ends."""
 

@@ -29,12 +29,13 @@ from launcher.fill import fill_template
 from launcher.job_ids import job_id_of
 from launcher.launch_check import Checklist, LaunchCheck, render_checklist
 from launcher.plan import BENCHMARK, PLAN_FILE, WORKERS, Plan, RunFacts, TaskPlan, parse_plan
-from launcher.report import REPORT_TEXT_FILE, build_report, read_statuses
+from launcher.report import REPORT_TEXT_FILE, build_report
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
 from launcher.signals import Signals
 from launcher.stages import Readiness, Stages
 from launcher.status_events import StatusEvents
+from launcher.statuses import read_statuses
 from launcher.steps import Steps
 from launcher.survey import needs_survey, survey
 from launcher.wrap import read_start_ticks

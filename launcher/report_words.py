@@ -1,6 +1,7 @@
 """How moments and foreign texts stand in the report for people."""
 
 import time
+from collections.abc import Sequence
 
 
 def clock(moment: object) -> str:
@@ -13,3 +14,23 @@ def clock(moment: object) -> str:
 def plain(text: object) -> str:
     """One line for a table: user text can hold anything."""
     return " ".join(str(text).replace("|", "\\|").split())
+
+
+def duration_words(seconds: float | None) -> str:
+    """``2h 34m``, ``1m 05s``, ``12 s``; a dash when it is not known."""
+    if seconds is None:
+        return "-"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    minutes, left = divmod(total, 60)
+    if minutes < 60:
+        return f"{minutes}m {left:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+def first_of(names: Sequence[str], most: int, total: int | None = None) -> str:
+    """``a, b and 3 more``: the first names, and how many there are beside them."""
+    more = (len(names) if total is None else total) - min(most, len(names))
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

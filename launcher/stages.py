@@ -2,18 +2,20 @@
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from exporter import records
 from launcher.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
-from launcher.readiness import describe_missing
-from launcher.report import benchmark_log
+from launcher.readiness import MOST_NAMED, describe_missing
+from launcher.report_verify import benchmark_log
+from launcher.report_words import first_of
 from launcher.say import say
 from launcher.steps import PYTHON_FLAGS, Steps
 
 LOOK_S = 0.5
 """Between two looks at what is ready."""
+_NOT_READY = " is not ready: "
 START_AGAIN_S = 5.0
 """After the end of what polls, which nobody has asked for."""
 
@@ -112,25 +114,42 @@ class Stages:
         return time.monotonic() - self._since > self._plan.readiness.timeout_s
 
     def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
-        """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs."""
+        """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs.
+
+        Of many workers the sentence and the report name the first.
+        """
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
         found = self._readiness.found or {}
         lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
         names = unready(self._plan, found)
         waiting = str(found.get("waiting") or "")
-        cause = f"not ready after {timeout_s:g} s: missing {', '.join(names) or waiting or 'all'}"
+        cause = f"not ready after {timeout_s:g} s: missing {first_of(names, MOST_NAMED) or waiting or 'all'}"
         if names and waiting and waiting not in names:
             cause += f" (waiting for {waiting})"
         tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
-        task = next((tasks[name] for name in names if name in tasks), None)
+        missing = [
+            {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
+            for name in names
+            if name in tasks
+        ] or [{"worker": "the model", "rank": None, "node": self._facts.hosts[0]}]
         failed = {
-            "worker": task.worker if task is not None else "the model",
-            "rank": task.rank if task is not None else None,
-            "node": self._facts.hosts[task.node_index] if task is not None else self._facts.hosts[0],
+            **missing[0],
+            "missing": missing[:MOST_NAMED],
+            "missing_total": len(missing),
             "reason": "launch_failed",
-            "evidence": [cause, *lines],
+            "evidence": [cause, *_first_of(lines)],
         }
         return cause, failed, lines
+
+
+def _first_of(lines: Sequence[str]) -> list[str]:
+    """Lines on who is missing, of many the first, and all that follow them."""
+    told = [line for line in lines if _NOT_READY in line and not line.startswith(" ")]
+    left_out = set(told[MOST_NAMED:])
+    kept = [line for line in lines if line not in left_out]
+    if left_out:
+        kept.insert(kept.index(told[MOST_NAMED - 1]) + 1, f"and {len(left_out)} more are not ready")
+    return kept
 
 
 def unready(plan: Plan, found: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from exporter.derive.gpu_account import Trouble
 from exporter.derive.work import unit_word, work_of
 from launcher.fitted import Fitted
-from launcher.report import duration_words
+from launcher.report_words import duration_words
 from launcher.watch_gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
 
 BAR_CELLS = 28
@@ -215,7 +215,9 @@ def _facts(view: Mapping[str, Any]) -> str:
         lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
     if view["cause"]:
         cause = view["cause"]
-        evidence = clean("; ".join(cause["evidence"]))
+        # of several who are missing the rest is the ends of their logs
+        told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
+        evidence = clean("; ".join(told))
         lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
     return "\n".join(lines)
 
@@ -256,6 +258,8 @@ _GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 
 def worker_state(worker: Mapping[str, Any]) -> str:
     """State of a worker in a word: how its process is, or how it ended."""
+    if worker["state"] == "not_started":
+        return "not started"
     if worker["exit"]:
         return str(worker["exit"]["reason"])
     if worker.get("stalled") and worker["state"] != "stopped":

@@ -116,8 +116,8 @@ RULES = {
         ),
     ),
     "wrapper": Rule(
-        ("launcher.wrap", "launcher.environment"),
-        ("exporter.records", "launcher.environment"),
+        ("launcher.wrap", "launcher.environment", "launcher.port_claims"),
+        ("exporter.records", "launcher.environment", "launcher.port_claims"),
         never=("dataclasses", "argparse", "typing", "logging"),
     ),
     "supervisor": Rule(("launcher.supervise",), ("launcher.environment",)),

@@ -127,6 +127,9 @@ def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serv
     assert last == "Model is ready. Have 2 prefills and 2 decodes."
     names = [f"isl_32_osl_16_concurrency_{count}_req_rate_inf.json" for count in (2, 4)]
     assert results(job.run_dir) == dict(zip(names, (8, 16), strict=True))
+    assert [(entry["concurrency"], entry["requests"]) for entry in report["benchmark"]] == [(2, 8), (4, 16)]
+    assert all(0 < entry["ttft_median_s"] <= entry["ttft_p99_s"] < 60 for entry in report["benchmark"])
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 24]
     port, log = 8000 + job.json("orchestrator.json")["port_offset"], log_of(job)
     for line in (
         f"Nginx node (node 0): {hosts[0]}",

@@ -22,7 +22,9 @@ from exporter.manifest import read_manifest
 from exporter.outcome import Outcome
 from exporter.readers.find_workers import Look, Sighting
 from launcher.client import JobClient
-from launcher.report import EXIT_STATUS, build_report, render_report
+from launcher.report import build_report
+from launcher.report_state import EXIT_STATUS
+from launcher.report_text import render_report
 from tests.exporter.support import FakeClock, make_context, make_manifest, make_task, until, write_manifest
 from tests.exporter.test_monitor_config import EXAMPLE
 from tests.exporter.test_sidecar_process import EXPORTER, environment, refused, run

@@ -12,6 +12,7 @@ import pytest
 
 from exporter import records
 from launcher.client import JobClient
+from launcher.report import build_report
 from launcher.wrap import read_start_ticks
 from tests.gpu_status import gpu, gpus, of_worker, use
 from tests.launcher.support import settled_run_dir
@@ -189,6 +190,19 @@ def test_files_that_are_half_written_are_passed_over(run_dir: Path) -> None:
         (run_dir / name).write_text('{"a": ')
     view = JobClient(run_dir).look()
     assert (view["state"], view["workers"][0]["state"], view["nodes"]) == ("RUNNING", "not_found", [])
+
+
+def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None:
+    """As of a benchmark, whose position is that of its last run alone."""
+    record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=0, signal=None)
+    write(run_dir / "status/here.json", status(items=10, unit="requests"))
+    report = build_report(run_dir, now=2000.0, ended=True)
+    done = {"items": 24, "items_expected": 30, "items_processed": 24}
+    report["workers"][0].update(done)
+    write(run_dir / "report.json", {**report, **done})
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 30]
+    assert [view["workers"][0][key] for key in done] == [24, 30, 24]
 
 
 def test_the_report_of_an_earlier_attempt_is_not_that_of_this_one(run_dir: Path) -> None:

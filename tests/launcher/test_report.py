@@ -13,7 +13,11 @@ from exporter import records
 from exporter.derive.work import work_of
 from exporter.manifest import read_manifest
 from exporter.readers.worker_logs import progress_path
-from launcher.report import EXIT_STATUS, build_report, duration_words, merge_workers, render_report, write_report
+from launcher.report import build_report, write_report
+from launcher.report_state import EXIT_STATUS
+from launcher.report_text import render_report
+from launcher.report_words import clock, duration_words, first_of
+from launcher.statuses import merge_workers
 from launcher.verify import Check, verify
 from tests.launcher.conftest import Golden
 from tests.launcher.support import read_json, settled_run_dir
@@ -92,6 +96,15 @@ def test_an_end_from_outside_is_what_it_is_called(reason: str, state: str, statu
     report = RunDir(tmp_path).stop(reason, "SIGTERM").ended(0, **TERM_SENT).ended(1, **TERM_SENT).report()
     assert (report["state"], report["exit_status"], report["cause"]) == (state, status, None)
     assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
+
+
+def test_who_answers_a_cancellation_with_0_has_completed_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).stop("cancelled", "SIGTERM").ended(0, end=60).ended(1, signals=[[START + 95, 15, 1]])
+    report = run_dir.report()
+    assert (report["state"], report["workers"][1]["exit"]["reason"]) == ("CANCELLED", "completed")
+    text = render_report(report)
+    assert "| worker_w0 | 0 | cn01 | completed (exit status 0) |" in text
+    assert "| worker_w1 | 1 | cn01 | completed when asked to end (exit status 0) |" in text
 
 
 def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
@@ -192,6 +205,102 @@ def test_each_run_of_a_worker_is_listed_and_the_last_one_counts(tmp_path: Path) 
     first = report["workers"][0]
     assert (first["restarts"], [end["reason"] for end in first["exits"]]) == (1, ["app_error", "completed"])
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
+
+
+def restartable(folder: Path, **over: Any) -> RunDir:
+    """A job of two workers, each of which may be started again twice."""
+    workers = [{"count": 2, "command": "true", "restart": {"max": 2, "backoff": 1}}]
+    return RunDir(folder, workers=workers, **over)
+
+
+def test_a_worker_whose_restarts_are_used_up_says_so(tmp_path: Path) -> None:
+    run_dir = restartable(tmp_path).ended(1, end=90)
+    for restart in range(3):
+        run_dir.ended(0, restart, end=10.0 * restart + 10, code=3)
+    report = run_dir.report()
+    used_up = ["exit status 3", "restarted 2 of 2 times"]
+    assert (report["cause"]["worker"], report["cause"]["evidence"]) == ("worker_w0", used_up)
+    assert [worker.get("restarts_max") for worker in report["workers"]] == [2, None]
+    text = render_report(report)
+    assert "\n- cause: worker_w0 (rank 0) on cn01 ended by app_error at " in text
+    assert ": exit status 3; restarted 2 of 2 times\n" in text
+    assert "| app_error (exit status 3; restarted 2 of 2 times) | - | 2 of 2 |\n" in text
+
+
+def test_a_worker_that_could_be_started_again_or_has_completed_has_used_up_nothing(tmp_path: Path) -> None:
+    report = restartable(tmp_path).ended(0, code=3).ended(0, 1, code=3).ended(1).report()
+    assert report["cause"]["evidence"] == ["exit status 3"]
+    assert "| app_error (exit status 3) | - | 1 of 2 |\n" in render_report(report)
+    run_dir = restartable(tmp_path / "b").ended(0, code=3).ended(0, 1, code=3).ended(0, 2).ended(1)
+    assert run_dir.report()["workers"][0]["exit"]["evidence"] == ["exit status 0"]
+    (run_dir.path / "plan.json").unlink()
+    assert "restarts_max" not in run_dir.report()["workers"][0]
+
+
+@pytest.mark.parametrize(
+    ("stop", "state", "reason"),
+    [
+        ("launch_failed", "FAILED", "terminated_peer"),
+        ("terminated_peer", "FAILED", "terminated_peer"),
+        ("cancelled", "CANCELLED", "cancelled"),
+        ("time_limit", "TIMEOUT", "time_limit"),
+        ("preempted", "PREEMPTED", "preempted"),
+    ],
+)
+def test_a_worker_that_was_never_started_is_not_called_lost(stop: str, state: str, reason: str, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, workers=[{"command": "true"}, {"role": "benchmark", "command": "true"}])
+    manifest = read_json(run_dir.path / "manifest.json")
+    next(task for task in manifest["tasks"] if task["role"] == "benchmark")["later"] = True
+    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    report = run_dir.ended(0, **TERM_SENT).stop(stop, "why it ended").report()
+    never = next(worker for worker in report["workers"] if worker["role"] == "benchmark")
+    evidence = ["never started: the job ended in the stage before", "the job was being stopped: why it ended"]
+    assert (never["state"], never["up"], never["exit"]["reason"]) == ("not_started", False, reason)
+    assert (never["exit"]["evidence"], never["exit"]["restart"], never["exits"]) == (evidence, None, [])
+    assert (report["state"], report["cause"]) == (state, None)
+    words = "not started (the job ended in the stage before; the job was being stopped: why it ended)"
+    assert f"| benchmark_w0 | 1 | cn01 | {words} | - | 0 |\n" in render_report(report)
+
+
+def test_a_worker_of_the_first_stage_was_not_started_either(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, **TERM_SENT).stop("cancelled", "SIGTERM to the job").report()
+    assert report["workers"][1]["exit"]["evidence"][0] == "never started: the job ended before its turn"
+    running = build_report(tmp_path / "logs" / report["run_dir"].rpartition("/")[2], now=START + 200, ended=False)
+    assert (running["workers"][1]["state"], running["workers"][1]["exit"]) == ("not_found", None)
+
+
+def test_where_nobody_knows_why_a_job_ended_one_that_never_started_has_no_end(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0).report()
+    assert (report["workers"][1]["state"], report["workers"][1]["exit"]) == ("not_started", None)
+    assert "| worker_w1 | 1 | cn01 | not started | - | 0 |\n" in render_report(report)
+    assert report["state"] == "FAILED"
+
+
+def test_a_node_that_failed_before_its_worker_started_is_the_cause(tmp_path: Path) -> None:
+    report = build_report(RunDir(tmp_path).path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
+    assert (report["state"], report["cause"]["reason"]) == ("NODE_FAIL", "node_failure")
+    assert report["cause"]["evidence"][0] == "never started: its node has failed"
+    assert (report["workers"][0]["state"], report["diagnoses"]) == ("not_started", [])
+
+
+def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=6)
+    missing = [{"worker": f"worker_w{rank}", "rank": rank, "node": "cn01"} for rank in range(5)]
+    log = ["worker_w0 is not ready: refused", "cn01_worker_w0.out:", "    loading | 10 %", "    loading;  20 %"]
+    failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
+    notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
+    told = {**failed, "evidence": [notice["cause"], *log]}
+    records.write_state(str(run_dir.path), "completing", {**notice, "failed": told})
+    text = render_report(run_dir.report())
+    first = text.index("- cause: ")
+    names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
+    assert text[first : text.index("\n- no final")].splitlines() == [
+        f"- cause: {names} and 5 more: launch_failed at {clock(START + 90)}: not ready after 60 s: missing worker_w0",
+        "    - worker_w0 is not ready: refused",
+        "    - cn01_worker_w0.out:",
+        "        - loading \\| 10 %",
+        "        - loading; 20 %",
+    ]
 
 
 def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path) -> None:
@@ -466,6 +575,20 @@ def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> No
 )
 def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> None:
     assert duration_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("names", "total", "words"),
+    [
+        ("", None, ""),
+        ("a", None, "a"),
+        ("ab", None, "a, b"),
+        ("abc", None, "a, b and 1 more"),
+        ("ab", 9, "a, b and 7 more"),
+    ],
+)
+def test_of_many_names_the_first_are_told(names: str, total: int | None, words: str) -> None:
+    assert first_of(names, 2, total) == words
 
 
 def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:

@@ -14,7 +14,8 @@ import pytest
 from exporter import records
 from exporter.readers.mounts import Mount
 from launcher.client import JobClient
-from launcher.report import FLAWS_SHOWN, render_report, write_report
+from launcher.report import write_report
+from launcher.report_text import FLAWS_SHOWN, render_report
 from tests.exporter.checkpoint_trees import torch_bytes
 from tests.exporter.fuse_server import FuseMount
 from tests.launcher.support import GPUJOB, clean_environment, gpujob, poll, read_json
@@ -194,6 +195,48 @@ def test_a_job_that_has_failed_stays_so_whatever_its_files_are(tmp_path: Path) -
     assert "- valid: ok: 2 files whole (jsonl)" in done.stdout
 
 
+def cancelled(folder: Path) -> Finished:
+    """A job that was cancelled after its first worker had completed, one of whose files is missing."""
+    job = Finished(folder)
+    job.stop("cancelled", "SIGTERM to the job")
+    job.ended(1, code=None, signal=15, signals=[[START + 95, 15, 1]], log="Processed 3/10 items\n")
+    (job.path / "output_worker_1.jsonl").unlink()
+    assert job.settle()["state"] == "CANCELLED"
+    return job
+
+
+def test_the_verification_of_a_cancelled_job_says_what_its_report_says(tmp_path: Path) -> None:
+    job = cancelled(tmp_path)
+    report = JobClient(job.path).report(verify=True)
+    assert (report["state"], report["exit_status"], report["verification"]["differs"]) == ("CANCELLED", 5, [])
+    names = [check["name"] for check in report["verification"]["checks"]]
+    assert names == ["outputs", "valid", "records", "checkpoint"]
+    assert [outcome(report, name) for name in names] == [None, True, None, None]
+    done = job.verify()
+    assert (done.returncode, done.stderr) == (5, "")
+    assert "\n- outputs: not checked: 1 files, 30 bytes; none of worker_w1; " in done.stdout
+    assert done.stdout.count("; not asked for, as the job has ended CANCELLED\n") == 2
+    assert "FAILED" not in done.stdout
+
+
+def test_a_file_of_a_cancelled_job_that_is_damaged_is_told(tmp_path: Path) -> None:
+    job = cancelled(tmp_path)
+    job.output(0, end="{")
+    assert outcome(JobClient(job.path).report(verify=True), "valid") is False
+    done = job.verify()
+    assert done.returncode == 5
+    assert "\n- valid: FAILED: 1 of 1 file damaged: output_worker_0.jsonl\n" in done.stdout
+
+
+def test_a_cancelled_job_that_has_left_no_report_is_verified_alike(tmp_path: Path) -> None:
+    job = cancelled(tmp_path)
+    (job.path / records.REPORT_FILE).unlink()
+    facts = {**read_json(job.path / records.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
+    (job.path / records.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
+    assert JobClient(job.path).report()["verification"]["checks"] == []
+    assert outcome(JobClient(job.path).report(verify=True), "valid") is True
+
+
 def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     (job.path / records.ORCHESTRATOR_FILE).unlink()
@@ -229,7 +272,7 @@ def test_of_a_job_that_others_have_started_the_monitor_alone_tells_how_it_went(t
 def test_without_verify_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path)
     report = job.settle()
-    monkeypatch.setattr("launcher.report.verify", lambda *_, **__: pytest.fail("it was looked at"))
+    monkeypatch.setattr("launcher.report_verify.verify", lambda *_, **__: pytest.fail("it was looked at"))
     assert JobClient(job.path).report() == report
 
 

@@ -150,7 +150,15 @@ def test_who_was_not_ready_in_time_is_named_with_the_end_of_its_log(tmp_path: Pa
     assert report["stopped"]["cause"].startswith("not ready after 2 s: missing decode_w0, decode_w1")
     assert any("serving on" in line for line in report["cause"]["evidence"])
     assert "serving on" in job.log
-    assert job.reasons() == dict.fromkeys(("decode_w0", "decode_w1", "router_w0"), "completed")
+    ended = dict.fromkeys(("decode_w0", "decode_w1", "router_w0"), "completed")
+    assert job.reasons() == {**ended, "benchmark_w0": "terminated_peer"}
+    assert [entry["worker"] for entry in report["cause"]["missing"]] == ["decode_w0", "decode_w1"]
+    never = next(worker for worker in report["workers"] if worker["worker"] == "benchmark_w0")
+    assert (never["state"], never["start"]) == ("not_started", None)
+    text = (job.run_dir / "report.md").read_text()
+    assert "| benchmark_w0 | 3 | " in text
+    assert " | not started (the job ended " in text
+    assert "\n        - serving on " in text
     assert job.left_over() == {}
 
 

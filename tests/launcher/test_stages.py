@@ -14,7 +14,8 @@ from launcher.announce import launching, places, ways_in
 from launcher.orchestrate import place_of
 from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
 from launcher.ports import OFFSETS
-from launcher.report import _logs
+from launcher.readiness import MOST_NAMED
+from launcher.report_verify import result_logs
 from launcher.stages import Readiness, Stages, unready
 from launcher.steps import Steps
 from launcher.survey import addresses, needs_survey, port_offset, read_nodes
@@ -102,7 +103,7 @@ def test_each_attempt_has_a_log_of_its_benchmark(attempt: int, name: str, tmp_pa
     ((_, output), _) = steps.start_beside.call_args
     assert output == tmp_path / name
     manifest = dataclasses.replace(serving_plan().manifest, run_dir=tmp_path)
-    assert _logs(manifest, [], attempt) == [tmp_path / name]
+    assert result_logs(manifest, [], attempt) == [tmp_path / name]
 
 
 def test_without_rules_everything_starts_at_once(tmp_path: Path) -> None:
@@ -122,6 +123,57 @@ def test_a_job_that_is_not_ready_in_time_names_who_is_missing(tmp_path: Path, mo
     assert cause == "not ready after 60 s: missing decode_w0 (waiting for 1 decodes)"
     assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
     assert any("decode_w0" in line for line in lines)
+
+
+def missing_of(folder: Path, count: int) -> tuple[str, dict[str, Any], list[str]]:
+    """What is said of a job of so many decode workers that were never ready."""
+    plan = serving_plan()
+    decode = next(planned for planned in plan.tasks if planned.task.role == "decode")
+    tasks = tuple(
+        dataclasses.replace(
+            decode,
+            task=dataclasses.replace(decode.task, worker=f"decode_w{index}", rank=index, logs=(f"w{index}.out",)),
+        )
+        for index in range(count)
+    )
+    rules = tuple(ReadyRule(f"decode_w{index}", "http", 1, 6100 + index, "/health") for index in range(count))
+    changed = dataclasses.replace(plan, tasks=tasks, readiness=ReadinessPlan(rules, 60.0))
+    for index in range(count):
+        (folder / f"w{index}.out").write_text("loading; a shard is not ready: wait\n")
+    return Made(folder, changed).stages.missing(dict)
+
+
+def test_all_who_are_missing_are_the_cause(tmp_path: Path) -> None:
+    cause, failed, lines = missing_of(tmp_path, 3)
+    assert cause == "not ready after 60 s: missing decode_w0, decode_w1, decode_w2"
+    assert [(entry["worker"], entry["rank"], entry["node"]) for entry in failed["missing"]] == [
+        (f"decode_w{index}", index, "cn01") for index in range(3)
+    ]
+    assert (failed["worker"], failed["rank"], failed["missing_total"]) == ("decode_w0", 0, 3)
+    assert failed["evidence"] == [cause, *lines]
+    assert lines[3:5] == ["w0.out:", "    loading; a shard is not ready: wait"]
+
+
+def test_of_many_who_are_missing_the_first_are_named(tmp_path: Path) -> None:
+    cause, failed, lines = missing_of(tmp_path, 200)
+    named = [f"decode_w{index}" for index in range(MOST_NAMED)]
+    assert cause == f"not ready after 60 s: missing {', '.join(named)} and {200 - MOST_NAMED} more"
+    assert [entry["worker"] for entry in failed["missing"]] == named
+    assert failed["missing_total"] == 200
+    evidence = failed["evidence"]
+    assert [line for line in evidence if line.endswith("nobody has answered yet")] == lines[:MOST_NAMED]
+    assert evidence[MOST_NAMED + 1] == f"and {200 - MOST_NAMED} more are not ready"
+    assert evidence[MOST_NAMED + 2] == "w0.out:"
+    assert len(evidence) < 4 * MOST_NAMED
+
+
+def test_where_front_ends_alone_are_asked_the_model_is_missing(tmp_path: Path) -> None:
+    rules = (ReadyRule("", "dynamo", 0, 8000, "/health", {"decode": 1}),)
+    made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
+    made.tell([False])
+    cause, failed, _ = made.stages.missing(dict)
+    assert cause == "not ready after 60 s: missing 1 decodes"
+    assert failed["missing"] == [{"worker": "the model", "rank": None, "node": "cn00"}]
 
 
 def test_a_job_that_was_ready_once_may_take_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

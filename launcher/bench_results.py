@@ -1,0 +1,311 @@
+"""The results of the benchmark of a serving job: out of the files that it leaves, and as a table for people.
+
+Two kinds of files are known: one JSON object for each concurrency as sa-bench and the serving benchmarks of vLLM and
+SGLang write it, and the summary of AIPerf (https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from exporter.manifest import Manifest
+from launcher.report_words import plain
+
+ROLE = "benchmark"
+REQUESTS = "requests"
+"""What a benchmark counts."""
+FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
+"""Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
+RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")
+"""In the second one, the folder of each run."""
+SUMMARY = ("_aiperf.json", "_genai_perf.json")
+"""Ends of the names of AIPerf's summaries, among many other files."""
+MOST_FILES = 100
+"""Results that a report has."""
+MOST_NAMES = 10_000
+"""Names that are looked at in one folder."""
+WHOLE_BYTES = 1 << 20
+"""Of a larger file, which holds every request, only its begin and its end are read: there are the sums."""
+PART_BYTES = 64 << 10
+SHOWN = 40
+"""Rows of the table for people."""
+
+SCALARS = {
+    "max_concurrency": "concurrency",
+    "request_rate": "request_rate_per_second",
+    "duration": "duration_s",
+    "num_prompts": "requests_expected",
+    "completed": "requests",
+    "total_input": "input_tokens",
+    "total_input_tokens": "input_tokens",
+    "total_output": "output_tokens",
+    "total_output_tokens": "output_tokens",
+    "request_throughput": "requests_per_second",
+    "request_goodput": "good_requests_per_second",
+    "output_throughput": "output_tokens_per_second",
+    "total_token_throughput": "total_tokens_per_second",
+}
+"""Names of sa-bench, and ours."""
+COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
+RESULT = ("completed", "request_throughput", "output_throughput")
+"""One of these is in every result of sa-bench."""
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
+"""Time to the first token, per output token, between tokens, and of the whole request: names of sa-bench, and ours."""
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+_TIMES = {
+    f"{statistic}_{name}_ms": f"{ours}_{statistic}_s" for name, ours in LATENCIES.items() for statistic in STATISTICS
+}
+_IN_PART = re.compile(rb'"(%b)"\s{0,8}:\s{0,8}([-+.\deE]{1,40})\s{0,8}[,}]' % "|".join([*SCALARS, *_TIMES]).encode())
+
+OF_AIPERF = {
+    "benchmark_duration": "duration_s",
+    "request_count": "requests",
+    "request_throughput": "requests_per_second",
+    "goodput": "good_requests_per_second",
+    "output_token_throughput": "output_tokens_per_second",
+    "total_token_throughput": "total_tokens_per_second",
+    "total_isl": "input_tokens",
+    "total_osl": "output_tokens",
+}
+TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
+STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+DIGITS = 9
+"""Of seconds: what was a whole number of other units stays short."""
+SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+class NoResult(Exception):
+    """Why a file holds no result of a benchmark, for people."""
+
+
+def has_benchmark(manifest: Manifest) -> bool:
+    """Whether the job has a benchmark; others may have files of their own in folders of these names."""
+    return any(task.role == ROLE for task in manifest.tasks)
+
+
+def read_results(manifest: Manifest) -> list[dict[str, Any]]:
+    """What the benchmark of a job has measured, by concurrency: rates per second, times in seconds.
+
+    Each entry has its ``file`` and those numbers that the file holds, or a ``problem``.
+    """
+    found: list[dict[str, Any]] = []
+    paths = _result_files(manifest.run_dir)
+    for path, concurrency in islice(paths, MOST_FILES):
+        entry: dict[str, Any] = {"file": str(path.relative_to(manifest.run_dir))}
+        try:
+            entry |= ({"concurrency": concurrency} if concurrency is not None else {}) | _read_result(path)
+        except NoResult as why:
+            entry["problem"] = str(why)
+        except OSError as error:
+            entry["problem"] = f"cannot be read: {error.strerror}"
+        found.append(entry)
+    if more := sum(1 for _ in paths):
+        found.append({"file": "", "problem": f"{more} more files were not read; a report has {MOST_FILES} results"})
+    last = math.inf
+    return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
+
+
+def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
+    """Files of results, or the folder of a run that has none, with the concurrency that the folder tells."""
+    for folder in _names(run_dir, FOLDERS):
+        for name in _names(run_dir / folder):
+            run = RUN_FOLDER.fullmatch(name)
+            if run is not None:
+                yield from ((path, int(run[1])) for path in _summaries(run_dir / folder / name))
+            elif name.endswith(".json"):
+                yield run_dir / folder / name, None
+
+
+def _summaries(folder: Path) -> list[Path]:
+    """Summaries of one run, in its folder or one below; the folder itself where there are none."""
+    names = _names(folder)
+    below = [folder / name for name in names if os.path.isdir(folder / name)]
+    places = [(folder, names), *((path, _names(path)) for path in below)]
+    return [path / name for path, found in places for name in found if name.endswith(SUMMARY)] or [folder]
+
+
+def _names(folder: Path, like: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:  # of many workers a run directory has the logs as well
+            return sorted(islice((entry.name for entry in entries if like.fullmatch(entry.name)), MOST_NAMES))
+    except OSError:
+        return []
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """The result in one file. Raises NoResult, OSError."""
+    if path.is_dir():
+        raise NoResult("there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+        status = os.fstat(source.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NoResult("is no regular file")
+        if status.st_size <= WHOLE_BYTES:
+            return parse_result(source.read(WHOLE_BYTES))
+        begin = source.read(PART_BYTES)
+        source.seek(-PART_BYTES, os.SEEK_END)
+        return parse_parts(begin, source.read(PART_BYTES))
+
+
+def parse_result(text: bytes) -> dict[str, Any]:
+    """The numbers of a result that is there as a whole. Raises NoResult."""
+    if not text.strip():
+        raise NoResult("is empty")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoResult("is no whole JSON: was it cut off?") from error
+    found: dict[str, Any] = {}
+    if isinstance(body, dict):
+        found = _of_sa_bench(body) or _of_aiperf(body)
+    if not found:
+        raise NoResult("holds no result of a benchmark that is known (sa-bench, vLLM, SGLang, AIPerf)")
+    return found
+
+
+def parse_parts(begin: bytes, end: bytes) -> dict[str, Any]:
+    """The numbers of a result, out of the begin and the end of its text. Raises NoResult."""
+    if not end.rstrip().endswith(b"}"):
+        raise NoResult("is no whole JSON: was it cut off?")
+    body: dict[str, Any] = {}
+    for key, number in [*reversed(_IN_PART.findall(begin)), *_IN_PART.findall(end)]:
+        try:
+            body[key.decode()] = float(number)
+        except ValueError:
+            continue
+    found = _of_sa_bench(body)
+    if not found:
+        raise NoResult("holds no result of a benchmark that is known, at its begin and its end")
+    return found
+
+
+def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
+    """By our names; empty where it is something else."""
+    if not any(_number(body.get(key)) is not None for key in RESULT):
+        return {}
+    found = {ours: _number(body.get(key)) for key, ours in SCALARS.items() if _number(body.get(key)) is not None}
+    for key, ours in _TIMES.items():
+        if (value := _number(body.get(key))) is not None:
+            found[ours] = round(value / 1000, DIGITS)
+    for name, ours in LATENCIES.items():  # as older versions have it: [[99, 12.5]]
+        for pair in _pairs(body.get(f"percentiles_{name}_ms")):
+            if pair[0] in (50, 90, 95, 99):
+                found.setdefault(
+                    f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
+                )
+    return _counted(found)
+
+
+def _pairs(value: object) -> Iterator[tuple[float, float]]:
+    for pair in value if isinstance(value, list) else ():
+        numbers = [_number(number) for number in pair] if isinstance(pair, list) else []
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1] is not None:
+            yield numbers[0], numbers[1]
+
+
+def _of_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
+    """By our names; empty where it is something else. Each metric is an object with its unit and its statistics."""
+    metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
+    found: dict[str, Any] = {}
+    for key, ours in OF_AIPERF.items():
+        if (value := _number(metrics.get(key, {}).get("avg"))) is not None:
+            found[ours] = value
+    for key, ours in TIMES_OF_AIPERF.items():
+        metric = metrics.get(key, {})
+        scale = SECONDS.get(str(metric.get("unit", "ms")).lower())
+        for statistic, name in STATISTICS_OF_AIPERF.items():
+            if scale is not None and (value := _number(metric.get(statistic))) is not None:
+                found[f"{ours}_{name}_s"] = round(value * scale, DIGITS)
+    failed = _number(metrics.get("error_request_count", {}).get("avg"))
+    if failed is not None and "requests" in found:
+        found["requests_expected"] = found["requests"] + failed
+    return _counted(found)
+
+
+def _number(value: object) -> float | None:
+    """A number that is one: neither below 0 nor without bound."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) and value >= 0 else None
+    except OverflowError:  # whole numbers may have any length
+        return None
+
+
+def _counted(found: dict[str, Any]) -> dict[str, Any]:
+    """Counts as whole numbers."""
+    return {key: int(value) if key in COUNTS else value for key, value in found.items()}
+
+
+def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
+    """Put the requests of all results into the entry of the benchmark, whose own position is that of the last alone."""
+    entries = [worker for worker in workers if worker["role"] == ROLE]
+    done = _total(results, "requests")
+    if done is None or len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
+        return
+    expected = _total(results, "requests_expected")
+    entries[0].update(unit=REQUESTS, items=done, items_expected=expected, items_processed=done)
+
+
+def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
+    """A count of all results together; None where one does not tell it, or there is none."""
+    counts = [entry.get(key) for entry in results if "problem" not in entry]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+COLUMNS = (
+    ("concurrency", "concurrency", 1.0, ".0f"),
+    ("request rate", "request_rate_per_second", 1.0, "g"),
+    ("requests", "requests", 1.0, ".0f"),
+    ("requests/s", "requests_per_second", 1.0, ".2f"),
+    ("output tokens/s", "output_tokens_per_second", 1.0, ".1f"),
+    ("total tokens/s", "total_tokens_per_second", 1.0, ".1f"),
+    *(
+        (f"{ours.upper()} {statistic} (ms)", f"{ours}_{statistic}_s", 1000.0, ".1f")
+        for ours in dict.fromkeys(LATENCIES.values())
+        for statistic in ("median", "p99")
+    ),
+)
+"""Head, key, factor and format of each column that the table may have."""
+
+
+def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: a table of what there is, and what could not be read."""
+    rows = [entry for entry in results if "problem" not in entry]
+    columns = [column for column in COLUMNS if any(_adds(column[1], entry) for entry in rows)]
+    if results:
+        yield from ("", "## Benchmark", "")
+    if columns:
+        yield f"| {' | '.join(head for head, *_ in columns)} |"
+        yield f"|{'---|' * len(columns)}"
+        for entry in rows[:SHOWN]:
+            yield f"| {' | '.join(_cell(entry, *column[1:]) for column in columns)} |"
+    if len(rows) > SHOWN:
+        yield from ("", f"and {len(rows) - SHOWN} more, in report.json")
+    problems = [entry for entry in results if "problem" in entry]
+    if problems:
+        yield ""
+    for entry in problems[:SHOWN]:
+        yield f"- {plain(': '.join(filter(None, (entry['file'], entry['problem']))))}"
+    if len(problems) > SHOWN:
+        yield f"- and {len(problems) - SHOWN} more, in report.json"
+
+
+def _adds(key: str, entry: Mapping[str, Any]) -> bool:
+    """Whether a value of a result deserves a column: the time between tokens only where that per token is not there."""
+    return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
+
+
+def _cell(entry: Mapping[str, Any], key: str, factor: float, how: str) -> str:
+    if key not in entry:
+        return "-"
+    words = format(entry[key] * factor, how)
+    failed = key == "requests" and entry.get("requests_expected", entry[key]) != entry[key]
+    return f"{words} of {entry['requests_expected']}" if failed else words

@@ -1,0 +1,98 @@
+"""What a job came to: its state, the cause of its failure, and its exit status."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.derive.exits import CONSEQUENCES, Stop, first_cause
+
+EXIT_STATUS = {
+    "COMPLETED": 0,
+    "FAILED": 1,
+    "TIMEOUT": 3,
+    "OUT_OF_MEMORY": 4,
+    "CANCELLED": 5,
+    "NODE_FAIL": 6,
+    "BOOT_FAIL": 6,
+    "PREEMPTED": 7,
+    "INCOMPLETE": 8,
+    "UNKNOWN": 9,
+    "RUNNING": 10,
+    "PENDING": 10,
+}
+"""Exit status of `run`, `report` and `watch --until done` by state of the job."""
+
+_STATE_OF_REASON = {
+    "host_oom": "OUT_OF_MEMORY",
+    "node_failure": "NODE_FAIL",
+    "time_limit": "TIMEOUT",
+    "preempted": "PREEMPTED",
+    "cancelled": "CANCELLED",
+}
+
+VERIFIED_STATES = ("COMPLETED", "INCOMPLETE")
+"""States of a job that has ended well: which of the two it is, its verification tells."""
+
+REASON_OF_STATE = {
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "TIMEOUT": "time_limit",
+    "DEADLINE": "time_limit",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "cancelled",
+    "FAILED": "terminated_peer",
+}
+"""Exit reason that the workers of a job inherit when Slurm alone tells how it ended."""
+BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
+
+
+def stop_by_slurm(
+    state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
+) -> Stop | None:
+    """A stop as the orchestrator would have published it; a node that has left no exit record at all has failed."""
+    reason = REASON_OF_STATE.get(state)
+    if reason is None:
+        return None
+    told = {nodes[rank] for rank, found in runs.items() if found and found[-1]["record"] is not None}
+    silent = [host for host in hosts if host in nodes.values() and host not in told]
+    if reason == "node_failure" and silent:
+        cause = f"Slurm: {state}; nothing was left by {', '.join(silent)}"
+        return Stop("terminated_peer", cause, 0.0, nodes=tuple(silent))
+    return Stop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
+
+
+def cause_of(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first failure in time among the last ends of the workers that the job cannot do without."""
+    needed = [worker for worker in workers if worker["critical"]] or workers
+    ended = [worker for worker in needed if worker["exit"]]
+    index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
+    if index is None:
+        return None
+    worker = ended[index]
+    return {key: worker[key] for key in ("worker", "rank", "node")} | {
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
+    }
+
+
+def cause_of_stop(stop: Any) -> dict[str, Any] | None:
+    """What the stop of the job itself names as failed: a part of us, or a worker that was not ready in time."""
+    failed = stop.get("failed") if isinstance(stop, dict) else None
+    if not isinstance(failed, dict):
+        return None
+    return {"code": None, "signal": None, "restart": 0, "time": stop.get("time"), **failed}
+
+
+def state_of(workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool) -> str:
+    if not ended:
+        return "RUNNING"
+    needed = [worker for worker in workers if worker["critical"]] or workers
+    ends = [worker["exit"] or {} for worker in needed]
+    reasons = [end.get("reason") for end in ends]
+    # one that was told to end and answered with 0 has not done all its work
+    if all(reason == "completed" for reason in reasons) and not any(end.get("asked_to_end") for end in ends):
+        return "COMPLETED"
+    if stop_reason in _STATE_OF_REASON:
+        return _STATE_OF_REASON[stop_reason]
+    if cause is not None:
+        return _STATE_OF_REASON.get(cause["reason"], "FAILED")
+    inherited = [reason for reason in reasons if reason in CONSEQUENCES and reason in _STATE_OF_REASON]
+    return _STATE_OF_REASON[inherited[0]] if inherited else "FAILED"

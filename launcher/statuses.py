@@ -1,0 +1,31 @@
+"""What the sidecars of a job have last written of it, as its report and its view read it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+
+
+def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
+    """The latest status that each sidecar of this attempt has written, by node."""
+    found = {}
+    try:
+        names = sorted(path for path in (run_dir / records.STATUS_DIR).iterdir() if path.suffix == ".json")
+    except OSError:
+        return {}
+    for path in names:
+        status = records.read_json(path)
+        if status is not None and status.get("attempt", attempt) == attempt:
+            found[path.stem] = status
+    return found
+
+
+def merge_workers(statuses: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Worker entries of all nodes by rank."""
+    merged: dict[int, dict[str, Any]] = {}
+    for status in statuses.values():
+        for entry in status.get("workers", ()):
+            if "rank" in entry:  # not before the sidecar's first look at the workers
+                merged[int(entry["rank"])] = dict(entry)
+    return merged

@@ -1,0 +1,304 @@
+"""What the files of a benchmark tell, and what the report makes of them."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.bench_results import (
+    FOLDERS,
+    MOST_FILES,
+    PART_BYTES,
+    ROLE,
+    SHOWN,
+    WHOLE_BYTES,
+    NoResult,
+    benchmark_section,
+    parse_parts,
+    parse_result,
+)
+from launcher.benchmarks import BENCHMARKS
+from launcher.report_text import render_report
+from launcher.spec_serving import BenchmarkSpec
+from tests.launcher.conftest import Golden
+from tests.launcher.test_report import START, RunDir
+
+FOLDER = "sa-bench_isl_1024_osl_128"
+SIZES: dict[str, Any] = {"isl": 1024, "osl": 128, "concurrencies": "4x8"}
+
+
+def sa_bench(concurrency: int = 8, **over: Any) -> dict[str, Any]:
+    """A result as sa-bench and vLLM write it, sums first and last, requests between them."""
+    return {
+        "date": "20251122-041341",
+        "backend": "openai",
+        "model_id": "r1",
+        "num_prompts": 4 * concurrency,
+        "request_rate": "inf",
+        "max_concurrency": concurrency,
+        "duration": 93.97,
+        "completed": 4 * concurrency,
+        "total_input_tokens": 655360,
+        "total_output_tokens": 589824,
+        "request_throughput": 6.81,
+        "request_goodput": None,
+        "output_throughput": 6278.02,
+        "total_token_throughput": 13254.91,
+        "ttfts": [0.1, 0.2],
+        "generated_texts": ['she said "median_ttft_ms": 1, and', "]"],
+        "mean_ttft_ms": 1924.07,
+        "median_ttft_ms": 342.39,
+        "p99_ttft_ms": 13652.77,
+        "median_tpot_ms": 18.5,
+        "p99_tpot_ms": 21.0,
+        **over,
+    }
+
+
+AIPERF: dict[str, Any] = {
+    "schema_version": "1.0",
+    "input_config": {"loadgen": {"concurrency": 16}},
+    "request_count": {"unit": "requests", "avg": 98.0},
+    "error_request_count": {"unit": "requests", "avg": 2.0},
+    "benchmark_duration": {"unit": "sec", "avg": 29.5},
+    "request_throughput": {"unit": "requests/sec", "avg": 3.37},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 1150.92},
+    "time_to_first_token": {"unit": "ms", "avg": 150.5, "p50": 145.0, "p99": 200.0, "std": 25.0},
+    "inter_token_latency": {"unit": "us", "avg": 18500.0, "p50": 18000.0},
+    "request_latency": {"unit": "ms", "avg": 2500.0, "p50": 2400.0, "p99": 3100.0},
+}
+
+
+class Bench(RunDir):
+    """A job whose only worker has run a benchmark."""
+
+    def __init__(self, folder: Path, role: str = ROLE, log: str = "", **over: Any) -> None:
+        super().__init__(folder, **{"workers": [{"role": role, "command": "true"}], **over})
+        base = {"schema": 1, "worker": f"{role}_w0", "rank": 0, "pid": 7, "start": START + 1}
+        record = {**base, "end": START + 100, "code": 0, "signal": None}
+        (self.path / f"workers/{role}_w0_rank0_a0_r0.exit.json").write_text(json.dumps(record))
+        (self.path / f"cn01_{role}_w0.out").write_text(log)
+
+    def leave(self, name: str, content: object) -> "Bench":
+        """A file that the benchmark has left."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return self
+
+    def results(self) -> list[dict[str, Any]]:
+        """The results in the report."""
+        found: list[dict[str, Any]] = self.report()["benchmark"]
+        return found
+
+
+def test_a_result_is_told_in_seconds_and_per_second(tmp_path: Path) -> None:
+    assert Bench(tmp_path).leave(f"{FOLDER}/c8.json", sa_bench()).results() == [
+        {
+            "file": f"{FOLDER}/c8.json",
+            "concurrency": 8,
+            "duration_s": 93.97,
+            "requests_expected": 32,
+            "requests": 32,
+            "input_tokens": 655360,
+            "output_tokens": 589824,
+            "requests_per_second": 6.81,
+            "output_tokens_per_second": 6278.02,
+            "total_tokens_per_second": 13254.91,
+            "ttft_mean_s": pytest.approx(1.92407),
+            "ttft_median_s": 0.34239,
+            "ttft_p99_s": pytest.approx(13.65277),
+            "tpot_median_s": pytest.approx(0.0185),
+            "tpot_p99_s": pytest.approx(0.021),
+        }
+    ]
+
+
+def test_each_profile_of_aiperf_is_a_result(tmp_path: Path) -> None:
+    job = Bench(tmp_path).leave("artifacts/concurrency_16/profile_export_aiperf.json", AIPERF)
+    job.leave("artifacts/concurrency_16/inputs.json", {"data": []})
+    job.leave("artifacts/concurrency_4/m-chat/profile_export_genai_perf.json", {"request_throughput": {"avg": 1.5}})
+    assert job.results() == [
+        {
+            "file": "artifacts/concurrency_4/m-chat/profile_export_genai_perf.json",
+            "concurrency": 4,
+            "requests_per_second": 1.5,
+        },
+        {
+            "file": "artifacts/concurrency_16/profile_export_aiperf.json",
+            "concurrency": 16,
+            "duration_s": 29.5,
+            "requests": 98,
+            "requests_expected": 100,
+            "requests_per_second": 3.37,
+            "output_tokens_per_second": 1150.92,
+            "ttft_mean_s": 0.1505,
+            "ttft_median_s": 0.145,
+            "ttft_p99_s": 0.2,
+            "itl_mean_s": 0.0185,
+            "itl_median_s": 0.018,
+            "e2el_mean_s": 2.5,
+            "e2el_median_s": 2.4,
+            "e2el_p99_s": 3.1,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "is empty"),
+        (json.dumps(sa_bench())[:-20], "is no whole JSON: was it cut off?"),
+        ("[" * 100_000, "is no whole JSON: was it cut off?"),
+        ({"data": [1, 2]}, "holds no result of a benchmark that is known (sa-bench, vLLM, SGLang, AIPerf)"),
+        ([sa_bench()], "holds no result of a benchmark that is known (sa-bench, vLLM, SGLang, AIPerf)"),
+        ({"completed": True, "request_throughput": "fast"}, "holds no result of a benchmark that is known (sa-bench,"),
+    ],
+    ids=["empty", "cut", "deep", "unknown", "list", "words"],
+)
+def test_what_is_no_result_is_told_beside_the_others(content: object, problem: str, tmp_path: Path) -> None:
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.json", content).leave(f"{FOLDER}/b.json", sa_bench())
+    good, bad = job.results()
+    assert (good["file"], bad["file"]) == (f"{FOLDER}/b.json", f"{FOLDER}/a.json")
+    assert bad["problem"].startswith(problem)
+    text = render_report(job.report())
+    assert f"\n- {FOLDER}/a.json: {problem}" in text
+    assert "\n| 8 | 32 | 6.81 | " in text
+
+
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    job = Bench(tmp_path).leave(f"{FOLDER}/b.json", sa_bench())
+    os.mkfifo(job.path / f"{FOLDER}/a.json")
+    (job.path / f"{FOLDER}/c.json").symlink_to("nowhere")
+    (job.path / "artifacts/concurrency_2").mkdir(parents=True)
+    problems = {entry["file"]: entry["problem"] for entry in job.results()[1:]}
+    assert problems == {
+        f"{FOLDER}/a.json": "is no regular file",
+        f"{FOLDER}/c.json": "cannot be read: No such file or directory",
+        "artifacts/concurrency_2": "there is no summary of AIPerf (profile_export_aiperf.json) in it: "
+        "did this run end early?",
+    }
+
+
+def test_of_a_large_file_the_sums_at_both_ends_are_read(tmp_path: Path) -> None:
+    whole = sa_bench(ttfts=[0.125] * 200_000)
+    job = Bench(tmp_path).leave(f"{FOLDER}/big.json", whole)
+    job.leave(f"{FOLDER}/cut.json", json.dumps(whole)[:-9]).leave(f"{FOLDER}/whole.json", f"{json.dumps(whole)}\n")
+    assert (job.path / f"{FOLDER}/big.json").stat().st_size > WHOLE_BYTES
+    big, again, cut = job.results()
+    assert {**again, "file": big["file"]} == big
+    assert big == {"file": f"{FOLDER}/big.json", **parse_result(json.dumps(whole).encode())}
+    assert cut == {"file": f"{FOLDER}/cut.json", "problem": "is no whole JSON: was it cut off?"}
+
+
+def test_at_both_ends_of_a_large_file_texts_are_no_numbers() -> None:
+    end = json.dumps(sa_bench())[-PART_BYTES:].encode()
+    assert parse_parts(b"{", end)["ttft_median_s"] == pytest.approx(0.34239)
+    with pytest.raises(NoResult, match="at its begin and its end"):
+        parse_parts(b"{", rb'"generated_texts": ["\"completed\": 5, "]}')
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, None, True, "7", 10**400])
+def test_what_is_no_number_is_left_out(value: object) -> None:
+    found = parse_result(json.dumps(sa_bench(median_ttft_ms=value, total_output_tokens=value)).encode())
+    assert not {"ttft_median_s", "output_tokens"} & found.keys()
+    assert found["requests"] == 32
+
+
+def test_percentiles_of_older_versions_and_names_of_sglang_are_known() -> None:
+    body = {"completed": 5, "total_input": 7, "percentiles_ttft_ms": [[50, 100.0], [99.0, 200.0], [12, 1], "x", [99]]}
+    assert parse_result(json.dumps(body).encode()) == {
+        "requests": 5,
+        "input_tokens": 7,
+        "ttft_median_s": 0.1,
+        "ttft_p99_s": 0.2,
+    }
+    assert parse_result(b'{"completed": 5, "median_e2e_latency_ms": 900.0}')["e2el_median_s"] == 0.9
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps).map(str.encode)
+)
+def test_whatever_is_in_a_file_it_is_a_result_or_told(text: bytes) -> None:
+    for parse in (parse_result, lambda whole: parse_parts(whole, whole)):
+        with suppress(NoResult):
+            assert parse(text)
+
+
+def test_a_report_has_so_many_results_and_its_text_fewer(tmp_path: Path) -> None:
+    job = Bench(tmp_path)
+    for concurrency in range(1, MOST_FILES + 4):
+        job.leave(f"{FOLDER}/c{concurrency:03}.json", sa_bench(concurrency))
+    results = job.results()
+    assert len(results) == MOST_FILES + 1
+    assert results[-1]["problem"] == f"3 more files were not read; a report has {MOST_FILES} results"
+    lines = list(benchmark_section(results))
+    assert len([line for line in lines if line.startswith("| ")]) == SHOWN + 1
+    assert f"and {MOST_FILES - SHOWN} more, in report.json" in lines
+    assert lines[-1] == f"- 3 more files were not read; a report has {MOST_FILES} results"
+
+
+def test_results_are_found_among_the_logs_of_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.bench_results.MOST_NAMES", 3)
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.json", sa_bench())
+    assert len(list(job.path.iterdir())) > 5
+    assert [entry["file"] for entry in job.results()] == [f"{FOLDER}/a.json"]
+
+
+def test_without_a_benchmark_nothing_is_looked_for(tmp_path: Path) -> None:
+    job = Bench(tmp_path, role="worker").leave(f"{FOLDER}/a.json", sa_bench())
+    assert "benchmark" not in job.report()
+    assert "## Benchmark" not in render_report(job.report())
+    assert Bench(tmp_path / "b").leave("out/a.json", sa_bench()).results() == []
+
+
+def test_results_are_looked_for_where_every_benchmark_leaves_them() -> None:
+    specs = {"sa-bench": {"command": "b", **SIZES}, "router": SIZES, "custom": {"command": "b"}}
+    folders = [
+        kind.result_dir(BenchmarkSpec.model_validate({"type": name, **specs.get(name, {})}))
+        for name, kind in BENCHMARKS.items()
+    ]
+    assert sum(folder is not None for folder in folders) == 2
+    assert all(folder is None or FOLDERS.fullmatch(folder) for folder in folders)
+
+
+BAR = "\r100%|##########| 32/32 [00:05<00:00,  2.00it/s]\n"
+
+
+def test_the_requests_of_all_runs_are_the_work_of_the_job(tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"progress": {"pack": "sa-bench"}}
+    job = Bench(tmp_path, log=BAR, **spec)
+    assert [job.report()[key] for key in ("unit", "items", "items_expected")] == ["requests", 32, 32]
+    job.leave(f"{FOLDER}/c4.json", sa_bench(4)).leave(f"{FOLDER}/c8.json", sa_bench(8, completed=30))
+    report = job.report()
+    keys = ("unit", "items", "items_expected", "items_processed", "throughput_items_per_second")
+    assert [report[key] for key in keys] == ["requests", 46, 48, 46, pytest.approx(46 / 200)]
+    assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in render_report(report)
+    assert "\n| 8 | 30 of 32 | 6.81 |" in render_report(report)
+
+
+def test_a_job_that_counts_something_else_keeps_its_count(tmp_path: Path) -> None:
+    job = Bench(tmp_path, log="step 300/300\n").leave(f"{FOLDER}/c4.json", sa_bench(4))
+    assert [job.report()[key] for key in ("unit", "items")] == ["steps", 300]
+
+
+def test_a_result_without_requests_changes_no_count(tmp_path: Path) -> None:
+    job = Bench(tmp_path, log=BAR, progress={"pack": "sa-bench"}).leave(f"{FOLDER}/c4.json", sa_bench(4))
+    job.leave("artifacts/concurrency_4/profile_export_aiperf.json", {"request_throughput": {"avg": 1.5}})
+    assert job.report()["items"] == 32
+
+
+def test_the_table_for_people_is_the_golden_one(golden: Golden) -> None:
+    results = [
+        {"file": "a", "concurrency": 4, **parse_result(json.dumps(sa_bench(4)).encode())},
+        {"file": "b", **parse_result(json.dumps(sa_bench(512, completed=2000, request_rate=2.5)).encode())},
+        {"file": "c", "concurrency": 1024, **parse_result(json.dumps(AIPERF).encode())},
+        {"file": "d | x", "problem": "is empty"},
+    ]
+    golden("launcher/benchmark.md", "\n".join(benchmark_section(results)) + "\n")
