@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
 @click.argument("job", metavar="JOB.YAML")
-@click.option("--nodes", metavar="HOSTLIST", help="The nodes there are, as in cn[01-04], in their order.")
+@click.option(
+    "--nodes", metavar="HOSTLIST", multiple=True, help="The nodes there are, as in cn[01-04], in their order."
+)
 @click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`: without a script.")
 @click.option("--explain", "explained", is_flag=True, help="Each value and where it comes from, instead of the plan.")
 @click.option("--point", metavar="NAME", help="One point of a sweep, by its name or number, instead of the table.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def plan_command(job: str, nodes: str | None, local: bool, explained: bool, point: str | None, as_json: bool) -> None:
+def plan_command(
+    job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
+) -> None:
     """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
     import gc
 
@@ -57,14 +61,18 @@ def plan_command(job: str, nodes: str | None, local: bool, explained: bool, poin
     _show_job(subject, script, rows, hosts, as_json=as_json)
 
 
-def _hosts(nodes: str | None) -> tuple[str, ...]:
-    """The hosts that ``--nodes`` names; none without it."""
+def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts that ``--nodes`` names, however often it is given; none without it."""
+    from launcher.errors import SlurmError
     from launcher.hostlist import parse_hostlist
 
-    hosts = tuple(parse_hostlist(nodes or ""))
+    try:
+        hosts = tuple(host for text in nodes for host in parse_hostlist(text))
+    except SlurmError as error:
+        raise LauncherError(f"--nodes: {error}") from error
     if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
         raise LauncherError(f"--nodes: {twice} is there more than once; name each node once")
-    if nodes is not None and not hosts:
+    if nodes and not hosts:
         raise LauncherError("--nodes: there is no host in it; write for example cn[01-04]")
     return hosts
 

@@ -11,6 +11,7 @@ from launcher.fill import task_argv, task_environment
 from launcher.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.planner import file_names
 from launcher.step_lines import sidecar_line, steps_of, survey_line, task_line
+from launcher.steps import is_narrowed, visible_gpus
 from launcher.survey import needs_survey
 
 JOB_ID = "{job_id}"
@@ -49,7 +50,7 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
             if node not in entry["gpus"]:
                 entry["nodes"].append(node)
             entry["gpus"].setdefault(node, []).extend(task.gpus)
-        visible = visible_gpus(plan, planned)
+        visible = visible_devices(plan, planned)
         # names are the same for all tasks that are told to set the same ones
         kind = (planned.stage, task.role, visible is None, *planned.env)
         if kind not in variables:
@@ -111,11 +112,9 @@ def json_pieces(body: Mapping[str, Any]) -> Iterator[str]:
     yield "}"
 
 
-def visible_gpus(plan: Plan, planned: TaskPlan) -> str | None:
-    """``CUDA_VISIBLE_DEVICES`` of a task with a part of its node; None for one that sees all of it, or has no GPU."""
-    gpus = planned.visible or planned.task.gpus
-    part = planned.narrowed and 0 < len(gpus) < plan.gpus_per_node
-    return ",".join(map(str, sorted(gpus))) if part else None
+def visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` of a task: a part of its node, or nothing; None where it is left as Slurm sets it."""
+    return visible_gpus(planned) if plan.gpus_per_node and is_narrowed(planned) else None
 
 
 def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:

@@ -37,9 +37,9 @@ def describe_local(plan: Plan, facts: RunFacts) -> dict[str, Any]:
 
 
 def _visible_gpus(plan: Plan, planned: TaskPlan) -> str | None:
-    """Positions of a task's GPUs among those of this machine, which plays all nodes; None for one without any."""
+    """Positions of a task's GPUs among those of this machine, which plays all nodes; None in a job without any."""
     first = planned.task.node_index * plan.gpus_per_node
-    return steps.visible_gpus(planned, first) if planned.task.gpus else None
+    return steps.visible_gpus(planned, first) if plan.gpus_per_node else None
 
 
 def render_local(body: Mapping[str, Any]) -> str:

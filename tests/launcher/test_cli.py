@@ -113,7 +113,7 @@ def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: P
                 "  resources.nodes: 2 nodes for 1 worker, and there are 1; name 1 more, or ask for fewer"
             ),
         ),
-        ("a[1", "host list 'a[1': a bracket is not closed"),
+        ("a[1", "--nodes: host list 'a[1': a bracket is not closed"),
         ("a,b,a", "--nodes: a is there more than once; name each node once"),
         (" , ", "--nodes: there is no host in it; write for example cn[01-04]"),
         ("", "--nodes: there is no host in it; write for example cn[01-04]"),

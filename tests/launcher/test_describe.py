@@ -68,7 +68,7 @@ def test_describing_a_plan_names_every_worker_process_and_file() -> None:
         "service": False,
         "critical": True,
     }
-    assert found["processes"][2]["cuda_visible_devices"] is None
+    assert found["processes"][2]["cuda_visible_devices"] == "", "it sees none of those of its neighbours"
     assert "RANK" in second["environment"]
 
 

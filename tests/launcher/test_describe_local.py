@@ -14,7 +14,8 @@ from tests.launcher.support import job_spec, plan_of
 
 
 def two_nodes(**over: Any) -> Plan:
-    workers = [{"role": "a", "count": 4, "gpus": 1, "command": "x {rank} {leader}"}, {"role": "ctl", "command": "y"}]
+    workers = [{"role": "a", "count": 4, "gpus": 1, "command": "x {rank} {leader}"}]
+    workers += [{"role": "ctl", "command": "y", "env": {"OWN": "1"}}]
     return plan_of(job_spec(resources={"nodes": 2, "gpus_per_node": 2}, workers=workers, **over), local=True)
 
 
@@ -24,7 +25,7 @@ def test_one_machine_plays_all_nodes_and_their_gpus() -> None:
     assert json.loads(json.dumps(found)) == found
     assert (found["script"], found["srun"]) == (None, [])
     assert [(process["node"], process["cuda_visible_devices"]) for process in found["processes"]] == [
-        *(("lab-n0", "0"), ("lab-n0", "1"), ("lab-n1", "2"), ("lab-n1", "3"), ("lab-n0", None))
+        *(("lab-n0", "0"), ("lab-n0", "1"), ("lab-n1", "2"), ("lab-n1", "3"), ("lab-n0", ""))
     ]
     assert found["processes"][2]["command"] == ["x", "2", "127.0.0.1"]
     named = local_facts(plan, "lab", ("p", "q", "r"))
@@ -47,7 +48,7 @@ def test_what_is_told_is_what_is_started(tmp_path: Path, monkeypatch: pytest.Mon
     body = describe_local(plan, facts)
     for (argv, environment), process in zip(started, body["processes"], strict=True):
         assert argv[argv.index("--") + 1 :] == process["command"]
-        assert argv[argv.index("--gpus") + 1] == (process["cuda_visible_devices"] or "")
+        assert argv[argv.index("--gpus") + 1] == process["cuda_visible_devices"]
         names = set(process["environment"]) - {"CUDA_VISIBLE_DEVICES"}
         assert names == {name for name, value in environment.items() if os.environ.get(name) != value}
 
@@ -56,7 +57,8 @@ def test_variables_that_processes_share_are_told_once() -> None:
     plan = two_nodes(env={"A": "1"})
     text = render_local(describe_local(plan, local_facts(plan, "lab")))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.count("variables beside the user's own: A CUDA_VISIBLE_DEVICES GPUJOB_ATTEMPT") == 1
+    assert text.count("variables beside the user's own: A CUDA_VISIBLE_DEVICES GPUJOB_ATTEMPT") == 2
     assert text.count("variables beside the user's own: ") == 2, "those of the GPUs' workers, and of the other"
+    assert text.count(" OWN") == 1
     assert "\na_w1: rank 1, on lab-n0, GPUs 1\n  x 1 127.0.0.1\n" in text
     assert "\nctl_w0: rank 4, on lab-n0\n  y\n" in text
