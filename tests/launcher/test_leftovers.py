@@ -1,6 +1,7 @@
 """What a job has left on a node, with real processes that carry its variables."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,8 +14,7 @@ from exporter import records
 from launcher import leftovers
 from tests.launcher.support import clean_environment, poll
 
-JOB = {"GPUJOB_JOB_ID": "leftovers-1", "GPUJOB_ATTEMPT": "1"}
-WORKER = {**JOB, "GPUJOB_WORKER": "decode_w0"}
+WORKER = {"GPUJOB_WORKER": "decode_w0"}
 LISTENS = "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done"
 ENDS = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 
@@ -22,15 +22,21 @@ Begin = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Starts a shell program with these variables, and waits until it listens."""
+def job() -> dict[str, str]:
+    """Variables of a job of this test alone: what another one has killed may leave its last `sleep` for a moment."""
+    return {"GPUJOB_JOB_ID": f"leftovers-{secrets.token_hex(4)}", "GPUJOB_ATTEMPT": "1"}
+
+
+@pytest.fixture
+def begin(tmp_path: Path, job: dict[str, str]) -> Iterator[Begin]:
+    """Starts a shell program with the job's variables and these, and waits until it listens."""
     children: list[subprocess.Popen[str]] = []
 
     def start(program: str, name: str, **environment: str) -> subprocess.Popen[str]:
         out = tmp_path / name
         with out.open("w") as told:
             child = subprocess.Popen(
-                ["sh", "-c", program], stdout=told, text=True, env=clean_environment(**environment)
+                ["sh", "-c", program], stdout=told, text=True, env=clean_environment(**job | environment)
             )
         children.append(child)
         poll(lambda: "up" in out.read_text(), name)
@@ -42,12 +48,12 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         child.wait()
 
 
-def sweep(run_dir: Path, phase: str, *, attempt: str = "1") -> subprocess.CompletedProcess[str]:
+def sweep(run_dir: Path, phase: str, job: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """The program, as the supervisor of a sidecar runs it."""
     records.write_state(str(run_dir), phase)
     return subprocess.run(
         [sys.executable, "-I", "-B", "-m", "launcher.leftovers", str(run_dir)],
-        env=clean_environment(**{**JOB, "GPUJOB_ATTEMPT": attempt}),
+        env=clean_environment(**job),
         capture_output=True,
         text=True,
         timeout=30,
@@ -55,38 +61,38 @@ def sweep(run_dir: Path, phase: str, *, attempt: str = "1") -> subprocess.Comple
     )
 
 
-def test_workers_of_a_job_that_is_over_are_asked_once_to_end(begin: Begin, tmp_path: Path) -> None:
+def test_workers_of_a_job_that_is_over_are_asked_once_to_end(begin: Begin, job: dict[str, str], tmp_path: Path) -> None:
     wrapped = (
         f"sh -c \"{ENDS.replace('told', 'inner told')}\" & child=$!; trap 'echo told; kill $child' TERM; wait; wait"
     )
     alone, wrapper = begin(ENDS, "alone", **WORKER), begin(wrapped, "wrapper", **WORKER)
-    done = sweep(tmp_path, "finished")
+    done = sweep(tmp_path, "finished", job)
     assert (done.returncode, alone.wait(10), wrapper.wait(10)) == (0, 0, 0)
     assert (tmp_path / "alone").read_text() == "up\ntold\n"
     assert sorted((tmp_path / "wrapper").read_text().split("\n")) == ["", "inner told", "told", "up"]
     assert "the job is over" in done.stderr
 
 
-def test_one_that_does_not_listen_is_killed(begin: Begin) -> None:
+def test_one_that_does_not_listen_is_killed(begin: Begin, job: dict[str, str]) -> None:
     child = begin(LISTENS, "stubborn", **WORKER)
-    assert leftovers.end_all(JOB, 0.3) >= 1
+    assert leftovers.end_all(job, 0.3) >= 1
     assert child.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
-    ("phase", "environment", "attempt"),
+    ("phase", "differs"),
     [
-        pytest.param("running", WORKER, "1", id="the job goes on"),
-        pytest.param("finished", WORKER, "0", id="another attempt"),
-        pytest.param("finished", {**WORKER, "GPUJOB_JOB_ID": "leftovers-12"}, "1", id="another job"),
-        pytest.param("finished", JOB, "1", id="a shell in the job"),
+        pytest.param("running", WORKER, id="the job goes on"),
+        pytest.param("finished", {**WORKER, "GPUJOB_ATTEMPT": "0"}, id="another attempt"),
+        pytest.param("finished", {**WORKER, "GPUJOB_JOB_ID": "leftovers"}, id="another job"),
+        pytest.param("finished", {}, id="a shell in the job"),
     ],
 )
 def test_nothing_else_is_touched(
-    begin: Begin, tmp_path: Path, phase: str, environment: dict[str, str], attempt: str
+    begin: Begin, job: dict[str, str], tmp_path: Path, phase: str, differs: dict[str, str]
 ) -> None:
-    child = begin(LISTENS, "other", **environment)
-    done = sweep(tmp_path, phase, attempt=attempt)
+    child = begin(LISTENS, "other", **differs)
+    done = sweep(tmp_path, phase, job)
     assert (done.returncode, done.stderr, child.poll()) == (0, "", None)
     assert (tmp_path / "other").read_text() == "up\n"
 
@@ -95,4 +101,4 @@ def test_who_has_ended_already_is_no_error() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     leftovers.tell([child.pid], signal.SIGTERM)
-    assert os.getpid() not in leftovers.tasks_of(JOB)
+    assert os.getpid() not in leftovers.tasks_of({"GPUJOB_JOB_ID": "leftovers"})
