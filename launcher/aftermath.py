@@ -200,11 +200,12 @@ class Aftermath:
         return {**report, "requeued": False}
 
 
-def own_components() -> tuple[str, ...]:
+def own_components(plan: Plan) -> tuple[str, ...]:
     """Slurm's ids of the components of the job that this process is in."""
-    from launcher.sbatch import component_ids
+    from launcher.sbatch import component_ids, own_environment
 
-    return component_ids(os.environ, os.environ.get("SLURM_JOB_ID", ""))
+    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    return component_ids(own, own.get("SLURM_JOB_ID", ""))
 
 
 def main(arguments: list[str]) -> int:
@@ -212,7 +213,7 @@ def main(arguments: list[str]) -> int:
     run_dir = Path(arguments[0]).resolve()
     options = dict(itertools.pairwise(arguments))
     plan, local = load_plan(run_dir), "--local" in arguments
-    leftovers = LocalLeftovers(run_dir) if local else SlurmLeftovers(own_components())
+    leftovers = LocalLeftovers(run_dir) if local else SlurmLeftovers(own_components(plan))
     return Aftermath(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
 
 

@@ -78,7 +78,9 @@ class _Assembler:
         self._services = self._make_services()
         groups = _groups(layout)
         self._ports = self._assign_ports(groups, local)
-        self._workers = [Worker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank]) for role, tasks in groups]
+        self._workers = [
+            Worker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports) for role, tasks in groups
+        ]
         self._served = self._served_workers()
         self._endpoint = self._find_endpoint()
         parts = Parts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)

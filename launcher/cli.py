@@ -1,13 +1,14 @@
 """The commands of ``gpujob``. The only place of this package that prints for people and decides exit statuses."""
 
 import contextlib
+import errno
 import io
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 USAGE = 2
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 TEMPLATE = """\
 # A job of gpujob. Check it with `gpujob check job.yaml`, run it here with
@@ -77,16 +79,20 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (LauncherError, ExporterError) as error:
         _fail(str(error))
-    except FileNotFoundError as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.getcwd()
-            raise error
+    except FileNotFoundError:
+        if _has_working_directory():
+            raise
         _fail("the working directory is gone; change into one that exists")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away; nothing to say
-        sys.exit(141)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _fail(message: str) -> NoReturn:
@@ -98,7 +104,47 @@ def _print_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="example: gpujob run job.yaml")
+class _Commands(click.Group):
+    """Commands whose standard output may end before they do."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _whatever_output_does():  # --help and --version are told here
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> object:
+        with _whatever_output_does():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _whatever_output_does() -> Iterator[None]:
+    """A reader that went away, or a full disk, is no defect of ours: one status, and at most one line."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as with >&-
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_output()
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        _forget_output()
+        _fail(f"cannot write: {error.strerror}")
+
+
+def _forget_output() -> None:
+    """What is still to be written goes nowhere, and the end of the interpreter does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="example: gpujob run job.yaml",
+)
 @click.version_option(__version__, prog_name="gpujob")
 def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""

@@ -349,10 +349,11 @@ def place_of(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[R
         facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
         return facts, LocalSteps(plan, facts)
     from launcher.hostlist import parse_hostlist
-    from launcher.sbatch import allocated_nodes
+    from launcher.sbatch import allocated_nodes, own_environment
     from launcher.slurm import SlurmSteps
 
-    hosts = parse_hostlist(allocated_nodes(os.environ) or "")
+    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    hosts = parse_hostlist(allocated_nodes(own) or "")
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)
     if len(hosts) < plan.nodes:

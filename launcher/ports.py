@@ -27,7 +27,7 @@ TABLE: Mapping[str, Port] = {
     "etcd_peer": Port(2380, 1, "etcd, for its peers"),
     "nats": Port(4222, 1, "NATS"),
     "kv_events": Port(5200, 1, "events of a worker's KV cache"),
-    "nixl": Port(5400, 1, "side channel of NIXL"),
+    "nixl": Port(5400, 8, "side channels of NIXL, one for each rank of data parallelism on the node"),
     "http": Port(6100, 32, "the server of a worker"),
     "bootstrap": Port(7200, 1, "where decode workers find a prefill worker"),
     "system": Port(7500, 1, "health and metrics of a process"),

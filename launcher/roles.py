@@ -131,7 +131,8 @@ def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: li
         return prefill.gpus if prefill is not None else 0
     sharers = (decode.count or 0) if name == "prefill" and decode.nodes == 0 else 0
     if sharers and decode.gpus is not None:
-        return _rest(said, sharers * decode.gpus, problems)
+        alone = per_node if said.resources.spread_workers else 0
+        return _rest(said, sharers * max(decode.gpus, alone), problems)
     count = (said.count or 0) + sharers
     counts = _even_counts(nodes, per_node, said.resources.spread_workers)
     if count in counts:
@@ -153,16 +154,18 @@ def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: li
 
 
 def _rest(said: _Said, taken: int, problems: list[str]) -> int:
-    """GPUs of each prefill worker when decode takes some of its nodes."""
-    count, per_node = said.count or 1, said.resources.gpus_per_node
-    left = (said.nodes or 0) * per_node - taken
-    size = left // count
-    if left > 0 and left % count == 0 and (size <= per_node or size % per_node == 0):
+    """GPUs of each prefill worker when decode takes so many of its nodes."""
+    count, nodes, per_node = said.count or 1, said.nodes or 0, said.resources.gpus_per_node
+    left = nodes * per_node - taken
+    size, even = max(0, left) // count, left % count == 0
+    if size and even and (size <= per_node or size % per_node == 0):
         return size
-    problems.append(
-        f"resources.gpus_per_prefill: is missing, and the {max(0, left)} GPUs that decode leaves of prefill_nodes: "
-        f"{said.nodes} are not {count} sizes that divide a node or are nodes; say gpus_per_prefill"
-    )
+    told = f"the {max(0, left)} GPUs that decode leaves of prefill_nodes: {nodes} are not {count} equal sizes"
+    fitting = max((each for each in range(1, min(size, per_node) + 1) if per_node % each == 0), default=0)
+    if size >= per_node:
+        fitting = size // per_node * per_node
+    cure = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(taken + count) // per_node)} or more"
+    problems.append(f"resources.gpus_per_prefill: is missing, and {told} that divide a node or are nodes; {cure}")
     return 0
 
 

@@ -33,6 +33,8 @@ LEAKING = (
     "SBATCH_",
 )
 """Beginnings of variables of the batch step that an inner srun would take for its own options."""
+_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
+"""Variables that tell the components of a heterogeneous job."""
 KEPT = ("GPUJOB_HISTORY_DIR",)
 """Variables that begin so and are the user's: the sidecars read them too."""
 
@@ -197,6 +199,14 @@ def _give_up(why: str) -> str:
 def scrub(environ: dict[str, str]) -> dict[str, str]:
     """An environment for srun without what the batch step's own options left in it."""
     return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
+
+
+def own_environment(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
+    """An environment without the components of another job, from whose batch step this one was submitted.
+
+    sbatch hands those variables on (seen with 22.05); a heterogeneous job has its own instead.
+    """
+    return {name: value for name, value in environ.items() if het or not _COMPONENT.search(name)}
 
 
 def srun_argv(

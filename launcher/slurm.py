@@ -14,7 +14,7 @@ from exporter import records
 from exporter.derive.slurm_words import parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan
-from launcher.sbatch import component_ids, component_of, sbatch_arguments, scrub
+from launcher.sbatch import component_ids, component_of, own_environment, sbatch_arguments, scrub
 from launcher.step_lines import SIDECARS, sidecar_line, step_file, steps_of, survey_line, task_line
 from launcher.steps import (
     Ending,
@@ -99,7 +99,11 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     try:
         done = subprocess.run(
             argv,
-            env={name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")},
+            env={
+                name: value
+                for name, value in own_environment(os.environ, het=False).items()
+                if not name.startswith("SBATCH_")
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -203,8 +207,9 @@ class SlurmSteps:
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        self._environment = scrub(dict(os.environ))
-        self._job_ids = component_ids(os.environ, facts.job_id)
+        own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+        self._environment = scrub(own)
+        self._job_ids = component_ids(own, facts.job_id)
         """By component."""
         try:
             self._errors_before = (facts.run_dir / "log.err").stat().st_size

@@ -298,4 +298,6 @@ def _known_names(model: type[BaseModel], location: Location) -> list[str]:
     for _, reached, _ in _steps(location, model):
         kind = reached
     kind = _plain(kind)
+    optional = [member for member in _members(kind) if member is not type(None)]
+    kind = _plain(optional[0]) if len(optional) == 1 else kind
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

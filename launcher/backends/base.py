@@ -100,6 +100,8 @@ class Worker:
     tasks: tuple[Task, ...]
     ports: Mapping[str, int] = field(default_factory=dict)
     """Before the job's offset, by the names of ``launcher.ports``."""
+    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """The same of each process, by rank."""
 
     @property
     def node(self) -> int:

@@ -9,6 +9,7 @@ from launcher.backends import dynamo
 from launcher.backends.base import DISAGGREGATED, EVERYWHERE, Setting, Worker, config_path, option_words
 from launcher.backends.engine import SIZE_NAMES, Engine, further_arguments
 from launcher.roles import Role
+from launcher.spec_resources import words_of
 
 
 class Vllm(Engine):
@@ -49,10 +50,10 @@ class Vllm(Engine):
     def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
         parts = self.sizes(setting, role)
         of_process = parts.tensor * parts.pipeline
-        if setting.spec.resources.process_granularity != "gpu" or of_process == 1:
-            return []
+        if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or words_of(role.options):
+            return []  # a user's own command divides the GPUs as it likes
         problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
-        return [problem + f"leave it out, or set data-parallel-size: {role.gpus}"]
+        return [problem + f"leave it out, or set data-parallel-size: {role.gpus} alone"]
 
     def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "vllm"]
@@ -114,7 +115,9 @@ class Vllm(Engine):
     def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
         found = {"VLLM_PORT": "{vllm_port}"}
         if worker.role.name in DISAGGREGATED:
-            # to the port each adds its rank of data parallelism
+            data = self.sizes(setting, worker.role).data
+            first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
-            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports['nixl']}}}"
+            # each rank of data parallelism adds its number to this
+            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_of[task.rank]['nixl'] - first_rank}}}"
         return {**found, **(dynamo.environment() if setting.dynamo else {})}

@@ -480,7 +480,7 @@ def test_who_chooses_a_gpu_by_rank_sees_those_of_the_worker(kind: str, sees: tup
 
 
 def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
-    """Each has one GPU; the first serves, and a side channel is its port and the rank, on the process's own node."""
+    """Each has one GPU; the first serves; to the port of a side channel vLLM adds the rank."""
     resources = {**PD, "gpus_per_prefill": 2, "process_granularity": "gpu"}
     ranks = {"prefill": {"args": {"data-parallel-size": 2}}, "decode": {"args": {"data-parallel-size": 16}}}
     plan = plan_from(
@@ -498,7 +498,7 @@ def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
         assert ("--headless" in words) == (rank > 0)
         told = environment_of(plan, "decode_w0", rank)
         assert told["VLLM_NIXL_SIDE_CHANNEL_HOST"] == facts_of(plan).hosts[1 + rank // 8]
-        assert told["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5400"
+        assert int(told["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank == workers[rank].ports["nixl"]
     used = [port for entry in workers if entry.task.node_index == 1 for port in entry.ports.values()]
     assert len(used) == len(set(used))
 

@@ -1,8 +1,12 @@
-"""Ctrl-C while a command is loaded and while it works: the status of a shell, and no traceback."""
+"""Ends that are not the command's own: Ctrl-C, a reader that goes away, a full disk."""
 
 import signal
 import subprocess
 import sys
+
+import pytest
+
+from tests.launcher.support import GPUJOB
 
 
 def python(program: str) -> "subprocess.CompletedProcess[str]":
@@ -35,3 +39,29 @@ def test_ctrl_c_in_a_command_is_130() -> None:
         "launcher.cli.main()\n"
     )
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", ["schema", "--help", "plan --help"])
+def test_a_reader_that_goes_away_is_141_without_a_word(words: str) -> None:
+    script = f'{{ "$0" {words}; echo $? >&2; }} | true'
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr in ("141\n", "0\n"), "0 where all of it fits into the pipe before its reader ends"
+
+
+@pytest.mark.parametrize("words", ["schema", "--help", "--version"])
+def test_output_that_cannot_be_written_is_one_line(words: str) -> None:
+    script = f'"$0" {words} > /dev/full'
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (2, "gpujob: cannot write: No space left on device\n")
+
+
+def test_what_is_missing_is_not_taken_for_the_working_directory() -> None:
+    done = python(
+        "import sys, launcher.cli\n"
+        "@launcher.cli.commands.command('lose')\n"
+        "def lose():\n"
+        "    raise FileNotFoundError(2, 'No such file or directory', '/x/y')\n"
+        "sys.argv = ['gpujob', 'lose']\n"
+        "launcher.cli.main()\n"
+    )
+    assert done.stderr.splitlines()[-1] == "FileNotFoundError: [Errno 2] No such file or directory: '/x/y'"

@@ -16,6 +16,7 @@ from launcher.sbatch import (
     component_ids,
     component_of,
     directives,
+    own_environment,
     render_sbatch,
     sbatch_arguments,
     scrub,
@@ -285,6 +286,9 @@ def test_a_step_is_addressed_in_the_component_of_its_nodes() -> None:
     ids = {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_1": "8"}
     assert component_ids(ids, "7") == ("7", "8")
     assert component_ids({"SLURM_JOB_ID": "7"}, "7") == ("7",)
+    inherited = {**ids, "SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_PACK_GROUP_1": "d1"}
+    assert own_environment(inherited, het=True) == inherited
+    assert own_environment(inherited, het=False) == {"SLURM_JOB_ID": "9"}, "of the job from which it was submitted"
     apart = plan_of(
         job_spec(
             workers=[{"role": role, "command": "serve"} for role in ("prefill", "decode")],

@@ -251,8 +251,17 @@ PROBLEMS = [
             "whole nodes or of parts of one; use 4 or 8 workers in all, or set gpus_per_prefill: 2"
         ),
     ),
-    ("n=8 P=2 D=1 d=3 Pn=1 Dn=0", None, "the 5 GPUs that decode leaves of prefill_nodes: 1 are not 2 sizes that"),
-    ("n=8 P=1 D=1 d=8 Pn=1 Dn=0", None, "the 0 GPUs that decode leaves of prefill_nodes: 1 are not 1 sizes that"),
+    (
+        "n=8 P=2 D=1 d=3 Pn=1 Dn=0",
+        None,
+        (
+            "resources.gpus_per_prefill: is missing, and the 5 GPUs that decode leaves of prefill_nodes: 1 are not 2 "
+            "equal sizes that divide a node or are nodes; set it to 2"
+        ),
+    ),
+    ("n=8 P=1 D=1 d=8 Pn=1 Dn=0", None, "the 0 GPUs that decode leaves of prefill_nodes: 1 are not 1 equal sizes that"),
+    ("n=8 P=1 D=1 d=16 Pn=2 Dn=0", None, "divide a node or are nodes; set prefill_nodes: 3 or more"),
+    ("n=8 P=1 D=3 d=2 Pn=3 Dn=0 spread", None, "the 0 GPUs that decode leaves of prefill_nodes: 3"),
     (
         "n=8 A=1 infra client nodes=2",
         None,
