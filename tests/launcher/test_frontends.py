@@ -114,7 +114,7 @@ def test_a_front_end_of_the_user_is_told_where_the_workers_are() -> None:
     frontend = {"type": "custom", "command": "front --port {http_port} --side {nixl_port}", "args": {"x": 1}}
     plan = plan_from(served({**frontend, "config": {"a": 1}, "env": {"B": "2"}}, "vllm"))
     entry = planned(plan, "frontend_0")
-    assert words_of(plan, "frontend_0") == ["front", "--port", "8000", "--side", "5401", "--x", "1"]
+    assert words_of(plan, "frontend_0") == ["front", "--port", "8000", "--side", "5408", "--x", "1"]
     assert entry.env["GPUJOB_PREFILL_URLS"] == "http://{host_0}:{port_6100},http://{host_1}:{port_6100}"
     assert entry.env["GPUJOB_DECODE_URLS"] == "http://{host_2}:{port_6100}"
     assert (entry.env["B"], entry.env["GPUJOB_CONFIG_FILE"]) == ("2", "{run_dir}/frontend_config.yaml")
@@ -174,7 +174,7 @@ def test_a_front_end_that_does_not_fit_is_told(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("frontend", "told"),
     [
-        ({"type": "custom"}, "frontend: command: is missing"),
+        ({"type": "custom"}, "frontend.command: is missing"),
         ({"type": "dynamo", "count": 2, "nginx": False}, "2 front ends need it"),
         ({"type": "dynamo", "command": "a 'b"}, "cannot be split into words"),
         ({"type": "dynamo", "command": " "}, "the command is empty"),
