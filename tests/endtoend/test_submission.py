@@ -68,7 +68,9 @@ def test_modules_script_secrets_and_signal_reach_the_workers(jobs: JobSpace) -> 
         "slurm": {"partition": "gpu", "time_limit": "00:05:00", "signal": "USR1@60", "requeue": {}},
         **QUIET,
     }
-    job = jobs.submit(spec, env={"HF_TOKEN": "a secret"})
+    # as in the batch step of a heterogeneous job, from which this one is submitted
+    outer = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "1", "SLURM_JOB_NODELIST_HET_GROUP_0": "elsewhere"}
+    job = jobs.submit(spec, env={"HF_TOKEN": "a secret", **outer})
     state = job.wait()
     assert state == "COMPLETED", text(job.run_dir, "log.out", "log.err")
     (out,) = job.run_dir.glob("*_worker_w0.out")
