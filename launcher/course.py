@@ -91,6 +91,11 @@ class Course:
         self.ask_at = time.monotonic()
         self.deadline = self.ask_at + OWN_TEARDOWN_S
 
+    def hurry(self) -> None:
+        """What has been asked to end is killed now."""
+        if self.deadline is not None and not self.ask:
+            self.deadline = min(self.deadline, time.monotonic())
+
     def begin_stop(
         self,
         reason: str,

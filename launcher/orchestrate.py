@@ -43,6 +43,8 @@ from launcher.wrap import read_start_ticks
 TICK_S = 0.2
 STATUSES_S = 5.0
 """Between two looks at what the sidecars have written: they write it as often."""
+HALVES = ("prefill", "decode")
+"""Roles of which each is of no use without the other."""
 REQUEUE_MARGIN_S = 45.0
 """How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
 
@@ -146,6 +148,8 @@ class Orchestrator:
             self._end_without_workers()
             self._end_for_requeue()
             crew.ask_to_end()
+            if self._signals.hurry:
+                course.hurry()
             if not crew.kill_in_time():
                 say(f"Leaving {len(crew.running)} workers to be ended from outside")
                 return
@@ -258,23 +262,29 @@ class Orchestrator:
         return least is not None and (told["items"] or 0) >= least
 
     def _end_without_workers(self) -> None:
-        """Front ends are of no use to anybody once every worker behind them has failed for good."""
+        """Front ends are of no use to anybody once every worker behind them has failed for good.
+
+        Nor are workers of the one half of disaggregated serving without any of the other.
+        """
         crew = self._crew
         if self._course.stop is not None or not crew.given_up or not crew.busy:
             return
-        if any(planned.stage == WORKERS for planned in [*crew.active(), *self._stages.left]):
+        living = [planned for planned in [*crew.active(), *self._stages.left] if planned.stage == WORKERS]
+        serving = {planned.task.role for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
+        alive = {planned.task.role for planned in living if planned.service}
+        lost = serving - alive
+        if alive:
+            lost &= set(HALVES)
+        if not lost or (not alive and living):
             return
-        serving = {planned.task.rank for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
-        failed = [
-            (task, end)
-            for task, end in crew.ends_of_tasks()
-            if task.rank in serving and end["reason"] not in CONSEQUENCES
-        ]
+        ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in lost]
+        failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
         if not failed:
             return
         task, end = max(failed, key=lambda entry: entry[1]["time"] or 0.0)
         host = self._facts.hosts[task.node_index]
-        cause = f"no worker is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
+        kind = f"{task.role} worker" if alive else "worker"
+        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
         told = {"worker": task.worker, "rank": task.rank, "node": host, **end}
         self._course.begin_stop("terminated_peer", cause, {"failed": told})
 

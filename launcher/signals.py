@@ -21,6 +21,8 @@ class Signals:
         """The first signal that asks for the end of the job."""
         self.ending_at = 0.0
         """When it came, by the monotonic clock."""
+        self.hurry = False
+        """Whether somebody does not want to wait any more: SIGINT after the first, which Slurm never sends."""
         self.warnings: set[int] = set()
         """Warnings before a time limit that have come and are not dealt with yet."""
         self._wake_read, self._wake_write = os.pipe()
@@ -48,6 +50,8 @@ class Signals:
     def _note_ending(self, number: int, _frame: object) -> None:
         if self.ending is None:
             self.ending, self.ending_at = number, time.monotonic()
+        elif number == signal.SIGINT:
+            self.hurry = True
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until a signal comes or a child ends."""

@@ -217,6 +217,22 @@ def test_front_ends_without_any_worker_are_no_job(tmp_path: Path) -> None:
     assert job.left_over() == {}
 
 
+def test_prefill_without_any_decode_is_no_job(tmp_path: Path) -> None:
+    """Although nobody waits for one that is tolerated, before the job was ready or after."""
+    prefill = {"role": "prefill", "command": server()}
+    spec = [prefill, *workers(tmp_path, critical=False, env={"END_WITH": "3"})[:2]]
+    tasks = {**TASKS, "prefill_w0": {**SERVES, "ports": {"http": DECODE + 64}}}
+    with Guarded(tmp_path, spec, tasks, (*RULES, ready("prefill_w0", DECODE + 64))) as job:
+        job.await_phase("running")
+        ask_for_end(job, DECODE)
+        job.await_event("worker ended")
+        ask_for_end(job, DECODE + 32)
+        assert job.wait() == 1, job.log
+    assert job.report["stopped"]["cause"].startswith("no decode worker is left: the last, decode_w1 rank 2 on ")
+    assert (job.report["cause"]["worker"], job.report["cause"]["reason"]) == ("decode_w1", "app_error")
+    assert job.left_over() == {}
+
+
 def test_a_warning_that_nobody_has_asked_for_is_none(tmp_path: Path) -> None:
     with Guarded(tmp_path, workers(tmp_path), TASKS, RULES) as job:
         job.await_phase("running")
