@@ -20,6 +20,8 @@ from launcher.report_words import plain
 ROLE = "benchmark"
 REQUESTS = "requests"
 """What a benchmark counts."""
+RESULT_FILES = "result_files"
+"""Stands for the pattern of a position that is out of these files and not out of a log."""
 FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
 """Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
 RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")
@@ -53,6 +55,10 @@ SCALARS = {
 }
 """Names of sa-bench, and ours."""
 COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
+MOST_COUNT = 1 << 53
+"""Counts up to this are exact in any program that reads the report;"""
+MOST_MEASURED = 1e15
+"""nothing else that is measured is more than this, in whatever unit."""
 RESULT = ("completed", "request_throughput", "output_throughput")
 """One of these is in every result of sa-bench."""
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
@@ -75,6 +81,8 @@ OF_AIPERF = {
 }
 TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
 STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+FEW_DIGITS = 20
+"""Of a number that is too large, as it is told."""
 DIGITS = 9
 """Of seconds: what was a whole number of other units stays short."""
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -141,6 +149,8 @@ def _names(folder: Path, like: re.Pattern[str] = re.compile(".*", re.DOTALL)) ->
 def _read_result(path: Path) -> dict[str, Any]:
     """The result in one file. Raises NoResult, OSError."""
     if path.is_dir():
+        if RUN_FOLDER.fullmatch(path.name) is None:
+            raise NoResult("is no regular file")
         raise NoResult("there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
         status = os.fstat(source.fileno())
@@ -186,15 +196,18 @@ def parse_parts(begin: bytes, end: bytes) -> dict[str, Any]:
 
 
 def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names; empty where it is something else."""
+    """By our names; empty where it is something else. Raises NoResult."""
     if not any(_number(body.get(key)) is not None for key in RESULT):
         return {}
-    found = {ours: _number(body.get(key)) for key, ours in SCALARS.items() if _number(body.get(key)) is not None}
+    found: dict[str, Any] = {}
+    for key, ours in SCALARS.items():
+        if (value := _bounded(key, body.get(key), ours)) is not None:
+            found[ours] = value
     for key, ours in _TIMES.items():
-        if (value := _number(body.get(key))) is not None:
+        if (value := _bounded(key, body.get(key))) is not None:
             found[ours] = round(value / 1000, DIGITS)
     for name, ours in LATENCIES.items():  # as older versions have it: [[99, 12.5]]
-        for pair in _pairs(body.get(f"percentiles_{name}_ms")):
+        for pair in _pairs(f"percentiles_{name}_ms", body):
             if pair[0] in (50, 90, 95, 99):
                 found.setdefault(
                     f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
@@ -202,40 +215,57 @@ def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
     return _counted(found)
 
 
-def _pairs(value: object) -> Iterator[tuple[float, float]]:
+def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    value = body.get(key)
     for pair in value if isinstance(value, list) else ():
-        numbers = [_number(number) for number in pair] if isinstance(pair, list) else []
+        numbers = [_bounded(key, number) for number in pair] if isinstance(pair, list) else []
         if len(numbers) == 2 and numbers[0] is not None and numbers[1] is not None:
             yield numbers[0], numbers[1]
 
 
 def _of_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names; empty where it is something else. Each metric is an object with its unit and its statistics."""
+    """By our names; empty where it is something else. Each metric is an object with its unit and its statistics.
+
+    Raises NoResult.
+    """
     metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
     found: dict[str, Any] = {}
     for key, ours in OF_AIPERF.items():
-        if (value := _number(metrics.get(key, {}).get("avg"))) is not None:
+        if (value := _bounded(key, metrics.get(key, {}).get("avg"), ours)) is not None:
             found[ours] = value
     for key, ours in TIMES_OF_AIPERF.items():
         metric = metrics.get(key, {})
         scale = SECONDS.get(str(metric.get("unit", "ms")).lower())
         for statistic, name in STATISTICS_OF_AIPERF.items():
-            if scale is not None and (value := _number(metric.get(statistic))) is not None:
+            if scale is not None and (value := _bounded(key, metric.get(statistic))) is not None:
                 found[f"{ours}_{name}_s"] = round(value * scale, DIGITS)
-    failed = _number(metrics.get("error_request_count", {}).get("avg"))
+    failed = _bounded("error_request_count", metrics.get("error_request_count", {}).get("avg"), REQUESTS)
     if failed is not None and "requests" in found:
         found["requests_expected"] = found["requests"] + failed
     return _counted(found)
 
 
 def _number(value: object) -> float | None:
-    """A number that is one: neither below 0 nor without bound."""
+    """A number that is one: neither below 0 nor without bound. A whole number of any length is, maybe as infinity."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) and value >= 0 else None
-    except OverflowError:  # whole numbers may have any length
-        return None
+    except OverflowError:
+        return math.inf if value > 0 else None
+
+
+def _bounded(key: str, value: object, ours: str = "") -> float | None:
+    """A number of a file, under its name there; a count where ``ours`` is one.
+
+    Raises NoResult for one that nothing can come to: it would be in sums with others, and cost more than its file.
+    """
+    number, most = _number(value), MOST_COUNT if ours in COUNTS else MOST_MEASURED
+    if number is None or number <= most:
+        return number
+    digits = str(value)
+    told = digits if len(digits) <= FEW_DIGITS else f"{digits[:FEW_DIGITS]}..."
+    raise NoResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
 
 
 def _counted(found: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +280,7 @@ def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[
     if done is None or len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
         return
     expected = _total(results, "requests_expected")
-    entries[0].update(unit=REQUESTS, items=done, items_expected=expected, items_processed=done)
+    entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
 
 
 def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
@@ -290,7 +320,7 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if len(rows) > SHOWN:
         yield from ("", f"and {len(rows) - SHOWN} more, in report.json")
     problems = [entry for entry in results if "problem" in entry]
-    if problems:
+    if problems and columns:
         yield ""
     for entry in problems[:SHOWN]:
         yield f"- {plain(': '.join(filter(None, (entry['file'], entry['problem']))))}"

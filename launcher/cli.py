@@ -337,6 +337,7 @@ def run(
     from launcher import cli_sweep, rundir
     from launcher.client import JobClient
     from launcher.local import await_end, start_orchestrator
+    from launcher.report_state import log_of_no_report
     from launcher.sbatch import render_sbatch
     from launcher.steps import ENDING_SIGNALS, PYTHON_FLAGS
 
@@ -357,8 +358,14 @@ def run(
 
     def stop(number: int, _frame: object) -> None:
         nonlocal interrupted
+        if interrupted and number == signal.SIGINT:
+            orchestrator.send_signal(signal.SIGINT)  # which ends the patience with workers that do not end
+            return
         interrupted = interrupted or number == signal.SIGINT
         orchestrator.terminate()
+        if interrupted and (as_json or quiet):
+            told = f"stopping the job; its workers have {plan.kill_wait_s:g} s to end; Ctrl-C again kills them"
+            click.echo(f"gpujob: {told}", err=True)
 
     for number in ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
@@ -375,7 +382,8 @@ def run(
     code = await_end(orchestrator, run_dir)
     report = records.read_json(run_dir / records.REPORT_FILE)
     if report is None:
-        click.echo(f"gpujob: the job ended without a report (status {code}); see {run_dir}/log.err", err=True)
+        see = log_of_no_report(run_dir)
+        click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(9)
     _print_report(report, as_json)
     sys.exit(INTERRUPTED if interrupted else int(str(report["exit_status"])))

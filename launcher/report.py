@@ -100,8 +100,7 @@ def build_report(
     judge = Judge(manifest, found.attempt, job_end)
     runs, stop = _runs(found, judge, slurm_state)
     workers = _workers(found, judge, runs, stop, ends or {}, ended)
-    benchmark = read_results(manifest) if ended and has_benchmark(manifest) else None
-    count_requests(workers, benchmark or ())
+    benchmark = _benchmark(manifest, workers) if ended and has_benchmark(manifest) else None
     cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
     if cause is not None:
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
@@ -178,6 +177,16 @@ def _workers(
     if ended:
         tell_used_up(workers, restarts_allowed(found.manifest.run_dir, workers))
     return workers
+
+
+def _benchmark(manifest: Manifest, workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of the benchmark, whose requests its worker gets. Whatever is in them never costs the report."""
+    try:
+        results = read_results(manifest)
+        count_requests(workers, results)
+    except Exception as error:  # noqa: BLE001 - they come on top of what the job came to
+        return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
+    return results
 
 
 def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """What a job came to: its state, the cause of its failure, and its exit status."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from exporter.derive.exits import CONSEQUENCES, Stop, first_cause
+from exporter.readers.worker_logs import read_end
 
 EXIT_STATUS = {
     "COMPLETED": 0,
@@ -43,6 +45,18 @@ REASON_OF_STATE = {
 }
 """Exit reason that the workers of a job inherit when Slurm alone tells how it ended."""
 BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
+
+_NO_REPORT = (b"the report cannot be made", b"cannot write the report")
+"""What the orchestrator says, with a traceback, when there will be none."""
+LOG_TAIL_BYTES = 64 * 1024
+
+
+def log_of_no_report(run_dir: Path) -> Path:
+    """The log of the launcher that tells why a job has left no report."""
+    said, failed = run_dir / "log.out", run_dir / "log.err"
+    if any(words in read_end(said, LOG_TAIL_BYTES) for words in _NO_REPORT):
+        return said
+    return failed if read_end(failed, LOG_TAIL_BYTES).strip() else said
 
 
 def stop_by_slurm(

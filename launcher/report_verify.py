@@ -9,6 +9,7 @@ from exporter import records
 from exporter.derive.work import work_of
 from exporter.manifest import Manifest, read_manifest
 from exporter.readers.worker_logs import log_paths, run_suffix
+from launcher.bench_results import RESULT_FILES
 from launcher.report_state import EXIT_STATUS, VERIFIED_STATES
 from launcher.statuses import read_statuses
 from launcher.verify import Check, verify
@@ -52,6 +53,7 @@ def verify_job(
     """
     workers = list(workers)
     work = work_of(workers)
+    of_files = any(worker.get("pattern") == RESULT_FILES for worker in workers)
     since = _first_start(manifest, attempt, start)
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
@@ -63,6 +65,7 @@ def verify_job(
     return verify(
         manifest,
         work=work,
+        teller="the result files" if of_files else "the logs",
         reasons=None if files_only else reasons,
         since=since,
         idle=idle,

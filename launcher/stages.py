@@ -2,12 +2,13 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from exporter import records
 from launcher.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
-from launcher.readiness import MOST_NAMED, describe_missing
+from launcher.readiness import MOST_NAMED, Standing, describe_missing, waited_for
 from launcher.report_verify import benchmark_log
 from launcher.report_words import first_of
 from launcher.say import say
@@ -15,6 +16,8 @@ from launcher.steps import PYTHON_FLAGS, Steps
 
 LOOK_S = 0.5
 """Between two looks at what is ready."""
+NAMED_AS_CAUSE = 2
+"""Workers that the sentence on who is missing names: it stands beside every worker that ends with the job."""
 _NOT_READY = " is not ready: "
 START_AGAIN_S = 5.0
 """After the end of what polls, which nobody has asked for."""
@@ -116,16 +119,16 @@ class Stages:
     def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
         """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs.
 
-        Of many workers the sentence and the report name the first.
+        Of many workers the sentence and the report name the first, in the report's evidence each has its own line.
         """
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
         found = self._readiness.found or {}
         lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
         names = unready(self._plan, found)
         waiting = str(found.get("waiting") or "")
-        cause = f"not ready after {timeout_s:g} s: missing {first_of(names, MOST_NAMED) or waiting or 'all'}"
-        if names and waiting and waiting not in names:
-            cause += f" (waiting for {waiting})"
+        others = others_waited_for(self._plan, found, names) if names else ""
+        late, besides = f"not ready after {timeout_s:g} s", f" (waiting for {others})" if others else ""
+        cause = f"{late}: missing {first_of(names, NAMED_AS_CAUSE) or waiting or 'all'}{besides}"
         tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
         missing = [
             {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
@@ -137,7 +140,7 @@ class Stages:
             "missing": missing[:MOST_NAMED],
             "missing_total": len(missing),
             "reason": "launch_failed",
-            "evidence": [cause, *_first_of(lines)],
+            "evidence": [f"{late}{besides}" if names else cause, *_first_of(lines)],
         }
         return cause, failed, lines
 
@@ -162,3 +165,21 @@ def unready(plan: Plan, found: dict[str, Any]) -> list[str]:
         if rule.subject and not (index < len(told) and told[index].get("ready"))
     ]
     return list(dict.fromkeys(names))
+
+
+def others_waited_for(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
+    """Who else than the workers of these names is waited for, as ``waited_for`` says it; empty where it is nobody.
+
+    Front ends that count workers wait for nobody else where those that they lack can all be among them.
+    """
+    rules = plan.readiness.rules if plan.readiness is not None else ()
+    roles = {planned.task.worker: planned.task.role for planned in plan.tasks}
+    named = Counter(roles[name] for name in names if name in roles)
+    seen, expected = found.get("seen") or {}, found.get("expected") or {}
+    lacks_them = bool(expected) and all(expected[role] - seen.get(role, 0) <= named[role] for role in expected)
+    others = [
+        rule
+        for rule, told in zip(rules, found.get("rules") or (), strict=False)
+        if not told.get("ready") and rule.subject not in names and not lacks_them
+    ]
+    return waited_for(others, [Standing(ready=False)] * len(others), seen, expected)

@@ -55,6 +55,7 @@ def verify(
     *,
     work: Work,
     reasons: Sequence[str | None] | None,
+    teller: str = "the logs",
     since: float = 0.0,
     idle: Collection[int] = (),
     busy: Collection[int] = (),
@@ -66,7 +67,7 @@ def verify(
     before: int = 0,
     host: FileHost | None = None,
 ) -> list[Check]:
-    """Checks of a finished job that started at ``since``, its ``work`` as the logs say.
+    """Checks of a finished job that started at ``since``, its ``work`` as ``teller`` say.
 
     ``reasons`` are those of its critical tasks; without them its files alone are checked. ``idle`` are the ranks that
     had nothing to do, ``busy`` those that had, ``logs`` where benchmarks print their results, ``told`` the last status
@@ -98,7 +99,7 @@ def verify(
         checks.append(_compared(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
         checks.append(_written(manifest.run_dir, answers[OUTPUT]))
-    return checks if reasons is None else [_workers(reasons), *_work(manifest, work), *checks]
+    return checks if reasons is None else [_workers(reasons), *_work(manifest, work, teller), *checks]
 
 
 def _makes(
@@ -141,7 +142,7 @@ def enough_of(wanted: Verification, total: int) -> int:
     return math.ceil(round(wanted.complete_share * total, 6))
 
 
-def _work(manifest: Manifest, work: Work) -> list[Check]:
+def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
     total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
     if work.counts_items_of(total) and total is not None:
         if done is None:
@@ -155,7 +156,7 @@ def _work(manifest: Manifest, work: Work) -> list[Check]:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
             lacks = (done or 0) < enough_of(wanted, told or 0)
-            short = f"; the logs say {done or 0} of {told}{counted}" if lacks else ""
+            short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
             checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}"))
     else:
         checks.append(Check(ITEMS, None, _no_items(work, total)))
@@ -163,12 +164,12 @@ def _work(manifest: Manifest, work: Work) -> list[Check]:
 
 
 def _no_items(work: Work, total: int | None) -> str:
-    """Why items cannot be told from the logs."""
+    """Why items cannot be told from what is known of the work."""
     if work.bars and work.counts_items:
         return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
     if work.unit is not None:
-        return f"the log counts {work.unit}, not items"
-    return f"the logs count {' and '.join(work.units)}, which do not add up"
+        return f"{work.unit} are counted, not items"
+    return f"{' and '.join(work.units)} are counted, which do not add up"
 
 
 def _count(

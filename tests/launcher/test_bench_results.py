@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.bench_results import (
     FOLDERS,
+    MOST_COUNT,
     MOST_FILES,
     PART_BYTES,
     ROLE,
@@ -24,6 +26,7 @@ from launcher.bench_results import (
 )
 from launcher.benchmarks import BENCHMARKS
 from launcher.report_text import render_report
+from launcher.report_verify import verify_again
 from launcher.spec_serving import BenchmarkSpec
 from tests.launcher.conftest import Golden
 from tests.launcher.test_report import START, RunDir
@@ -175,11 +178,17 @@ def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
     job = Bench(tmp_path).leave(f"{FOLDER}/b.json", sa_bench())
     os.mkfifo(job.path / f"{FOLDER}/a.json")
     (job.path / f"{FOLDER}/c.json").symlink_to("nowhere")
+    (job.path / f"{FOLDER}/d.json").symlink_to("..")
+    (job.path / f"{FOLDER}/e.json").mkdir()
+    (job.path / "artifacts/concurrency_3/x_aiperf.json").mkdir(parents=True)
     (job.path / "artifacts/concurrency_2").mkdir(parents=True)
     problems = {entry["file"]: entry["problem"] for entry in job.results()[1:]}
     assert problems == {
         f"{FOLDER}/a.json": "is no regular file",
         f"{FOLDER}/c.json": "cannot be read: No such file or directory",
+        f"{FOLDER}/d.json": "is no regular file",
+        f"{FOLDER}/e.json": "is no regular file",
+        "artifacts/concurrency_3/x_aiperf.json": "is no regular file",
         "artifacts/concurrency_2": "there is no summary of AIPerf (profile_export_aiperf.json) in it: "
         "did this run end early?",
     }
@@ -203,11 +212,67 @@ def test_at_both_ends_of_a_large_file_texts_are_no_numbers() -> None:
         parse_parts(b"{", rb'"generated_texts": ["\"completed\": 5, "]}')
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, None, True, "7", 10**400])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, -(10**400), None, True, "7"])
 def test_what_is_no_number_is_left_out(value: object) -> None:
     found = parse_result(json.dumps(sa_bench(median_ttft_ms=value, total_output_tokens=value)).encode())
     assert not {"ttft_median_s", "output_tokens"} & found.keys()
     assert found["requests"] == 32
+
+
+@pytest.mark.parametrize(
+    ("over", "told"),
+    [
+        ({"completed": 1e308}, "completed is 1e+308, more than any benchmark comes to (at most 9.01e+15)"),
+        ({"num_prompts": MOST_COUNT + 2}, "num_prompts is 9007199254740994, more than"),
+        ({"total_output_tokens": 10**400}, f"total_output_tokens is 1{'0' * 19}..., more than"),
+        ({"duration": 1.1e15}, "duration is 1100000000000000.0, more than any benchmark comes to (at most 1e+15)"),
+        ({"median_ttft_ms": 1e308}, "median_ttft_ms is 1e+308, more than"),
+        ({"percentiles_itl_ms": [[99, 1e16]]}, "percentiles_itl_ms is 1e+16, more than"),
+        ({"request_count": {"avg": 1e16}}, "request_count is 1e+16, more than"),
+        ({"error_request_count": {"avg": 10**40}}, "error_request_count is 1000"),
+        ({"request_latency": {"unit": "s", "p99": 1e300}}, "request_latency is 1e+300, more than"),
+        ({"request_throughput": {"avg": 1e300}}, "request_throughput is 1e+300, more than"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_number_that_nothing_comes_to_is_the_problem_of_its_file(
+    over: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    ((_, value),) = over.items()
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.json", {**(AIPERF if isinstance(value, dict) else sa_bench()), **over})
+    problems = [entry["problem"] for entry in job.leave(f"{FOLDER}/b.json", sa_bench()).results()[1:]]
+    assert [problem[: len(told)] for problem in problems] == [told]
+
+
+def test_the_largest_numbers_are_those_of_a_result() -> None:
+    found = parse_result(json.dumps(sa_bench(completed=MOST_COUNT, output_throughput=1e15)).encode())
+    assert (found["requests"], found["output_tokens_per_second"]) == (MOST_COUNT, 1e15)
+    failed = 2 * 10**15
+    profile = {"request_count": {"avg": MOST_COUNT - failed}, "error_request_count": {"avg": failed}}
+    told = parse_result(json.dumps(profile).encode())
+    assert told == {"requests": MOST_COUNT - failed, "requests_expected": MOST_COUNT}
+
+
+@pytest.mark.parametrize("total", [{}, {"progress": {"total_items": 100}}], ids=["open", "given"])
+def test_numbers_without_bound_cost_no_report(total: dict[str, Any], tmp_path: Path) -> None:
+    job = Bench(tmp_path, log=BAR, **total)
+    for name in "ab":
+        job.leave(f"{FOLDER}/{name}.json", {"completed": 1e308, "num_prompts": 1e308})
+    report = job.report()
+    assert [entry["problem"].partition(",")[0] for entry in report["benchmark"]] == ["num_prompts is 1e+308"] * 2
+    assert report["items"] == 32
+    assert f"## Benchmark\n\n- {FOLDER}/a.json: num_prompts is 1e+308, more than " in render_report(report)
+
+
+@pytest.mark.parametrize("broken", ["read_results", "count_requests"])
+def test_a_defect_in_reading_results_is_told_in_the_report(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Bench(tmp_path).leave(f"{FOLDER}/b.json", sa_bench())
+    monkeypatch.setattr(f"launcher.report.{broken}", Mock(side_effect=OverflowError("too large")))
+    report = job.report()
+    assert (report["state"], report["items"]) == ("COMPLETED", None)
+    assert "\n- the results cannot be read: OverflowError: too large\n" in render_report(report)
 
 
 def test_percentiles_of_older_versions_and_names_of_sglang_are_known() -> None:
@@ -281,6 +346,23 @@ def test_the_requests_of_all_runs_are_the_work_of_the_job(tmp_path: Path) -> Non
     assert [report[key] for key in keys] == ["requests", 46, 48, 46, pytest.approx(46 / 200)]
     assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in render_report(report)
     assert "\n| 8 | 30 of 32 | 6.81 |" in render_report(report)
+
+
+def test_the_verification_names_what_has_told_of_the_requests(tmp_path: Path) -> None:
+    job = Bench(tmp_path, log=BAR.replace("32/32", "31/32").replace("100%", " 97%"), progress={"pack": "sa-bench"})
+    logged = job.report()
+    assert "; the logs say 31 of 32 requests" in detail_of_items(logged)
+    report = job.leave(f"{FOLDER}/c8.json", sa_bench(8, completed=30)).report()
+    assert "; the result files say 30 of 32 requests" in detail_of_items(report)
+    assert detail_of_items(verify_again(job.path, report)) == detail_of_items(report)
+    counted = Bench(tmp_path / "b", progress={"total_items": 32}).leave(f"{FOLDER}/c8.json", sa_bench()).report()
+    assert detail_of_items(counted) == "requests are counted, not items"
+
+
+def detail_of_items(report: dict[str, Any]) -> str:
+    """What the verification says of the work."""
+    (detail,) = (check["detail"] for check in report["verification"]["checks"] if check["name"] == "items")
+    return str(detail)
 
 
 def test_a_job_that_counts_something_else_keeps_its_count(tmp_path: Path) -> None:

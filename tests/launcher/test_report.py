@@ -14,7 +14,7 @@ from exporter.derive.work import work_of
 from exporter.manifest import read_manifest
 from exporter.readers.worker_logs import progress_path
 from launcher.report import build_report, write_report
-from launcher.report_state import EXIT_STATUS
+from launcher.report_state import EXIT_STATUS, log_of_no_report
 from launcher.report_text import render_report
 from launcher.report_words import clock, duration_words, first_of
 from launcher.statuses import merge_workers
@@ -303,6 +303,23 @@ def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("out", "err", "name"),
+    [
+        ("Job 7\nthe report cannot be made: Traceback (most recent call last):\n", "", "log.out"),
+        ("Job 7\ncannot write the report: Is a directory\n", "slurmstepd: error: late\n", "log.out"),
+        ("Job 7\n", "Traceback (most recent call last):\nMemoryError\n", "log.err"),
+        ("Job 7\n", "\n", "log.out"),
+    ],
+)
+def test_where_there_is_no_report_the_log_that_tells_why_is_named(
+    out: str, err: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log.out").write_text(out)
+    (tmp_path / "log.err").write_text(err)
+    assert log_of_no_report(tmp_path) == tmp_path / name
+
+
 def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     run_dir.ended(0, log="Processed 10/50 items\nProcessed 50/50 items\n").ended(1, log="Processed 48/50 items\n")
@@ -364,7 +381,7 @@ def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_p
     assert [report[key] for key in ("state", "unit", "items", "items_expected")] == ["COMPLETED", "batches", 10, 10]
     assert checks(report) == [
         ("batches", True, "10 of 10 batches done"),
-        ("items", None, "the log counts batches, not items"),
+        ("items", None, "batches are counted, not items"),
     ]
 
 
@@ -401,14 +418,14 @@ def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_pa
     run_dir = RunDir(tmp_path, progress={"total_items": 100, "patterns": own})
     report = run_dir.ended(0, log="at step 30\n").ended(1, log="at step 30\n").report()
     assert (report["state"], report["items"], report["items_expected"]) == ("COMPLETED", 30, None)
-    assert checks(report) == [("items", None, "the log counts steps, not items")]
+    assert checks(report) == [("items", None, "steps are counted, not items")]
 
 
 def test_workers_that_count_different_things_are_not_added_up(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     report = run_dir.ended(0, log="step 5/30\n").ended(1, log="Processed 50/50 items\n").report()
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == [None] * 4
-    assert checks(report) == [("items", None, "the logs count steps and items, which do not add up")]
+    assert checks(report) == [("items", None, "steps and items are counted, which do not add up")]
     text = render_report(report)
     assert "| end | position | restarts |\n" in text
     assert " | 5/30 steps | 0 |\n" in text
@@ -480,7 +497,7 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
             None,
             "the job file gives no progress.total_items; the logs say 100",
         ),
-        ({**STEPS, "positions": [50, 50]}, "items", None, "the log counts steps, not items"),
+        ({**STEPS, "positions": [50, 50]}, "items", None, "steps are counted, not items"),
         ({**STEPS, "positions": [50, 50]}, "steps", True, "50 of 50 steps done"),
         ({**STEPS, "positions": [50, 50], "processed": 70}, "steps", True, "50 of 50 steps done (70 with those done"),
         ({**STEPS, "positions": [50, 40]}, "steps", None, f"40 of 50 steps done{AS_LOGGED}"),
@@ -490,7 +507,7 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         ({**STEPS, "files": {"output_worker_0.jsonl": "1\n" * 98}}, "records", False, "98 records for 100 items"),
         (
             {**STEPS, "total": None, "files": {"output_worker_0.jsonl": "1\n"}},
-            *("records", None, "the log counts steps, not items"),
+            *("records", None, "steps are counted, not items"),
         ),
         (
             {"total": None, "unit": "tokens", "expected": 60},
@@ -498,7 +515,7 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
             None,
             "the job file gives no progress.total_items; ",
         ),
-        ({"unit": "tokens"}, "items", None, "the log counts tokens, not items"),
+        ({"unit": "tokens"}, "items", None, "tokens are counted, not items"),
     ],
 )
 def test_the_work_is_checked(

@@ -379,6 +379,19 @@ def test_a_worker_that_cannot_start_is_told(not_started: Ended) -> None:
 
 
 @scenario
+def unreported(folder: Path) -> Ended:
+    with LocalJob(folder, quick_job("mkdir {run_dir}/report.json"), "--quiet") as job:
+        return ended(job)
+
+
+def test_where_no_report_is_left_the_log_that_tells_why_is_named(unreported: Ended) -> None:
+    assert unreported.status == 9
+    log = unreported.job.run_dir / "log.out"
+    assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 0); see {log}")
+    assert "cannot write the report: Is a directory" in log.read_text()
+
+
+@scenario
 def too_short(folder: Path) -> Ended:
     with LocalJob(folder, embed_job("--only-rank 1 --at 80 --exit-code 0"), "--quiet") as job:
         return ended(job)
@@ -539,6 +552,23 @@ def test_workers_have_time_to_save_their_work(interrupted: Ended) -> None:
     positions = [worker["items"] for worker in interrupted.report["workers"]]
     for rank, position in enumerate(positions):
         assert (interrupted.job.run_dir / f"checkpoint_worker_{rank}_step_{position}.json").is_file()
+
+
+@scenario
+def interrupted_twice(folder: Path) -> Ended:
+    stubborn = {"command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], "count": 2}
+    with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
+        job.phase("running")
+        job.process.send_signal(signal.SIGINT)
+        poll(lambda: job.json("state.json").get("stop"), "the stop")
+        job.process.send_signal(signal.SIGINT)
+        return ended(job, 20)  # KillWait is 30
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(interrupted_twice: Ended) -> None:
+    assert (interrupted_twice.status, interrupted_twice.report["state"]) == (130, "CANCELLED")
+    assert "its workers have 30 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
+    assert interrupted_twice.left_over == {}
 
 
 def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> None:

@@ -14,7 +14,7 @@ from launcher.announce import launching, places, ways_in
 from launcher.orchestrate import place_of
 from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
 from launcher.ports import OFFSETS
-from launcher.readiness import MOST_NAMED
+from launcher.readiness import MOST_NAMED, Standing, totals, waited_for
 from launcher.report_verify import result_logs
 from launcher.stages import Readiness, Stages, unready
 from launcher.steps import Steps
@@ -59,13 +59,18 @@ class Made:
         steps = Mock(spec=Steps)
         steps.start_beside.return_value = Mock(spec=subprocess.Popen, poll=Mock(return_value=None))
         plan = plan or serving_plan()
+        self.rules = plan.readiness.rules if plan.readiness is not None else ()
         self.readiness = Readiness(plan, facts_in(folder), steps)
         self.stages = Stages(plan, facts_in(folder), self.readiness)
 
     def tell(self, ready: Sequence[bool], attempt: int = 0) -> None:
         """Which rules hold."""
-        body = {"attempt": attempt, "ready": all(ready), "waiting": "1 decodes"}
-        records.write_json(self.folder / "readiness.json", {**body, "rules": [{"ready": one} for one in ready]})
+        rules = self.rules
+        standings = [Standing(one, rule.expected if one else {}) for one, rule in zip(ready, rules, strict=True)]
+        seen, expected = totals(rules, standings)
+        body = {"attempt": attempt, "ready": all(ready), "waiting": waited_for(rules, standings, seen, expected)}
+        body |= {"seen": seen, "expected": expected, "rules": [{"ready": one} for one in ready]}
+        records.write_json(self.folder / "readiness.json", body)
         self.readiness._look_at = 0.0
         self.readiness.look()
 
@@ -120,13 +125,40 @@ def test_a_job_that_is_not_ready_in_time_names_who_is_missing(tmp_path: Path, mo
     monkeypatch.setattr("launcher.stages.time.monotonic", lambda: float("inf"))
     assert made.stages.overdue()
     cause, failed, lines = made.stages.missing(dict)
-    assert cause == "not ready after 60 s: missing decode_w0 (waiting for 1 decodes)"
+    assert cause == "not ready after 60 s: missing decode_w0"
     assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
     assert any("decode_w0" in line for line in lines)
 
 
-def missing_of(folder: Path, count: int) -> tuple[str, dict[str, Any], list[str]]:
-    """What is said of a job of so many decode workers that were never ready."""
+@pytest.mark.parametrize(
+    ("ready", "expected", "words"),
+    [
+        ((True, False, False), 3, "decode_w0 (waiting for 0 prefills and 3 decodes)"),
+        ((False, True, False), 1, "etcd (waiting for 0 prefills and 1 decodes)"),
+        ((False, False, True), 1, "etcd, decode_w0"),
+    ],
+    ids=["more of its role", "another", "all"],
+)
+def test_who_else_is_waited_for_is_said_beside_who_is_missing(
+    ready: Sequence[bool], expected: int, words: str, tmp_path: Path
+) -> None:
+    rules = (*RULES[:2], dataclasses.replace(RULES[2], expected={"decode": expected}))
+    made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
+    made.tell(ready)
+    cause, failed, _ = made.stages.missing(dict)
+    assert cause == f"not ready after 60 s: missing {words}"
+    assert failed["evidence"][0] == cause.replace(f": missing {words.partition(' (')[0]}", "")
+
+
+def test_a_front_end_that_counts_nothing_is_waited_for_as_the_model(tmp_path: Path) -> None:
+    rules = (*RULES[:2], ReadyRule("", "vllm", 0, 8000, "/health"))
+    made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
+    made.tell((True, False, False))
+    assert made.stages.missing(dict)[0] == "not ready after 60 s: missing decode_w0 (waiting for the model)"
+
+
+def missing_of(folder: Path, count: int, *, told: bool = False) -> tuple[str, dict[str, Any], list[str]]:
+    """What is said of a job of so many decode workers that were never ready, as it was ``told`` before or not."""
     plan = serving_plan()
     decode = next(planned for planned in plan.tasks if planned.task.role == "decode")
     tasks = tuple(
@@ -140,24 +172,28 @@ def missing_of(folder: Path, count: int) -> tuple[str, dict[str, Any], list[str]
     changed = dataclasses.replace(plan, tasks=tasks, readiness=ReadinessPlan(rules, 60.0))
     for index in range(count):
         (folder / f"w{index}.out").write_text("loading; a shard is not ready: wait\n")
-    return Made(folder, changed).stages.missing(dict)
+    made = Made(folder, changed)
+    if told:
+        made.tell([False] * count)
+        assert (made.readiness.found or {})["waiting"].startswith("decode_w0")
+    return made.stages.missing(dict)
 
 
 def test_all_who_are_missing_are_the_cause(tmp_path: Path) -> None:
     cause, failed, lines = missing_of(tmp_path, 3)
-    assert cause == "not ready after 60 s: missing decode_w0, decode_w1, decode_w2"
+    assert cause == "not ready after 60 s: missing decode_w0, decode_w1 and 1 more"
     assert [(entry["worker"], entry["rank"], entry["node"]) for entry in failed["missing"]] == [
         (f"decode_w{index}", index, "cn01") for index in range(3)
     ]
     assert (failed["worker"], failed["rank"], failed["missing_total"]) == ("decode_w0", 0, 3)
-    assert failed["evidence"] == [cause, *lines]
+    assert failed["evidence"] == ["not ready after 60 s", *lines]
     assert lines[3:5] == ["w0.out:", "    loading; a shard is not ready: wait"]
 
 
 def test_of_many_who_are_missing_the_first_are_named(tmp_path: Path) -> None:
     cause, failed, lines = missing_of(tmp_path, 200)
     named = [f"decode_w{index}" for index in range(MOST_NAMED)]
-    assert cause == f"not ready after 60 s: missing {', '.join(named)} and {200 - MOST_NAMED} more"
+    assert cause == "not ready after 60 s: missing decode_w0, decode_w1 and 198 more"
     assert [entry["worker"] for entry in failed["missing"]] == named
     assert failed["missing_total"] == 200
     evidence = failed["evidence"]
@@ -167,12 +203,21 @@ def test_of_many_who_are_missing_the_first_are_named(tmp_path: Path) -> None:
     assert len(evidence) < 4 * MOST_NAMED
 
 
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_who_is_missing_is_said_once(count: int, tmp_path: Path) -> None:
+    cause, failed, _ = missing_of(tmp_path, count, told=True)
+    names = {1: "decode_w0", 2: "decode_w0, decode_w1", 12: "decode_w0, decode_w1 and 10 more"}
+    assert cause == f"not ready after 60 s: missing {names[count]}"
+    assert failed["evidence"][0] == "not ready after 60 s"
+    assert [entry["worker"] for entry in failed["missing"]] == [f"decode_w{n}" for n in range(min(count, MOST_NAMED))]
+
+
 def test_where_front_ends_alone_are_asked_the_model_is_missing(tmp_path: Path) -> None:
     rules = (ReadyRule("", "dynamo", 0, 8000, "/health", {"decode": 1}),)
     made = Made(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     made.tell([False])
     cause, failed, _ = made.stages.missing(dict)
-    assert cause == "not ready after 60 s: missing 1 decodes"
+    assert (cause, failed["evidence"][0]) == ("not ready after 60 s: missing 0 prefills and 1 decodes", cause)
     assert failed["missing"] == [{"worker": "the model", "rank": None, "node": "cn00"}]
 
 
