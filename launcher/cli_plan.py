@@ -58,7 +58,8 @@ def plan_command(
         subject = make_subject(job, local=local, available=len(hosts) or None)
         script = "" if local else render_sbatch(subject.plan)
         rows = explain(subject, sources) if explained else None
-    _show_job(subject, script, rows, hosts, as_json=as_json)
+    at_once = (swept.sweep.max_parallel or 1) if swept is not None else 1
+    _show_job(subject, script, rows, hosts, at_once, as_json=as_json)
 
 
 def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -91,9 +92,18 @@ def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, e
 
 
 def _show_job(
-    subject: "Subject", script: str, rows: "tuple[Told, ...] | None", hosts: tuple[str, ...], *, as_json: bool
+    subject: "Subject",
+    script: str,
+    rows: "tuple[Told, ...] | None",
+    hosts: tuple[str, ...],
+    at_once: int,
+    *,
+    as_json: bool,
 ) -> None:
-    """One job: its plan, with ``rows`` where its values come from instead, or in the object besides."""
+    """One job: its plan, with ``rows`` where its values come from instead, or in the object besides.
+
+    ``at_once`` is how many points run side by side, of a sweep that it is a point of.
+    """
     from launcher.explain import render
 
     plan = subject.plan
@@ -109,21 +119,22 @@ def _show_job(
     elif rows is not None:
         click.echo("\n".join(render(rows)))
     else:
-        _draw(subject, script, hosts)
+        _draw(subject, script, hosts, at_once)
 
 
 def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
     """The plan for programs, of the place where the job runs."""
     if subject.local:
-        from launcher.describe_local import describe_local, local_facts
+        from launcher.describe_local import VISIBLE, describe_local, local_facts
 
-        return describe_local(subject.plan, local_facts(subject.plan, socket.gethostname(), hosts))
+        facts = local_facts(subject.plan, socket.gethostname(), hosts)
+        return describe_local(subject.plan, facts, os.environ.get(VISIBLE))
     from launcher.describe import describe_plan
 
     return describe_plan(subject.plan, script, hosts)
 
 
-def _draw(subject: "Subject", script: str, hosts: tuple[str, ...]) -> None:
+def _draw(subject: "Subject", script: str, hosts: tuple[str, ...], at_once: int) -> None:
     """The plan for people, after what is doubtful about its aliases."""
     from launcher.drawing import draw_plan
     from launcher.preflight_job import check_aliases
@@ -132,10 +143,10 @@ def _draw(subject: "Subject", script: str, hosts: tuple[str, ...]) -> None:
         click.echo(f"gpujob: warning: {item}", err=True)
     plan = subject.plan
     if subject.local:
-        from launcher.describe_local import describe_local, local_facts, render_local
+        from launcher.describe_local import VISIBLE, describe_local, local_facts, render_local
 
         facts = local_facts(plan, socket.gethostname(), hosts)
-        script = render_local(describe_local(plan, facts))
+        script = render_local(describe_local(plan, facts, os.environ.get(VISIBLE)), at_once)
     else:
         from launcher.describe import planned_facts
 

@@ -421,7 +421,7 @@ def _read(path: Path) -> str:
         raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
 
 
-_SECRET = re.compile(r"(?i)(token|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
+_SECRET = re.compile(r"(?i)(token(?!iz)|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
 _SECRET_OPTION = re.compile(r"(?i)(?:^|[-_.])(token|secret|passw\w*|passphrase|credentials?|cookie|auth|key)$")
 """Options count tokens and name tokenizers, so only their last word tells."""
 REDACTED = "<redacted>"

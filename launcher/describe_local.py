@@ -1,6 +1,7 @@
 """The plan of `gpujob run`: the processes that it starts on this machine, where there is no batch script."""
 
 import dataclasses
+import os
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +10,9 @@ from typing import Any
 from launcher import steps
 from launcher.describe import describe_plan, planned_facts
 from launcher.drawing import WIDTH
-from launcher.fill import task_argv
 from launcher.local import LOOPBACK, local_hosts
 from launcher.plan import Plan, RunFacts, TaskPlan
+from launcher.wrap import visible_devices
 
 VISIBLE, FOM_URL = "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"
 
@@ -22,29 +23,47 @@ def local_facts(plan: Plan, hostname: str, hosts: Sequence[str] = ()) -> RunFact
     return dataclasses.replace(facts, addresses=(LOOPBACK,) * plan.nodes)
 
 
-def describe_local(plan: Plan, facts: RunFacts) -> dict[str, Any]:
-    """The plan as a JSON object of the shape of ``describe_plan``: ``script`` is null, and ``srun`` is empty."""
+def describe_local(plan: Plan, facts: RunFacts, devices: str | None = None) -> dict[str, Any]:
+    """The plan as a JSON object of the shape of ``describe_plan``: ``script`` is null, and ``srun`` is empty.
+
+    A command is what is started, with the runtime of a container. ``devices`` is the CUDA_VISIBLE_DEVICES that the
+    run will find here, if any.
+    """
     body = describe_plan(plan, "", facts.hosts)
     for planned, process in zip(plan.tasks, body["processes"], strict=True):
-        visible = _visible_gpus(plan, planned)
+        visible = _visible_gpus(plan, planned, planned.env.get(VISIBLE, devices))
         own = {FOM_URL, *plan.secrets, *([VISIBLE] if visible is not None else [])}
         process |= {
-            "command": task_argv(plan, planned, facts),
+            "command": steps.worker_argv(plan, planned, facts),
             "cuda_visible_devices": visible,
             "environment": sorted({*process["environment"], *own}),
         }
     return {**body, "script": None, "srun": []}
 
 
-def _visible_gpus(plan: Plan, planned: TaskPlan) -> str | None:
-    """Positions of a task's GPUs among those of this machine, which plays all nodes; None in a job without any."""
-    first = planned.task.node_index * plan.gpus_per_node
-    return steps.visible_gpus(planned, first) if plan.gpus_per_node else None
+def _visible_gpus(plan: Plan, planned: TaskPlan, devices: str | None) -> str | None:
+    """A task's GPUs out of those of this machine, which plays all nodes, as its wrapper finds them.
+
+    None in a job without any.
+    """
+    if not plan.gpus_per_node:
+        return None
+    positions = steps.visible_gpus(planned, planned.task.node_index * plan.gpus_per_node)
+    return os.fsdecode(visible_devices(positions, None if devices is None else os.fsencode(devices)))
 
 
-def render_local(body: Mapping[str, Any]) -> str:
-    """The processes of ``describe_local`` for people, in the place of the batch script."""
+def render_local(body: Mapping[str, Any], at_once: int = 1) -> str:
+    """The processes of ``describe_local`` for people, in the place of the batch script.
+
+    ``at_once`` is how many points of a sweep run side by side, where this is one of them.
+    """
     lines = ["no batch script: `gpujob run` starts these processes on this machine"]
+    if at_once > 1 and body["gpus_per_node"]:
+        told = (
+            f"which GPUs they get depends on the slot in which this point runs: {at_once} points of the sweep run at "
+            "once, each with GPUs of its own; these are those of the first slot"
+        )
+        lines += textwrap.wrap(told, WIDTH)
     shown: list[str] | None = None
     for process in body["processes"]:
         if process["environment"] != shown:

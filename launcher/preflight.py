@@ -165,12 +165,12 @@ def check_variables(subject: Subject) -> list[Item]:
 
 def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[Item]:
     text_index = shell_text_index(planned.argv)
-    items, known = [], environment_of(subject, planned)
+    items, known, cure = [], environment_of(subject, planned), _cure_without_shell(subject, planned)
     for index, word in enumerate(planned.argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
         if index != text_index:
             for name in names if text_index is None else ():
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or `shell: true`"
+                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {cure}"
                 items.append(Item("not-expanded", "warning", place, message))
             continue
         own = set(_ASSIGNED.findall(word)) | _SHELL_SETS | _ALWAYS_SET
@@ -179,6 +179,16 @@ def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[It
                 message = f"${name} is not set here and would be empty; export it, or give it in `env`"
                 items.append(Item("no-variable", "warning", place, message))
     return items
+
+
+def _cure_without_shell(subject: Subject, planned: TaskPlan) -> str:
+    """How a variable comes into words that no shell reads: only the roles' own commands have `shell: true`."""
+    spec = subject.spec
+    if planned.stage == WORKERS:
+        own = any(words_of(workers) for workers in spec.workers if workers.role == planned.task.role)
+        return "`shell: true`" if own else "write its value"
+    part = {FRONTENDS: spec.frontend, BENCHMARK: spec.benchmark}.get(planned.stage)
+    return "the command [bash, -c, TEXT]" if part is not None and part.command is not None else "write its value"
 
 
 # -- resources -----------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ import re
 import shlex
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from launcher.spec_types import Model, Seconds, Variables
+from launcher.spec_types import Model, Seconds, Variables, parts_wrong
 
 Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
 """Options of a program by their long names without ``--``; true for one without a value, false or null for none."""
@@ -58,6 +58,8 @@ def _rate(value: object) -> object:
 
 
 def _command(command: object) -> object:
+    if isinstance(command, list):
+        command = _joined(command)
     if isinstance(command, str):
         try:
             empty = not shlex.split(command)
@@ -66,6 +68,23 @@ def _command(command: object) -> object:
         if empty:
             raise ValueError("the command is empty")
     return command
+
+
+def _joined(words: list[object]) -> str:
+    """A list of words as the text that is split into them."""
+    wrong = [
+        (
+            (index,),
+            f"{word!r} is not a text" + (f'; write it in quotes: "{word}"' if isinstance(word, int | float) else ""),
+        )
+        for index, word in enumerate(words)
+        if not isinstance(word, str)
+    ]
+    if wrong:
+        raise parts_wrong(wrong, words)
+    if words[:1] == [""]:
+        raise ValueError("the command is empty")
+    return shlex.join(map(str, words))
 
 
 def _of(what: str, *known: str) -> BeforeValidator:
@@ -84,7 +103,12 @@ def _of(what: str, *known: str) -> BeforeValidator:
 BackendType = Literal["command", "torchrun", "accelerate", "deepspeed", "mpi", "sglang", "vllm", "trtllm"]
 FrontendType = Literal["sglang-router", "dynamo", "vllm", "custom"]
 BenchmarkType = Literal["manual", "custom", "sa-bench", "router"]
-Command = Annotated[str, BeforeValidator(_command)]
+Command = Annotated[
+    str,
+    BeforeValidator(_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}),
+]
+"""Words as one text that is split as a shell does; a list of them becomes such a text."""
 
 
 class ModelSpec(Model):
@@ -126,7 +150,8 @@ class FrontendSpec(RoleOptions):
     count: int = Field(1, ge=1, le=1000)
     command: Command | None = Field(
         None,
-        description="Words in place of those of the type, needed for custom; {http_port} is where it has to listen.",
+        description="Words, as a list or one text, in place of those of the type, needed for custom; "
+        "{http_port} is where it has to listen.",
     )
     nginx: bool | None = Field(None, description="Whether nginx stands before them; by default when there are several.")
 
@@ -151,7 +176,9 @@ class BenchmarkSpec(RoleOptions):
 
     type: Annotated[BenchmarkType, _of("benchmark", *get_args(BenchmarkType))] = "manual"
     command: Command | None = Field(
-        None, description="The command of type custom; of sa-bench its program, which gets its options from here."
+        None,
+        description="The command of type custom, words as a list or one text; of sa-bench its program, "
+        "which gets its options from here.",
     )
     isl: int | None = Field(None, ge=1, description="Tokens of input.")
     osl: int | None = Field(None, ge=1, description="Tokens of output.")

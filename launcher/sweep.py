@@ -16,6 +16,7 @@ from launcher.config import JobSpec, check_job
 from launcher.errors import ConfigError
 from launcher.spec_sweep import SweepFile, SweepSpec
 from launcher.sweep_names import Names, label
+from launcher.sweep_secrets import secret_problems
 from launcher.sweep_values import (
     POINT,
     POINT_INDEX,
@@ -125,12 +126,17 @@ def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[
     problems += [f"{place}: {what}" for place, what in bare_braces(base, placeholders)]
     found, used = _Problems(), set[str]()
     points: list[Point] = []
+    secrets: dict[str, str] = {}
     maker = _PointMaker(base, keys)
     for index, settings in enumerate(_combinations(spec)):
         point, told = maker.make(index, settings)
         used |= told.used
         found.add(point.name, told.problems)
         points.append(point)
+        for problem in secret_problems(point.body, base, keys, point.sources):
+            secrets.setdefault(problem.partition(": ")[0], problem)
+    if secrets:  # alone: other problems name points, whose names hold the values
+        return None, list(secrets.values())
     problems += found.render(len(points))
     problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
     return Sweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems

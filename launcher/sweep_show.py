@@ -13,17 +13,27 @@ from launcher.hostlist import fold_hostlist
 from launcher.sweep import Point, Sweep
 from launcher.sweep_dir import table
 from launcher.sweep_plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
-from launcher.sweep_values import place_of, placeholders_of, text_of
+from launcher.sweep_values import place_of, placeholders_of, text_of, value_at
 
 MOST_KNOWN = 8
 """Points that an error names."""
+INDEX = "index:"
+"""Before the number of a point where another one has that number as its name; no name holds a colon."""
 
 
 def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
-    """The point of this name or number."""
-    for one in planned.points:
-        if point in (one.point.name, str(one.point.index)):
-            return one
+    """The point of this name or number; raises LauncherError for none, and where two are meant."""
+    named = next((one for one in planned.points if one.point.name == point), None)
+    number = point.removeprefix(INDEX)
+    numbered = next((one for one in planned.points if str(one.point.index) == number), None)
+    if named and numbered and named is not numbered:
+        raise LauncherError(
+            f"--point: {planned.source}: {point!r} is the name of point {named.point.index} and the number of point "
+            f"{numbered.point.name!r}; write --point {INDEX}{named.point.index} for the name, "
+            f"or --point {INDEX}{point} for the number"
+        )
+    if found := named or numbered:
+        return found
     known = ", ".join(one.point.name for one in planned.points[:MOST_KNOWN])
     more = ", ..." if len(planned.points) > MOST_KNOWN else ""
     raise LauncherError(
@@ -154,7 +164,7 @@ def _told_by_sweep(row: Told, sweep: Sweep, point: Point, sources: Sources) -> T
             return dataclasses.replace(row, source=f"{sources.job}: {point.sources[key]}{within}")
         if path[: len(steps)] == steps:
             return dataclasses.replace(row, source=f"{row.source} with {point.sources[key]}")
-    names = sorted(_names_in(_at(sweep.base, steps)) & point.sources.keys())
+    names = sorted(_names_in(value_at(sweep.base, steps)) & point.sources.keys())
     used = ", ".join(f"{{{name}}} of {point.sources[name]}" for name in names)
     return dataclasses.replace(row, source=f"{row.source} with {used}") if used else row
 
@@ -165,18 +175,8 @@ def _steps(place: str) -> tuple[str | int, ...]:
     return tuple(int(index) if index else word for index, word in found)
 
 
-def _at(value: Any, steps: Sequence[str | int]) -> Any:
-    """What stands at a path, or None."""
-    for step in steps:
-        if isinstance(step, int):
-            value = value[step] if isinstance(value, list) and step < len(value) else None
-        else:
-            value = value.get(step) if isinstance(value, Mapping) else None
-    return value
-
-
 def _has(value: Any, steps: Sequence[str | int]) -> bool:
-    return not steps or _at(value, steps) is not None
+    return not steps or value_at(value, steps) is not None
 
 
 def _names_in(value: Any) -> set[str]:

@@ -27,10 +27,12 @@ _BRACED = re.compile(rf"\{{{_WORD}\}}")
 _OF_A_RUN = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")
 """Text that means itself to every shell, whatever quotes are around it."""
-_COMMANDS = ("command", "preamble")
+_PREAMBLE = ("setup", "preamble")
 _OF_PROCESSES = ("workers", "backend", "frontend", "benchmark")
 _FILLED = frozenset({"command", "env", "args", "config"})
 """Keys of processes in which the placeholders of the run are filled in once more."""
+_FILLED_WHOLE = ("env", "inputs", "model")
+"""Parts of the file of which all becomes words, variables or patterns with placeholders."""
 
 
 def is_taken(name: str) -> bool:
@@ -44,6 +46,16 @@ def place_of(path: Path) -> str:
     for step in path:
         place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
     return place or "the job file"
+
+
+def value_at(value: Any, path: Sequence[str | int]) -> Any:
+    """What stands at a path, or None."""
+    for step in path:
+        if isinstance(step, int):
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+        else:
+            value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def text_of(value: Any) -> str:
@@ -178,7 +190,7 @@ def _is_filled_later(path: Path) -> bool:
     """Whether the run fills its own placeholders in at this place."""
     if path[0] in _OF_PROCESSES:
         return not _FILLED.isdisjoint(path)
-    return path[0] in ("env", "inputs") or path[:2] == ("container", "mounts")
+    return path[0] in _FILLED_WHOLE or path[:2] == ("container", "mounts")
 
 
 class Filler:
@@ -198,9 +210,10 @@ class Filler:
     def _value(self, value: Any, path: Path, parent: Mapping[str, Any]) -> Any:
         if isinstance(value, dict):
             return self.mapping(value, path)
-        key = path[-1]
-        if key in _COMMANDS and isinstance(value, str | list):
-            return self._command(value, path, shell=bool(parent.get("shell")) or not _is_of_workers(path))
+        if path == _PREAMBLE and isinstance(value, str):
+            return self._text(value, path, plain=True)
+        if _is_command(path) and isinstance(value, str | list):
+            return self._command(value, path, shell=_is_of_workers(path) and bool(parent.get("shell")))
         if isinstance(value, list):
             return [self._value(inner, (*path, index), {}) for index, inner in enumerate(value)]
         if not isinstance(value, str):
@@ -262,6 +275,8 @@ class Filler:
         filled = text_of(value)
         if plain and not _PLAIN.fullmatch(filled):
             cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
+            if place == place_of(_PREAMBLE):  # no variable of the file has a value where the batch script begins
+                cure = "letters, digits and _ . , : / @ % + = - alone can stand there"
             self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
         return filled
 
@@ -277,6 +292,13 @@ class Filler:
             self.problems.append(f"{place}: {{{name}}} is no placeholder{hint}")
 
 
+def _is_command(path: Path) -> bool:
+    """Whether this is the command of a role, of a front end or of the benchmark."""
+    return path in (("frontend", "command"), ("benchmark", "command")) or (
+        _is_of_workers(path) and path[-1] == "command"
+    )
+
+
 def _is_of_workers(path: Path) -> bool:
-    """Whether this is the command of a role, which may be a list of words."""
+    """Whether this is a key of a role."""
     return len(path) == 3 and path[0] == "workers"

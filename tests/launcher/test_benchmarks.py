@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.config import parse_job
 from launcher.errors import ConfigError
-from launcher.spec_serving import concurrency_list
+from launcher.spec_serving import BenchmarkSpec, concurrency_list
 from tests.launcher.serving_jobs import environment_of, job, option, plan_from, planned, problems_of, words_of
 
 SIZES = {"isl": 1024, "osl": 128, "concurrencies": "4x8x16"}
@@ -62,6 +62,35 @@ def test_a_custom_benchmark_finds_in_its_variables_what_it_is_about() -> None:
     }
     assert {name: told.get(name) for name in expected} == expected
     assert plan.templates["benchmark_config.yaml"] == "b:\n- 1\n"
+
+
+@pytest.mark.parametrize("words", [["load", "a b", "it's", "{job_id}", ""], ["x\ny"]])
+def test_a_command_may_be_a_list_of_words(words: list[str]) -> None:
+    plan = plan_from(bench({"type": "custom", "command": words}, frontend={"type": "custom", "command": words}))
+    expected = [word.replace("{job_id}", "4459") for word in words]
+    assert words_of(plan, "benchmark") == expected
+    assert words_of(plan, "frontend_0") == expected
+    router = plan_from(bench({"type": "router", "command": words, **SIZES}))
+    assert words_of(router, "benchmark")[4 : 4 + len(words)] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["x", 3, ["a"]], ['command[1]: 3 is not a text; write it in quotes: "3"', "command[2]: ['a'] is not a text"]),
+        ([], ["command: the command is empty"]),
+        ([""], ["command: the command is empty"]),
+    ],
+)
+def test_a_list_that_is_no_command_is_told_with_its_words(words: list[Any], told: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_job(bench({"type": "custom", "command": words}), "job.yaml")
+    assert list(raised.value.problems) == [f"benchmark.{problem}" for problem in told]
+
+
+def test_the_schema_takes_both_ways_to_write_a_command() -> None:
+    kinds = BenchmarkSpec.model_json_schema()["properties"]["command"]["anyOf"]
+    assert [kind["type"] for kind in kinds] == ["string", "array", "null"]
 
 
 def test_the_router_benchmark_is_one_profile_for_each_concurrency(tmp_path: Path) -> None:

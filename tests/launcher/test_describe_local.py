@@ -10,7 +10,8 @@ import pytest
 from launcher import local
 from launcher.describe_local import describe_local, local_facts, render_local
 from launcher.plan import Plan
-from tests.launcher.support import job_spec, plan_of
+from launcher.wrap import visible_devices
+from tests.launcher.support import clean_environment, gpujob, job_spec, plan_of
 
 
 def two_nodes(**over: Any) -> Plan:
@@ -32,8 +33,10 @@ def test_one_machine_plays_all_nodes_and_their_gpus() -> None:
     assert (named.hosts, named.address(1)) == (("p", "q"), "127.0.0.1")
 
 
-def test_what_is_told_is_what_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = two_nodes(env={"A": "1"}, secrets=["HF_TOKEN"])
+@pytest.mark.parametrize("runtime", [None, "apptainer", "enroot"])
+def test_what_is_told_is_what_is_started(runtime: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = {"container": {"image": "i.sif", "runtime": runtime}} if runtime else {}
+    plan = two_nodes(env={"A": "1"}, secrets=["HF_TOKEN"], **container)
     monkeypatch.setattr("launcher.steps.read_secrets", lambda _, names: dict.fromkeys(names, "hunter2"))
     started: list[tuple[list[str], dict[str, str]]] = []
 
@@ -47,10 +50,55 @@ def test_what_is_told_is_what_is_started(tmp_path: Path, monkeypatch: pytest.Mon
     local.LocalSteps(plan, facts).start_tasks(plan.tasks, 0)
     body = describe_local(plan, facts)
     for (argv, environment), process in zip(started, body["processes"], strict=True):
+        assert (process["command"][0] == runtime) == (runtime is not None)
         assert argv[argv.index("--") + 1 :] == process["command"]
         assert argv[argv.index("--gpus") + 1] == process["cuda_visible_devices"]
         names = set(process["environment"]) - {"CUDA_VISIBLE_DEVICES"}
         assert names == {name for name, value in environment.items() if os.environ.get(name) != value}
+
+
+@pytest.mark.parametrize("devices", ["4,5,6,7", "GPU-a,GPU-b,GPU-c,GPU-d", "4,5", "", None])
+def test_gpus_are_those_that_the_wrappers_give(devices: str | None) -> None:
+    plan = two_nodes()
+    found = describe_local(plan, local_facts(plan, "lab"), devices)
+    told = [process["cuda_visible_devices"] for process in found["processes"]]
+    assert told == [
+        visible_devices(word, None if devices is None else devices.encode()).decode()
+        for word in ("0", "1", "2", "3", "")
+    ]
+    assert told == {
+        "4,5,6,7": ["4", "5", "6", "7", ""],
+        "GPU-a,GPU-b,GPU-c,GPU-d": ["GPU-a", "GPU-b", "GPU-c", "GPU-d", ""],
+        "4,5": ["4", "5", "2", "3", ""],
+    }.get(devices or "", ["0", "1", "2", "3", ""])
+
+
+def test_a_variable_of_the_file_is_what_the_wrapper_finds() -> None:
+    plan = two_nodes(env={"CUDA_VISIBLE_DEVICES": "7,6,5,4"})
+    found = describe_local(plan, local_facts(plan, "lab"), "0,1,2,3")
+    assert [process["cuda_visible_devices"] for process in found["processes"]] == ["7", "6", "5", "4", ""]
+
+
+def test_the_gpus_of_a_point_depend_on_its_slot_where_several_run_at_once() -> None:
+    plan = two_nodes()
+    body = describe_local(plan, local_facts(plan, "lab"))
+    told = "depends on the slot in which this point runs: 2 points of the sweep run at once"
+    assert told in " ".join(render_local(body, 2).split())
+    assert "slot" not in render_local(body)
+    assert "slot" not in render_local({**body, "gpus_per_node": 0}, 2)
+
+
+def test_the_command_tells_gpus_of_this_shell_and_of_slots(tmp_path: Path) -> None:
+    workers = [{"count": 2, "gpus": 1, "command": "x {v}"}]
+    job = {"name": "j", "resources": {"gpus_per_node": 2}, "workers": workers}
+    (tmp_path / "job.yaml").write_text(json.dumps({**job, "sweep": {"max_parallel": 2, "grid": {"v": [1, 2]}}}))
+    words = ("plan", "job.yaml", "--local", "--point", "0")
+    environment = clean_environment(CUDA_VISIBLE_DEVICES="4,5,6,7")
+    body = json.loads(gpujob(*words, "--json", cwd=tmp_path, env=environment).stdout)
+    assert [process["cuda_visible_devices"] for process in body["processes"]] == ["4", "5"]
+    shown = gpujob(*words, cwd=tmp_path, env=environment).stdout
+    assert "GPUs 4\n  x 1\n" in shown
+    assert "2 points of the sweep run at once" in " ".join(shown.split())
 
 
 def test_variables_that_processes_share_are_told_once() -> None:

@@ -100,6 +100,27 @@ def test_a_variable_in_words_is_not_expanded(command: str, warned: str | None, t
 
 
 @pytest.mark.parametrize(
+    ("over", "place", "cure"),
+    [
+        (worker("x $DATA"), "workers (worker).command", "`shell: true`"),
+        ({"backend": {"type": "sglang", "args": {"x": "$DATA"}}}, "workers (agg).command", "write its value"),
+        ({"benchmark": {"type": "custom", "command": "x $DATA"}}, "benchmark.command", "the command [bash, -c, TEXT]"),
+        ({"frontend": {"type": "custom", "command": "x $DATA"}}, "frontend.command", "the command [bash, -c, TEXT]"),
+    ],
+)
+def test_the_way_to_a_variable_is_one_that_its_command_has(
+    over: dict[str, Any], place: str, cure: str, tmp_path: Path
+) -> None:
+    serving = {"backend": {"type": "sglang"}, "model": {"path": "/m"}, "workers": []}
+    serving |= {"resources": {"gpus_per_node": 1, "agg_workers": 1}}
+    subject = subject_of(tmp_path, environ={"DATA": "/d"}, **({} if "workers" in over else serving) | over)
+    message = f"$DATA is not expanded, since no shell is involved; use a placeholder, or {cure}"
+    assert [(item.place, item.message) for item in check_variables(subject) if item.status == "warning"] == [
+        (place, message)
+    ]
+
+
+@pytest.mark.parametrize(
     ("text", "unset"),
     [
         ("cat $DATA ${OTHER}/x", ["$DATA", "$OTHER"]),

@@ -94,6 +94,62 @@ def test_any_value_is_a_part_of_the_output_directory(value: str) -> None:
     assert plan.manifest.groups[0].directory == f"/home/ana/work/out/{value}"
 
 
+SERVING: dict[str, Any] = {
+    "workers": [],
+    "backend": {"type": "sglang"},
+    "model": {"path": "/m"},
+    "resources": {"gpus_per_node": 1, "agg_workers": 1},
+}
+
+
+@given(values, values)
+@example("a b", "1")
+@example("{job_id}", "$HOME")
+def test_any_value_is_a_word_of_the_benchmark_and_of_the_front_end(v: str, w: str) -> None:
+    over = {
+        "benchmark": {"type": "custom", "command": "bench {v} --y={w} 'two words' {job_id}"},
+        "frontend": {"type": "custom", "command": ["front", "{v}", "--p", "{http_port}", "{w}"]},
+    }
+    plan = plan_with({"v": v, "w": w}, **SERVING, **over)
+    words = {one.task.worker: task_argv(plan, one, facts_of(plan)) for one in plan.tasks}
+    assert words["benchmark"] == ["bench", v, f"--y={w}", "two words", "4459"]
+    assert words["frontend_0"] == ["front", v, "--p", "8000", w]
+
+
+@pytest.mark.parametrize(("part", "word"), [("benchmark", "bench"), ("frontend", "front")])
+def test_the_text_of_a_shell_takes_plain_words_alone_wherever_its_command_stands(part: str, word: str) -> None:
+    over = {part: {"type": "custom", "command": f"bash -c '{word} {{v}}'"}}
+    assert plan_with({"v": "a-b"}, **SERVING, **over).tasks[-1].argv == ("bash", "-c", f"{word} a-b")
+    with pytest.raises(
+        ConfigError, match=rf"{part}\.command: 'a b' of {{v}} would be code to a shell; hand it over by env"
+    ):
+        plan_with({"v": "a b"}, **SERVING, **over)
+
+
+def test_the_cure_for_the_preamble_names_no_variable_since_none_has_a_value_there() -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan_with({"v": "a b"}, setup={"preamble": "ulimit -n {v}"})
+    (told,) = raised.value.problems
+    assert told == (
+        "j_va-b: setup.preamble: 'a b' of {v} would be code to a shell; "
+        "letters, digits and _ . , : / @ % + = - alone can stand there"
+    )
+
+
+def test_a_key_that_is_called_command_elsewhere_is_no_command() -> None:
+    plan = plan_with({"v": "a b"}, env={"command": "x {v}"}, workers=[{"command": "true"}])
+    assert task_environment(plan, plan.tasks[0], facts_of(plan), 0)["command"] == "x a b"
+
+
+@given(values.filter(bool))
+@example("a{rank}")
+def test_any_value_is_the_name_of_the_model(value: str) -> None:
+    plan = plan_with({"v": value}, **{**SERVING, "model": {"path": "hf:org/a{v}", "name": "{v}"}})
+    words = argv_of(plan)
+    assert words[words.index("--model-path") + 1] == f"org/a{value}"
+    assert words[words.index("--served-model-name") + 1] == value
+
+
 def test_a_value_at_a_place_of_the_file_is_text_of_the_file() -> None:
     plan = plan_with({"env.A": "{output_dir}/{rank}", "workers[0].command": "prog {rank}"}, paths={"output_dir": "/o"})
     assert argv_of(plan) == ["prog", "0"]
