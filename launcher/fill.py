@@ -104,6 +104,11 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(part, word)
 
 
+def literal(text: str) -> str:
+    """A text that has no placeholders, as it must stand where they are filled in so as to stay as it is."""
+    return re.sub(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", r"{{\1}}", text)
+
+
 def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
     """``text`` with each placeholder replaced by its variable in double quotes, so that it stays one word.
 

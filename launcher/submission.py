@@ -1,7 +1,6 @@
 """What a job asks of Slurm and does before it starts: the job file over the cluster's. Pure."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from exporter.manifest import Task
 from launcher import aliases
 from launcher.config import ClusterSpec, JobSpec, resolve_directory
 from launcher.errors import TopologyError
+from launcher.fill import literal
 from launcher.plan import BENCHMARK, FRONTENDS, WORKERS, ContainerPlan, Plan, TaskPlan, file_word
 from launcher.topology import Layout
 
@@ -85,8 +85,7 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
     if asked is None:
         return None
     model = aliases.model_path(spec.model.path, cluster) if spec.model is not None else ""
-    literal = re.sub(r"\{([a-z_]+)\}", r"{{\1}}", model)  # a path, and no placeholders
-    own = [f"{literal}:{literal}:ro"] if model.startswith("/") else []
+    own = [f"{literal(model)}:{literal(model)}:ro"] if model.startswith("/") else []
     return ContainerPlan(
         aliases.image(asked.image, cluster),
         asked.runtime,

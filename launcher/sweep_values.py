@@ -31,7 +31,7 @@ _PREAMBLE = ("setup", "preamble")
 _OF_PROCESSES = ("workers", "backend", "frontend", "benchmark")
 _FILLED = frozenset({"command", "env", "args", "config"})
 """Keys of processes in which the placeholders of the run are filled in once more."""
-_FILLED_WHOLE = ("env", "inputs", "model")
+_FILLED_WHOLE = ("env", "inputs")
 """Parts of the file of which all becomes words, variables or patterns with placeholders."""
 
 

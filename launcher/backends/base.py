@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from exporter.manifest import Task
 from launcher.aliases import model_path
 from launcher.config import ClusterSpec, JobSpec
+from launcher.fill import literal
 from launcher.plan import ReadyRule
 from launcher.roles import Role
 from launcher.spec_resources import SERVING_ROLES, words_of
@@ -38,14 +39,15 @@ class Setting:
     @cached_property
     def model_path(self) -> str:
         """What an engine is given as its model; empty without one."""
-        return model_path(self.spec.model.path, self.cluster) if self.spec.model else ""
+        return literal(model_path(self.spec.model.path, self.cluster)) if self.spec.model else ""
 
     @cached_property
     def model_name(self) -> str:
         """The name that clients use; empty without a model."""
         if self.spec.model is None:
             return ""
-        return self.spec.model.name or self.model_path.rstrip("/").rpartition("/")[2]
+        named = self.spec.model.name
+        return literal(named) if named else self.model_path.rstrip("/").rpartition("/")[2]
 
     @cached_property
     def dynamo(self) -> bool:

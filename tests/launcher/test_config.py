@@ -506,7 +506,9 @@ def test_a_name_that_sounds_secret_in_another_way_is_too(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "HOME", "OMP_NUM_THREADS", "MONKEY", "KEYBOARD", "PWD", "OLDPWD"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "TOKENIZER", "OMP_NUM_THREADS", "MONKEY", "KEYBOARD", "PWD", "OLDPWD"]
+)
 def test_an_ordinary_name_is_no_secret(name: str) -> None:
     assert not is_secret(name)
 
