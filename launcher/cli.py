@@ -391,7 +391,7 @@ def run(
 
 def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
     from launcher.report_text import render_report
-    from launcher.watch import clean
+    from launcher.watch_words import clean
 
     if as_json:
         _print_json(report)

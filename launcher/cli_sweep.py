@@ -212,7 +212,7 @@ def _run_points(
 def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
     """Print how every point stands; the exit status of the sweep."""
     from launcher.sweep_dir import look, render_states, sweep_json, sweep_status
-    from launcher.watch import clean
+    from launcher.watch_words import clean
 
     states = look(home, record)
     if as_json:

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,19 @@ from exporter.derive.time_limit import met_probability
 from exporter.derive.work import rate_of, work_of
 from exporter.manifest import Manifest, read_manifest
 from launcher.discovery import read_sidecars
-from launcher.errors import SlurmError
 from launcher.job_ids import job_id_of
 from launcher.report import build_report
 from launcher.report_state import EXIT_STATUS, REASON_OF_STATE
 from launcher.report_verify import verify_again
 from launcher.rundir import cluster_of
+from launcher.serving_view import StageFacts, readiness_view
+from launcher.slurm_queue import SlurmQueue
 from launcher.statuses import merge_workers, read_statuses
 from launcher.verify_looks import ProgressOf
 from launcher.wrap import read_start_ticks
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
-SLURM_EVERY_S = 30.0
-"""At least this long between two questions to Slurm: controllers suffer from watchers."""
 STARTING_S = 30.0
 """A local job that has not begun by then never will."""
 
@@ -39,7 +39,11 @@ class JobClient:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
-        self._slurm: tuple[float, str | None] = (float("-inf"), None)
+        self._queue = SlurmQueue(run_dir)
+
+    @cached_property
+    def _stages(self) -> StageFacts:
+        return StageFacts.read(self.manifest)
 
     def look(self) -> dict[str, Any]:
         """The job now. When it has ended, its report is in ``report``."""
@@ -109,28 +113,10 @@ class JobClient:
             age = time.time() - (self.run_dir / records.MANIFEST_FILE).stat().st_mtime
             return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
-            return "PENDING" if self._slurm_state() in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+            return "PENDING" if self._queue.look().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
         if orchestrator.get("local"):
             return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
-        return "UNKNOWN" if self._slurm_state() == "" else "RUNNING"
-
-    def _slurm_state(self) -> str | None:
-        """State in the queue; an empty text when the job is not there, None when nobody can tell."""
-        asked, state = self._slurm
-        if time.monotonic() - asked < SLURM_EVERY_S:
-            return state
-        from launcher.slurm import on_cluster, run_command
-
-        job_id, on = job_id_of(self.run_dir), on_cluster(cluster_of(self.run_dir))
-        try:
-            text = run_command(["squeue", *on, "-h", "-j", job_id, "-o", "%T"], timeout_s=10.0)
-            # components of a heterogeneous job have a line each, the first has the batch step;
-            # before them is the name of a cluster that was asked for, whatever -h says
-            state = next((line for line in text.split("\n") if line and not line.startswith("CLUSTER:")), "")
-        except SlurmError as error:
-            state = "" if "Invalid job id" in str(error) else None
-        self._slurm = (time.monotonic(), state)
-        return state
+        return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
 
     def _view(
         self,
@@ -148,6 +134,7 @@ class JobClient:
             _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None)
             for worker in summary["workers"]
         ]
+        self._tell_of_stages(workers, runs=state == "RUNNING")
         work = work_of(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
         published = records.read_json(self.run_dir / records.STATE_FILE) or {}
@@ -162,6 +149,7 @@ class JobClient:
             "job_name": self.manifest.job_name,
             "user": self.manifest.user,
             "state": state,
+            "pending_reason": self._pending_reason(state),
             "phase": "finished" if report else _phase(str(published.get("phase", "launching")), statuses.values()),
             "start": start,
             "end": summary["end"],
@@ -174,6 +162,7 @@ class JobClient:
             "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
             "eta": eta._asdict() if eta else None,
             "time_limit_met_probability": met_probability(now, limit_end, eta) if eta else None,
+            "readiness": self._readiness(state, orchestrator, published),
             "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             "workers": workers,
             "outputs": _merge_outputs(statuses.values()),
@@ -190,6 +179,30 @@ class JobClient:
             "report": report,
             "run_dir": str(self.run_dir),
         }
+
+    def _tell_of_stages(self, workers: list[dict[str, Any]], *, runs: bool) -> None:
+        """Say which tasks serve, and of a job that runs which wait for the stage before theirs."""
+        waiting = self._stages.waiting(workers) if runs else set()
+        for worker in workers:
+            worker["service"] = worker["rank"] in self._stages.services
+            if worker["rank"] in waiting:
+                worker["state"] = "waiting"
+
+    def _pending_reason(self, state: str) -> str | None:
+        """Slurm's reason, out of the answer that told the state."""
+        local = self.run_dir.name.startswith("local-")
+        return self._queue.look().reason if state == "PENDING" and not local else None
+
+    def _readiness(
+        self, state: str, orchestrator: Mapping[str, Any], published: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Whether the services are ready; None also once the job is being ended: nobody asks them any more."""
+        phase, start = str(published.get("phase", "launching")), orchestrator.get("start")
+        pending, runs = state == "PENDING", state == "RUNNING" and phase in ("launching", "running")
+        if not (pending or runs) or published.get("stop") is not None:
+            return None
+        attempt = int(orchestrator.get("attempt", 0))
+        return readiness_view(self.run_dir, attempt, asked=self._stages.asked, start=start, phase=phase)
 
 
 def _get_status(address: str) -> dict[str, Any] | str:

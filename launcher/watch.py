@@ -12,6 +12,8 @@ from exporter.derive.work import unit_word, work_of
 from launcher.fitted import Fitted
 from launcher.report_words import duration_words
 from launcher.watch_gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
+from launcher.watch_waits import is_pending, only_serves, wait_words
+from launcher.watch_words import clean, clock_words, size_words
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
@@ -25,31 +27,6 @@ GPU_FAULTS = 8
 LAG = 0.2
 """A worker that is so far behind the others is named."""
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
-
-
-def clean(text: object) -> str:
-    """User text without what moves the cursor of a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in str(text))
-
-
-def size_words(count: float | None) -> str:
-    """``14.2 GiB``; a dash when it is not known."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
-
-
-def clock_words(moment: float | None) -> str:
-    """``13:22:15``, with the date when it is not today."""
-    if moment is None:
-        return "-"
-    there, here = time.localtime(moment), time.localtime()
-    return time.strftime("%H:%M:%S" if there[:3] == here[:3] else "%Y-%m-%d %H:%M", there)
 
 
 def progress_words(view: Mapping[str, Any]) -> str:
@@ -86,13 +63,14 @@ def eta_words(view: Mapping[str, Any]) -> str:
 
 def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
     """One picture of the job."""
-    parts: list[RenderableType] = [
-        _head(view),
-        _bar(view, ascii_only),
-        Text(_facts(view)),
-        Text(""),
-        _workers(view, most_workers, ascii_only),
-    ]
+    parts: list[RenderableType] = [_head(view)]
+    if waits := wait_words(view):
+        parts.append(Text(clean(waits)))
+    if _has_work(view):
+        parts.append(_bar(view, ascii_only))
+    if facts := _facts(view):
+        parts.append(Text(facts))
+    parts += [Text(""), _workers(view, most_workers, ascii_only)]
     if view["events"]:
         parts += [Text(""), _events(view, ascii_only)]
     if view["launch"]["lacking"]:
@@ -101,13 +79,18 @@ def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: i
     return Group(*parts)
 
 
+def _has_work(view: Mapping[str, Any]) -> bool:
+    """Whether it can be told how far the job is, now or soon."""
+    return not is_pending(view) and not only_serves(view)
+
+
 def _head(view: Mapping[str, Any]) -> Text:
     state, phase = view["state"], view["phase"]
     head = Text()
     head.append(f"job {clean(view['job_id'])} {clean(view['job_name'])}", style="bold")
     head.append(f"  {clean(view['user'])}  ")
     words = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
-    head.append(words, style=STYLE_OF_STATE.get(state, "red"))
+    head.append(clean(words), style=STYLE_OF_STATE.get(state, "red"))
     if view["start"]:
         end = view["end"] or view["time"]
         head.append(f"  started {clock_words(view['start'])}, {duration_words(end - view['start'])}")
@@ -120,7 +103,7 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     share = min(1.0, items / expected) if items is not None and expected else 0.0
     cells = int(share * BAR_CELLS)
     words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
-    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {words}")
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {clean(words)}")
 
 
 def _checkpoint_words(view: Mapping[str, Any]) -> str:
@@ -129,7 +112,7 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
     last, now = found.get("last_complete"), float(view["time"])
     if last is None:
         return "first checkpoint is being written" if found.get("writing") else ""
-    words = f"checkpoint {clean(last['name'])} {duration_words(max(0.0, now - last['time']))} ago"
+    words = f"checkpoint {last['name']} {duration_words(max(0.0, now - last['time']))} ago"
     if found.get("interval_s"):
         words += f", every {duration_words(found['interval_s'])}"
     due = found.get("next_expected")
@@ -155,14 +138,10 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
             lines.append(f"! {group['group']}: {who} {verb} any more")
         if group.get("files_invalid"):
             bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
-            lines.append(
-                f"! {group['group']}: {group['files_invalid']} damaged: {clean(bad['file'])}: {clean(bad['reason'])}"
-            )
+            lines.append(f"! {group['group']}: {group['files_invalid']} damaged: {bad['file']}: {bad['reason']}")
     last = (view.get("checkpoints") or {}).get("last") or {}
     if last.get("state") in ("invalid", "incomplete"):
-        lines.append(
-            f"! checkpoint {clean(last['name'])} is {last['state']}: {clean(last.get('reason') or '')}".rstrip(": ")
-        )
+        lines.append(f"! checkpoint {last['name']} is {last['state']}: {last.get('reason') or ''}".rstrip(": "))
     return lines
 
 
@@ -174,11 +153,12 @@ def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
 
 
 def _trouble_words(trouble: Trouble) -> str:
-    return clean(trouble.words) + (f" at {clock_words(trouble.time)}" if trouble.time is not None else "")
+    return trouble.words + (f" at {clock_words(trouble.time)}" if trouble.time is not None else "")
 
 
 def _facts(view: Mapping[str, Any]) -> str:
-    lines = [eta_words(view)]
+    """Lines on what is known; whatever names and values are in them, they stay lines."""
+    lines = [eta_words(view)] if _has_work(view) or view["report"] is not None else []
     outputs = [
         f"{group['group']} {group['files']} files {size_words(group['bytes'])}"
         + (f" {group['records']} records" if group.get("records") is not None else "")
@@ -193,7 +173,7 @@ def _facts(view: Mapping[str, Any]) -> str:
             if space["group"] == "output" and space["available_bytes"] is not None
         }
         | {
-            f"{clean(space.get('mount') or 'the file system')} of {space['group']} does not answer"
+            f"{space.get('mount') or 'the file system'} of {space['group']} does not answer"
             for space in view["filesystems"]
             if space.get("responding") is False
         }
@@ -205,9 +185,7 @@ def _facts(view: Mapping[str, Any]) -> str:
     lines += [*_file_faults(view), *_gpu_faults(view)]
     lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
     if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
-        lines.append(
-            f"{lagging['worker']} on {clean(lagging['node'])} is {100 * lagging['lag']:.0f}% behind the others"
-        )
+        lines.append(f"{lagging['worker']} on {lagging['node']} is {100 * lagging['lag']:.0f}% behind the others")
     if view["first_to_stop"]:
         lines.append(f"{view['first_to_stop']} stopped first, of those without progress")
     silent = [node["node"] for node in view["nodes"] if node["error"]]
@@ -217,14 +195,14 @@ def _facts(view: Mapping[str, Any]) -> str:
         cause = view["cause"]
         # of several who are missing the rest is the ends of their logs
         told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
-        evidence = clean("; ".join(told))
+        evidence = "; ".join(told)
         lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
-    return "\n".join(lines)
+    return "\n".join(map(clean, lines))
 
 
 def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
     # those that need a look come first when not all fit
-    ordered = sorted(view["workers"], key=lambda worker: (worker["up"] or is_done(worker), worker["rank"]))
+    ordered = sorted(view["workers"], key=lambda worker: (not _needs_a_look(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
     mixed = len(work_of(view["workers"]).units) > 1
     told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
@@ -232,19 +210,24 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
         hidden |= {"GPU%", "GPU GiB"}
     rows = []
     for worker in shown:
-        row = _worker_row(worker, view["time"], told=mixed)
-        rows.append(row | dict(zip(GPU_COLUMNS, gpu_cells(worker, told.get(worker["node"], {})), strict=True)))
+        row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view))
+        cells = map(clean, gpu_cells(worker, told.get(worker["node"], {})))
+        rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     if len(shown) < len(view["workers"]):
         rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
     return Fitted(
         [column for column in _COLUMNS if column not in hidden],
         rows,
-        names={"ITEMS": "POSITION" if mixed else unit_word(view).upper()},
+        names={"ITEMS": "POSITION" if mixed else clean(unit_word(view)).upper()},
         left=_LEFT,
         give_way=_GIVE_WAY,
         least={"NODE": LEAST_NODE},
         overflow="crop" if ascii_only else "ellipsis",
     )
+
+
+def _needs_a_look(worker: Mapping[str, Any]) -> bool:
+    return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
 
 
 LEAST_NODE = 8
@@ -270,18 +253,18 @@ def worker_state(worker: Mapping[str, Any]) -> str:
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 
 
-def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool) -> dict[str, str | Text]:
-    """Its cells by column; ``told`` puts what it counts beside its position."""
-    state = worker_state(worker)
+def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool, planned: bool) -> dict[str, str | Text]:
+    """Its cells by column; ``told`` puts what it counts beside its position, ``planned`` is one of a job to come."""
+    state = "planned" if planned else clean(worker_state(worker))
     bad = not worker["up"] and not is_done(worker) and worker["start"] is not None
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
     if told and worker["items"] is not None:
-        items += f" {unit_word(worker)}"
+        items += f" {clean(unit_word(worker))}"
     last = worker.get("last_progress")
     return {
-        "WORKER": worker["worker"],
+        "WORKER": clean(worker["worker"]),
         "NODE": clean(worker["node"]),
         "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
         "ITEMS": items,
@@ -296,10 +279,8 @@ def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
     lines = []
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
-        lines.append(
-            f"{clock_words(event['time'])} {mark} {' '.join(filter(None, (event['event'], event.get('worker'))))}: "
-            f"{clean(event['detail'])}"
-        )
+        who = " ".join(filter(None, (event["event"], event.get("worker"))))
+        lines.append(clean(f"{clock_words(event['time'])} {mark} {who}: {event['detail']}"))
     return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 
 
@@ -314,14 +295,16 @@ class LineLog:
         self._last = 0.0
         self._items: object = None
         self._states: dict[int, str] = {}
-        self._phase: tuple[str, str] | None = None
+        self._phase: tuple[object, ...] | None = None
+        self._waits = ""
         self._gpu_troubles: dict[tuple[str, str], Trouble] = {}
         """Those that are told, by whose and by key, and not told to be over."""
 
     def show(self, view: Mapping[str, Any]) -> None:
         """Print what is new."""
         now = time.monotonic()
-        phase = (view["state"], view["phase"])
+        phase = (view["state"], view["phase"], view.get("pending_reason"), (view.get("readiness") or {}).get("ready"))
+        waits = (view.get("readiness") or {}).get("waiting", "")
         states = {worker["rank"]: worker_state(worker) for worker in view["workers"]}
         ended = [
             worker
@@ -333,10 +316,10 @@ class LineLog:
             moment = worker["exit"]["time"] or view["time"]
             self._line(moment, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
         self._show_gpu_troubles(view)
-        moved = view["items"] != self._items and now - self._last >= self.EVERY_S
+        moved = (view["items"], waits) != (self._items, self._waits) and now - self._last >= self.EVERY_S
         if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
             self._line(view["time"], self._summary(view))
-            self._last, self._items = now, view["items"]
+            self._last, self._items, self._waits = now, view["items"], waits
         self._phase, self._states = phase, states
 
     def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
@@ -361,8 +344,12 @@ class LineLog:
 
     def _summary(self, view: Mapping[str, Any]) -> str:
         up = sum(worker["up"] for worker in view["workers"])
-        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {up}/{len(view['workers'])} up"]
-        words += [progress_words(view), _rate_words(view), eta_words(view)]
+        workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
+        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_words(view)]
+        if _has_work(view):
+            words += [progress_words(view), _rate_words(view)]
+        if _has_work(view) or view["report"] is not None:
+            words.append(eta_words(view))
         busy = mean_busy(view)
         words.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
         if len(view["workers"]) <= 8:

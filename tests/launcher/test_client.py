@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from exporter import records
+from exporter.manifest import read_manifest
 from launcher.client import JobClient
 from launcher.report import build_report
 from launcher.wrap import read_start_ticks
 from tests.gpu_status import gpu, gpus, of_worker, use
+from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import settled_run_dir
 
 
@@ -272,3 +275,142 @@ def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[st
     sidecar.update({**status(), "gpus": {}})
     view = JobClient(run_dir).look()
     assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])
+
+
+# What waits, and for what
+
+
+SERVING = """
+name: serve
+workers:
+  - {role: prefill, count: 1, gpus: 0, command: "engine --port {http_port}"}
+  - {role: decode, count: 1, gpus: 0, command: "engine --port {http_port}"}
+model: {path: "hf:a/M", name: m}
+frontend: {type: custom, command: "front --port {http_port}"}
+benchmark: {type: sa-bench, command: "bench", isl: 128, osl: 8, concurrencies: "1"}
+"""
+PREFILL, DECODE, FRONTEND, BENCHMARK = "prefill_w0", "decode_w0", "frontend_0", "benchmark"
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Path:
+    """A local job of two workers that serve, a front end and a benchmark."""
+    made = settled_run_dir(tmp_path, yaml.safe_load(SERVING))
+    write(made / "orchestrator.json", orchestrator())
+    return made
+
+
+def begin(run_dir: Path, *names: str) -> None:
+    """Leave the start records of these tasks."""
+    ranks = {task.worker: task.rank for task in read_manifest(run_dir).tasks}
+    for name in names:
+        stem = records.record_name(name, ranks[name], 0, 0)
+        start = {"schema": 1, "worker": name, "rank": ranks[name], "pid": 77, "start": 1500.0}
+        write(run_dir / f"workers/{stem}.start.json", start)
+
+
+def polled(run_dir: Path, **over: Any) -> None:
+    """Leave what the poller has found."""
+    told = {"schema": 1, "attempt": 0, "ready": False, "since": None, "timeout_s": 60.0, "waiting": "the model"}
+    write(run_dir / "readiness.json", {**told, "seen": {"decode": 0}, "expected": {"decode": 1}, "rules": [], **over})
+
+
+def states(view: dict[str, Any]) -> dict[str, str]:
+    return {worker["worker"]: worker["state"] for worker in view["workers"]}
+
+
+def test_tasks_of_a_stage_to_come_wait(serving: Path) -> None:
+    missing = dict.fromkeys((PREFILL, DECODE), "not_found")
+    assert states(JobClient(serving).look()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
+    begin(serving, PREFILL)
+    found = {PREFILL: "running", DECODE: "not_found", FRONTEND: "waiting", BENCHMARK: "waiting"}
+    assert states(JobClient(serving).look()) == found, "the stage of the one that is missing has begun"
+    begin(serving, DECODE, FRONTEND)
+    view = JobClient(serving).look()
+    assert states(view) == {**dict.fromkeys((PREFILL, DECODE, FRONTEND), "running"), BENCHMARK: "waiting"}
+    assert [worker["service"] for worker in view["workers"]] == [True, True, True, False]
+    begin(serving, BENCHMARK)
+    assert states(JobClient(serving).look())[BENCHMARK] == "running"
+
+
+def test_of_somebody_elses_plan_the_benchmark_is_known(serving: Path) -> None:
+    (serving / "plan.json").unlink()  # as good as one that only its owner may read
+    missing = dict.fromkeys((PREFILL, DECODE, FRONTEND), "not_found")
+    view = JobClient(serving).look()
+    assert (states(view), view["readiness"]) == ({**missing, BENCHMARK: "waiting"}, None)
+    polled(serving)
+    assert JobClient(serving).look()["readiness"]["waiting"] == "the model"
+
+
+def test_nothing_waits_in_a_job_that_does_not_run(serving: Path) -> None:
+    write(serving / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
+    view = JobClient(serving).look()
+    assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
+    assert view["readiness"] is None
+
+
+def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
+    unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
+    assert JobClient(serving).look()["readiness"] == unknown, "nobody has answered yet"
+    polled(serving, attempt=1)
+    assert JobClient(serving).look()["readiness"] == unknown, "of another attempt"
+    polled(serving)
+    workers = {"decode": {"ready": 0, "expected": 1}}
+    assert JobClient(serving).look()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
+    polled(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
+    assert JobClient(serving).look()["readiness"] == {
+        "ready": True,
+        "since": 1060.0,
+        "not_ready_since": None,
+        "waiting": "",
+        "workers": {"decode": {"ready": 1, "expected": 1}},
+    }
+
+
+def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None:
+    polled(serving)
+    records.write_state(str(serving), "running")
+
+    def since(*told: tuple[float, str]) -> float | None:
+        lines = [{"time": moment, "job_id": "local-1", "event": name} for moment, name in told]
+        (serving / "events.jsonl").write_text(
+            '1", "event": "ready"}\n' + "".join(f"{json.dumps(line)}\n" for line in lines)
+        )
+        found = JobClient(serving).look()["readiness"]["not_ready_since"]
+        return None if found is None else float(found)
+
+    assert since((1060.0, "ready"), (1200.0, "not ready"), (1210.0, "worker started")) == 1200.0
+    assert since((1060.0, "ready")) is None, "the orchestrator has not said so yet"
+    assert since((900.0, "not ready")) is None, "that was the attempt before"
+
+
+def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
+    view = JobClient(run_dir).look()
+    assert (view["readiness"], view["pending_reason"]) == (None, None)
+    assert not any(worker["service"] for worker in view["workers"])
+
+
+@pytest.mark.parametrize("over", ["stop", "completing", "report"])
+def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> None:
+    polled(serving)
+    assert JobClient(serving).look()["readiness"] is not None
+    if over == "report":
+        write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
+    else:
+        stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
+        records.write_state(str(serving), "launching" if stop else "completing", stop)
+    assert JobClient(serving).look()["readiness"] is None
+
+
+def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    client = JobClient(settled_run_dir(tmp_path, yaml.safe_load(SERVING), job_id="4459"))
+    slurm.say("squeue", "out", "PENDING|Dependency\n")
+    for _ in range(3):
+        view = client.look()
+    assert len(slurm.calls("squeue")) == 1
+    assert (view["state"], view["pending_reason"]) == ("PENDING", "Dependency")
+    assert set(states(view)) == {PREFILL, DECODE, FRONTEND, BENCHMARK}
+    assert (view["readiness"]["ready"], view["readiness"]["not_ready_since"]) == (False, None)

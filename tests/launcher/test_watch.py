@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from launcher import watch
-from launcher.watch import LineLog, clean, clock_words, eta_words, progress_words, render, size_words, worker_state
+from launcher.watch import LineLog, eta_words, progress_words, render, worker_state
+from launcher.watch_words import clean, clock_words, size_words
 from tests.launcher.conftest import Golden
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
@@ -138,7 +139,25 @@ def pending_view() -> dict[str, Any]:
     return a_view(
         state="PENDING", phase="launching", start=None, limit_end=None, items=None, items_expected=None, rate=None,
         eta=None, workers=[worker(rank, **idle) for rank in range(2)], outputs=[], filesystems=[], events=[], nodes=[],
-        cause=None,
+        cause=None, pending_reason="Dependency",
+    )  # fmt: skip
+
+
+def serving_view(*states: str, **over: Any) -> dict[str, Any]:
+    """A job of services without a position, its benchmark last; ``states`` are those of its workers."""
+    idle: dict[str, Any] = {"items": None, "items_expected": None, "rate": None, "eta": None, "last_progress": None}
+    workers = [
+        worker(rank, state=state, service=rank < len(states) - 1, gpus=[], **idle)
+        | ({} if state == "running" else {"up": False, "start": None})
+        for rank, state in enumerate(states)
+    ]
+    return a_view(
+        workers=workers, items=None, items_expected=None, rate=None, eta=None, events=[], cause=None, nodes=[],
+        outputs=[], filesystems=[],
+        readiness={
+            "ready": False, "since": None, "not_ready_since": NOW - 130, "waiting": "decode_w0 and the model",
+            "workers": {},
+        }, **over,
     )  # fmt: skip
 
 
@@ -168,6 +187,7 @@ def test_pictures_of_other_jobs_are_the_golden_ones(golden: Golden) -> None:
     golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, most_workers=3))
     golden("launcher/watch-ended.txt", screen(ended_view(), 100))
     golden("launcher/watch-pending.txt", screen(pending_view(), 100))
+    golden("launcher/watch-serving.txt", screen(serving_view("running", "running", "waiting", phase="launching"), 100))
 
 
 def test_plain_characters_are_ascii() -> None:
@@ -213,7 +233,7 @@ def evil_view() -> dict[str, Any]:
 def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
     shown = SGR.sub("", screen(evil_view(), 400, colors=colors))
     assert all(character.isprintable() or character == "\n" for character in shown)
-    assert "evil?[31m????2J[red]b[/red]?" in shown
+    assert r"evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e" in shown
     assert colors is ("\x1b[" in screen(a_view(), colors=colors))
 
 
@@ -221,9 +241,9 @@ def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
     ("text", "shown"),
     [
         ("plain ä 日本", "plain ä 日本"),
-        ("a\nb\tc", "a?b?c"),
-        ("\x1b[2J", "?[2J"),
-        ("\x7f\x9b\u2028\u202e", "????"),
+        ("a\nb\tc", r"a\nb\tc"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x7f\x9b\u2028\u202e\udc80\U000e0001", r"\x7f\x9b\u2028\u202e\udc80\U000e0001"),
         (7, "7"),
     ],
 )
@@ -311,13 +331,15 @@ def test_a_file_system_that_does_not_answer_is_named() -> None:
         {"group": "output", "available_bytes": None, "size_bytes": None, "responding": False, "mount": "/nfs/a\nb"},
         {"group": "run", "available_bytes": 5, "size_bytes": 10, "responding": True, "mount": "/"},
     ]
-    assert "/nfs/a?b of output does not answer" in screen(a_view(filesystems=spaces), 120)
+    assert r"/nfs/a\nb of output does not answer" in screen(a_view(filesystems=spaces), 120)
 
 
 def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -> None:
     last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
     found = {"last": last, "last_complete": last, "writing": False, "interval_s": 1800.0, "next_expected": NOW + 1075}
-    assert "checkpoint step_?300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(a_view(checkpoints=found), 120)
+    assert r"checkpoint step_\n300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(
+        a_view(checkpoints=found), 120
+    )
     late = {**found, "next_expected": NOW - 61}
     assert "every 30m 00s, late by 1m 01s" in screen(a_view(checkpoints=late), 120)
     writing = {**found, "writing": True}
@@ -343,10 +365,50 @@ def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
     picture = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
     assert "output 6 files 1.0 KiB 12 records" in picture
     assert "! output: worker_w3, rank 9 writes nothing any more" in picture
-    assert "! output: 2 damaged: output_3?.jsonl: line 7 is no JSON" in picture
+    assert "! output: 2 damaged: output_3\\n.jsonl: line 7 is no JSON" in picture
     assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in picture
     nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
     assert "! output: nobody writes any more" in screen(a_view(outputs=[nobody]), 120)
+
+
+def test_no_name_or_value_breaks_a_row() -> None:
+    view = a_view(first_to_stop="worker_w0", items=None, phase="running", events=a_view()["events"][:2])
+    view["workers"][0] |= {"lag": 0.5, "gpus": ["GPU-0"]}
+    view["outputs"][0] |= {"files_invalid": 1, "invalid": [{"file": "f", "reason": "r"}], "stalled_ranks": [0]}
+    found = {"name": "step_3", "time": NOW, "state": "incomplete", "reason": "r"}
+    view |= {"checkpoints": {"last": found, "last_complete": found}, "launch": {"verified": False, "lacking": ["l"]}}
+    view |= {"readiness": {"ready": False, "since": None, "not_ready_since": None, "waiting": "w"}}
+    plain = screen(view, 1000).splitlines()
+
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoilt(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [spoilt(entry) for entry in value]
+        return f"{value}\n\x1b[2J\u2028" if isinstance(value, str) and value != "incomplete" else value
+
+    shown = screen(spoilt(view), 1000).splitlines()
+    assert len(shown) == len(plain)
+    assert all(character.isprintable() for line in shown for character in line)
+    assert all(line.startswith(like.split(" ")[0]) for line, like in zip(shown, plain, strict=True))
+
+
+def test_a_job_that_only_serves_has_neither_progress_nor_time_left() -> None:
+    shown = screen(serving_view("running", "running", "running", phase="launching"), 100)
+    assert ("no progress yet" in shown, "ETA unknown yet" in shown) == (True, True), "the benchmark has work"
+    for last in ("waiting", "not_started"):
+        shown = screen(serving_view("running", "running", last), 100)
+        assert not any(words in shown for words in ("progress", "ETA unknown", "░"))
+    told = serving_view("running", "waiting") | {"items": 3}
+    assert "3 items" in screen(told, 100)
+    over = serving_view("running", "not_started", report={"duration_s": 60.0}) | {"readiness": None}
+    assert "took 1m 00s" in screen(over, 100)
+
+
+def test_a_task_that_waits_needs_no_look() -> None:
+    view = serving_view(*(["running"] * 4), "not_found", "waiting")
+    shown = screen(view, 100, most_workers=2)
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == ["worker_w0", "worker_w4"]
 
 
 # Lines for pipes and files
@@ -428,3 +490,24 @@ def test_a_launch_that_is_not_verified_says_what_is_lacking() -> None:
     shown = screen(a_view(launch={"verified": False, "lacking": lacking}), 120)
     assert "! launch not verified: cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)" in shown
     assert "not verified" not in screen(a_view(), 120)
+
+
+def test_a_line_tells_what_is_waited_for_and_when_it_is_there(lines: Lines) -> None:
+    view = serving_view("running", "waiting", limit_end=None)
+    (line,) = lines.show(view)
+    assert line == (
+        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 1/2 up"
+        " | not ready for 2m 10s: waiting for decode_w0 and the model"
+    )
+    view["readiness"]["waiting"] = "the model"
+    assert lines.show(view, later=1) == [], "not more often than progress"
+    assert len(lines.show(view, later=5)) == 1
+    view["readiness"] |= {"ready": True, "since": NOW, "waiting": ""}
+    (line,) = lines.show(view)
+    assert line.endswith(" | ready since 2025-11-22 04:13")
+
+
+def test_a_line_of_a_pending_job_tells_why(lines: Lines) -> None:
+    (line,) = lines.show(pending_view())
+    assert line.endswith("job 4459 PENDING/launching | workers 2 planned | waiting in the queue: Dependency")
+    assert len(lines.show(pending_view() | {"pending_reason": "Resources"})) == 1

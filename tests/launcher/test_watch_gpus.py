@@ -164,7 +164,7 @@ def test_of_many_troubles_some_are_told() -> None:
 def test_gpus_that_cannot_be_read_are_told_by_node() -> None:
     blind = gpus(driver_state="version_mismatch", words="Driver/library\x1b mismatch", allocated=2, health=None)
     shown = screen(a_view(gpus=[{"node": "cn00", **blind}]), 120)
-    assert "! GPUs of cn00: cannot be read (version_mismatch): Driver/library? mismatch\n" in shown
+    assert "! GPUs of cn00: cannot be read (version_mismatch): Driver/library\\x1b mismatch\n" in shown
 
 
 def test_healthy_gpus_are_not_worth_a_line() -> None:
