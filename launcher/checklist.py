@@ -65,6 +65,10 @@ TOPOLOGY_CODES = (
 )
 
 
+RESTS_ON = {"policy": ("workers[",), "sample": ("progress.patterns",)}
+"""Places that an item is also about, beside its own, by its code."""
+
+
 def broken_checklist(
     errors: Sequence[ConfigError], rest: tuple[Subject, frozenset[str]] | None = None, *, topology: bool = False
 ) -> tuple[Section, ...]:
@@ -85,16 +89,18 @@ def broken_checklist(
         return tuple(Section(name, tuple(items) or (skipped,)) for name, items in wrong.items())
     subject, taken = rest
     return tuple(
-        Section(
-            section.name, (*wrong[section.name], *(item for item in section.items if not _spoilt(item.place, taken)))
-        )
+        Section(section.name, (*wrong[section.name], *(item for item in section.items if not _spoilt(item, taken))))
         for section in make_checklist(subject)
     )
 
 
-def _spoilt(place: str, taken: Collection[str]) -> bool:
-    """Whether an item is about something that stands in for what was taken out."""
-    return place in taken or ("workers" in taken and place.startswith("workers"))
+def _spoilt(item: Item, taken: Collection[str]) -> bool:
+    """Whether an item is about something that stands in for what was taken out, or says well of what had a mistake."""
+    place = item.place
+    if place in taken or ("workers" in taken and place.startswith("workers")):
+        return True
+    within = (f"{place}.", f"{place}[", *RESTS_ON.get(item.code, ()))
+    return item.status == "ok" and any(other.startswith(within) for other in taken)
 
 
 def _code(problem: str, fits: bool) -> str:
@@ -147,7 +153,8 @@ def _monitoring(job: Subject) -> list[Item]:
         message = "no output file is watched; name what the job writes"
         items.append(Item("no-output-pattern", "warning", "patterns.output", message))
     own = len(job.spec.errors)
-    items.append(Item("errors", "ok", "errors", f"{own} own patterns beside the standard ones"))
+    words = f"{own} own pattern{'s' if own != 1 else ''} beside the standard ones"
+    items.append(Item("errors", "ok", "errors", words))
     return [
         *items,
         *preflight.check_sample(job),
@@ -181,7 +188,7 @@ def _gpus_used(job: Subject) -> list[Item]:
         message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
         items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
     workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
-    for _, planned, _ in preflight.of_roles(plan):
+    for _, planned, _ in preflight.of_roles(job):
         if asked and not planned.task.gpus and planned.stage == WORKERS:
             message = "its workers see no GPU while the job has some; set it if they need one"
             items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
@@ -194,11 +201,20 @@ def _gpus_used(job: Subject) -> list[Item]:
 def _time_limit(job: Subject) -> list[Item]:
     limit = job.plan.slurm["time_limit"]
     if limit:
-        return [Item("time-limit", "ok", "slurm.time_limit", str(limit))]
+        return [Item("time-limit", "ok", "slurm.time_limit", _with_unit(limit))]
     if job.local:
         return [Item("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
     message = "is not set, so the partition's default counts; set what the job needs, and a little more"
     return [Item("no-time-limit", "warning", "slurm.time_limit", message)]
+
+
+def _with_unit(limit: str) -> str:
+    """A time limit so that its unit shows: to Slurm a number alone is minutes, and two are minutes and seconds."""
+    if limit.isdigit():
+        return f"{int(limit)} minute{'s' if int(limit) != 1 else ''}"
+    if "-" in limit:
+        return f"{limit} (days-hours)" if ":" not in limit else limit
+    return f"{limit} (minutes:seconds)" if limit.count(":") == 1 else limit
 
 
 def _checkpoints(job: Subject) -> list[Item]:
@@ -222,7 +238,7 @@ def _batch_size(job: Subject) -> list[Item]:
 def _policy(job: Subject) -> list[Item]:
     """What happens when one worker of each role fails."""
     items = []
-    for _, planned, _ in preflight.of_roles(job.plan):
+    for _, planned, _ in preflight.of_roles(job):
         restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
         words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
@@ -233,10 +249,10 @@ def _policy(job: Subject) -> list[Item]:
 def _buffering(job: Subject) -> list[Item]:
     """Python holds back what it prints to a file: progress would come late, and last words not at all."""
     items = []
-    for place, planned, argv in preflight.of_roles(job.plan):
+    for place, planned, argv in preflight.of_roles(job):
         if not argv:
             continue
-        at = shell_text_index(planned.argv)
+        at = shell_text_index(argv)
         if at is not None:
             found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
             held = found is not None and "PYTHONUNBUFFERED=" not in argv[at]

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from launcher.explain import Told
     from launcher.subject import Subject
     from launcher.sweep_plan import PlannedSweep
+
+NOT_OF_THE_FILE = ("no-slurm",)
+"""Codes of what a start is refused for and a plan is not doubtful for: it can be made anywhere."""
+SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")
+"""Codes of what only `submit` refuses."""
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
@@ -80,6 +86,7 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
     """All points: as a table, or where their values come from."""
+    _warn({point.point.name: point.subject for point in swept.points})
     from launcher.explain import sources_of
     from launcher.sweep_show import describe_sweep, render_explained, render_sweep
 
@@ -110,6 +117,7 @@ def _show_job(
     if hosts and len(hosts) < plan.nodes:
         more = plan.nodes - len(hosts)
         raise LauncherError(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {more} more")
+    _warn({"": subject})
     if as_json:
         explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if rows is not None else {}
         from launcher.describe import json_pieces
@@ -120,6 +128,28 @@ def _show_job(
         click.echo("\n".join(render(rows)))
     else:
         _draw(subject, script, hosts, at_once)
+
+
+def _warn(subjects: "Mapping[str, Subject]") -> None:
+    """Say for what a start would be refused, and which aliases are doubtful; ``subjects`` by the names of the points.
+
+    A plan may be looked at before its commands are right, so that nothing is refused here.
+    """
+    from launcher.sweep import merge_problems
+
+    told = {name: _doubts(subject) for name, subject in subjects.items()}
+    for line in merge_problems(told, len(told)) if len(told) > 1 else next(iter(told.values())):
+        click.echo(f"gpujob: warning: {line}", err=True)
+
+
+def _doubts(subject: "Subject") -> list[str]:
+    from launcher.preflight import check_plan
+    from launcher.preflight_job import check_aliases
+
+    both = "run refuses it" if subject.local else "submit and run refuse it"
+    found = [item for item in check_plan(subject) if item.status == "error" and item.code not in NOT_OF_THE_FILE]
+    refused = [f"{item}; {'submit refuses it' if item.code in SUBMIT_ALONE else both}" for item in found]
+    return refused + [str(item) for item in check_aliases(subject) if item.status == "warning"]
 
 
 def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
@@ -135,12 +165,9 @@ def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[
 
 
 def _draw(subject: "Subject", script: str, hosts: tuple[str, ...], at_once: int) -> None:
-    """The plan for people, after what is doubtful about its aliases."""
+    """The plan for people."""
     from launcher.drawing import draw_plan
-    from launcher.preflight_job import check_aliases
 
-    for item in check_aliases(subject):
-        click.echo(f"gpujob: warning: {item}", err=True)
     plan = subject.plan
     if subject.local:
         from launcher.describe_local import VISIBLE, describe_local, local_facts, render_local

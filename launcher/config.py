@@ -132,6 +132,13 @@ class ErrorOptions(Model):
     severity: Literal["critical", "warning", "info"] = "warning"
     name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
 
+    @field_validator("pattern")
+    @classmethod
+    def _usable(cls, pattern: str) -> str:
+        if problems := _pattern_problems("pattern", pattern, Kind.ERROR):
+            raise parts_wrong([((), problem) for problem in problems], pattern)
+        return pattern
+
 
 class Monitoring(Model):
     """How the job is watched. Times in seconds."""
@@ -250,7 +257,7 @@ class JobSpec(Model):
 
     @field_validator("errors")
     @classmethod
-    def _usable(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
+    def _named_once(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
         problems: list[tuple[tuple[str | int, ...], str]] = []
         names: set[str] = set()
         for index, error in enumerate(errors):
@@ -259,9 +266,6 @@ class JobSpec(Model):
                 message = f"the pattern {name!r} is there more than once; give each a name of its own"
                 problems.append(((index,), message))
             names.add(name)
-            problems += [
-                ((index, "pattern"), problem) for problem in _pattern_problems(name, error.pattern, Kind.ERROR)
-            ]
         if problems:
             raise parts_wrong(problems, errors)
         return errors

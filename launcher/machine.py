@@ -45,7 +45,7 @@ for name in sys.argv[1:]:
 def check_interpreter(subject: Subject) -> list[Item]:
     """Whether Python is that of an environment made for the job, or whichever comes first."""
     items, doubtful = [], set[str]()
-    for place, planned, argv in of_roles(subject.plan):
+    for place, planned, argv in of_roles(subject):
         known = environment_of(subject, planned)
         active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
         if not argv:
@@ -82,7 +82,7 @@ def check_packages(subject: Subject) -> list[Item]:
     place, names = "environment.packages", subject.spec.environment.packages
     if not names:
         return [Item("packages", "not checked", place, "the job file names none")]
-    for _, planned, argv in of_roles(subject.plan):
+    for _, planned, argv in of_roles(subject):
         here = bool(argv) and is_python(argv[0]) and not planned.contained
         program = find_program(subject, planned, argv[0]) if here else None
         if program is None:

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter.derive.extraction import Extractor
@@ -12,6 +12,7 @@ from exporter.derive.patterns import Kind, Pattern
 from exporter.readers.files import read_files
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.metrics_file import is_ours
+from launcher.benchmarks import BENCHMARKS
 from launcher.fill import shell_text_index, task_argv
 from launcher.inputs import check_inputs
 from launcher.items import Item
@@ -50,14 +51,23 @@ def check_plan(subject: Subject) -> list[Item]:
     ]
 
 
-def of_roles(plan: Plan) -> Iterator[tuple[str, TaskPlan, list[str]]]:
-    """The first task of each role: the place of its command, the task, and the words that it would run."""
+def of_roles(subject: Subject) -> Iterator[tuple[str, TaskPlan, list[str]]]:
+    """The first task of each role: the place of its command, the task, and the words of its own program."""
+    plan = subject.plan
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
     seen = set()
     for planned in plan.tasks:
         if planned.task.role not in seen:
             seen.add(planned.task.role)
-            yield f"{place_of(planned)}.command", planned, task_argv(plan, planned, facts)
+            yield f"{place_of(planned)}.command", planned, own_words(subject, planned, task_argv(plan, planned, facts))
+
+
+def own_words(subject: Subject, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
+    """The words of a task without the shell around them that some kinds of benchmark put there."""
+    benchmark = subject.spec.benchmark
+    if planned.stage != BENCHMARK or benchmark is None:
+        return list(argv)
+    return list(argv[BENCHMARKS[benchmark.type].wrapping :])
 
 
 def place_of(planned: TaskPlan) -> str:
@@ -75,7 +85,7 @@ def check_commands(subject: Subject) -> list[Item]:
     if not local and shutil.which("sbatch") is None:
         message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
         items.append(Item("no-slurm", "error", "sbatch", message))
-    for place, planned, argv in of_roles(plan):
+    for place, planned, argv in of_roles(subject):
         if not argv:
             message = f"{planned.task.role} has no command; give it one, or name a backend that has"
             items.append(Item("no-command", "error", place, message))
@@ -149,24 +159,23 @@ def check_variables(subject: Subject) -> list[Item]:
     items = []
     for name in subject.spec.environment.required:
         roles = [
-            planned.task.role
-            for _, planned, _ in of_roles(subject.plan)
-            if not environment_of(subject, planned).get(name)
+            planned.task.role for _, planned, _ in of_roles(subject) if not environment_of(subject, planned).get(name)
         ]
         if roles:
             message = f"{name} is not set for {', '.join(roles)}; export it here, or give it in `env`"
             items.append(Item("no-variable", "error", "environment.required", message))
         else:
             items.append(Item("variable", "ok", "environment.required", f"{name} is set"))
-    for place, planned, _ in of_roles(subject.plan):
+    for place, planned, _ in of_roles(subject):
         items += _named_variables(subject, place, planned)
     return items
 
 
 def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[Item]:
-    text_index = shell_text_index(planned.argv)
+    argv = own_words(subject, planned, planned.argv)
+    text_index = shell_text_index(argv)
     items, known, cure = [], environment_of(subject, planned), _cure_without_shell(subject, planned)
-    for index, word in enumerate(planned.argv):
+    for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
         if index != text_index:
             for name in names if text_index is None else ():

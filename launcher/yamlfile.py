@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -68,7 +68,9 @@ def validate(
             raise ConfigError(source, [*known, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
-        raise ConfigError(source, [*known, *_problems(error, model, text), *also(body)]) from error
+        meant = _meant(error, model)
+        more = [problem for problem in also(body) if problem.partition(": is missing")[0] not in meant]
+        raise ConfigError(source, [*known, *_problems(error, model, text, meant), *more]) from error
     except (RecursionError, OverflowError, ValueError) as error:
         wrong = f"holds a value that cannot be used: {type(error).__name__}: {error}"
         raise ConfigError(source, [*known, wrong]) from error
@@ -159,11 +161,31 @@ _EXPECTED = {
 }
 
 
-def _problems(error: ValidationError, model: type[BaseModel], text: str) -> list[str]:
-    """One problem for each place; where a value may be of several kinds, the one that it was meant for."""
+def _meant(error: ValidationError, model: type[BaseModel]) -> set[str]:
+    """The places of the keys that misspelled ones stand for: of these it is not said again that they are missing."""
+    return {
+        _places((*entry["loc"][:-1], near), model)[0]
+        for entry in error.errors()
+        if entry["type"] == "extra_forbidden" and (near := _nearest(entry["loc"], model)) is not None
+    }
+
+
+def _nearest(location: Location, model: type[BaseModel]) -> str | None:
+    """The known key that an unknown one is most like."""
+    near = difflib.get_close_matches(str(location[-1]), _known_names(model, location[:-1]), 1, 0.5)
+    return near[0] if near else None
+
+
+def _problems(error: ValidationError, model: type[BaseModel], text: str, meant: Collection[str]) -> list[str]:
+    """One problem for each place; where a value may be of several kinds, the one that it was meant for.
+
+    Keys that are missing are left out where they were ``meant`` by misspelled ones.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for entry in error.errors():
         place, base = _places(entry["loc"], model)
+        if entry["type"] == "missing" and place in meant:
+            continue
         found.setdefault(base, []).append({**entry, "place": place})
     problems = []
     for base, entries in found.items():
@@ -186,8 +208,8 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
     place, kind, value = error["place"], error["type"], error.get("input")
     if kind == "extra_forbidden":
         key, known = str(error["loc"][-1]), _known_names(model, error["loc"][:-1])
-        near = difflib.get_close_matches(key, known, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = _nearest(error["loc"], model)
+        hint = f'; did you mean "{near}"?' if near is not None else ""
         return f'{place}: unknown key "{key}"{hint} (known: {", ".join(sorted(known))})'
     if kind == "missing":
         return f"{place}: is missing"

@@ -103,7 +103,7 @@ def divided(setting: Setting, role: Role, *, shared: bool) -> tuple[Sizes, list[
     if result.tensor * others != gpus:
         cure = f"set tensor parallel to {gpus // others}" if gpus % others == 0 else "use sizes whose product it is"
         problems.append(
-            f"{place}: {told} is {result.tensor * others} GPUs and a {role.name} has {gpus}; {cure}, "
+            f"{place}: {told} is {result.tensor * others} GPUs and each {role.name} worker has {gpus}; {cure}, "
             f"or give it {result.tensor * others} GPUs"
         )
     if shared and result.tensor % data:

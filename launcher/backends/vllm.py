@@ -41,8 +41,9 @@ class Vllm(Engine):
         parts, per_node = self.sizes(setting, role), setting.spec.resources.gpus_per_node
         place, nodes = setting.place_of(role.name, *SIZE_NAMES), max(1, -(-role.gpus // max(1, per_node)))
         if parts.data > 1 and parts.data % nodes:
-            problem = f"{place}: data parallel {parts.data} cannot be divided over the {nodes} nodes of a {role.name}; "
-            return [problem + f"use a multiple of {nodes}, or 1"]
+            spread = f"{nodes} nodes of each {role.name} worker"
+            cure = f"use a multiple of {nodes}, or 1"
+            return [f"{place}: data parallel {parts.data} cannot be divided over the {spread}; {cure}"]
         if parts.expert is not None:
             return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
         return []

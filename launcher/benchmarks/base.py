@@ -35,6 +35,8 @@ class Benchmark:
     name: str
     needs_endpoint = True
     """Whether it makes no sense without something to send requests to."""
+    wrapping = 0
+    """Words before those of its own program: a shell and its text, which start it."""
 
     def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         """Its command with placeholders."""

@@ -18,6 +18,7 @@ class Router(Benchmark):
     """``aiperf profile``, or the program of the job file with the same options."""
 
     name = "router"
+    wrapping = 4
 
     def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         words = ["bash", "-c", _EACH, concurrencies(benchmark, " ")]

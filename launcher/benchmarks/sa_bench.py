@@ -16,6 +16,7 @@ class SaBench(Benchmark):
     """The user's program with options from the job file, and a folder for its results."""
 
     name = "sa-bench"
+    wrapping = 4
 
     def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         folder = f"{{run_dir}}/{self.result_dir(benchmark)}"

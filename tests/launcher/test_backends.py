@@ -178,7 +178,10 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (engine("sglang", 8, {"tp-size": 4}), "set tensor parallel to 8, or give it 4 GPUs"),
+        (
+            engine("sglang", 8, {"tp-size": 4}),
+            "tensor parallel 4 is 4 GPUs and each agg worker has 8; set tensor parallel to 8, or give it 4 GPUs",
+        ),
         (engine("sglang", 8, {"dp-size": 3}), "use sizes whose product it is"),
         (engine("sglang", 8, {"dp-size": 3, "enable-dp-attention": True}), "use 1, 2, 4 or 8"),
         (engine("sglang", 8, {"ep-size": 3}), "expert parallel 3 does not divide 8 GPUs"),
@@ -188,7 +191,10 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
         (engine("sglang", 8, agg={"args": {"tp": 2}}), "backend.agg.args: tensor parallel 2 is 2 GPUs"),
         (engine("sglang", 8, {"port": 30000}), "backend.args.port: the launcher sets it from the plan; leave it out"),
         (engine("sglang", 8, agg={"args": {"dist_init_addr": "a:1"}}), "backend.agg.args.dist_init_addr: the launcher"),
-        (engine("vllm", 32, {"data-parallel-size": 2}), "cannot be divided over the 4 nodes"),
+        (
+            engine("vllm", 32, {"data-parallel-size": 2}),
+            "cannot be divided over the 4 nodes of each agg worker; use a multiple of 4, or 1",
+        ),
         (engine("vllm", 8, {"expert-parallel-size": 8}), "use enable-expert-parallel: true"),
         (engine("trtllm", 8, {"dp_size": 2}), "enable_attention_dp"),
         (engine("sglang", 8, decode={"args": {"x": 1}}), "backend.decode: the job has no decode workers, only agg"),

@@ -173,6 +173,50 @@ def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
     assert (None if rest is None else rest[1]) == taken
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "code"),
+    [
+        ("errors: [{pattern: '(', severity: bad}]\n", "errors", "errors"),
+        ("errors: [{patern: x}]\n", "errors", "errors"),
+        ("workers: [{command: 'true', restrat: {max: 2}}]\n", "workers", "workers"),
+        ("workers: [{command: 'true', restrat: {max: 2}}]\n", "workers (worker)", "policy"),
+        ("progress: {sample: 'Processed 1/2 items', patterns: {lr: '('}}\n", "progress.sample", "sample"),
+    ],
+)
+def test_what_has_a_mistake_is_not_said_to_be_in_order(
+    text: str, place: str, code: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site)
+    least = "name: j\n" + ("" if "workers" in text else "workers: [{command: 'true'}]\n")
+
+    def fine(file: str) -> list[tuple[str, str]]:
+        (site / "job.yaml").write_text(file)
+        rest = salvage("job.yaml", local=True)
+        sections = broken_checklist([ConfigError("job.yaml", ["x"])], rest)
+        return [(item.code, item.place) for entry in sections for item in entry.items if item.status == "ok"]
+
+    right = "progress: {sample: 'Processed 1/2 items'}\n"
+    assert (code, place) in fine(f"name: j\nworkers: [{{command: 'true'}}]\n{right}")
+    assert (code, place) not in fine(least + text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("10", "10 minutes"),
+        ("1", "1 minute"),
+        ("10:30", "10:30 (minutes:seconds)"),
+        ("04:00:00", "04:00:00"),
+        ("2-12", "2-12 (days-hours)"),
+        ("2-12:00", "2-12:00"),
+    ],
+)
+def test_a_time_limit_is_told_with_its_unit(limit: str, told: str, site: Path) -> None:
+    sections = make_checklist(subject_of(site, local=False, slurm={"time_limit": limit}))
+    fine = [item for entry in sections for item in entry.items if item.status == "ok"]
+    assert [item.message for item in fine if item.place == "slurm.time_limit"] == [told]
+
+
 @pytest.mark.parametrize("option", ["--local", "--json"])
 def test_a_role_without_a_command_is_told(option: str, site: Path) -> None:
     (site / "job.yaml").write_text("name: j\nresources: {gpus_per_node: 4, agg_workers: 1}\n")

@@ -80,7 +80,7 @@ def test_the_plan_of_a_run_on_this_machine_has_processes_and_no_script(folder: P
     worker = {
         "count": 2,
         "gpus": 1,
-        "command": "serve --port {http_port} --head {head}",
+        "command": "true --port {http_port} --head {head}",
         "env": {"MY_TOKEN": "hunter2"},
     }
     job = {**JOB, "resources": {"gpus_per_node": 2}, "workers": [worker]}
@@ -131,6 +131,38 @@ def test_plan_names_an_alias_that_there_is_not(folder: Path) -> None:
     done = gpujob("plan", "job.yaml", cwd=folder)
     assert done.returncode == 0
     assert done.stderr.startswith('gpujob: warning: model.path: "dsr2" is neither a directory nor an alias')
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--explain"], ["--local"]])
+def test_plan_tells_for_what_a_start_is_refused(options: list[str], folder: Path) -> None:
+    worker = {"role": "w", "command": "python3 none.py {rnak}"}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "workers": [worker]}))
+    done = gpujob("plan", "job.yaml", *options, cwd=folder)
+    assert done.returncode == 0
+    refused = "run refuses it" if options == ["--local"] else "submit and run refuse it"
+    where = f"{folder}; give its path from there, or use {{job_dir}}"
+    problems = [
+        f'workers (w).command: "none.py" does not exist in {where}',
+        'workers (w).command: {rnak} is no placeholder; did you mean "{rank}"?; for braces that stay write {{rnak}}',
+    ]
+    assert done.stderr.splitlines() == [f"gpujob: warning: {problem}; {refused}" for problem in problems]
+    assert done.stdout
+    if options == ["--json"]:
+        assert json.loads(done.stdout)["job_name"] == "job"
+    for command in ("submit", "run"):
+        told = gpujob(command, "job.yaml", cwd=folder)
+        assert told.returncode == 2
+        assert set(problems) <= {line.strip() for line in told.stderr.splitlines()}
+
+
+def test_plan_tells_what_submit_alone_refuses(folder: Path) -> None:
+    slurm = {"time_limit": "00:01:00", "signal": "USR1@120"}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "slurm": slurm}))
+    done = gpujob("plan", "job.yaml", cwd=folder)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpujob: warning: slurm.signal: 120 s before a time limit of 60 s")
+    assert line.endswith("; submit refuses it")
+    assert gpujob("plan", "job.yaml", "--local", cwd=folder).stderr == ""
 
 
 @pytest.mark.parametrize("command", ["check", "plan", "submit", "run"])

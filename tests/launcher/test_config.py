@@ -208,6 +208,7 @@ def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:
         ("{command: x, role: ''}", "workers[0].role: '' is not a role"),
         ("{command: x, role: ../x}", "workers[0].role: '../x' is not a role"),
         ("{command: x, gpus: -1}", "workers[0].gpus: -1 must be greater than or equal to 0"),
+        ("{comand: x}", 'workers[0].comand: unknown key "comand"; did you mean "command"?'),
         ("{command: x, comand: y}", 'workers[0].comand: unknown key "comand"; did you mean "command"?'),
         ("{command: x, restart: {maxx: 2}}", 'workers[0].restart.maxx: unknown key "maxx"; did you mean "max"?'),
     ],
@@ -215,6 +216,35 @@ def test_a_mistake_is_told_with_its_place(added: str, problem: str) -> None:
 def test_a_mistake_in_a_worker_is_told_with_its_place(worker: str, problem: str) -> None:
     (found,) = problems_of(f"name: x\nworkers: [{worker}]\n")
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nme: x\nworkers: [{command: a}]\n", 'nme: unknown key "nme"; did you mean "name"?'),
+        ("name: x\nworker: [{command: a}]\n", 'worker: unknown key "worker"; did you mean "workers"?'),
+        (LEAST + "model: {pth: /m}\n", 'model.pth: unknown key "pth"; did you mean "path"?'),
+        (LEAST + "errors: [{patern: a}]\n", 'errors[0].patern: unknown key "patern"; did you mean "pattern"?'),
+    ],
+)
+def test_a_misspelled_key_is_not_told_to_be_missing_too(text: str, problem: str) -> None:
+    (found,) = problems_of(text)
+    assert found.startswith(problem)
+
+
+def test_a_key_that_no_other_one_stands_for_is_missing() -> None:
+    found = problems_of("name: x\nworkers: [{qqq: x}, {comand: x, role: b}]\n")
+    assert [problem.partition(" (known")[0] for problem in found] == [
+        'workers[0].qqq: unknown key "qqq"',
+        'workers[1].comand: unknown key "comand"; did you mean "command"?',
+        "workers[0].command: is missing",
+    ]
+
+
+def test_all_that_is_wrong_with_one_error_is_told() -> None:
+    pattern, severity = problems_of(LEAST + "errors: [{pattern: '(', severity: bad}]\n")
+    assert pattern.startswith("errors[0].pattern: is not a regular expression: missing ), unterminated subpattern")
+    assert severity == 'errors[0].severity: "bad" is not one of "critical", "warning" or "info"'
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,45 @@ def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_p
     ]
 
 
+@pytest.mark.parametrize("kind", ["custom", "sa-bench", "router"])
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("python3 nobench.py", "no-script", '"nobench.py" does not exist in '),
+        ("no-such-bench --fast", "no-program", '"no-such-bench" is not a program on this machine'),
+        ("./file", "no-program", '"./file" is not a program on this machine'),
+        ("python3 -u here.py", "program", '"python3" and "here.py" are there'),
+        ("python3 {job_dir}/here.py", "program", '/here.py" are there'),
+    ],
+)
+def test_a_benchmark_is_looked_for_behind_the_shell_that_starts_it(
+    kind: str, command: str, code: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here.py").write_text("")
+    benchmark = {"type": kind, "command": command, "isl": 128, "osl": 8, "concurrencies": "1x4"}
+    subject = subject_of(tmp_path, **{**SERVED, "benchmark": benchmark})
+    (item,) = [item for item in check_commands(subject) if item.place == "benchmark.command"]
+    assert (item.code, item.status) == (code, "ok" if code == "program" else "error")
+    assert words in item.message
+    assert (item in check_plan(subject)) is True
+
+
+def test_a_benchmark_that_its_kind_brings_is_looked_for_under_its_type(tmp_path: Path) -> None:
+    benchmark = {"type": "router", "isl": 128, "osl": 8, "concurrencies": [1]}
+    subject = subject_of(tmp_path, environ={"PATH": "/nowhere"}, **{**SERVED, "benchmark": benchmark})
+    items = [item for item in check_commands(subject) if item.place == "benchmark.type"]
+    assert [(item.code, item.message) for item in items] == [
+        ("no-program", 'router needs "aiperf" on PATH; activate the environment that has it')
+    ]
+
+
+def test_a_variable_in_the_words_of_a_wrapped_benchmark_is_not_expanded(tmp_path: Path) -> None:
+    benchmark = {"type": "sa-bench", "command": "b $DATA", "isl": 128, "osl": 8, "concurrencies": [1]}
+    items = check_variables(subject_of(tmp_path, **{**SERVED, "benchmark": benchmark}))
+    assert told(items, "warning") == [("not-expanded", "warning", "benchmark.command")]
+
+
 def test_a_program_is_looked_for_where_the_worker_would(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("#!/bin/sh\n")
     (tmp_path / "mine").chmod(0o755)

@@ -179,6 +179,17 @@ def test_points_are_planned_for_the_nodes_that_there_are(folder: Path) -> None:
     assert one["sbatch_nodes"] == 2
 
 
+@pytest.mark.parametrize("options", [[], ["--json"], ["--explain"]])
+def test_for_what_points_are_refused_is_told_once_for_all(options: list[str], folder: Path) -> None:
+    worker = {"count": 2, "gpus": 1, "command": "python3 none.py {lr} {bs}"}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "workers": [worker]}, sort_keys=False))
+    done = gpujob("plan", "job.yaml", *options, cwd=folder)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('gpujob: warning: all 6 points: workers (worker).command: "none.py" does not exist in ')
+    assert line.endswith("; submit and run refuse it")
+
+
 def test_points_that_need_more_nodes_than_there_are_are_named(folder: Path) -> None:
     sweep = {"grid": {"lr": [1], "bs": [1], "resources.nodes": [1, 2, 3]}}
     (folder / "job.yaml").write_text(yaml.safe_dump({**BODY, "sweep": sweep}, sort_keys=False))
