@@ -1,7 +1,8 @@
-"""The results of the benchmark of a serving job: out of the files that it leaves, and as a table for people.
+"""The results of the benchmark of a serving job, out of the files that it leaves.
 
-Two kinds of files are known: one JSON object for each concurrency as sa-bench and the serving benchmarks of vLLM and
-SGLang write it, and the summary of AIPerf (https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
+Two kinds of results are known: one JSON object for each concurrency as sa-bench and the serving benchmarks of vLLM and
+SGLang write it, in a file of its own or on a line of JSON Lines, and the summary of AIPerf
+(https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
 """
 
 import json
@@ -10,12 +11,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from exporter.manifest import Manifest
-from launcher.report_words import plain
+from launcher.verify_tokens import without_text, without_text_in_part
 
 ROLE = "benchmark"
 REQUESTS = "requests"
@@ -26,6 +28,10 @@ FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
 """Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
 RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")
 """In the second one, the folder of each run."""
+NAMED = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
+"""What the name of a file tells where its content does not: ``results_concurrency_4_gpus_8.json``."""
+LINES = ".jsonl"
+"""End of the names of files that have a result on each line."""
 SUMMARY = ("_aiperf.json", "_genai_perf.json")
 """Ends of the names of AIPerf's summaries, among many other files."""
 MOST_FILES = 100
@@ -35,8 +41,8 @@ MOST_NAMES = 10_000
 WHOLE_BYTES = 1 << 20
 """Of a larger file, which holds every request, only its begin and its end are read: there are the sums."""
 PART_BYTES = 64 << 10
-SHOWN = 40
-"""Rows of the table for people."""
+LINES_BYTES = 256 << 20
+"""Of a file with a result on each line, not more than about this is read."""
 
 SCALARS = {
     "max_concurrency": "concurrency",
@@ -52,6 +58,7 @@ SCALARS = {
     "request_goodput": "good_requests_per_second",
     "output_throughput": "output_tokens_per_second",
     "total_token_throughput": "total_tokens_per_second",
+    "total_throughput": "total_tokens_per_second",
 }
 """Names of sa-bench, and ours."""
 COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
@@ -88,6 +95,10 @@ DIGITS = 9
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
+UNKNOWN = "holds no result of a benchmark that is known"
+"""What is said of a file that is no result at all, as other files beside the results are."""
+
+
 class NoResult(Exception):
     """Why a file holds no result of a benchmark, for people."""
 
@@ -104,19 +115,38 @@ def read_results(manifest: Manifest) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     paths = _result_files(manifest.run_dir)
-    for path, concurrency in islice(paths, MOST_FILES):
+    for path, concurrency in paths:
         entry: dict[str, Any] = {"file": str(path.relative_to(manifest.run_dir))}
-        try:
-            entry |= ({"concurrency": concurrency} if concurrency is not None else {}) | _read_result(path)
-        except NoResult as why:
-            entry["problem"] = str(why)
-        except OSError as error:
-            entry["problem"] = f"cannot be read: {error.strerror}"
-        found.append(entry)
+        if concurrency is None and (named := NAMED.search(path.name)) is not None:
+            concurrency = int(named[1])
+        if concurrency is not None:
+            entry["concurrency"] = concurrency
+        found += [entry | result for result in _results_in(path, MOST_FILES - len(found))]
+        if len(found) >= MOST_FILES:
+            break
     if more := sum(1 for _ in paths):
         found.append({"file": "", "problem": f"{more} more files were not read; a report has {MOST_FILES} results"})
     last = math.inf
     return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
+
+
+def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
+    """The results of one file, not more than ``most``, and what is wrong with it."""
+    found: list[dict[str, Any]] = []
+    try:
+        if path.name.endswith(LINES):
+            with _opened(path) as source:
+                results = _read_lines(source)
+                found.extend(islice(results, most))  # those before a line that is cut off stay
+                if next(results, None) is not None:
+                    raise NoResult(f"has more results than a report, which has {MOST_FILES}")
+        else:
+            found.append(_read_result(path))
+    except NoResult as why:
+        found.append({"problem": str(why)})
+    except OSError as error:
+        found.append({"problem": f"cannot be read: {error.strerror}"})
+    return found
 
 
 def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
@@ -126,7 +156,7 @@ def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
             run = RUN_FOLDER.fullmatch(name)
             if run is not None:
                 yield from ((path, int(run[1])) for path in _summaries(run_dir / folder / name))
-            elif name.endswith(".json"):
+            elif name.endswith((".json", LINES)):
                 yield run_dir / folder / name, None
 
 
@@ -152,15 +182,56 @@ def _read_result(path: Path) -> dict[str, Any]:
         if RUN_FOLDER.fullmatch(path.name) is None:
             raise NoResult("is no regular file")
         raise NoResult("there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?")
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
-        status = os.fstat(source.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise NoResult("is no regular file")
-        if status.st_size <= WHOLE_BYTES:
+    with _opened(path) as source:
+        size = os.fstat(source.fileno()).st_size
+        if size <= WHOLE_BYTES:
             return parse_result(source.read(WHOLE_BYTES))
         begin = source.read(PART_BYTES)
         source.seek(-PART_BYTES, os.SEEK_END)
         return parse_parts(begin, source.read(PART_BYTES))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, opened without waiting for anything. Raises NoResult, OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            raise NoResult("is no regular file")
+        yield source
+
+
+def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The result on each line; lines of something else are passed over where there are results. Raises NoResult."""
+    found, others = False, None
+    for number, line in enumerate(_lines(source), 1):
+        try:
+            yield parse_result(line[0]) if len(line) == 1 else parse_parts(*line)
+            found = True
+        except NoResult as why:
+            if not str(why).startswith(UNKNOWN):
+                raise NoResult(f"line {number} {why}") from why
+            others = why
+    if not found:
+        raise others or NoResult("is empty")
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
+    """Each line that is not blank; of one that is very long its begin and its end. Raises NoResult."""
+    while line := source.readline(WHOLE_BYTES):
+        end = b""
+        while len(line) == WHOLE_BYTES and not line.endswith(b"\n") and not end.endswith(b"\n"):
+            piece = source.readline(PART_BYTES)
+            if not piece:
+                break
+            if source.tell() > LINES_BYTES:
+                raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
+            end = (end + piece)[-PART_BYTES:]
+        if end:
+            yield line[:PART_BYTES], (line + end)[-PART_BYTES:]
+        elif line.strip():
+            yield (line,)
+        if source.tell() > LINES_BYTES:
+            raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
 
 
 def parse_result(text: bytes) -> dict[str, Any]:
@@ -175,7 +246,7 @@ def parse_result(text: bytes) -> dict[str, Any]:
     if isinstance(body, dict):
         found = _of_sa_bench(body) or _of_aiperf(body)
     if not found:
-        raise NoResult("holds no result of a benchmark that is known (sa-bench, vLLM, SGLang, AIPerf)")
+        raise NoResult(f"{UNKNOWN} (sa-bench, vLLM, SGLang, AIPerf)")
     return found
 
 
@@ -190,8 +261,10 @@ def parse_parts(begin: bytes, end: bytes) -> dict[str, Any]:
         except ValueError:
             continue
     found = _of_sa_bench(body)
+    if without_text_in_part(begin) or without_text_in_part(end):
+        _leave_out_tokens(found)
     if not found:
-        raise NoResult("holds no result of a benchmark that is known, at its begin and its end")
+        raise NoResult(f"{UNKNOWN}, at its begin and its end")
     return found
 
 
@@ -212,7 +285,16 @@ def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
                 found.setdefault(
                     f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
                 )
+    if without_text(body):
+        _leave_out_tokens(found)
     return _counted(found)
+
+
+def _leave_out_tokens(found: dict[str, Any]) -> None:
+    """No 0 of tokens for what generates none, such as embeddings: it says nothing of how the benchmark went."""
+    for key in ("output_tokens", "output_tokens_per_second"):
+        if found.get(key) == 0:
+            del found[key]
 
 
 def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
@@ -276,10 +358,15 @@ def _counted(found: dict[str, Any]) -> dict[str, Any]:
 def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
     """Put the requests of all results into the entry of the benchmark, whose own position is that of the last alone."""
     entries = [worker for worker in workers if worker["role"] == ROLE]
-    done = _total(results, "requests")
-    if done is None or len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
+    if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
         return
-    expected = _total(results, "requests_expected")
+    missing = any("missing" in entry for entry in results)
+    if missing:  # there was more to do than anything tells
+        entries[0]["items_expected"] = None
+    done = _total(results, "requests")
+    if done is None:
+        return
+    expected = None if missing else _total(results, "requests_expected")
     entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
 
 
@@ -288,54 +375,3 @@ def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
     counts = [entry.get(key) for entry in results if "problem" not in entry]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
-
-
-COLUMNS = (
-    ("concurrency", "concurrency", 1.0, ".0f"),
-    ("request rate", "request_rate_per_second", 1.0, "g"),
-    ("requests", "requests", 1.0, ".0f"),
-    ("requests/s", "requests_per_second", 1.0, ".2f"),
-    ("output tokens/s", "output_tokens_per_second", 1.0, ".1f"),
-    ("total tokens/s", "total_tokens_per_second", 1.0, ".1f"),
-    *(
-        (f"{ours.upper()} {statistic} (ms)", f"{ours}_{statistic}_s", 1000.0, ".1f")
-        for ours in dict.fromkeys(LATENCIES.values())
-        for statistic in ("median", "p99")
-    ),
-)
-"""Head, key, factor and format of each column that the table may have."""
-
-
-def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: a table of what there is, and what could not be read."""
-    rows = [entry for entry in results if "problem" not in entry]
-    columns = [column for column in COLUMNS if any(_adds(column[1], entry) for entry in rows)]
-    if results:
-        yield from ("", "## Benchmark", "")
-    if columns:
-        yield f"| {' | '.join(head for head, *_ in columns)} |"
-        yield f"|{'---|' * len(columns)}"
-        for entry in rows[:SHOWN]:
-            yield f"| {' | '.join(_cell(entry, *column[1:]) for column in columns)} |"
-    if len(rows) > SHOWN:
-        yield from ("", f"and {len(rows) - SHOWN} more, in report.json")
-    problems = [entry for entry in results if "problem" in entry]
-    if problems and columns:
-        yield ""
-    for entry in problems[:SHOWN]:
-        yield f"- {plain(': '.join(filter(None, (entry['file'], entry['problem']))))}"
-    if len(problems) > SHOWN:
-        yield f"- and {len(problems) - SHOWN} more, in report.json"
-
-
-def _adds(key: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a value of a result deserves a column: the time between tokens only where that per token is not there."""
-    return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
-
-
-def _cell(entry: Mapping[str, Any], key: str, factor: float, how: str) -> str:
-    if key not in entry:
-        return "-"
-    words = format(entry[key] * factor, how)
-    failed = key == "requests" and entry.get("requests_expected", entry[key]) != entry[key]
-    return f"{words} of {entry['requests_expected']}" if failed else words

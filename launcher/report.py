@@ -11,13 +11,13 @@ from exporter.derive.exits import CONSEQUENCES, Stop, parse_stop
 from exporter.derive.gpu_account import account, worker_devices
 from exporter.derive.work import work_of
 from exporter.manifest import Manifest, read_manifest
-from launcher.bench_results import count_requests, has_benchmark, read_results
+from launcher.bench_results import count_requests, has_benchmark
 from launcher.job_ids import job_id_of
 from launcher.judge import Judge
 from launcher.report_gpus import read_gpu_events
-from launcher.report_state import EXIT_STATUS, cause_of, cause_of_stop, state_of, stop_by_slurm
+from launcher.report_state import EXIT_STATUS, cause_of, cause_of_stop, state_of, stop_by_slurm, tolerated_of
 from launcher.report_text import render_report
-from launcher.report_verify import verification_of, verify_job
+from launcher.report_verify import results_of, unread, verification_of, verify_job
 from launcher.report_workers import (
     last_end,
     read_runs,
@@ -28,6 +28,7 @@ from launcher.report_workers import (
 )
 from launcher.statuses import merge_workers, read_statuses
 from launcher.verify import Check
+from launcher.verify_benchmark import Planned, read_planned
 from launcher.verify_looks import OutOfTime, ProgressOf
 
 REPORT_SCHEMA = 1
@@ -100,7 +101,8 @@ def build_report(
     judge = Judge(manifest, found.attempt, job_end)
     runs, stop = _runs(found, judge, slurm_state)
     workers = _workers(found, judge, runs, stop, ends or {}, ended)
-    benchmark = _benchmark(manifest, workers) if ended and has_benchmark(manifest) else None
+    planned = read_planned(run_dir) if ended and has_benchmark(manifest) else None
+    benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
     cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
     if cause is not None:
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
@@ -108,7 +110,15 @@ def build_report(
     checks: list[Check] = []
     if state == "COMPLETED":
         checks = verify_job(
-            manifest, workers, found.attempt, orchestrator.get("start"), statuses, out_of_time, progress
+            manifest,
+            workers,
+            found.attempt,
+            orchestrator.get("start"),
+            statuses,
+            out_of_time,
+            progress,
+            planned=planned,
+            results=benchmark,
         )
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
@@ -123,6 +133,7 @@ def build_report(
         "state": state,
         "exit_status": EXIT_STATUS[state],
         "cause": cause,
+        "tolerated": tolerated_of(workers),
         "stopped": {"reason": stop.reason, "cause": stop.cause, "time": stop.time} if stop else None,
         "start": start,
         "end": end,
@@ -133,7 +144,7 @@ def build_report(
         "gpus": account(statuses, read_gpu_events(run_dir, start)),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
-        "monitoring": _monitoring(found),
+        "monitoring": _monitoring(found, ended),
         "nodes": found.hosts,
         "workers": workers,
         "run_dir": str(run_dir),
@@ -179,13 +190,13 @@ def _workers(
     return workers
 
 
-def _benchmark(manifest: Manifest, workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _benchmark(manifest: Manifest, workers: list[dict[str, Any]], planned: Planned | None) -> list[dict[str, Any]]:
     """The results of the benchmark, whose requests its worker gets. Whatever is in them never costs the report."""
+    results = results_of(manifest, planned, workers)
     try:
-        results = read_results(manifest)
         count_requests(workers, results)
     except Exception as error:  # noqa: BLE001 - they come on top of what the job came to
-        return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
+        return unread(error)
     return results
 
 
@@ -217,11 +228,12 @@ def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | N
     return str(place.with_suffix(".txt")) if same else None
 
 
-def _monitoring(found: _Found) -> dict[str, Any]:
+def _monitoring(found: _Found, ended: bool) -> dict[str, Any]:
+    """Whose sidecars have told the last they know; none is missing before the end."""
     statuses = found.statuses
     return {
         "nodes_with_final_values": sorted(node for node, status in statuses.items() if status.get("final")),
-        "nodes_without": sorted(node for node in found.hosts if not statuses.get(node, {}).get("final")),
+        "nodes_without": sorted(node for node in found.hosts if ended and not statuses.get(node, {}).get("final")),
     }
 
 

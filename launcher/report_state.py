@@ -81,7 +81,20 @@ def cause_of(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
     index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
-    worker = ended[index]
+    return _end_of(ended[index])
+
+
+def tolerated_of(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Failures of workers that the job can do without, the first in time first."""
+    others = [worker for worker in workers if not worker["critical"] and worker["exit"]]
+    if len(workers) == sum(not worker["critical"] for worker in workers):
+        return []  # of those one is the cause
+    failed = [_end_of(worker) for worker in others if worker["exit"]["reason"] not in CONSEQUENCES]
+    return sorted(failed, key=lambda end: end["time"] or float("inf"))
+
+
+def _end_of(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """Who has ended, when and why."""
     return {key: worker[key] for key in ("worker", "rank", "node")} | {
         key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
     }

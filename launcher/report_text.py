@@ -5,14 +5,18 @@ from typing import Any
 
 from exporter.derive.gpu_account import account_words
 from exporter.derive.work import ITEMS, unit_word, work_of
-from launcher.bench_results import benchmark_section
+from launcher.report_benchmark import benchmark_section
 from launcher.report_gpus import gpu_sections
 from launcher.report_words import clock, duration_words, first_of, plain
 
 FLAWS_SHOWN = 20
 """Damaged files that the text names; the others are in the JSON."""
+EARLIER_SHOWN = 8
+"""Reports of earlier attempts that the text names."""
 MISSING_SHOWN = 4
 """Workers that were not ready in time which the line on the cause names."""
+TOLERATED_SHOWN = 8
+"""Failed workers that the job could do without; the others are in the JSON."""
 
 
 def _is_issue(check: Mapping[str, Any]) -> bool:
@@ -52,6 +56,9 @@ def _head(report: Mapping[str, Any]) -> list[str]:
         f"- time: {clock(report['start'])} to {clock(report['end'])}, {duration_words(report['duration_s'])}",
         f"- nodes: {', '.join(report['nodes'])}",
     ]
+    if report["attempt"]:
+        earlier = first_of([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
+        lines.append(f"- attempt: {report['attempt'] + 1}, after {earlier}")
     if report["items"] is not None:
         lines.append(_work_line(report))
     if report.get("gpus"):
@@ -64,6 +71,7 @@ def _head(report: Mapping[str, Any]) -> list[str]:
         lines += _cause_lines(report["cause"])
         if report["cause"]["diagnosis"]:
             lines.append(f"- diagnosis: {report['run_dir']}/{report['cause']['diagnosis']}")
+    lines += _tolerated_lines(report.get("tolerated") or ())  # not in reports of older versions
     if report["launch"] and not report["launch"]["verified"]:
         faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
         lines.append(f"- launch: not verified: {plain('; '.join(faults))}")
@@ -84,13 +92,24 @@ def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
     when, evidence = clock(cause["time"]), cause["evidence"]
     missing = cause.get("missing")
     if not missing:
-        return [f"- cause: {_who(cause)} ended by {cause['reason']} at {when}: {'; '.join(evidence)}"]
+        return [f"- cause: {_end_line(cause)}"]
     names = first_of([_who(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
     first, *rest = evidence
     return [
         f"- cause: {names}: {cause['reason']} at {when}: {first}",
         *(f"    {'    ' if line.startswith(' ') else ''}- {plain(line)}" for line in rest),
     ]
+
+
+def _end_line(end: Mapping[str, Any]) -> str:
+    return f"{_who(end)} ended by {end['reason']} at {clock(end['time'])}: {'; '.join(end['evidence'])}"
+
+
+def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who has failed without an effect on what the job came to."""
+    lines = [f"- tolerated: {plain(_end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
+    more = len(ends) - len(lines)
+    return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
 
 
 def _who(entry: Mapping[str, Any]) -> str:

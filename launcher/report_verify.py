@@ -1,7 +1,7 @@
 """The verification of a job that has ended, as its report has it, at the end and later anew."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,17 @@ from exporter import records
 from exporter.derive.work import work_of
 from exporter.manifest import Manifest, read_manifest
 from exporter.readers.worker_logs import log_paths, run_suffix
-from launcher.bench_results import RESULT_FILES
+from launcher.bench_results import RESULT_FILES, ROLE, has_benchmark, read_results
+from launcher.plan import BENCHMARK
 from launcher.report_state import EXIT_STATUS, VERIFIED_STATES
 from launcher.statuses import read_statuses
 from launcher.verify import Check, verify
+from launcher.verify_benchmark import Planned, benchmark_check, missing, missing_entry, read_planned
 from launcher.verify_looks import OutOfTime, ProgressOf
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
 """At the beginning of what is said of output files that are there."""
-OF_ALL_WORK = ("outputs", "records", "tokens")
+OF_ALL_WORK = ("outputs", "records", "tokens", BENCHMARK)
 """Checks of files that ask whether all work is there, beside those that ask whether what is there is whole."""
 
 
@@ -46,10 +48,13 @@ def verify_job(
     again: bool = False,
     before: int = 0,
     files_only: bool = False,
+    planned: Planned | None = None,
+    results: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Check]:
     """The checks of a job that has ended, by the entries of its workers and its files.
 
     ``told`` is what the sidecars have last said, ``before`` the output files that there were when it was verified.
+    ``planned`` is what its benchmark was to measure, and ``results`` what it has left.
     """
     workers = list(workers)
     work = work_of(workers)
@@ -62,7 +67,8 @@ def verify_job(
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
     # the monitor of a job that others have started has its own checks of workers and items
     files_only = files_only or manifest.attached
-    return verify(
+    of_benchmark = benchmark_check(planned, results or ())
+    found = verify(
         manifest,
         work=work,
         teller="the result files" if of_files else "the logs",
@@ -77,6 +83,28 @@ def verify_job(
         again=again,
         before=before,
     )
+    if of_benchmark is None:
+        return found
+    others = [check for check in found if check.name != "workers" and not check.idle]
+    return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
+
+
+def unread(error: Exception) -> list[dict[str, Any]]:
+    """What there is of results when reading them has failed: they come on top of what the job came to."""
+    return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
+
+
+def results_of(
+    manifest: Manifest, planned: Planned | None, workers: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The results of a benchmark, and what is missing among them where it has run."""
+    try:
+        results = read_results(manifest)
+    except Exception as error:  # noqa: BLE001 - whatever is in them
+        return unread(error)
+    ran = any(worker["role"] == ROLE and worker["start"] is not None for worker in workers)
+    lacking = missing(planned, results) if ran else []
+    return [*results, missing_entry(lacking)] if lacking else results
 
 
 def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
@@ -111,6 +139,8 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
     attempt, state = int(report.get("attempt") or 0), report["state"]
     well = state in VERIFIED_STATES
     before = {check["name"]: check for check in report["verification"]["checks"]}
+    planned = read_planned(run_dir)
+    results = results_of(manifest, planned, report["workers"]) if has_benchmark(manifest) else []
     counted = _FILES_COUNTED.match(str(before.get("outputs", {}).get("detail", "")))
     found = verify_job(
         manifest,
@@ -123,11 +153,15 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
         again=True,
         before=int(counted[1]) if counted else 0,
         files_only=not well,
+        planned=planned,
+        results=results,
     )
     checks = [(check if well else _not_asked(check, state)).to_json() for check in found]
     if manifest.attached:  # how it went the monitor alone has seen
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
+    elif planned is None and BENCHMARK in before:  # who asks may not be able to read the plan
+        checks.append(before[BENCHMARK])
     if well:
         state = "INCOMPLETE" if any(check["passed"] is False for check in checks) else "COMPLETED"
     compared = checks if well else [check for check in checks if check["name"] in before]
@@ -135,7 +169,8 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
         check["name"] for check in compared if check["passed"] is not before.get(check["name"], {}).get("passed")
     ]
     verification = {**verification_of(state, checks), "state_before": report["state"], "differs": differs}
-    return {**report, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
+    found_now = {"benchmark": results} if "benchmark" in report else {}
+    return {**report, **found_now, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
 
 
 def _not_asked(check: Check, state: str) -> Check:

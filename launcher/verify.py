@@ -28,6 +28,8 @@ NAMED = 5
 NO_TIME = "there was no time to look at"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
+DEFAULTS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
+"""Patterns of a job file that names none: the schema of the job file is too large to be read here."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Check:
     """What is wrong with single files, of many some,"""
     files_total: int = 0
     """and how many there are."""
+    idle: bool = False
+    """Whether the job file asks for nothing of the kind, and there is nothing of it."""
 
     def to_json(self) -> dict[str, Any]:
         """As an object; with ``files`` where single files are at fault."""
@@ -99,7 +103,8 @@ def verify(
         checks.append(_compared(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
         checks.append(_written(manifest.run_dir, answers[OUTPUT]))
-    return checks if reasons is None else [_workers(reasons), *_work(manifest, work, teller), *checks]
+    some = any(not task.critical for task in manifest.tasks)
+    return checks if reasons is None else [_workers(reasons, some=some), *_work(manifest, work, teller), *checks]
 
 
 def _makes(
@@ -132,9 +137,12 @@ def _makes(
 # Workers and items
 
 
-def _workers(reasons: Sequence[str | None]) -> Check:
+def _workers(reasons: Sequence[str | None], *, some: bool) -> Check:
+    """By the ends of the critical workers; ``some`` tells that there are others."""
     done = sum(reason == "completed" for reason in reasons)
-    return Check("workers", done == len(reasons), f"{done} of {len(reasons)} workers completed")
+    return Check(
+        "workers", done == len(reasons), f"{done} of {len(reasons)} {'critical ' if some else ''}workers completed"
+    )
 
 
 def enough_of(wanted: Verification, total: int) -> int:
@@ -157,7 +165,7 @@ def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
             counted = "" if work.counts_items else f" {work.unit}"
             lacks = (done or 0) < enough_of(wanted, told or 0)
             short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
-            checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}"))
+            checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True))
     else:
         checks.append(Check(ITEMS, None, _no_items(work, total)))
     return checks
@@ -190,6 +198,11 @@ def _count(
 
 
 # Output files
+
+
+def _is_default(name: str, group: PathGroup) -> bool:
+    """Whether the job file says nothing of where these files are."""
+    return group.directory == "." and group.pattern == DEFAULTS[name]
 
 
 def _place(manifest: Manifest, group: PathGroup) -> str:
@@ -284,7 +297,8 @@ def _outputs(job: _Job, answer: Answer) -> list[Check]:
             there = "is" if job.before == 1 else "are"
             return [Check("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
     if not facts.files and not facts.older:
-        return [Check("outputs", missing, f"no file matches {group.pattern} in {place}{least}")]
+        words = f"no file matches {group.pattern} in {place}{least}"
+        return [Check("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
     if not facts.written:
         # some may be: a job that goes on where an earlier one has ended need not write to all of them
         count = max(facts.files, facts.older)
@@ -458,7 +472,8 @@ def _checkpoint(manifest: Manifest, group: PathGroup, answer: Answer) -> Check:
         return Check("checkpoint", None, f"{NO_TIME} them")
     last = facts.last
     if last is None:
-        return Check("checkpoint", None, f"no checkpoint like {group.pattern} in {_place(manifest, group)}")
+        words = f"no checkpoint like {group.pattern} in {_place(manifest, group)}"
+        return Check("checkpoint", None, words, idle=_is_default(CHECKPOINT, group))
     name = shown(last.name)
     if facts.flawed:
         if last.state == "incomplete":

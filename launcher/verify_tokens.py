@@ -111,8 +111,7 @@ def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
 
 def _tokens_of_part(text: bytes) -> Tokens:
     """What the beginning of a JSON text tells."""
-    about = (word.decode(errors="replace") for word in _ABOUT_IN_TEXT.findall(text))
-    of_text = OF_TEXT.search(text.decode(errors="replace")) is not None and not _is_without_text(about)
+    of_text = OF_TEXT.search(text.decode(errors="replace")) is not None and not without_text_in_part(text)
     told = Tokens()
     for key, number in _TOTAL_IN_TEXT.findall(text):
         told = add_up(told, _result(f"{key.decode()} is 0", has=int(number) > 0, should=of_text))
@@ -128,9 +127,19 @@ def _is_without_text(about: Iterable[str]) -> bool:
     return any(NO_TEXT.search(word) for word in about)
 
 
+def without_text(body: Mapping[str, Any]) -> bool:
+    """Whether a result says of itself that no text was to be generated."""
+    return _is_without_text(body[key] for key in ABOUT if isinstance(body.get(key), str))
+
+
+def without_text_in_part(text: bytes) -> bool:
+    """The same of a part of its JSON text."""
+    return _is_without_text(word.decode(errors="replace") for word in _ABOUT_IN_TEXT.findall(text))
+
+
 def _is_of_text(body: Mapping[str, Any]) -> bool:
     """Whether a result is of a benchmark that has text generated."""
-    if _is_without_text(body[key] for key in ABOUT if isinstance(body.get(key), str)):
+    if without_text(body):
         return False
     texts = body.get(ALL_TEXTS)
     return any(OF_TEXT.search(key) for key in body) or (isinstance(texts, list) and bool(texts) and not any(texts))

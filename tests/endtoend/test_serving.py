@@ -122,7 +122,7 @@ def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serv
     assert (report["state"], report["stopped"]["cause"]) == ("COMPLETED", "the benchmark has completed")
     assert set(ends(job).values()) == {"completed"}
     *said, last = readiness_lines(job.run_dir)
-    waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [012] decodes to spin up\.")
+    waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [012] decodes(?: and \w+)* to spin up\.")
     assert all(waiting.fullmatch(line) for line in said[1:]), said
     assert last == "Model is ready. Have 2 prefills and 2 decodes."
     names = [f"isl_32_osl_16_concurrency_{count}_req_rate_inf.json" for count in (2, 4)]

@@ -211,6 +211,7 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
     assert batch.status == 0, batch.log() + batch.log("log.err")
     report, calls = batch.report, batch.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
+    assert "\n- attempt: 2, after report_a0.md\n" in batch.log("report.md")
     assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
     assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
     assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]

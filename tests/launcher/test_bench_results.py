@@ -17,14 +17,13 @@ from launcher.bench_results import (
     MOST_FILES,
     PART_BYTES,
     ROLE,
-    SHOWN,
     WHOLE_BYTES,
     NoResult,
-    benchmark_section,
     parse_parts,
     parse_result,
 )
 from launcher.benchmarks import BENCHMARKS
+from launcher.report_benchmark import SHOWN, benchmark_section
 from launcher.report_text import render_report
 from launcher.report_verify import verify_again
 from launcher.spec_serving import BenchmarkSpec
@@ -194,6 +193,80 @@ def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
     }
 
 
+def lines_of(*bodies: object) -> str:
+    """JSON Lines as SGLang's bench_serving appends them."""
+    return "".join(f"{json.dumps(body)}\n" for body in bodies)
+
+
+def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
+    name = f"{FOLDER}/sglang_1122_1000_random.jsonl"
+    large = sa_bench(16, ttfts=[0.125] * 300_000)
+    job = Bench(tmp_path).leave(name, lines_of(sa_bench(4), large, sa_bench(8, total_throughput=9.5)))
+    assert (job.path / name).stat().st_size > WHOLE_BYTES
+    found = job.results()
+    assert [(entry["file"], entry["concurrency"], entry["requests"]) for entry in found] == [
+        *((name, 4, 16), (name, 8, 32), (name, 16, 64)),
+    ]
+    assert found[1]["total_tokens_per_second"] == 9.5
+    assert found[2] == {"file": name, **parse_result(json.dumps(large).encode())}
+    assert job.report()["items"] == 112
+
+
+def test_the_end_of_a_long_line_is_read_however_it_was_cut_into_pieces(tmp_path: Path) -> None:
+    body = sa_bench(4, pad="")
+    short = len(json.dumps(body)) - WHOLE_BYTES
+    for beyond in (10 - 2 * PART_BYTES, -1, 0, 1, 10, PART_BYTES - 1, PART_BYTES):
+        line = json.dumps({"pad": "x" * (2 * PART_BYTES + beyond - short), **{k: body[k] for k in body if k != "pad"}})
+        assert len(line) == WHOLE_BYTES + 2 * PART_BYTES + beyond
+        for end in ("", "\n", "\n{}\n"):
+            job = Bench(tmp_path / f"{beyond}{len(end)}").leave(f"{FOLDER}/a.jsonl", line + end)
+            (found,) = job.results()
+            assert (found["concurrency"], found["ttft_median_s"]) == (4, 0.34239)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "problem"),
+    [
+        ("", 0, "is empty"),
+        ("\n\n", 0, "is empty"),
+        (lines_of(sa_bench(4)) + json.dumps(sa_bench(8))[:-9], 1, "line 2 is no whole JSON: was it cut off?"),
+        (lines_of(sa_bench(4), {"output_len": 3}), 1, None),
+        (
+            lines_of({"output_len": 3}),
+            0,
+            "holds no result of a benchmark that is known (sa-bench, vLLM, SGLang, AIPerf)",
+        ),
+        (
+            lines_of(*(sa_bench(n + 1) for n in range(MOST_FILES + 1))),
+            MOST_FILES,
+            "has more results than a report, which",
+        ),
+    ],
+    ids=["empty", "blank", "cut", "others", "unknown", "many"],
+)
+def test_what_is_wrong_with_json_lines_is_told(text: str, count: int, problem: str | None, tmp_path: Path) -> None:
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.jsonl", text)
+    found = job.results()
+    assert sum("problem" not in entry for entry in found) == count
+    told = [entry["problem"] for entry in found if "problem" in entry]
+    assert [words[: len(problem or "")] for words in told] == ([problem] if problem else [])
+
+
+def test_of_endless_lines_the_begin_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.bench_results.LINES_BYTES", WHOLE_BYTES)
+    job = Bench(tmp_path).leave(f"{FOLDER}/a.jsonl", "x" * (4 * WHOLE_BYTES))
+    job.leave(f"{FOLDER}/b.jsonl", lines_of(sa_bench(4)) + "\n" * (2 * WHOLE_BYTES))
+    good, endless, blank = job.results()
+    assert (good["concurrency"], endless["problem"], blank["problem"]) == (4, *["was read up to 1 MiB"] * 2)
+
+
+def test_the_name_tells_the_concurrency_where_the_content_does_not(tmp_path: Path) -> None:
+    job = Bench(tmp_path).leave(f"{FOLDER}/results_concurrency_4_gpus_8.json", sa_bench(max_concurrency=None))
+    job.leave(f"{FOLDER}/openai-infqps-concurrency16-m.json", sa_bench(max_concurrency=None))
+    job.leave(f"{FOLDER}/x_concurrency_9.json", sa_bench(8)).leave(f"{FOLDER}/y_concurrency_2.json", "{")
+    assert [entry["concurrency"] for entry in job.results()] == [4, 8, 16, 2]
+
+
 def test_of_a_large_file_the_sums_at_both_ends_are_read(tmp_path: Path) -> None:
     whole = sa_bench(ttfts=[0.125] * 200_000)
     job = Bench(tmp_path).leave(f"{FOLDER}/big.json", whole)
@@ -264,12 +337,12 @@ def test_numbers_without_bound_cost_no_report(total: dict[str, Any], tmp_path: P
     assert f"## Benchmark\n\n- {FOLDER}/a.json: num_prompts is 1e+308, more than " in render_report(report)
 
 
-@pytest.mark.parametrize("broken", ["read_results", "count_requests"])
+@pytest.mark.parametrize("broken", ["launcher.report_verify.read_results", "launcher.report.count_requests"])
 def test_a_defect_in_reading_results_is_told_in_the_report(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Bench(tmp_path).leave(f"{FOLDER}/b.json", sa_bench())
-    monkeypatch.setattr(f"launcher.report.{broken}", Mock(side_effect=OverflowError("too large")))
+    monkeypatch.setattr(broken, Mock(side_effect=OverflowError("too large")))
     report = job.report()
     assert (report["state"], report["items"]) == ("COMPLETED", None)
     assert "\n- the results cannot be read: OverflowError: too large\n" in render_report(report)

@@ -63,7 +63,7 @@ def test_requests_go_through_nginx_routers_prefill_and_decode_until_the_benchmar
     port = 8000 + job.json("orchestrator.json")["port_offset"]
     polling, *said, last = readiness_lines(run_dir)
     assert polling.startswith("Polling http://127.0.0.1:")
-    waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [01] decodes to spin up\.")
+    waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [01] decodes(?: and \w+)* to spin up\.")
     assert said
     assert all(waiting.fullmatch(line) for line in said), said
     assert last == "Model is ready. Have 2 prefills and 1 decodes."

@@ -1,0 +1,138 @@
+"""Whether the benchmark of a serving job has measured what was planned, by the results that it has left."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter import records
+from exporter.readers.formats.source import shown
+from launcher.bench_results import UNKNOWN
+from launcher.plan import BENCHMARK, PLAN_FILE
+from launcher.report_words import first_of
+from launcher.verify import Check
+from launcher.verify_files import Flaw
+
+MOST_NAMED = 20
+"""Concurrencies that a line names."""
+NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
+
+Results = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the job file asks of the benchmark."""
+
+    concurrencies: tuple[int, ...]
+    """Those of which there must be a result; none for a type that leaves results as it likes."""
+    has_tokens: bool
+    """Whether text is to be generated."""
+
+
+def read_planned(run_dir: Path) -> Planned | None:
+    """What was planned of the job in ``run_dir``; None without a benchmark, and where the plan cannot be read.
+
+    The benchmark's variables tell it: a type that is to leave results somewhere is told where.
+    """
+    plan: Any = records.read_json(run_dir / PLAN_FILE) or {}
+    for task in plan.get("tasks", ()):
+        given = task.get("env", {})
+        if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:
+            told = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
+            found = tuple(int(part) for part in told.split("x") if part.isdigit())
+            return Planned(found, "GPUJOB_OSL" in given)
+    return None
+
+
+def missing(planned: Planned | None, results: Results) -> list[int]:
+    """Concurrencies without a result that could be read; results that do not tell theirs may be of any."""
+    rows = _rows(results)
+    known = {entry.get("concurrency") for entry in rows}
+    found = [] if planned is None else [each for each in planned.concurrencies if each not in known]
+    unnamed = sum("concurrency" not in entry for entry in rows)
+    return found if len(found) > unnamed else []
+
+
+def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
+    """What the results of a report say of concurrencies that have none."""
+    return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
+
+
+def benchmark_check(planned: Planned | None, results: Results) -> Check | None:
+    """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about."""
+    if planned is None:
+        return None
+    rows, lacking = _rows(results), missing(planned, results)
+    damaged = [entry for entry in results if entry["file"] and not entry.get("problem", UNKNOWN).startswith(UNKNOWN)]
+    unread = [str(entry["problem"]) for entry in results if not entry["file"] and "missing" not in entry]
+    if not (rows or damaged or planned.concurrencies):
+        return None
+    faults = [_missing_words(lacking)] if lacking else []
+    faults += _lacks(planned, rows)
+    if damaged and not planned.concurrencies:
+        faults.append("damaged results")
+    if not faults:
+        return Check(BENCHMARK, True, _done(rows, planned))
+    words = "; ".join(faults)
+    if unread and lacking:
+        return Check(BENCHMARK, None, "; ".join((words, *unread)))
+    flaws = tuple(Flaw(shown(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
+    return Check(BENCHMARK, False, words, flaws, len(flaws))
+
+
+def _rows(results: Results) -> list[Mapping[str, Any]]:
+    return [entry for entry in results if "problem" not in entry]
+
+
+def _missing_words(lacking: Sequence[int]) -> str:
+    return f"no result for concurrency {first_of(list(map(str, lacking)), MOST_NAMED)}"
+
+
+def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What all results of a concurrency lack: of several, as of a warm-up and the run proper, one is enough."""
+    groups: dict[str, list[str | None]] = {}
+    for entry in rows:
+        concurrency = entry.get("concurrency")
+        if concurrency is None:
+            name = f"in {shown(str(entry['file']))}"
+        elif planned.concurrencies and concurrency not in planned.concurrencies:
+            continue
+        else:
+            name = str(concurrency)
+        groups.setdefault(name, []).append(_lack(entry, has_tokens=planned.has_tokens))
+    found = []
+    for fault in (NO_REQUEST, NO_TOKENS):
+        names = [name for name, lacks in groups.items() if None not in lacks and lacks[-1] == fault]
+        known = [name for name in names if name.isdigit()]
+        others = [name for name in names if not name.isdigit()]
+        places = ([f"at concurrency {first_of(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
+        if places:
+            found.append(f"{fault} {', '.join(places)}")
+    return found
+
+
+def _lack(entry: Mapping[str, Any], *, has_tokens: bool) -> str | None:
+    """What one result lacks, as far as it tells."""
+    if entry.get("requests", entry.get("requests_per_second")) == 0:
+        return NO_REQUEST
+    of_text = has_tokens or any(key.startswith("ttft_") for key in entry)
+    if of_text and entry.get("output_tokens", entry.get("output_tokens_per_second")) == 0:
+        return NO_TOKENS
+    return None
+
+
+def _done(rows: Sequence[Mapping[str, Any]], planned: Planned) -> str:
+    """How much was measured."""
+    count = len(planned.concurrencies)
+    words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
+    if not count:
+        words = f"{len(rows)} result{'' if len(rows) == 1 else 's'}"
+    told = []
+    if all("requests" in entry for entry in rows):
+        done = sum(entry["requests"] for entry in rows)
+        asked = sum(entry.get("requests_expected", entry["requests"]) for entry in rows)
+        told.append(f"{done}{f' of {asked}' if asked != done else ''} requests")
+    if all("output_tokens" in entry for entry in rows):
+        told.append(f"{sum(entry['output_tokens'] for entry in rows)} output tokens")
+    return f"{words}: {', '.join(told)}" if told else words
