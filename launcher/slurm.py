@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter import records
-from exporter.derive.slurm_words import parse_preemption_end, parse_slurm_words
+from exporter.derive.slurm_words import SlurmWords, parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sbatch import component_ids, component_of, own_environment, sbatch_arguments, scrub
@@ -30,6 +30,9 @@ SIGNAL_TIMEOUT_S = 10.0
 ENDING_TIMEOUT_S = 2.0
 """For commands asked while Slurm is ending the job: KillWait is running."""
 
+NAMED_S = 2.0
+"""How long the name of a failed node may come after the word that one has failed; KillWait is running."""
+LOOK_S = 0.1
 SIGNAL_LATE_S = 90.0
 """After the end of a grace time: slurmctld looks every half minute."""
 ORPHANS_S = 1.0
@@ -350,7 +353,7 @@ class SlurmSteps:
 
         A job that is preempted with a grace time still runs: its steps alone have been signalled.
         """
-        words = parse_slurm_words(self._new_errors())
+        words = self._await_words()
         if words.reason is not None:
             return Ending(True, words.reason, words.cause, words.failed_nodes)
         try:
@@ -362,6 +365,15 @@ class SlurmSteps:
             cause = "Slurm: preempted by another job, with a grace time"
             return Ending(True, "preempted", cause, words.failed_nodes, signal_by=ends_at + SIGNAL_LATE_S)
         return Ending(by_itself="JobState=RUNNING" not in text, failed_nodes=words.failed_nodes)
+
+    def _await_words(self) -> SlurmWords:
+        """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""
+        end = time.monotonic() + NAMED_S
+        words = parse_slurm_words(self._new_errors())
+        while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
+            time.sleep(LOOK_S)
+            words = parse_slurm_words(self._new_errors())
+        return words
 
     def requeue(self) -> str | None:
         try:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from exporter import records
 from exporter.derive.exits import PEER_WINDOW_S
 from exporter.manifest import Task
+from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
 from launcher.crew import Crew, is_work, units_of
 from launcher.judge import Failures, Judge, failures
@@ -408,3 +409,22 @@ def test_a_task_on_another_node_than_planned_is_told(tmp_path: Path) -> None:
         assert (f"task {place} of its step is on {node} and was planned for {planned}" in done.stderr) is (
             node != planned
         )
+
+
+def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, log = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)), tmp_path / "log.err"
+    log.write_text(
+        "slurmstepd-cn01: error: *** JOB 7 ON cn01 CANCELLED AT 2026-01-01T12:02:53 DUE TO NODE FAILURE ***\n"
+    )
+    monkeypatch.setattr(slurm, "NAMED_S", 0.2)
+    unnamed = steps.ending()
+    assert (unnamed.reason, unnamed.cause, unnamed.failed_nodes) == ("node_failure", "Slurm: a node has failed", ())
+
+    def name(_: float) -> None:
+        log.write_text(log.read_text() + "srun: error: Node failure on cn02\n")
+
+    monkeypatch.setattr("launcher.slurm.time.sleep", name)
+    named = steps.ending()
+    assert (named.cause, named.failed_nodes) == ("Slurm: node cn02 has failed", ("cn02",))
