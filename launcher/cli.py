@@ -462,9 +462,6 @@ def _open(job: str) -> "JobClient":
     return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
 
 
-UNFINISHED = ("PENDING", "RUNNING")
-
-
 @commands.command(epilog="example: gpujob watch 4459 --until done")
 @click.argument("job", metavar="JOB")
 @click.option("--once", is_flag=True, help="One look.")
@@ -479,7 +476,7 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).
     """
-    from launcher.report_state import EXIT_STATUS
+    from launcher.report_state import EXIT_STATUS, UNFINISHED
 
     def over(view: Mapping[str, Any]) -> bool:
         return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
@@ -534,6 +531,8 @@ def report(job: str, verify: bool, as_json: bool) -> None:
 
 def _say_difference(found: Mapping[str, Any]) -> None:
     """Say where a verification has come out differently than the one at the end of the job, or that there was none."""
+    from launcher.report_state import UNFINISHED
+
     verification = found["verification"]
     if found["state"] in UNFINISHED:
         click.echo("gpujob: the job has not ended, so there is nothing to verify yet", err=True)
@@ -572,6 +571,7 @@ def stop(job: str) -> None:
     """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
     from launcher import slurm
     from launcher.job_ids import job_id_of
+    from launcher.report_state import UNFINISHED
     from launcher.rundir import cluster_of
 
     client = _open(job)

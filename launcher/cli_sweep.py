@@ -245,7 +245,8 @@ def resume_points(
     Where there is none this is said, and is no error.
     ``planned`` is the sweep of another job file with the same points; by default it is that of the sweep itself.
     """
-    from launcher.sweep_dir import UNFINISHED, arrays_in_queue, ask_queue, look, read_record, to_resume
+    from launcher.report_state import UNFINISHED
+    from launcher.sweep_dir import arrays_in_queue, ask_queue, look, read_record, to_resume
     from launcher.sweep_submit import keep_job_file, resume_sweep
 
     record = read_record(home)

@@ -428,12 +428,18 @@ def _read(path: Path) -> str:
 _SECRET = re.compile(r"(?i)(token(?!iz)|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
 _SECRET_OPTION = re.compile(r"(?i)(?:^|[-_.])(token|secret|passw\w*|passphrase|credentials?|cookie|auth|key)$")
 """Options count tokens and name tokenizers, so only their last word tells."""
+_HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~].*")
 REDACTED = "<redacted>"
 
 
 def is_secret(name: str) -> bool:
     """Whether a value under this name is kept out of files that others read."""
     return bool(_SECRET.search(name))
+
+
+def is_harmless(value: str) -> bool:
+    """Whether a value is no secret, whatever it is called: ``TOKENIZERS_PARALLELISM=false``, a number, a path."""
+    return bool(_HARMLESS.fullmatch(value))
 
 
 def redacted(spec: JobSpec) -> dict[str, Any]:

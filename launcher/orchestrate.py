@@ -28,7 +28,7 @@ from launcher.environment import forget_coerced_locale
 from launcher.fill import fill_template
 from launcher.job_ids import job_id_of
 from launcher.launch_check import Checklist, LaunchCheck, render_checklist
-from launcher.plan import BENCHMARK, PLAN_FILE, WORKERS, Plan, RunFacts, TaskPlan, parse_plan
+from launcher.plan import BENCHMARK, DECODE, PLAN_FILE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan, parse_plan
 from launcher.report import REPORT_TEXT_FILE, build_report
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
@@ -43,8 +43,6 @@ from launcher.wrap import read_start_ticks
 TICK_S = 0.2
 STATUSES_S = 5.0
 """Between two looks at what the sidecars have written: they write it as often."""
-HALVES = ("prefill", "decode")
-"""Roles of which each is of no use without the other."""
 REQUEUE_MARGIN_S = 45.0
 """How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
 
@@ -274,7 +272,7 @@ class Orchestrator:
         alive = {planned.task.role for planned in living if planned.service}
         lost = serving - alive
         if alive:
-            lost &= set(HALVES)
+            lost &= {PREFILL, DECODE}
         if not lost or (not alive and living):
             return
         ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in lost]

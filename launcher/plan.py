@@ -19,6 +19,8 @@ MOST_NAME_BYTES = 100
 
 INFRA, WORKERS, FRONTENDS, BALANCER, BENCHMARK = STAGES = ("infra", "workers", "frontends", "balancer", "benchmark")
 """Stages of a job, in the order in which they start."""
+PREFILL, DECODE = "prefill", "decode"
+"""Roles of disaggregated serving: each is of no use without the other."""
 
 
 @dataclass(frozen=True)

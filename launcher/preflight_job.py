@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher import aliases
-from launcher.config import is_secret
+from launcher.config import is_harmless, is_secret
 from launcher.container import ENROOT, PYXIS, mounts, parse_mount
 from launcher.fill import fill, placeholders
 from launcher.items import Item, Status
@@ -19,8 +19,6 @@ from launcher.spec_types import parse_time_limit
 from launcher.subject import Subject
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
-_HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~{$].*")
-"""Values of variables that are called like a secret and are none: ``TOKENIZERS_PARALLELISM=false``."""
 GROUPS = ("torchrun", "accelerate", "deepspeed", "mpi")
 """Backends that run each worker as a group of processes which find each other."""
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
@@ -188,7 +186,11 @@ def _literals(subject: Subject) -> Iterator[tuple[str, list[str]]]:
 
 
 def _secret_names(env: Mapping[str, str]) -> list[str]:
-    return [name for name, value in env.items() if is_secret(name) and not _HARMLESS.fullmatch(value)]
+    return [
+        name
+        for name, value in env.items()
+        if is_secret(name) and not is_harmless(value) and not value.startswith(("{", "$"))  # what is filled in
+    ]
 
 
 # -- the job -------------------------------------------------------------------------------------

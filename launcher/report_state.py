@@ -7,6 +7,8 @@ from typing import Any
 from exporter.derive.exits import CONSEQUENCES, Stop, first_cause
 from exporter.readers.worker_logs import read_end
 
+UNFINISHED = ("PENDING", "RUNNING")
+"""States of a job that has not ended."""
 EXIT_STATUS = {
     "COMPLETED": 0,
     "FAILED": 1,

@@ -7,13 +7,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from launcher.plan import DECODE, PREFILL
 from launcher.spec_types import Model, NotNegativeSeconds, Variables
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _MEMORY = re.compile(r"^\d+[KMGT]?$")
 
 
-SERVING_ROLES = ("prefill", "decode", "agg")
+SERVING_ROLES = (PREFILL, DECODE, "agg")
 """Roles that `resources` may count, in the order in which they are placed."""
 
 

@@ -10,10 +10,9 @@ from launcher import aliases
 from launcher.config import ClusterSpec, JobSpec, resolve_directory
 from launcher.errors import TopologyError
 from launcher.fill import literal
-from launcher.plan import BENCHMARK, FRONTENDS, WORKERS, ContainerPlan, Plan, TaskPlan, file_word
+from launcher.plan import BENCHMARK, DECODE, FRONTENDS, PREFILL, WORKERS, ContainerPlan, Plan, TaskPlan, file_word
 from launcher.topology import Layout
 
-PREFILL, DECODE = "prefill", "decode"
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)
 """Services around them (etcd, nats, nginx) are of the nodes."""
 

@@ -14,7 +14,7 @@ from launcher.client import JobClient, runs_here
 from launcher.errors import LauncherError, SlurmError
 from launcher.job_ids import job_id_of
 from launcher.report import build_report
-from launcher.report_state import EXIT_STATUS
+from launcher.report_state import EXIT_STATUS, UNFINISHED
 from launcher.rundir import SWEEP_FILE
 from launcher.slurm import on_cluster, run_command
 
@@ -25,7 +25,6 @@ MISSING = "MISSING"
 """State of a point that has not run and does not wait in the queue."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 """Slurm's states of a job before it runs (squeue(1))."""
-UNFINISHED = ("PENDING", "RUNNING")
 LEAST_CAUSE = 24
 """Characters of a cause that are shown on any terminal."""
 

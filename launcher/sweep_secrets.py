@@ -1,14 +1,10 @@
 """Values of a sweep in variables that are called like a secret: they would stand in names and in many files. Pure."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.config import is_secret
+from launcher.config import is_harmless, is_secret
 from launcher.sweep_values import Path, place_of, placeholders_of, value_at
-
-_HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~].*")
-"""Values of variables that are called like a secret and are none: ``TOKENIZERS_PARALLELISM=false``."""
 
 
 def secret_problems(
@@ -19,7 +15,7 @@ def secret_problems(
     ``paths`` has the place of each key of the sweep, empty for a placeholder, ``sources`` where the sweep says it.
     """
     for path, text in _secrets(body, ()):
-        if text == value_at(base, path) or _HARMLESS.fullmatch(text):
+        if text == value_at(base, path) or is_harmless(text):
             continue
         said = [source for key, source in sources.items() if paths[key] and path[: len(paths[key])] == paths[key]]
         names = placeholders_of(_text_at(base, path)) & sources.keys()
