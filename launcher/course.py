@@ -11,8 +11,10 @@ from launcher.plan import RunFacts
 from launcher.say import say
 from launcher.signals import Signals
 
-KILL_MARGIN_S = 1.5
-"""Kept free of KillWait for the report."""
+KILL_MARGIN_S = 3.0
+"""Kept free of KillWait for the report,"""
+MOST_KILL_MARGIN = 0.4
+"""and no more than this share of it."""
 OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
@@ -111,7 +113,8 @@ class Course:
         what has ``failed`` as the report tells it. Without ``ask`` the tasks are told by somebody else.
         """
         signalled = self._signals.ending is not None
-        allowed = max(1.0, self._kill_wait_s - KILL_MARGIN_S) if signalled else OWN_TEARDOWN_S
+        margin = min(KILL_MARGIN_S, MOST_KILL_MARGIN * self._kill_wait_s)
+        allowed = max(1.0, self._kill_wait_s - margin) if signalled else OWN_TEARDOWN_S
         self.ask_at = time.monotonic() + ask_after_s
         self.deadline = (self._signals.ending_at if signalled else self.ask_at) + allowed
         self.stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}

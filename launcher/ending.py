@@ -92,10 +92,12 @@ class End:
         hurry, course = self._signals.ending is not None, self._course
         course.workers_ended = True
         course.publish("completing")
+        records.release_reserve(self._facts.run_dir)
+        if hurry:  # Slurm may kill all this before the last values are there
+            attempt_to("write a first report", lambda: self._write_report(self._build(checklist, requeued=False)))
         self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
         if checklist is None and not hurry and self._crew.ends:
             checklist = conclude()
-        records.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
         again = (course.stop or {}).get("requeue") is True and not hurry
@@ -123,6 +125,11 @@ class End:
 
     def _report(self, checklist: Checklist | None, *, requeued: bool) -> dict[str, Any]:
         """Write the report and say it."""
+        report = self._build(checklist, requeued=requeued)
+        tell_report(self._plan.manifest, report, self._course.events)
+        return report
+
+    def _build(self, checklist: Checklist | None, *, requeued: bool) -> dict[str, Any]:
         # reading output files takes its time, and there is none once Slurm is ending the job
         deadline = (
             self._course.deadline
@@ -140,9 +147,7 @@ class End:
                 self._signals.ending is not None or (deadline is not None and time.monotonic() > deadline)
             ),
         )
-        report["requeued"] = requeued
-        tell_report(self._plan.manifest, report, self._course.events)
-        return report
+        return {**report, "requeued": requeued}
 
     def _requeue(self, report: dict[str, Any] | None) -> None:
         """Have the job queued again: Slurm ends this step then, and an end of its own would be that of the job."""
@@ -155,7 +160,10 @@ class End:
         say(f"The job is not queued again: {problem}")
         if report is not None:
             told = {**report, "requeued": False}
-            attempt_to("write the report", lambda: write_report(self._facts.run_dir, told))
+            attempt_to("write the report", lambda: self._write_report(told))
+
+    def _write_report(self, report: dict[str, Any]) -> None:
+        write_report(self._facts.run_dir, report)
 
     def _await_signal(self, until: float) -> None:
         while self._signals.ending is None and time.time() < until:

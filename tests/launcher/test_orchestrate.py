@@ -1,5 +1,6 @@
 """How long the batch step may take for what it does at the end of a job."""
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,25 @@ from unittest.mock import Mock
 
 import pytest
 
+from exporter import records
 from launcher import ending
 from launcher.course import Course
 from launcher.crew import Crew
 from launcher.ending import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
+from launcher.orchestrate import load_plan
 from launcher.plan import RunFacts
 from launcher.signals import Signals
 from launcher.steps import Steps
-from tests.launcher.support import plan_of, settled_run_dir
+from tests.launcher.support import settled_run_dir
+
+
+def end_of(place: Path, signals: Signals, sidecars: Any = None, limit: float | None = None) -> End:
+    """The end of a job that has one worker."""
+    run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
+    facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
+    course = Course(facts, 30.0, signals)
+    crew = Crew(plan, facts, steps, course, signals, limit)
+    return End(plan, facts, steps, course, signals, crew, sidecars or Mock(), limit)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +49,8 @@ def test_a_report_is_told_when_there_is_no_time_left(
     left_s: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
-    facts, steps, signals, limit = RunFacts("1", run_dir, ("cn01",)), Mock(spec=Steps), Signals(), time.time() + left_s
-    course = Course(facts, 30.0, signals)
-    crew = Crew(plan_of(), facts, steps, course, signals, limit)
-    end = End(plan_of(), facts, steps, course, signals, crew, Mock(), limit)
+    limit = time.time() + left_s
+    end = end_of(tmp_path, Signals(), limit=limit)
 
     def build(_run_dir: Path, **values: Any) -> dict[str, Any]:
         given.update(values)
@@ -53,3 +62,16 @@ def test_a_report_is_told_when_there_is_no_time_left(
     now = time.monotonic()
     monkeypatch.setattr("launcher.ending.time.monotonic", lambda: now + 30.0)
     assert given["out_of_time"]() is is_over
+
+
+def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_values(tmp_path: Path) -> None:
+    reports: list[Any] = []
+    signals, sidecars = Signals(), Mock()
+    signals.ending = signal.SIGTERM
+    sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
+        records.read_json(next(tmp_path.rglob(records.REPORT_FILE)))
+    )
+    end = end_of(tmp_path, signals, sidecars)
+    end._course.begin_stop("cancelled", "scancel")
+    end.finish(None, lambda: None, lambda: None)
+    assert [report["state"] for report in reports] == ["CANCELLED"]
