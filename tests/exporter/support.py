@@ -23,6 +23,9 @@ from tests.realstack.waiting import wait_for
 
 NODE = "node01"
 NOBODY = 65534
+SOON_S = 8.0
+"""Within which is over what does not wait, on a machine that does much else: what waits for something that hangs
+takes longer, or never ends."""
 
 
 class FakeClock:

@@ -6,7 +6,6 @@ import pickle
 import resource
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -23,7 +22,7 @@ from exporter.clock import SystemClock
 from exporter.readers.file_helper import ANSWER, READY
 from exporter.readers.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watched
 from tests.exporter.fuse_server import FuseMount
-from tests.exporter.support import until
+from tests.exporter.support import SOON_S, until
 from tests.exporter.watches import Failing, Listing, Slow, Told, Unmakeable
 
 NOW = 1_700_000_000.0
@@ -163,11 +162,14 @@ def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: 
     host = hosts(process)
     ask(host.watch("told", partial(Told, str(tmp_path))))
     watches = [host.watch(f"slow{n}", partial(Slow, str(tmp_path), str(tmp_path / "gate"))) for n in range(5)]
-    for least, most in ((0.3, 0.8), (0.0, 0.1)):
-        began = time.monotonic()
-        answers = host.look(watches, NOW, 0.3)
-        assert all(isinstance(answer, Hanging) for answer in answers)
-        assert least <= time.monotonic() - began < most
+    began = time.monotonic()
+    answers = host.look(watches, NOW, 2.0)
+    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert 2.0 <= time.monotonic() - began < 5 * 2.0
+    began = time.monotonic()
+    answers = host.look(watches, NOW, 60.0)  # nobody waits for them a second time
+    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert time.monotonic() - began < SOON_S
     (tmp_path / "gate").touch()
     until(lambda: all(watched.responding for watched in watches), "the answers")
     assert host.look(watches, NOW) == [1] * 5
@@ -332,7 +334,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
     for _ in range(3):
         with pytest.raises(HelperEnded):
             ask(watched)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < SOON_S
     assert watched.responding
     until(lambda: "No such file or directory" in caplog.text, "the reason")
     assert len(caplog.records) == 1
@@ -371,7 +373,7 @@ def test_closing_waits_for_no_look(hosts: Make, fuse: FuseMount) -> None:
         ask(there, 0.1)
     began = time.monotonic()
     host.close()
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < SOON_S
     fuse.close()
     until(lambda: gone(pid), "the end of the helper")
 
@@ -395,13 +397,3 @@ def test_a_helper_that_is_killed_while_a_look_of_it_hangs_is_replaced(
     assert host.pid != pid
     fuse.say("answer")
     until(lambda: host.look([there], NOW, 1.0)[0] == ["a"], "the file system")
-
-
-@BOTH
-def test_a_look_costs_little(process: bool, hosts: Make, tmp_path: Path) -> None:
-    watched, times = hosts(process).watch("told", partial(Told, str(tmp_path))), []
-    for _ in range(300):
-        began = time.perf_counter()
-        ask(watched)
-        times.append(time.perf_counter() - began)
-    assert statistics.median(times) < 1e-3

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,12 @@ from exporter.collectors.disk import AVAILABLE, RESPONDING
 from exporter.collectors.outputs import BYTES, FILES
 from exporter.families import Family
 from exporter.manifest import PathGroup
+from exporter.readers.file_host import LOOK_WAIT_S
 from tests.exporter.fuse_server import FuseMount
-from tests.exporter.support import make_manifest, until, write_manifest
+from tests.exporter.support import SOON_S, make_manifest, until, write_manifest
 from tests.exporter.test_sidecar_process import SidecarProcess
 
 REMOTE, LOCAL, RUN = "output", "local", "run"
-MOST_SCRAPE_S = 0.05
 
 
 class Job:
@@ -109,7 +110,7 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
         job.sidecar.text("/metrics")
         durations.append(time.monotonic() - began)
         time.sleep(0.05)
-    assert max(durations) < MOST_SCRAPE_S, durations
+    assert statistics.median(durations) < LOOK_WAIT_S / 2, durations
     assert job.values(RESPONDING) == {REMOTE: 0, LOCAL: 1, RUN: 1}
     assert job.values(AVAILABLE).keys() == {LOCAL, RUN}
     for _ in range(3):  # the other group's files are still counted as they grow
@@ -129,7 +130,7 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
     began = time.monotonic()
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON_S
     assert gone(job.pid)
     status = records.read_json(job.sidecar.run_dir / records.STATUS_DIR / "node01.json") or {}
     assert status["final"] is True
@@ -144,7 +145,7 @@ def test_sigterm_right_after_a_file_system_began_to_hang_ends_it_too(job: Job) -
     began = time.monotonic()
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON_S
     assert gone(job.pid)
     job.mount.close()
     until(lambda: gone(helpers[0]), "the end of the helper once nothing holds it")

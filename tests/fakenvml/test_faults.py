@@ -89,12 +89,12 @@ def test_a_gpu_or_the_driver_may_go_while_a_call_hangs(what: str, begin: Begin, 
 
 def test_a_slow_call_takes_its_time(begin: Begin) -> None:
     scenario = profiles.h200(2)
-    scenario.faults.append(Fault("nvmlDeviceGetPowerUsage", GPU, slow_ms=400))
+    scenario.faults.append(Fault("nvmlDeviceGetPowerUsage", GPU, slow_ms=3000))
     client = begin(scenario)
     client.ask(THREADS)
     duration = "(lambda began: (nvml.nvmlDeviceGetPowerUsage({}), time.perf_counter() - began)[1])(time.perf_counter())"
-    assert client.ask(duration.format("gpu")) >= 0.4
-    assert client.ask(duration.format("other")) < 0.4
+    assert client.ask(duration.format("gpu")) >= 3.0
+    assert client.ask(duration.format("other")) < 3.0
 
 
 def test_a_call_fails_for_the_gpus_it_is_told_for(begin: Begin) -> None:

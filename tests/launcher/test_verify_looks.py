@@ -16,6 +16,7 @@ from launcher.verify_files import OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, look_at_all
 from tests.exporter.checkpoint_trees import torch_bytes
 from tests.exporter.fuse_server import FuseMount
+from tests.exporter.support import SOON_S
 from tests.launcher.verify_job import Job, after, many_slices
 
 
@@ -115,7 +116,7 @@ def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypat
     began = time.monotonic()
     checks = job.checks()
     gate.set()
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < SOON_S
     assert checks["outputs"].passed is False
     assert checks["outputs"].detail.startswith("the output directory does not answer (mount /")
     assert checks["checkpoint"].passed is True
@@ -129,7 +130,7 @@ def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.Mo
     began = time.monotonic()
     checks = job.checks(out_of_time=after(3))
     gate.set()
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < SOON_S
     assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to look at them")
 
 
@@ -194,7 +195,7 @@ def test_a_file_server_that_is_gone_is_told_in_time(tmp_path: Path, monkeypatch:
         mount.say("swallow")
         began = time.monotonic()
         checks = job.checks(host=None)
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 2.0 + SOON_S
         assert checks["outputs"].detail == f"the output directory does not answer (mount {mount.point})"
         assert checks["outputs"].passed is False
         assert checks["checkpoint"].passed is True
