@@ -87,6 +87,6 @@ def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_pa
         assert report["state"] == "COMPLETED"
         assert len(read_history("again", environ)) == run + 1
     told = first[0]
-    left = report["end"] - told["at"]
+    left = max(worker["exit"]["time"] for worker in report["workers"]) - told["at"]
     assert told["items"] < 200, "an early word"
-    assert abs(told["seconds"] - left) <= 0.35 * left, (told, left)
+    assert abs(told["seconds"] - left) <= 0.35 * left + 1.0, (told, left)
