@@ -33,8 +33,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         pass
 signal.signal(signal.SIGUSR1, lambda *_: print("told of the limit", flush=True))
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+server = http.server.ThreadingHTTPServer(("", port), Answer)
 print("serving on", port, flush=True)
-http.server.ThreadingHTTPServer(("", port), Answer).serve_forever()
+server.serve_forever()
 """
 """``server.py PORT [FILE]``: is ready once FILE is there, ends with code END_WITH when asked for /end."""
 

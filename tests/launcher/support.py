@@ -102,7 +102,7 @@ def clean_environment(**over: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | over
 
 
-def poll(condition: Callable[[], T | None], what: str, timeout: float = 10.0) -> T:
+def poll(condition: Callable[[], T | None], what: str, timeout: float = 30.0) -> T:
     """The first true value of ``condition``; fails when there is none in time."""
     end = time.monotonic() + timeout
     while True:
