@@ -71,7 +71,9 @@ class Totals:
         """The total of one GPU after this look at it; once the job is ``over`` it stays."""
         if self._totals is None:
             self._totals = self._restore()
-        total = self._totals.setdefault(state.gpu.uuid, Total())
+        total = self._totals.get(state.gpu.uuid)
+        if total is None:
+            total = self._totals[state.gpu.uuid] = Total()
         if not over:
             total.update(now, state)
         return total

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exporter.collectors.base import WORKER_LABELS, Context, Status, WorkerProgress, worker_labels
@@ -312,14 +312,15 @@ def _sample(state: GpuState, used: bool | None, *, alone: bool, use: Use | None)
     Where it is not ``alone`` there, what the GPU does says nothing of this worker: only what is its own counts.
     """
     activity = state.activity or GpuActivity()
-    if not alone:
-        own = None if use is None else use.sm_ratio
-        activity = replace(activity, utilization_ratio=own, power_average_w=None, power_instant_w=None)
-    power = activity.power_average_w if activity.power_average_w is not None else activity.power_instant_w
+    if alone:
+        utilization, power = activity.utilization_ratio, activity.power_average_w
+        power = activity.power_instant_w if power is None else power
+    else:
+        utilization, power = None if use is None else use.sm_ratio, None
     return GpuSample(
         index=state.gpu.index,
         model=state.gpu.name,
-        utilization=activity.utilization_ratio,
+        utilization=utilization,
         memory_used_bytes=activity.memory_used_bytes,
         memory_total_bytes=activity.memory_total_bytes,
         power_w=power,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Attribution = Literal["process", "inferred"]
@@ -258,15 +258,18 @@ class _Node:
             tuple(found.foreign) if processes is not None and not found.unknown else None,
         )
 
-    def standing(self, worker: GpuWorker, planned: Sequence[str], used: Sequence[str]) -> WorkerGpus:
+    def standing(self, worker: GpuWorker, planned: tuple[str, ...], used: Sequence[str]) -> WorkerGpus:
         """How a worker stands to the plan, once all processes have their place; ``used``: the GPUs of its own."""
         if not worker.up:
             return WorkerGpus(worker.rank)
-        wrong = [uuid for uuid in used if not self.fits(uuid, planned)]
+        as_planned = tuple(used) == planned  # so it is as a rule, and nothing need be compared
+        wrong = [] if as_planned else [uuid for uuid in used if not self.fits(uuid, planned)]
         whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
         known = whole and all(map(self._is_known, self.fitting(planned)))
-        taken = {uuid for uuid in planned for mine in used if self.fits(mine, (uuid,))}
-        unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken) if known else None
+        unused: tuple[str, ...] | None = () if known else None
+        if known and not as_planned:
+            taken = {uuid for uuid in planned for mine in used if self.fits(mine, (uuid,))}
+            unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken)
         if wrong:
             uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
@@ -346,7 +349,10 @@ def _each_once(gpu: SeenGpu, here: Mapping[int, int], ignored: Collection[int]) 
         pid = here.get(process.pid, process.pid)
         if pid in ignored:
             continue
-        other = found.get(pid, process)
+        other = found.get(pid)
+        if other is None:
+            found[pid] = process if pid == process.pid else replace(process, pid=pid)
+            continue
         memory = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
         shares = [s for s in (process.sm_ratio, other.sm_ratio) if s is not None]
         kind = process.kind if other.kind == "graphics" else other.kind

@@ -289,7 +289,8 @@ class GpuHost:
         with self._changed:
             if me.late:
                 return
-            self._late.note_answer(time.monotonic())
+            if self._late.askers:
+                self._late.note_answer(time.monotonic())
             if part == "open":
                 self._note_open(told)
                 return

@@ -91,8 +91,9 @@ class ActivityOf:
         if not self._begun:
             self._begin()
         fields = self._fields.read()
-        average, instant = _thousandth(fields.get("power_average")), _thousandth(fields.get("power_instant"))
-        if not self._tells_power:
+        if self._tells_power:
+            average, instant = _thousandth(fields.get("power_average")), _thousandth(fields.get("power_instant"))
+        else:
             average, instant = self._power()
         energy = fields.get("energy")
         if energy is None:
@@ -104,7 +105,7 @@ class ActivityOf:
             memory_total_bytes=memory_total,
             power_average_w=average,
             power_instant_w=instant,
-            power_limit_w=self._limit(now),
+            power_limit_w=self._limit_w if now < self._limit_due else self._limit(now),
             energy_j=_thousandth(energy),
             memory_temperature_c=fields.get("memory_temperature") or None,  # 0 is no temperature of one in use
             sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
@@ -141,9 +142,8 @@ class ActivityOf:
         return (watts, None) if self._capability >= AVERAGES_POWER else (None, watts)
 
     def _limit(self, now: float) -> float | None:
-        if now >= self._limit_due:
-            self._limit_w = _thousandth(self._device.number("nvmlDeviceGetEnforcedPowerLimit"))
-            self._limit_due = now + LIMIT_EVERY_S
+        self._limit_w = _thousandth(self._device.number("nvmlDeviceGetEnforcedPowerLimit"))
+        self._limit_due = now + LIMIT_EVERY_S
         return self._limit_w
 
     def _degrees(self) -> float | None:

@@ -10,6 +10,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
@@ -98,8 +99,10 @@ class PciInfo(ctypes.Structure):
     )
 
 
-VALUE_FORMS = ("d", "I", "L", "Q", "q", "i", "H")
-"""How a value is laid out in its eight bytes, by ``nvmlValueType_t``."""
+VALUE_FORMS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
+"""How a value is laid out in its eight bytes, by ``nvmlValueType_t``,"""
+OTHER_FORM = "Q"
+"""and one of a type that is not known."""
 
 
 class FieldValue(ctypes.Structure):
@@ -116,10 +119,10 @@ class FieldValue(ctypes.Structure):
     )
 
 
-_FIELD_VALUE = "IIqqIIQ"
-"""The same, to read all values of a call at once: attributes of ctypes cost more than the call."""
-_EIGHT_BYTES = struct.Struct("@Q")
-_UINT_TYPE, _LONG_TYPES = 1, (2, 3)
+_BEFORE_VALUE = "24xII"
+"""What comes before the value, of which type and code are read. All values of a call are read at once: attributes of
+ctypes cost more than the call."""
+MOST_LAYOUTS = 64
 
 
 class TooLate(Exception):
@@ -132,14 +135,15 @@ class Library:
     def __init__(self, binding: Any) -> None:
         """``binding``: the module ``pynvml``, with the library loaded."""
         self._binding = binding
-        self._functions: dict[str, Callable[..., int] | None] = {}
+        self.functions: dict[str, Callable[..., int] | None] = {}
+        """Those that were asked for, None where there is none; ``function`` looks others up."""
         self.thread = get_ident()
         """Who may ask."""
 
     def function(self, name: str) -> Callable[..., int] | None:
         """A function; None when this version of the library has none."""
         try:
-            return self._functions[name]
+            return self.functions[name]
         except KeyError:
             pass
         found: Callable[..., int] | None
@@ -147,7 +151,7 @@ class Library:
             found = self._binding._nvmlGetFunctionPointer(name)
         except self._binding.NVMLError:
             found = None
-        self._functions[name] = found
+        self.functions[name] = found
         return found
 
     def call(self, name: str, *arguments: Any) -> int:
@@ -203,26 +207,27 @@ class Device:
 
         ``key``: what is found to be absent when it fails for good; the name where none is given.
         """
-        key = key or name
-        code = self.absent.get(key)
-        if code is not None:
-            return code
+        if self.absent:
+            known = self.absent.get(key or name)
+            if known is not None:
+                return known
         library = self.library
         if library.thread != get_ident():
             library.check_turn()
-        function = library.function(name)
+        function = library.functions.get(name) or library.function(name)
         if function is None:
             code = FUNCTION_NOT_FOUND
         else:
             self.inside = name
             code = function(*arguments)
             self.inside = None
+            if not code:
+                self.answers += name != FIELD_VALUES  # which answers even where each field fails
+                return code
             if code in REPLACED:
                 library.confirm()
-        if not code:
-            self.answers += name != FIELD_VALUES  # which answers even where each field fails
-        elif code in FOR_GOOD:
-            self.absent[key] = code
+        if code in FOR_GOOD:
+            self.absent[key or name] = code
         else:
             self.judge(code)
         return code
@@ -292,19 +297,22 @@ class Fields:
         if not count or device.call(FIELD_VALUES, device.handle, count, self._values):
             return {}
         flat = self._layout.unpack(self._values)
-        kinds, codes, values = (flat[start :: len(_FIELD_VALUE)] for start in (4, 5, 6))
+        if flat[::3] != self._kinds:
+            self._expect(flat[::3])
+            flat = self._layout.unpack(self._values)
+        codes, values = flat[1::3], flat[2::3]
         if any(codes):
-            return self._those_told(kinds, codes, values)
+            return self._those_told(codes, values)
         device.answers += count
-        return dict(zip(self._names, map(_value, kinds, values), strict=True))
+        return dict(zip(self._names, values, strict=True))
 
-    def _those_told(self, kinds: Sequence[int], codes: Sequence[int], values: Sequence[int]) -> dict[str, float]:
+    def _those_told(self, codes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
         """What ``read`` gives where some fail."""
         found: dict[str, float] = {}
         gone = []
-        for (name, field, scope), kind, code, value in zip(self._asked, kinds, codes, values, strict=True):
+        for (name, field, scope), code, value in zip(self._asked, codes, values, strict=True):
             if not code:
-                found[name] = _value(kind, value)
+                found[name] = value
                 self._device.answers += 1
             elif self._fails_for_good(field, scope, code):
                 gone.append(name)
@@ -336,21 +344,23 @@ class Fields:
 
     def _lay_out(self) -> None:
         self._names = [name for name, _, _ in self._asked]
-        self._layout = struct.Struct("@" + _FIELD_VALUE * len(self._asked))
         self._values = (FieldValue * len(self._asked))()
         for told, (_, field, scope) in zip(self._values, self._asked, strict=True):
             told.field, told.scope = field, scope
+        self._expect((0,) * len(self._asked))
+
+    def _expect(self, kinds: tuple[int, ...]) -> None:
+        """Take values to be of these types: a driver tells a field in the same one each time."""
+        self._kinds = kinds
+        self._layout = _layout(kinds)
+
+
+@lru_cache(MOST_LAYOUTS)
+def _layout(kinds: tuple[int, ...]) -> struct.Struct:
+    """Types, codes and values of so many fields in turn; one for all GPUs, which are of a kind as a rule."""
+    forms = (VALUE_FORMS[kind] if kind < len(VALUE_FORMS) else OTHER_FORM for kind in kinds)
+    return struct.Struct("@" + "".join(_BEFORE_VALUE + form for form in forms))
 
 
 def _field_key(field: int, scope: int) -> Key:
     return ("field", field, scope) if scope else ("field", field)
-
-
-def _value(kind: int, raw: int) -> float:
-    """The value of this type that has the bytes of this number."""
-    if kind == _UINT_TYPE:
-        return raw & 0xFFFFFFFF
-    if kind in _LONG_TYPES or kind >= len(VALUE_FORMS):
-        return raw
-    found: float = struct.unpack_from(f"@{VALUE_FORMS[kind]}", _EIGHT_BYTES.pack(raw))[0]
-    return found

@@ -60,11 +60,15 @@ class Events:
         self._later: set[str] = set()
         """UUIDs of GPUs that may tell events and have failed."""
         self._spoiled: Counter[str] = Counter()
+        self._listed = True
+        """Whether GPUs were listed since they were put into the set."""
         self._pause = threading.Event()
 
     def wait(self, timeout_s: float) -> tuple[GpuEvent, ...]:
         """What was told since the last call, or nothing after that time. Only what happens after the first call is."""
-        self.tells = self.unsupported is None and self._register()
+        if self._listed or not self._registered:
+            self._listed = False
+            self.tells = self.unsupported is None and self._register()
         if not self.tells:
             self._pause.wait(timeout_s)
             return ()
@@ -86,8 +90,9 @@ class Events:
         return tuple(found)
 
     def try_again(self) -> None:
-        """Ask those again at the next wait that have failed; on any thread."""
+        """Ask those again at the next wait that have failed, and those that are new; on any thread."""
         self._later = set()
+        self._listed = True
 
     def free(self) -> None:
         """Let go of the set."""

@@ -442,6 +442,24 @@ def test_a_field_is_of_the_type_that_it_says(kind: int, value: float, start: Sta
     assert start(one(fields={82: FieldValue(value, kind)})).activity().memory_temperature_c == value
 
 
+def test_fields_are_of_the_types_that_they_have_at_this_look(start: Start) -> None:
+    told: list[dict[Any, FieldValue]] = [
+        {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
+        {82: FieldValue(-7, 5), 83: FieldValue(4_000, 1)},
+        {82: FieldValue(70, 6), 83: FieldValue(2.5, 0, "UNKNOWN")},
+        {82: FieldValue(71, 99), 83: FieldValue(6_500.5, 0)},
+        {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
+    ]
+    machine = start(one(fields={**told[0]}, energy_mj=None))
+    found = []
+    for fields_now in told:
+        machine.fake.fields |= fields_now
+        machine.driver.write()
+        look = machine.activity()
+        found.append((look.memory_temperature_c, look.energy_j))
+    assert found == [(68.5, 5e6), (-7, 4), (70, None), (71, 6.5005), (68.5, 5e6)]
+
+
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NO_PERMISSION"])
 def test_a_field_that_is_not_known_is_asked_for_once_and_costs_itself(code: str, start: Start) -> None:
     machine = start(one(fields={**h200(1).gpus[0].fields, 185: FieldValue(0, 1, code)}))
