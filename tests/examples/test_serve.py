@@ -1,0 +1,347 @@
+"""The serving example: the job as a whole, and its programs by themselves, all as real processes."""
+
+import http.client
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.config import parse_job
+from tests.launcher.serving_jobs import ask, free_port, running
+from tests.launcher.support import clean_environment, gpujob, plan_of, poll, processes_with, read_json
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve"
+TOY = FOLDER / "toy.yaml"
+FAST = ("--load-seconds", "0.3", "--prefill-rate", "20000", "--step-ms", "2", "--step-ms-each", "0")
+HEAD = (
+    "| concurrency | requests | requests/s | output tokens/s | total tokens/s | TTFT median (ms) | TTFT p99 (ms) "
+    "| TPOT median (ms) | TPOT p99 (ms) | E2EL median (ms) | E2EL p99 (ms) |\n"
+)
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_bench", FOLDER / "bench.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example_bench"] = module  # dataclasses looks its own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def program(name: str, *options: object) -> list[str]:
+    """The words that start a program of the example."""
+    return [sys.executable, str(FOLDER / f"{name}.py"), *map(str, options)]
+
+
+@contextmanager
+def an_engine(log: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A toy engine that is ready: its address and its process."""
+    port = free_port()
+    with running(program("toy_engine", "--port", port, *FAST, *options), log) as process:
+        url = f"http://127.0.0.1:{port}"
+        poll(lambda: ask(f"{url}/health")[0] == 200, f"the engine at {url}", 60)
+        yield url, process
+
+
+@contextmanager
+def a_router(log: Path, **urls: str) -> Iterator[int]:
+    """A toy router before these workers: its port."""
+    port = free_port()
+    with running(program("toy_router", "--port", port), log, **urls):
+        poll(lambda: ask(f"http://127.0.0.1:{port}/health")[0] == 200, "the router", 60)
+        yield port
+
+
+def measure(port: int, folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    """The benchmark from its start to its end, with its results in ``folder``."""
+    words = program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8, "--osl", 6, "--result-dir", folder)
+    environment = clean_environment(GPUJOB_OUTPUT_DIR=str(folder), GPUJOB_PROGRESS_FILE=str(folder / "progress"))
+    words += map(str, options)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def results(folder: Path) -> dict[int, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in folder.glob("isl_*.json")]
+    return {entry["max_concurrency"]: entry for entry in found}
+
+
+# -- the job -------------------------------------------------------------------------------------
+
+
+def test_the_job_runs_here_and_its_report_has_what_was_measured(tmp_path: Path) -> None:
+    done = gpujob("run", TOY, cwd=tmp_path, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert processes_with(f"{tmp_path}/") == {}
+    (run_dir,) = (tmp_path / "logs").iterdir()
+    report = read_json(run_dir / "report.json")
+    assert "serve-toy: COMPLETED and verified\n" in done.stdout
+    assert f"\n## Benchmark\n\n{HEAD}" in done.stdout
+    assert [
+        (entry["concurrency"], entry["requests"], entry["requests_expected"], entry["input_tokens"])
+        for entry in report["benchmark"]
+    ] == [(2, 16, 16, 16 * 128), (4, 32, 32, 32 * 128)]
+    for entry in report["benchmark"]:
+        assert entry["output_tokens"] == entry["requests"] * 32
+        assert entry["ttft_median_s"] >= 0.064 + 0.016, "a prompt of 128 tokens at 2000 a second, and a step"
+        assert entry["tpot_median_s"] >= 0.016, "no step is shorter"
+        assert entry["e2el_median_s"] >= entry["ttft_median_s"] + 31 * 0.016
+    assert {worker["worker"]: (worker["node"][-2:], worker["exit"]["reason"]) for worker in report["workers"]} == {
+        "prefill_w0": ("n0", "completed"),
+        "prefill_w1": ("n1", "completed"),
+        "decode_w0": ("n0", "completed"),
+        "frontend_0": ("n0", "completed"),
+        "benchmark": ("n0", "completed"),
+    }
+    assert (report["items"], report["items_expected"], report["unit"]) == (48, 48, "requests")
+    view = json.loads(gpujob("watch", run_dir, "--once", "--json", cwd=tmp_path).stdout)
+    told = {worker["worker"]: worker for worker in view["workers"]}
+    assert told["decode_w0"]["pack"] == told["prefill_w1"]["pack"] == "sglang"
+    assert told["decode_w0"]["values"]["generation_tokens_per_second"] > 0
+    assert told["prefill_w1"]["values"]["input_tokens_per_second"] > 0
+    assert len((run_dir / "requests.jsonl").read_text().splitlines()) == 48
+
+
+def test_check_and_plan_have_nothing_to_warn_of(tmp_path: Path) -> None:
+    checked = json.loads(gpujob("check", "--json", TOY, cwd=tmp_path).stdout)
+    items = [item for section in checked["sections"] for item in section["items"]]
+    assert checked["ok"] is True
+    assert [item for item in items if item["status"] in ("warning", "error") and item["code"] != "disk-low"] == []
+    for options in ((), ("--local",)):
+        planned = gpujob("plan", TOY, *options, cwd=tmp_path)
+        assert (planned.returncode, planned.stderr) == (0, "")
+        assert f"python3 {FOLDER}/toy_router.py --port" in planned.stdout
+
+
+def test_what_its_comments_say_of_a_real_engine_can_be_planned() -> None:
+    text = TOY.read_text()
+    model = re.search(r"^# real: (model: \{.*?\})", text, re.MULTILINE)
+    assert model is not None
+    job = yaml.safe_load(text)
+    assert [job.pop("workers")[0]["role"], job["frontend"].pop("command")[:7]] == ["prefill", "python3"]
+    job["resources"] |= {"gpus_per_node": 8, "gpus_per_prefill": 4, "gpus_per_decode": 8}
+    plan = plan_of(parse_job(yaml.safe_dump(job | yaml.safe_load(model[1])), "job.yaml"))
+    modules = {entry.task.role: entry.argv[2] for entry in plan.tasks if entry.task.role != "benchmark"}
+    assert modules == {
+        "prefill": "sglang.launch_server",
+        "decode": "sglang.launch_server",
+        "frontend": "sglang_router.launch_router",
+    }
+    benchmark = plan.tasks[-1].argv
+    assert benchmark[benchmark.index("--model") + 1] == "qwen"
+
+
+def test_the_large_job_measures_with_the_same_benchmark(tmp_path: Path) -> None:
+    checked = gpujob("check", FOLDER / "job.yaml", cwd=tmp_path).stdout
+    assert f'ok      benchmark.command: "python3" and "{FOLDER}/bench.py" are there' in checked
+
+
+# -- the engine and the router -------------------------------------------------------------------
+
+
+def test_an_engine_loads_and_then_streams_as_many_tokens_as_are_asked_for(tmp_path: Path) -> None:
+    log, port = tmp_path / "log", free_port()
+    asked = json.dumps({"prompt": "a b c", "max_tokens": 5, "stream": True}).encode()
+    with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 3), log):
+        url = f"http://127.0.0.1:{port}"
+        poll(lambda: ask(f"{url}/health")[0] == 503, "its first answer", 60)
+        assert ask(f"{url}/v1/completions", asked)[0] == 503
+        poll(lambda: ask(f"{url}/health")[0] == 200, "the end of loading", 60)
+        status, body = ask(f"{url}/v1/completions", asked)
+        events = [line.removeprefix("data: ") for line in body.decode().splitlines() if line]
+        assert (status, events[-1]) == (200, "[DONE]")
+        parts = [json.loads(event) for event in events[:-1]]
+        assert "".join(choice["text"] for part in parts for choice in part["choices"]) == "word " * 5
+        assert parts[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        status, body = ask(f"{url}/v1/completions", json.dumps({"prompt": "a", "max_tokens": 2}).encode())
+        assert (status, json.loads(body)["choices"][0]["text"]) == (200, "word word ")
+        assert [ask(f"{url}/v1/completions", wrong)[0] for wrong in (b"", b"[]", b"{}", b'{"prompt": ')] == [400] * 4
+        metrics = ask(f"{url}/metrics")[1].decode()
+        assert 'sglang:num_requests_total{model_name="toy"} 2\n' in metrics
+        assert 'sglang:generation_tokens_total{model_name="toy"} 7\n' in metrics
+    text = log.read_text()
+    assert text.index("Load weight begin. ") < text.index("Load weight end. ") < text.index("Prefill batch, ")
+
+
+def test_a_request_whose_client_has_gone_leaves_the_batch(tmp_path: Path) -> None:
+    with an_engine(tmp_path / "log", "--disaggregation-mode", "decode") as (url, _):
+        running_now = 'sglang:num_running_reqs{model_name="toy"} 0\n'
+        asked = json.dumps({"prompt": "a", "max_tokens": 1_000_000, "stream": True}).encode()
+        client = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        client.request("POST", "/v1/completions", asked)
+        answer = client.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        assert running_now not in ask(f"{url}/metrics")[1].decode()
+        answer.close()
+        client.close()
+        poll(lambda: running_now in ask(f"{url}/metrics")[1].decode(), "an empty batch", 60)
+
+
+def test_a_router_counts_the_workers_that_are_well_and_passes_over_the_others(tmp_path: Path) -> None:
+    def counts(port: int) -> list[int]:
+        stats = json.loads(ask(f"http://127.0.0.1:{port}/workers", timeout=30)[1])["stats"]
+        return [stats[f"{role}_count"] for role in ("prefill", "decode", "regular")]
+
+    asked = json.dumps({"prompt": "a b", "max_tokens": 3}).encode()
+    with ExitStack() as stack:
+        modes = ("prefill", "prefill", "decode")
+        made = [
+            stack.enter_context(an_engine(tmp_path / f"{number}.log", "--disaggregation-mode", mode))
+            for number, mode in enumerate(modes)
+        ]
+        urls = [url for url, _ in made]
+        names = {"GPUJOB_PREFILL_URLS": ",".join(urls[:2]), "GPUJOB_DECODE_URLS": urls[2]}
+        port = stack.enter_context(a_router(tmp_path / "router.log", **names))
+        assert counts(port) == [2, 1, 0]
+        made[0][1].kill()
+        made[0][1].wait()
+        assert counts(port) == [1, 1, 0]
+        answers = [ask(f"http://127.0.0.1:{port}/v1/completions", asked, timeout=30) for _ in range(4)]
+        assert [(status, json.loads(body)["choices"][0]["text"]) for status, body in answers] == [
+            (200, "word word word ")
+        ] * 4
+        made[2][1].kill()
+        made[2][1].wait()
+        status, body = ask(f"http://127.0.0.1:{port}/v1/completions", asked, timeout=30)
+        assert (status, json.loads(body)) == (503, {"error": "no decode worker takes requests"})
+
+
+# -- the benchmark -------------------------------------------------------------------------------
+
+
+def test_a_benchmark_leaves_a_result_for_each_concurrency(tmp_path: Path) -> None:
+    with an_engine(tmp_path / "log") as (url, _):
+        port = int(url.rpartition(":")[2])
+        done = measure(port, tmp_path, "--concurrencies", "1x3", "--requests-each", 4)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path)
+    assert {each: (entry["completed"], entry["num_prompts"]) for each, entry in found.items()} == {
+        1: (4, 4),
+        3: (12, 12),
+    }
+    assert (found[3]["total_input_tokens"], found[3]["total_output_tokens"]) == (12 * 8, 12 * 6)
+    positions = [json.loads(line) for line in (tmp_path / "progress").read_text().splitlines()]
+    assert positions == [{"done": done, "total": 16, "unit": "requests"} for done in range(17)]
+    requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [entry["concurrency"] for entry in requests] == [1] * 4 + [3] * 12
+    assert done.stdout.count("============ Serving Benchmark Result ============\n") == 2
+
+
+def test_requests_wait_for_a_server_that_is_started_meanwhile(tmp_path: Path) -> None:
+    port = free_port()
+    with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 2), tmp_path / "log"):
+        done = measure(port, tmp_path, "--concurrencies", "2", "--requests-each", 2, "--patience", 60)
+    assert done.returncode == 0, done.stderr
+    assert results(tmp_path)[2]["completed"] == 4
+
+
+def test_a_benchmark_that_reaches_nobody_fails_and_says_why(tmp_path: Path) -> None:
+    done = measure(free_port(), tmp_path, "--concurrencies", "2", "--requests-each", 1, "--patience", 0)
+    assert done.returncode == 1
+    assert "2 requests failed: [Errno 111] Connection refused\n" in done.stderr
+    assert results(tmp_path)[2]["completed"] == 0
+
+
+def test_an_answer_that_breaks_off_is_no_completed_request(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        prefill, _ = stack.enter_context(an_engine(tmp_path / "p.log", "--disaggregation-mode", "prefill"))
+        decode, process = stack.enter_context(
+            an_engine(tmp_path / "d.log", "--disaggregation-mode", "decode", "--step-ms", 50)
+        )
+        port = stack.enter_context(
+            a_router(tmp_path / "router.log", GPUJOB_PREFILL_URLS=prefill, GPUJOB_DECODE_URLS=decode)
+        )
+        words = (
+            "--concurrencies",
+            "1",
+            "--requests-each",
+            1,
+            "--patience",
+            0,
+            "--osl",
+            1_000_000,
+            "--result-dir",
+            tmp_path,
+        )
+        client = subprocess.Popen(
+            [*program("bench", "--host", "127.0.0.1", "--port", port, "--isl", 8), *map(str, words)],
+            env=clean_environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(client.kill)
+        poll(lambda: "Decode batch, #running-req: 1" in (tmp_path / "d.log").read_text(), "tokens", 60)
+        process.kill()
+        _, told = client.communicate(timeout=60)
+    assert re.search(r"^1 requests failed: the answer broke off after [1-9]\d* pieces$", told, re.MULTILINE), told
+    assert client.returncode == 1
+    assert results(tmp_path)[1]["completed"] == 0
+
+
+def stream(pieces: list[str], usage: dict[str, int] | None) -> list[bytes]:
+    """Lines of an answer, as a server streams it."""
+    events: list[object] = [{"choices": [{"text": piece}]} for piece in pieces]
+    events += [{"choices": [], "usage": usage}] if usage else []
+    return [line for event in (*map(json.dumps, events), "[DONE]") for line in (f"data: {event}\n".encode(), b"\n")]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.booleans(), st.data())
+def test_only_a_whole_stream_is_a_completed_request(
+    bench: ModuleType, pieces: list[str], counted: bool, data: st.DataObject
+) -> None:
+    lines = stream(pieces, {"prompt_tokens": 3, "completion_tokens": 50} if counted else None)
+    whole = bench.taken(iter(lines), 0.0)
+    assert (whole.tokens_in, whole.tokens_out) == ((3, 50) if counted else (0, len(pieces)))
+    assert len(whole.arrivals) == len(pieces)
+    text = b"".join(lines)
+    cut = text[: data.draw(st.integers(0, text.index(b"[DONE]") + len(b"[DONE")))]
+    with pytest.raises((bench.RequestFailed, ValueError)):
+        bench.taken(iter(cut.splitlines(keepends=True)), 0.0)
+
+
+def test_the_statistics_are_those_of_the_moments(bench: ModuleType) -> None:
+    options = bench.parse(
+        ["--host", "h", *["--port", "1", "--isl", "8", "--osl", "3", "--concurrencies", "2", "--result-dir", "d"]]
+    )
+    one = bench.Completed(8, 3, 10.0, (10.5, 10.6, 10.9))
+    two = bench.Completed(8, 1, 10.0, (11.0,))
+    found = bench.result(options, 2, 3, [one, two], 4.0)
+    rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}
+    assert {name: value for name, value in rounded.items() if name != "date"} == {
+        "model_id": "toy",
+        "num_prompts": 3,
+        "request_rate": "inf",
+        "max_concurrency": 2,
+        "duration": 4.0,
+        "completed": 2,
+        "total_input_tokens": 16,
+        "total_output_tokens": 4,
+        "request_throughput": 0.5,
+        "output_throughput": 1.0,
+        "total_token_throughput": 5.0,
+        "mean_ttft_ms": 750.0,
+        "median_ttft_ms": 750.0,
+        "p99_ttft_ms": 1000.0,
+        "mean_tpot_ms": 200.0,
+        "median_tpot_ms": 200.0,
+        "p99_tpot_ms": 200.0,
+        "mean_itl_ms": 200.0,
+        "median_itl_ms": 200.0,
+        "p99_itl_ms": 300.0,
+        "mean_e2el_ms": 950.0,
+        "median_e2el_ms": 950.0,
+        "p99_e2el_ms": 1000.0,
+    }
