@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 PART_BYTES = 64 * 1024
 """Copied at once to count record ends: what stays in the cache."""
 
+COPIED_BYTES = 16 * 1024
+"""Up to here the text of a chunk is a copy of its own."""
+
 NEAR_BYTES, FARTHER = 4 * 1024, 8
 """End of a chunk in which literals are looked for backwards first, and how many times as much is next."""
 
@@ -29,7 +32,8 @@ class Chunk:
     """Whole records, without their colours, and where they stand in the file."""
 
     def __init__(self, buffer: Buffer, end: int, offset: int) -> None:
-        text = bytes(buffer[:end]) if isinstance(buffer, memoryview) else buffer
+        # of a few records a copy is cheap, and whatever is asked of it is faster than of a part of a large buffer
+        text = bytes(memoryview(buffer)[:end]) if end <= COPIED_BYTES or isinstance(buffer, memoryview) else buffer
         self.offset = offset
         self._coloured: bytes | None = None
         if text.find(b"\x1b", 0, end) >= 0:

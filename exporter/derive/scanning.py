@@ -380,23 +380,24 @@ class Scan:
                     follows is None or follows(text, place + after, end)
                 ):
                     mask |= others
-            if not mask & wanted:
+            mask &= wanted
+            if not mask:
                 in_vain += 1
                 group.note_in_vain(number)
                 continue
-            mask &= wanted
             if place >= stop:
                 stop = find(b"\n", behind, end)
                 if stop < 0:
                     stop = end
                 if has_returns and (back := find(b"\r", behind, stop)) >= 0:
                     stop = back
-                seen, begin = 0, -1
-            mask &= ~seen
-            if not mask:
-                continue
-            seen |= mask
-            if shared := mask & shared_units:
+                seen, begin = mask, -1
+            else:
+                mask &= ~seen
+                if not mask:
+                    continue
+                seen |= mask
+            if shared_units and (shared := mask & shared_units):
                 before = taken.get(stop, 0)
                 taken[stop] = before | shared
                 mask &= ~before

@@ -26,6 +26,8 @@ class Mount(NamedTuple):
     point: str
     fstype: str
     source: str
+    device: int | None = None
+    """``st_dev`` of its files; those of a btrfs have others."""
 
     @property
     def remote(self) -> bool:
@@ -41,9 +43,10 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         try:
             after = fields.index("-", 6)
             point, fstype, source = fields[4], fields[after + 1], fields[after + 2]
-        except (ValueError, IndexError):
+            device = os.makedev(*map(int, fields[2].split(":")))
+        except (ValueError, IndexError, TypeError):
             continue
-        found.append(Mount(_plain(point), _plain(fstype), _plain(source)))
+        found.append(Mount(_plain(point), _plain(fstype), _plain(source), device))
     return tuple(found)
 
 

@@ -1,5 +1,7 @@
 """New records of a growing log, by polling: inotify is blind on network file systems.
 
+On others it saves asking again and again for a log to which nothing is written, and no more than that.
+
 A record ends at ``\\n``, ``\\r`` or ``\\r\\n``, since progress bars redraw their line with a return. What
 follows the last end waits for a later look. Text is read into one kept buffer, so memory is bounded
 whatever the size of the file or of a record.
@@ -20,6 +22,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from exporter.readers.wakeups import Wakeups, Watch
+
 CHUNK_BYTES = 1 << 20
 """Read at once, and the longest record that is passed on whole."""
 MARK_BYTES = 128
@@ -31,6 +35,10 @@ SETTLED_S = 2.0
 GONE_S = 60.0
 """So long after the last that was written to it a deleted file with no other at its path is kept open."""
 SPARE_BUFFERS = 4
+STILL_LOOKS = 4
+"""So many looks find nothing new before a file is watched: one that is written to every few seconds is not worth it."""
+TRUSTED_LOOKS = 30
+"""So many looks go by the watch before the file itself is asked again: some changes make no event."""
 
 RETURN = 13
 ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")
@@ -75,7 +83,8 @@ class LogTail:
     its blocks are free only then.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, wakeups: Wakeups | None = None) -> None:
+        """With ``wakeups`` a look finds all that had come when these were last drained, and need not ask the file."""
         self.path = path
         self.bytes_read = 0
         """Bytes read since the first look, over all generations of the file."""
@@ -99,6 +108,10 @@ class LogTail:
         self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is as it is
         # the path, and facts of the file there with which there is nothing new
         self._still: tuple[bytes, tuple[int, ...]] | None = None
+        self._wakeups = wakeups
+        self._watch: Watch | None = None  # of the file at the path, while it is still
+        self._trusted = 0  # looks that go by the watch
+        self._watch_in = STILL_LOOKS  # looks that find the file still, before it is watched
         self._reset()
 
     def _reset(self) -> None:
@@ -122,7 +135,7 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
-        self._still = None
+        self._move()
         if self._file is not None:
             self._inode, self._file = self._file[1], None
 
@@ -145,12 +158,12 @@ class LogTail:
         self.more = False
         if self._still is not None:
             # most looks at most logs find nothing: they take no more than this
-            try:
-                if _identity(os.stat(self._still[0])) == self._still[1]:
-                    return
-            except OSError:
-                pass  # what that means is asked below
-            self._still = None
+            if self._trusted and self._watch is not None and self._watch.quiet:
+                self._trusted -= 1
+                return
+            if self._is_still(*self._still):
+                return
+            self._move()
         try:
             chosen = self._choose()
         except OSError as error:
@@ -246,9 +259,9 @@ class LogTail:
         }
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any]) -> "LogTail":
+    def restore(cls, path: str, state: Mapping[str, Any], wakeups: Wakeups | None = None) -> "LogTail":
         """A tail that goes on where another one was; from the top when ``state`` is not what ``state()`` gives."""
-        tail = cls(path)
+        tail = cls(path, wakeups)
         try:
             begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
             mark = bytes.fromhex(state["mark"])
@@ -262,6 +275,31 @@ class LogTail:
         tail._inode, tail._begin, tail._offset, tail._mark = inode, begin, read, mark
         tail._joining, tail._top = bool(state.get("joining")), read == 0
         return tail
+
+    # -- a file to which nothing is written ----------------------------------------------------------
+
+    def _is_still(self, path: bytes, known: tuple[int, ...]) -> bool:
+        """Whether the file at the path is the one that was there, as it was; then the next looks may go by a watch."""
+        try:
+            if _identity(os.stat(path)) != known:
+                return False
+        except OSError:
+            return False  # what that means is asked elsewhere
+        if self._watch is not None and self._watch.quiet:
+            self._trusted = TRUSTED_LOOKS  # it was watched before it was asked: there is nothing between the two
+        elif self._wakeups is not None:
+            self._trusted = 0
+            self._watch_in -= 1
+            if not self._watch_in:
+                self._watch, self._watch_in = self._wakeups.watch(self.path, known[0]), TRUSTED_LOOKS
+        return True
+
+    def _move(self) -> None:
+        """Be no longer still."""
+        self._still, self._trusted, self._watch_in = None, 0, STILL_LOOKS
+        if self._watch is not None and self._wakeups is not None:
+            self._wakeups.drop(self._watch)
+            self._watch = None
 
     # -- which file ------------------------------------------------------------------------------
 

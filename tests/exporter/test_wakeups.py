@@ -1,0 +1,232 @@
+"""Watches that say that nothing has happened to a file."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exporter.readers import wakeups as module
+from exporter.readers.mounts import Mount, mount_table
+from exporter.readers.wakeups import IN_Q_OVERFLOW, Wakeups, Watch, tells_of_writes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    log = tmp_path / "worker.log"
+    log.write_bytes(b"one\n")
+    os.utime(log, (1, 1))
+    if not tells_of_writes(str(log), log.stat().st_dev, mount_table().current()):
+        pytest.skip("the kernel does not know of all that is written here")
+    return log
+
+
+@pytest.fixture
+def wakeups() -> Iterator[Wakeups]:
+    made = Wakeups()
+    yield made
+    made.close()
+
+
+def watched(wakeups: Wakeups, path: Path) -> Watch:
+    watch = wakeups.watch(str(path), path.stat().st_dev)
+    assert watch is not None
+    return watch
+
+
+def append(path: Path, text: bytes) -> None:
+    with path.open("ab") as out:
+        out.write(text)
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"two\n")
+    other.replace(path)
+
+
+def write_by_another_name(path: Path) -> None:
+    other = path.with_name("linked")
+    os.link(path, other)
+    append(other, b"more\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "append": lambda path: append(path, b"two\n"),
+    "truncate": lambda path: os.truncate(path, 0),
+    "rename": lambda path: path.rename(path.with_name("worker.log.1")),
+    "rename, create": lambda path: (path.rename(path.with_name("worker.log.1")), path.write_bytes(b"new\n")),
+    "unlink": lambda path: path.unlink(),
+    "replace": replace,
+    "touch": lambda path: os.utime(path, (2, 2)),
+    "chmod": lambda path: path.chmod(0o600),
+    "write by another name": write_by_another_name,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
+    wakeups: Wakeups, path: Path, change: Callable[[Path], object], is_open: bool
+) -> None:
+    descriptor = os.open(path, os.O_RDONLY) if is_open else -1
+    watch = watched(wakeups, path)
+    wakeups.drain()
+    assert watch.quiet
+    change(path)
+    assert watch.quiet, "a round goes by what was so when it began"
+    wakeups.drain()
+    assert not watch.quiet
+    if is_open:
+        os.close(descriptor)
+
+
+def test_reading_is_no_change(wakeups: Wakeups, path: Path) -> None:
+    watch = watched(wakeups, path)
+    path.read_bytes()
+    list(path.parent.iterdir())
+    append(path.with_name("another.log"), b"two\n")
+    wakeups.drain()
+    assert watch.quiet
+
+
+def test_readers_of_one_file_are_each_told(wakeups: Wakeups, path: Path) -> None:
+    linked = path.with_name("linked")
+    os.link(path, linked)
+    first, second, third = watched(wakeups, path), watched(wakeups, linked), watched(wakeups, path)
+    wakeups.drop(first)
+    append(path, b"two\n")
+    wakeups.drain()
+    assert (first.quiet, second.quiet, third.quiet) == (False, False, False)
+    again = watched(wakeups, path)
+    wakeups.drain()
+    assert again.quiet, "what is left of the watches before is none of its events"
+    append(linked, b"three\n")
+    wakeups.drain()
+    assert not again.quiet
+
+
+def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: Wakeups, path: Path) -> None:
+    watch = watched(wakeups, path)
+    wakeups.drop(watch)
+    wakeups.drop(watch)
+    again = watched(wakeups, path)
+    append(path, b"two\n")
+    wakeups.drop(again)  # its event is waiting
+    kept = watched(wakeups, path)
+    wakeups.drain()
+    assert (watch.quiet, again.quiet, kept.quiet) == (False, False, True)
+
+
+def test_many_changes_at_once_are_all_taken_in(wakeups: Wakeups, path: Path) -> None:
+    logs = [path.with_name(f"{number}.log") for number in range(600)]
+    for log in logs:
+        log.touch()
+    watches = [watched(wakeups, log) for log in logs]
+    for log in logs[::2]:
+        append(log, b"x\n")
+    wakeups.drain()
+    assert [watch.quiet for watch in watches] == [False, True] * 300
+
+
+def test_a_writer_pays_for_one_event_only(path: Path, wakeups: Wakeups) -> None:
+    watched(wakeups, path)
+    for _ in range(100):
+        append(path, b"x\n")
+    events = os.read(wakeups._fd, 1 << 16)
+    assert len(events) == 2 * 16, "the change, and that this was the last one"
+
+
+@pytest.mark.parametrize("linked", ["file", "directory"])
+def test_what_is_reached_by_a_link_is_not_watched(wakeups: Wakeups, path: Path, linked: str) -> None:
+    link = path.parent / "link"
+    link.symlink_to(path if linked == "file" else path.parent)
+    reached = link if linked == "file" else link / path.name
+    assert wakeups.watch(str(reached), path.stat().st_dev) is None
+    assert wakeups.watch(os.path.relpath(path), path.stat().st_dev) is None
+
+
+def test_a_file_that_is_gone_is_not_watched(wakeups: Wakeups, path: Path) -> None:
+    device = path.stat().st_dev
+    path.unlink()
+    assert wakeups.watch(str(path), device) is None
+    path.touch()
+    assert watched(wakeups, path).quiet, "others are, and it is once it is there"
+
+
+MOUNTS = (
+    Mount("/", "ext4", "/dev/vda1", 1),
+    Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", 2),
+    Mount("/home", "nfs4", "server:/home", 3),
+    Mount("/container", "overlay", "overlay", 4),
+    Mount("/data", "btrfs", "/dev/vdb", 5),
+    Mount("/hidden/local", "btrfs", "/dev/vdc", 6),
+    Mount("/hidden", "nfs4", "server:/hidden", 7),
+    Mount("/dev/shm", "tmpfs", "tmpfs", 8),
+    Mount("/mnt", "fuse.sshfs", "host:/", 9),
+    Mount("/bound", "ext4", "/dev/vda1", 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "told"),
+    [
+        ("/var/x.log", 1, True),
+        ("/bound/x.log", 1, True),
+        ("/dev/shm/x.log", 8, True),
+        ("/scratch/x.log", 2, False),
+        ("/home/x.log", 3, False),
+        ("/container/x.log", 4, False),
+        ("/mnt/x.log", 9, False),
+        ("/data/subvolume/x.log", 51, True),
+        ("/hidden/local/x.log", 7, False),
+        ("/var/x.log", 52, False),
+    ],
+)
+def test_only_of_local_file_systems_does_the_kernel_know_all_writes(path: str, device: int, told: bool) -> None:
+    assert tells_of_writes(path, device, MOUNTS) is told
+
+
+def test_a_file_of_a_network_file_system_is_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = path.stat().st_dev
+    touched, asked = list[str](), list[str]()
+
+    def mounts() -> list[Mount]:
+        asked.append("mounts")
+        return [Mount("/", "nfs4", "server:/", device)]
+
+    wakeups = Wakeups(mounts)
+    monkeypatch.setattr(module, "_call", lambda name, *_: touched.append(name))
+    monkeypatch.setattr(os.path, "realpath", lambda name: touched.append(name))
+    assert [wakeups.watch(str(path), device) for _ in range(2)] == [None, None]
+    monkeypatch.undo()
+    assert (touched, asked) == ([], ["mounts"]), "its mount is looked for once"
+
+
+def test_no_more_files_are_watched_than_so_many(path: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WATCHES", 1)
+    watch = watched(wakeups, path)
+    other = path.with_name("other.log")
+    other.touch()
+    assert wakeups.watch(str(other), other.stat().st_dev) is None
+    wakeups.drop(watch)
+    assert watched(wakeups, other).quiet
+
+
+def test_when_events_were_lost_nothing_is_believed_any_longer(path: Path, wakeups: Wakeups) -> None:
+    watch = watched(wakeups, path)
+    wakeups._take(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
+    assert not watch.quiet
+    assert watched(wakeups, path).quiet
+
+
+def test_closing_gives_the_descriptor_back(path: Path, wakeups: Wakeups) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    watch = watched(wakeups, path)
+    assert not os.get_inheritable(wakeups._fd)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    wakeups.close()
+    assert (watch.quiet, len(os.listdir("/proc/self/fd"))) == (False, before)
+    wakeups.drain()
+    wakeups.drop(watch)
