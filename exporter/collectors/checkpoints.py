@@ -73,7 +73,7 @@ class CheckpointsCollector:
         self.interval_s = manifest.check_interval_s
         self._clock, self._board = context.clock, context.board
         self._first_node = context.identity.node_index == 0
-        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s, early_s=EARLY_S)
+        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s, early_s=self._early_s(context))
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
         self._restored = False
@@ -84,6 +84,7 @@ class CheckpointsCollector:
         self._unsaved: str | None = None
         """and why the last could not be."""
         self._state_file = manifest.run_dir / records.STATE_FILE
+        self._records = manifest.run_dir / records.WORKERS_DIR
         self._watched: Watched | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
@@ -96,6 +97,24 @@ class CheckpointsCollector:
                 )
                 self._watched = context.files.watch("checkpoints", make)
 
+    @staticmethod
+    def _early_s(context: Context) -> float:
+        """By how much files may be older than the start and still be of this attempt.
+
+        None at all where it cannot have written them: what the attempt before has saved at its end, or a job
+        that is started again, is often not a minute old.
+        """
+        start = context.identity.start
+        is_early = start is not None and context.clock.time() - start < EARLY_S
+        return 0.0 if is_early or context.identity.attempt > 0 else EARLY_S
+
+    def _disturbed(self) -> float | None:
+        """When a worker of the job has last left a record of its start or end; None where that is not known."""
+        try:
+            return self._records.stat().st_mtime
+        except OSError:
+            return None
+
     def read(self) -> CheckpointsSnapshot | None:
         """What there is; None where nothing can be told, or is not told by this node."""
         if self._watched is None:
@@ -104,6 +123,7 @@ class CheckpointsCollector:
         now = self._clock.time()
         found = self._checkpoints
         ended = (records.read_json(self._state_file) or {}).get("workers_ended") is True
+        disturbed = self._disturbed()
         for _ in range(LOOKS):
             wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
             self._watched.request(now)
@@ -112,7 +132,10 @@ class CheckpointsCollector:
             except Hanging:
                 return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
             happened = found.update(
-                sight.entries, sight.names, self._clock.monotonic(), now, behind=sight.behind, ended=ended
+                *(sight.entries, sight.names, self._clock.monotonic(), now),
+                behind=sight.behind,
+                ended=ended,
+                disturbed=disturbed,
             )
             self._events.extend(_event(one, now) for one in happened)
             if not sight.behind:

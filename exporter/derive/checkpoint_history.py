@@ -25,6 +25,7 @@ class _Past(NamedTuple):
 
     key: str
     step: int | None
+    end: float
     bytes: int
     seconds: float
     shapes: frozenset[str]
@@ -42,6 +43,8 @@ class History:
         """How many have been written; it never falls."""
         self.real = False
         """Whether there has been anything besides texts that tell no step."""
+        self.disturbed: float | None = None
+        """When a worker has last begun or ended: who saves, and which steps they save together, is new since then."""
         self._interval_s = interval_s
         self._past: deque[_Past] = deque(maxlen=KEPT)
         self._beats: deque[float] = deque(maxlen=KEPT)
@@ -116,7 +119,7 @@ class History:
 
         One that was counted as it is now is none, nor is an ``addition`` to one that was.
         """
-        past = _Past(shown.key, shown.step, shown.bytes, shown.seconds or 0.0, shapes)
+        past = _Past(shown.key, shown.step, shown.end, shown.bytes, shown.seconds or 0.0, shapes)
         if self._counted.get(shown.key) == shown.end:
             if all(one.key != shown.key for one in self._past):
                 self._past.append(past)  # it was counted by another one that this one goes on from
@@ -162,9 +165,12 @@ class History:
         others.discard(key)
         return len(others) >= SHORT_BEFORE
 
-    def odd_size(self, size: int, key: str) -> float | None:
-        """The size by the median of those like it, where it is less than half or more than twice of that."""
-        sizes = [past.bytes for past in self._alike(key)]
+    def odd_size(self, size: int, key: str, shapes: frozenset[str]) -> float | None:
+        """The size by the median of those like it, where it is less than half or more than twice of that.
+
+        Those of other ranks are not like it: once a worker has begun anew, each set may be that of a few of them.
+        """
+        sizes = [past.bytes for past in self._alike(key) if past.shapes == shapes]
         if len(sizes) < LEARN_FROM:
             return None
         usual = statistics.median(sizes)
@@ -177,8 +183,16 @@ class History:
         return max((past.seconds for past in itertools.islice(reversed(self._past), LEARN_FROM)), default=0.0)
 
     def usual(self, key: str) -> frozenset[str]:
-        """Shapes that all of the last that are like it had."""
-        last = [past.shapes for past in self._alike(key)]
+        """Shapes that all of the last that are like it had.
+
+        Once a worker has begun or ended between them, ranks need not be in step any more: those since then count, and
+        none before there are a few.
+        """
+        alike = self._alike(key)
+        since = -math.inf if self.disturbed is None else self.disturbed
+        last = [past.shapes for past in alike if past.end >= since]
+        if len(last) < min(LEARN_FROM, len(alike)):
+            return frozenset()
         return frozenset.intersection(*last) if last else frozenset()
 
     def _alike(self, key: str) -> list[_Past]:

@@ -88,14 +88,17 @@ class Checkpoints:
         *,
         behind: bool = False,
         ended: bool = False,
+        disturbed: float | None = None,
     ) -> list[Happened]:
         """Take what a look has found; gives what has happened since the last, oldest first.
 
         ``entries`` are at least those that have changed, others are no harm; ``names`` all that are there, or None
         where none has come or gone. ``behind`` says that not all names have been looked at yet: nothing is judged
         before they are. What was written before the first look is counted, but nothing is told of it. ``ended`` says
-        that all workers have ended: what is there then is not waited for to settle.
+        that all workers have ended: what is there then is not waited for to settle. ``disturbed`` is when one has last
+        begun or ended, by the clock of the files: with what was before, nothing is compared that names ranks.
         """
+        self._history.disturbed = disturbed
         first, self._now, self._ended = self._first, now, ended
         taken = {key for entry in entries if (key := self._take(entry, now, wall)) is not None}
         if first and behind:
@@ -343,7 +346,7 @@ class Checkpoints:
             missing_count=len(missing),
             valid=valid,
             reason=reason,
-            odd_size=self._history.odd_size(size, found.key) if state != "writing" else None,
+            odd_size=self._history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
             odd=_odd(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:

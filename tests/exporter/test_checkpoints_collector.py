@@ -47,9 +47,9 @@ class Node:
         for place in (path, self.folder):
             os.utime(place, (self.clock.now, self.clock.now))
 
-    def reads(self, seconds: float) -> None:
-        for _ in range(int(seconds // 5)):
-            self.clock.advance(5)
+    def reads(self, seconds: float, every: float = 5.0) -> None:
+        for _ in range(int(seconds // every)):
+            self.clock.advance(every)
             self.snapshot = self.collector.read()
 
     def value(self, family: Family) -> float | None:
@@ -310,3 +310,139 @@ def test_what_is_unusual_is_only_a_hint(tmp_path: Path) -> None:
         ("checkpoint unusual", "info"),
     ]
     assert "2 files" in node.status().checkpoints["last"]["odd"]
+
+
+def write_earlier(folder: Path, name: str, content: bytes, when: float) -> None:
+    """A file that was there before a sidecar of this job was."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    os.utime(folder / name, (when, when))
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_what_was_saved_just_before_a_second_attempt_is_not_new(tmp_path: Path, attempt: int) -> None:
+    """A resume is an attempt 0 in a run directory of its own, a requeue an attempt 1: neither has written it."""
+    began = FakeClock().now + 998.0
+    write_earlier(tmp_path / "ckpt", "checkpoint_140.pt", torch_bytes(), began - 1.0)
+    node = Node(tmp_path, attempt=attempt, start=began)
+    node.reads(120)
+    assert (node.value(TOTAL), node.value(LAST), node.status().events) == (0, None, [])
+    node.write("checkpoint_160.pt", torch_bytes())
+    node.reads(60)
+    assert node.value(TOTAL) == 1
+    assert [event["detail"].partition(":")[0] for event in node.status().events] == ["checkpoint_160.pt"]
+
+
+def test_a_late_sidecar_of_a_second_attempt_takes_nothing_of_the_first(tmp_path: Path) -> None:
+    began = FakeClock().now + 500.0
+    write_earlier(tmp_path / "ckpt", "checkpoint_140.pt", torch_bytes(), began - 1.0)
+    assert Node(tmp_path, attempt=1, start=began).value(TOTAL) == 0
+    assert Node(tmp_path, attempt=0, start=began).value(TOTAL) == 1, "the clock of its file server may be behind"
+
+
+def test_what_a_killed_attempt_was_writing_is_not_being_written(tmp_path: Path) -> None:
+    began = FakeClock().now + 998.0
+    write_earlier(tmp_path / "ckpt", "checkpoint_140.pt.tmp", b"half", began - 1.0)
+    node = Node(tmp_path, attempt=1, start=began)
+    assert node.value(WRITING) == 0
+
+
+def note_record(node: Node, run_dir: Path) -> None:
+    """A worker of the job has started or ended."""
+    (run_dir / records.WORKERS_DIR).mkdir(exist_ok=True)
+    os.utime(run_dir / records.WORKERS_DIR, (node.clock.now, node.clock.now))
+
+
+def save(node: Node, step: int, *ranks: int, seconds: float = 60) -> None:
+    for rank in ranks:
+        node.write(f"checkpoint_worker_{rank}_step_{step}.pt", torch_bytes())
+    node.reads(seconds)
+
+
+def unusual(node: Node) -> list[str]:
+    events = node.status().events
+    return [event["detail"] for event in events if event["event"] == "checkpoint unusual" or event["level"] != "info"]
+
+
+def test_after_a_worker_has_failed_it_is_not_unusual_that_it_saves_at_other_steps(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step in (100, 200, 300, 400):
+        save(node, step, 0, 1, 2)
+    note_record(node, tmp_path)  # rank 2 is killed
+    save(node, 500, 0, 1)
+    note_record(node, tmp_path)  # and goes on from 400
+    save(node, 600, 0, 1, seconds=30)
+    save(node, 520, 2, seconds=30)
+    save(node, 700, 0, 1, seconds=30)
+    save(node, 620, 2)
+    assert node.value(TOTAL) == 9
+    assert unusual(node) == []
+
+
+def test_at_the_end_of_a_job_that_has_failed_the_last_checkpoints_are_those_of_some(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step in (100, 200, 300):
+        save(node, step, 0, 1, 2)
+    note_record(node, tmp_path)  # rank 1 is killed, and the others save when they are told to end
+    records.write_state(str(tmp_path), "completing", workers_ended=True)
+    for rank, step in ((0, 354), (2, 353)):
+        save(node, step, rank, seconds=5)
+    assert node.value(TOTAL) == 5
+    assert unusual(node) == []
+
+
+def test_what_is_unusual_is_told_again_once_there_is_something_to_compare_with(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    save(node, 100, 0, 1)
+    note_record(node, tmp_path)
+    for step in (200, 300, 400):
+        save(node, step, 0, 1)
+    save(node, 500, 0, seconds=120)
+    assert unusual(node) == [
+        "checkpoint_worker_0_step_500.pt: there is no checkpoint_worker_1_step_#.pt, unlike before"
+    ]
+
+
+def test_a_size_is_odd_among_checkpoints_of_the_same_ranks(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step in (1, 2, 3):
+        save(node, step, 0, 1, 2)
+    save(node, 4, 0)
+    assert [event["level"] for event in node.status().events if event["event"] == "checkpoint saved"] == ["info"] * 4
+    node.write("checkpoint_worker_0_step_5.pt", torch_bytes(4096))
+    node.write("checkpoint_worker_1_step_5.pt", torch_bytes(4096))
+    node.write("checkpoint_worker_2_step_5.pt", torch_bytes(4096))
+    node.reads(60)
+    (told,) = [event["detail"] for event in node.status().events if event["level"] == "warning"]
+    assert "times the usual size" in told
+
+
+@pytest.mark.parametrize("look_s", [1.0, 5.0])
+@pytest.mark.parametrize("late_s", [0.0, 0.3, 1.3, 3.0])
+def test_ranks_that_are_out_of_step_after_a_restart_are_not_unusual(
+    tmp_path: Path, late_s: float, look_s: float
+) -> None:
+    """Three ranks that keep their last two checkpoints each; rank 1 is killed, and goes on some seconds later."""
+    node = Node(tmp_path)
+    began, kept = node.clock.now, {rank: [0, 0] for rank in range(3)}
+    done: list[tuple[float, int | None, int]]
+    done = [(3.3 * n + 0.02 * rank, rank, 100 * n) for rank in (0, 2) for n in range(1, 11)]
+    done += [(3.3 * n + 0.01, 1, 100 * n) for n in range(1, 5)]
+    done += [(17.0 + late_s + 3.3 * (n - 4), 1, 100 * n) for n in range(5, 11)]
+    done += [(14.7 + late_s, None, 0), (16.8 + late_s, None, 0)]  # its end and its start
+    for moment, rank, step in sorted(done, key=lambda entry: entry[0]):
+        while began + moment - node.clock.now > look_s:
+            node.reads(look_s, every=look_s)
+        before, node.clock.now = node.clock.now, began + moment
+        if rank is None:
+            note_record(node, tmp_path)
+            node.clock.now = before
+            continue
+        node.write(f"checkpoint_worker_{rank}_step_{step}.pt", torch_bytes())
+        kept[rank].append(step)
+        (node.folder / f"checkpoint_worker_{rank}_step_{kept[rank][-3]}.pt").unlink(missing_ok=True)
+        os.utime(node.folder, (node.clock.now, node.clock.now))
+        node.clock.now = before
+    node.reads(120)
+    assert (node.value(TOTAL) or 0) >= 10
+    assert unusual(node) == []
