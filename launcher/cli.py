@@ -1,4 +1,4 @@
-"""The commands of ``gpujob``. The only place of this package that prints for people and decides exit statuses."""
+"""The commands of ``gpujob``. With ``cli_*.py`` the only place that prints for people and decides exit statuses."""
 
 import contextlib
 import errno
@@ -8,28 +8,32 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import click
 
 from exporter import __version__, records
 from exporter.errors import ExporterError
+from launcher.cli_parts import (
+    INTERRUPTED,
+    JOB,
+    JSON,
+    RESUME,
+    USAGE,
+    checked_plan,
+    fail,
+    open_job,
+    print_json,
+    print_report,
+)
 from launcher.cli_plan import plan_command
+from launcher.cli_run import run
 from launcher.cli_scan import scan
 from launcher.cli_sweep import sweep
+from launcher.cli_watch import watch
 from launcher.errors import LauncherError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from launcher.client import JobClient
-    from launcher.plan import Plan
-    from launcher.subject import Subject
-
-USAGE = 2
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 TEMPLATE = """\
@@ -78,11 +82,11 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (LauncherError, ExporterError) as error:
-        _fail(str(error))
+        fail(str(error))
     except FileNotFoundError:
         if _has_working_directory():
             raise
-        _fail("the working directory is gone; change into one that exists")
+        fail("the working directory is gone; change into one that exists")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
 
@@ -93,15 +97,6 @@ def _has_working_directory() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"gpujob: {message}", err=True)
-    sys.exit(USAGE)
-
-
-def _print_json(value: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
 
 
 class _Commands(click.Group):
@@ -132,7 +127,7 @@ def _whatever_output_does() -> Iterator[None]:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
         _forget_output()
-        _fail(f"cannot write: {error.strerror}")
+        fail(f"cannot write: {error.strerror}")
 
 
 def _forget_output() -> None:
@@ -150,41 +145,6 @@ def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
 
-def _checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
-    """The plan of a job file; all problems in one error, nothing written.
-
-    Everything that this machine tells cheaply is looked at; warnings are shown unless ``quiet``.
-    """
-    from launcher.subject import make_subject
-
-    subject = make_subject(job, local=local)
-    _preflight(subject, job, quiet=quiet)
-    return subject.plan
-
-
-def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
-    """Raise with every error found before the start; warnings are only shown."""
-    from launcher.errors import ConfigError
-    from launcher.preflight import check_plan
-
-    items = check_plan(subject)
-    if not quiet:
-        for item in items:
-            if item.status == "warning":
-                click.echo(f"gpujob: warning: {item}", err=True)
-    errors = [str(item) for item in items if item.status == "error"]
-    if errors:
-        raise ConfigError(job, errors)
-
-
-INTERVAL = click.FloatRange(min=0.1, max=3600.0)
-JOB = click.argument("job", metavar="JOB.YAML")
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-RESUME = click.option(
-    "--resume", metavar="SWEEP", help="Of a sweep only the points that are missing or did not complete there."
-)
-
-
 @commands.command(epilog="example: gpujob init && gpujob run job.yaml")
 @click.argument("path", metavar="[FILE]", default="job.yaml")
 @click.option("--force", is_flag=True, help="Replace the file when it is there.")
@@ -194,9 +154,9 @@ def init(path: str, force: bool) -> None:
         with open(path, "w" if force else "x", encoding="utf-8") as out:
             out.write(TEMPLATE)
     except FileExistsError:
-        _fail(f"{path} is there already; choose another name, or --force to replace it")
+        fail(f"{path} is there already; choose another name, or --force to replace it")
     except OSError as error:
-        _fail(f"{path} cannot be written: {error.strerror}")
+        fail(f"{path} cannot be written: {error.strerror}")
     click.echo(f"Wrote {path}. Next: put your command into it, then `gpujob check {path}`.")
 
 
@@ -226,7 +186,7 @@ def check(job: str, local: bool, as_json: bool) -> None:
         sections = broken_checklist(broken.errors, rest, topology=topology)
     body = to_json(sections)
     if as_json:
-        _print_json(body)
+        print_json(body)
     else:
         click.echo("\n".join(render(sections)))
         if subject is not None:
@@ -254,7 +214,7 @@ def _dependency(_context: click.Context, _option: click.Parameter, text: str | N
         try:
             check_dependency(text)
         except ValueError as error:
-            _fail(f"--dependency: {error}")
+            fail(f"--dependency: {error}")
     return text
 
 
@@ -279,8 +239,8 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
         cli_sweep.submit(swept, dependency=dependency, resume=resume, as_json=as_json)
         return
     if resume is not None:
-        _fail(f"--resume: {job} has no sweep; leave --resume out")
-    plan = adapted(_checked_plan(job, local=False), slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+        fail(f"--resume: {job} has no sweep; leave --resume out")
+    plan = adapted(checked_plan(job, local=False), slurm.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
     staging = rundir.stage(plan, render_sbatch(plan))
     try:
         job_id, cluster = slurm.submit_held(plan, staging / "sbatch_script.sh")
@@ -301,208 +261,13 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
             ) from error
         raise
     if as_json:
-        _print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
+        print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
         return
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"Logs: {run_dir}/")
     click.echo(f"Watch: gpujob watch {_quoted(str(run_dir))}")
     click.echo(f"Connect: srun --jobid {job_id} -w NODE --overlap --pty bash")
     click.echo(f"Stop: gpujob stop {job_id}")
-
-
-@commands.command(epilog="example: gpujob run examples/embed/job.yaml")
-@JOB
-@click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
-@click.option("--quiet", is_flag=True, help="No view; the report at the end.")
-@RESUME
-@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two pictures.")
-@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
-def run(
-    job: str,
-    as_json: bool,
-    quiet: bool,
-    interval: float,
-    no_color: bool,
-    ascii_only: bool,
-    resume: str | None,
-) -> None:
-    """Run a job on this machine, without Slurm, and watch it until its end.
-
-    Ctrl-C stops the job in order. The exit status tells how the job ended: 0 completed and
-    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output short or invalid, 130 Ctrl-C.
-    """
-    import secrets
-
-    from launcher import cli_sweep, rundir
-    from launcher.client import JobClient
-    from launcher.local import await_end, start_orchestrator
-    from launcher.report_state import log_of_no_report
-    from launcher.sbatch import render_sbatch
-    from launcher.steps import ENDING_SIGNALS, PYTHON_FLAGS
-
-    if (swept := cli_sweep.planned_sweep(job, local=True)) is not None:
-        cli_sweep.run(swept, resume=resume, as_json=as_json, quiet=quiet)
-        return
-    if resume is not None:
-        _fail(f"--resume: {job} has no sweep; leave --resume out")
-    plan = _checked_plan(job, local=True, quiet=as_json)
-    job_id = f"local-{secrets.token_hex(4)}"
-    staging = rundir.stage(plan, render_sbatch(plan))
-    run_dir = rundir.settle(staging, plan, job_id)
-    interrupted = False
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-        argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
-        orchestrator = start_orchestrator(argv, out, err)
-
-    def stop(number: int, _frame: object) -> None:
-        nonlocal interrupted
-        if interrupted and number == signal.SIGINT:
-            orchestrator.send_signal(signal.SIGINT)  # which ends the patience with workers that do not end
-            return
-        interrupted = interrupted or number == signal.SIGINT
-        orchestrator.terminate()
-        if interrupted and (as_json or quiet):
-            told = f"stopping the job; its workers have {plan.kill_wait_s:g} s to end; Ctrl-C again kills them"
-            click.echo(f"gpujob: {told}", err=True)
-
-    for number in ENDING_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(number, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-    if not (as_json or quiet):
-        try:
-            click.echo(f"job {job_id}, logs in {run_dir}")
-            _show(JobClient(run_dir), interval, lambda _: orchestrator.poll() is not None, no_color, ascii_only)
-        except Exception as error:  # noqa: BLE001 - a view that fails, or whose reader has gone, is not the job
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            with contextlib.suppress(OSError):
-                click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
-    code = await_end(orchestrator, run_dir)
-    report = records.read_json(run_dir / records.REPORT_FILE)
-    if report is None:
-        see = log_of_no_report(run_dir)
-        click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
-        sys.exit(9)
-    _print_report(report, as_json)
-    sys.exit(INTERRUPTED if interrupted else int(str(report["exit_status"])))
-
-
-def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
-    from launcher.report_text import render_report
-    from launcher.watch_words import clean
-
-    if as_json:
-        _print_json(report)
-    else:
-        click.echo("\n" + "\n".join(clean(line) for line in render_report(report).splitlines()))
-
-
-def _show(
-    client: "JobClient",
-    interval: float,
-    over: Callable[[Mapping[str, Any]], bool],
-    no_color: bool,
-    ascii_only: bool,
-) -> dict[str, Any]:
-    """Show the job until ``over`` says so; the last look."""
-    from rich.live import Live
-
-    from launcher.watch import LineLog, render
-
-    console = _console(no_color)
-    if not console.is_terminal:
-        lines = LineLog(console)
-        while True:
-            ends = over(view := client.look())
-            if ends:
-                view = client.look()
-            lines.show(view)
-            if ends:
-                return view
-            time.sleep(interval)
-    view = client.look()
-    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
-        while True:
-            ends = over(view)
-            if ends:
-                view = client.look()
-            live.update(
-                render(
-                    view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
-                ),
-                refresh=True,
-            )
-            if ends:
-                return view
-            time.sleep(interval)
-            view = client.look()
-
-
-def _plain_characters(console: "Console", ascii_only: bool) -> bool:
-    return ascii_only or "utf" not in (console.encoding or "").lower()
-
-
-def _console(no_color: bool) -> "Console":
-    from rich.console import Console
-
-    return Console(no_color=no_color or None, highlight=False)
-
-
-def _open(job: str) -> "JobClient":
-    """The job that a command names by id or run directory."""
-    from launcher.client import JobClient
-    from launcher.config import load_cluster, resolve_directory
-    from launcher.rundir import find_run_dir
-
-    if (Path(job) / records.MANIFEST_FILE).is_file():
-        return JobClient(Path(job).resolve())
-    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
-    return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
-
-
-@commands.command(epilog="example: gpujob watch 4459 --until done")
-@click.argument("job", metavar="JOB")
-@click.option("--once", is_flag=True, help="One look.")
-@click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line for each look.")
-@click.option("--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to end.")
-@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two looks.")
-@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
-def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
-    """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
-
-    Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
-    `gpujob run`; 10 means that it still runs (--once).
-    """
-    from launcher.report_state import EXIT_STATUS, UNFINISHED
-
-    def over(view: Mapping[str, Any]) -> bool:
-        return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
-
-    try:
-        client = _open(job)
-        if once or as_json:
-            while True:
-                view = client.look()
-                if as_json:
-                    _print_json(view)
-                else:
-                    from launcher.watch import render
-
-                    console = _console(no_color)
-                    console.print(render(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30))
-                if once or over(view):
-                    break
-                time.sleep(interval)
-        else:
-            view = _show(client, interval, over, no_color, ascii_only)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    if until == "running" and view["state"] == "RUNNING" and not once:
-        sys.exit(0)
-    sys.exit(EXIT_STATUS.get(view["state"], 9))
 
 
 @commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
@@ -515,7 +280,7 @@ def report(job: str, verify: bool, as_json: bool) -> None:
     With --verify it tells whether the files are whole now: 0, or 8 with a list of what is not; a job that
     has failed keeps its own status.
     """
-    client = _open(job)
+    client = open_job(job)
     if not verify:
         found = client.report()
     else:
@@ -525,7 +290,7 @@ def report(job: str, verify: bool, as_json: bool) -> None:
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         _say_difference(found)
-    _print_report(found, as_json)
+    print_report(found, as_json)
     sys.exit(int(str(found["exit_status"])))
 
 
@@ -574,9 +339,9 @@ def stop(job: str) -> None:
     from launcher.report_state import UNFINISHED
     from launcher.rundir import cluster_of
 
-    client = _open(job)
+    client = open_job(job)
     if client.manifest.attached:
-        _fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
+        fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
     view = client.look()
     if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")
@@ -589,7 +354,7 @@ def stop(job: str) -> None:
         except ProcessLookupError:
             pass
         except PermissionError:
-            _fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
+            fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
     else:
         slurm.cancel(job_id_of(client.run_dir), cluster_of(client.run_dir))
     click.echo(f"job {view['job_id']} is being stopped")
@@ -604,6 +369,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
 
 
-commands.add_command(plan_command)
-commands.add_command(scan)
-commands.add_command(sweep)
+for command in (plan_command, run, scan, sweep, watch):
+    commands.add_command(command)

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
     """The sweep of a job file, planned; None for a file without one. Raises ConfigErrors with all that is wrong.
 
-    ``available`` is how many nodes there are for points that do not say how many they need.
+    ``available`` is how many nodes there are, where that is known.
     """
     from launcher.config import load_cluster
     from launcher.sweep_plan import plan_sweep

@@ -5,58 +5,42 @@ unknown key is an error with the nearest known name. Nothing here touches the
 cluster or writes a file.
 """
 
-import difflib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from exporter.derive.lexicon import AUTO
-from exporter.derive.patterns import Kind, compile_all
-from exporter.readers.packs import pack_names
 from launcher.errors import ConfigError
+from launcher.spec_monitoring import ErrorOptions, Monitoring, Patterns, ProgressOptions, Verify
 from launcher.spec_resources import SERVING_ROLES, Resources, Workers
 from launcher.spec_serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.spec_slurm import (
     Container,
     Directives,
+    EnvironmentModule,
+    Mount,
     Setup,
     Slurm,
     check_directives,
-    check_modules,
-    check_mounts,
 )
 from launcher.spec_sweep import SweepSpec
 from launcher.spec_types import (
     Address,
     Directory,
     Model,
-    NotNegativeSeconds,
-    Seconds,
     TimeLimit,
     Url,
+    VariableName,
     Variables,
-    as_float,
-    check_each,
+    checked,
     parts_wrong,
-    variable_problem,
 )
 from launcher.yamlfile import parse, read_mapping, validate
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
-
-EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
-"""Common names of patterns that the exporter has under its own."""
-PACKS = (AUTO, *pack_names())
 
 
 class Paths(Model):
@@ -67,155 +51,20 @@ class Paths(Model):
     checkpoint_dir: Directory | None = None
 
 
-class Patterns(Model):
-    """Globs of file names."""
-
-    output: str | None = "output_worker_*.json*"
-    logs: str | None = "worker_*.log"
-    checkpoints: str | None = "checkpoint_*"
-
-    @field_validator("output", "logs", "checkpoints")
-    @classmethod
-    def _plain(cls, pattern: str | None) -> str | None:
-        if pattern is not None and ("/" in pattern or not pattern):
-            raise ValueError(f"{pattern!r} is not a pattern of file names; directories go into `paths`")
-        return pattern
+def _import_problem(name: str) -> str | None:
+    if all(part.isidentifier() for part in name.split(".")):
+        return None
+    return f"{name!r} is not the name of a module; write it as `import` does, without a version"
 
 
-def _pack(name: object) -> object:
-    if isinstance(name, str) and name not in PACKS:
-        near = difflib.get_close_matches(name, PACKS, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise ValueError(f'unknown pack "{name}"{hint} (known: {", ".join(PACKS)})')
-    return name
-
-
-PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
-
-
-def _pattern_problems(name: str, text: str, kind: Kind | None = None) -> list[str]:
-    """What is wrong with one pattern."""
-    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
-
-
-class ProgressOptions(Model):
-    """How progress is read from the logs."""
-
-    total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
-    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, where its log does not say.")
-    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, where its log does not say.")
-    pack: PackName = Field(AUTO, description="Whose lines the logs hold; `auto` finds it out from them.")
-    patterns: dict[str, str] = Field({}, description="Regular expressions by name, over those of the pack.")
-    sample: str | list[str] | None = Field(
-        None, description="A line of the log, some lines, or a file of them, in which a position must be found."
-    )
-
-    @field_validator("patterns")
-    @classmethod
-    def _usable(cls, patterns: dict[str, str]) -> dict[str, str]:
-        problems: list[tuple[tuple[str | int, ...], str]] = []
-        names: dict[str, str] = {}
-        for name, text in patterns.items():
-            meant = EXPORTER_NAMES.get(name, name)
-            if (other := names.setdefault(meant, name)) != name:
-                problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
-            problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
-        if problems:
-            raise parts_wrong(problems, patterns)
-        return patterns
-
-
-class ErrorOptions(Model):
-    """One more error to look for in the logs."""
-
-    pattern: str
-    severity: Literal["critical", "warning", "info"] = "warning"
-    name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
-
-    @field_validator("pattern")
-    @classmethod
-    def _usable(cls, pattern: str) -> str:
-        if problems := _pattern_problems("pattern", pattern, Kind.ERROR):
-            raise parts_wrong([((), problem) for problem in problems], pattern)
-        return pattern
-
-
-class Monitoring(Model):
-    """How the job is watched. Times in seconds."""
-
-    enabled: bool = Field(True, description="Whether sidecars are started at all.")
-    check_interval: Seconds = 5.0
-    launch_timeout: Seconds = 60.0
-    stall_timeout: Seconds = 300.0
-    checkpoint_interval: Seconds | None = Field(
-        None, description="Seconds between two checkpoints; learned from the files by default."
-    )
-    linger: NotNegativeSeconds = Field(
-        30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
-    )
-    gpu_metrics: bool = Field(
-        False,
-        description="Whether utilization, memory, power and temperature of the GPUs are also written to "
-        "gpu_metrics.csv in the output directory.",
-    )
-    listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
-
-
-def _share(value: object) -> object:
-    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value <= 1:
-        percent = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
-        raise ValueError(f"{value} is no share: it is above 0 and at most 1{percent}")
-    return as_float(value)
-
-
-def _per_item(value: object) -> object:
-    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e9:
-        raise ValueError(f"{value} is not above 0 and below 1e9; write null where records are not to be counted")
-    return as_float(value)
-
-
-Share = Annotated[float, BeforeValidator(_share), Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
-PerItem = Annotated[
-    float, BeforeValidator(_per_item), Field(json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1e9})
-]
-
-
-class Verify(Model):
-    """What the work must come to: a job that has ended well with less of it is no success."""
-
-    complete_share: Share = Field(0.99, description="Share of progress.total_items that is enough.")
-    outputs: int | None = Field(
-        None,
-        ge=1,
-        description="Files of patterns.output at least; by default one of each worker, where names tell whose it is.",
-    )
-    records_per_item: PerItem | None = Field(
-        1.0, description="Records in the output files for each item; null when they are not to be counted."
-    )
-    checksums: bool = Field(
-        False, description="Whether SHA-256 sums of the output files are written to checksums.txt in the run directory."
-    )
+ImportName = Annotated[str, checked(_import_problem)]
 
 
 class Environment(Model):
     """What the workers need around them, for `gpujob check`."""
 
-    packages: list[str] = Field([], description="Python modules that the interpreter of the workers must find.")
-    required: list[str] = Field([], description="Environment variables that must be set.")
-
-    @field_validator("packages")
-    @classmethod
-    def _modules(cls, packages: list[str]) -> list[str]:
-        wrong = "is not the name of a module; write it as `import` does, without a version"
-        return check_each(
-            packages,
-            lambda name: None if all(part.isidentifier() for part in name.split(".")) else f"{name!r} {wrong}",
-        )
-
-    @field_validator("required")
-    @classmethod
-    def _variables(cls, required: list[str]) -> list[str]:
-        return check_each(required, variable_problem)
+    packages: list[ImportName] = Field([], description="Python modules that the interpreter of the workers must find.")
+    required: list[VariableName] = Field([], description="Environment variables that must be set.")
 
 
 class JobSpec(Model):
@@ -234,7 +83,9 @@ class JobSpec(Model):
     readiness: ReadinessSpec = ReadinessSpec()
     container: Container | None = Field(None, description="Container in which workers run.")
     setup: Setup = Setup()
-    secrets: list[str] = Field([], description="Variables of the submitting environment that workers need, by name.")
+    secrets: list[VariableName] = Field(
+        [], description="Variables of the submitting environment that workers need, by name."
+    )
     sweep: SweepSpec | None = None
     env: Variables = Field({}, description="Environment of every worker.")
     environment: Environment = Environment()
@@ -249,11 +100,6 @@ class JobSpec(Model):
     errors: list[ErrorOptions] = []
     verify: Verify = Verify()
     monitoring: Monitoring = Monitoring()
-
-    @field_validator("secrets")
-    @classmethod
-    def _secrets(cls, secrets: list[str]) -> list[str]:
-        return check_each(secrets, variable_problem)
 
     @field_validator("errors")
     @classmethod
@@ -304,6 +150,11 @@ class ClusterSpec(Model):
     gpus_per_node: int | None = Field(
         None, ge=0, le=64, description="GPUs of a node, where resources.gpus_per_node is left out."
     )
+    cpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="CPUs of a node, for jobs that take all of its GPUs and leave resources.cpus_per_node out.",
+    )
     network_interface: str | None = Field(
         None,
         min_length=1,
@@ -311,8 +162,10 @@ class ClusterSpec(Model):
     )
     models: dict[str, str] = Field({}, description="Aliases of models: a directory, or hf:ORGANIZATION/NAME.")
     containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or what a registry has.")
-    mounts: list[str] = Field([], description="Mounts of every container, before those of the job.")
-    modules: list[str] = Field([], description="Environment modules of every job, before those of the job.")
+    mounts: list[Mount] = Field([], description="Mounts of every container, before those of the job.")
+    modules: list[EnvironmentModule] = Field(
+        [], description="Environment modules of every job, before those of the job."
+    )
     preamble: str | None = Field(None, description="Lines of shell in every batch script, before those of the job.")
     logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
     target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
@@ -324,16 +177,6 @@ class ClusterSpec(Model):
     @classmethod
     def _directives(cls, directives: Directives) -> Directives:
         return check_directives(directives)
-
-    @field_validator("modules")
-    @classmethod
-    def _modules(cls, modules: list[str]) -> list[str]:
-        return check_modules(modules)
-
-    @field_validator("mounts")
-    @classmethod
-    def _mounts(cls, mounts: list[str]) -> list[str]:
-        return check_mounts(mounts)
 
 
 def load_job(path: Path) -> JobSpec:
@@ -425,48 +268,6 @@ def _read(path: Path) -> str:
         raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
 
 
-_SECRET = re.compile(r"(?i)(token(?!iz)|secret|passw|passphrase|credential|cookie|auth|api_?key|(?:^|_)key(?:_|$))")
-_SECRET_OPTION = re.compile(r"(?i)(?:^|[-_.])(token|secret|passw\w*|passphrase|credentials?|cookie|auth|key)$")
-"""Options count tokens and name tokenizers, so only their last word tells."""
-_HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~].*")
-REDACTED = "<redacted>"
-
-
-def is_secret(name: str) -> bool:
-    """Whether a value under this name is kept out of files that others read."""
-    return bool(_SECRET.search(name))
-
-
-def is_harmless(value: str) -> bool:
-    """Whether a value is no secret, whatever it is called: ``TOKENIZERS_PARALLELISM=false``, a number, a path."""
-    return bool(_HARMLESS.fullmatch(value))
-
-
-def redacted(spec: JobSpec) -> dict[str, Any]:
-    """The job as it was resolved, with the values of secret-looking variables and options left out."""
-    body: dict[str, Any] = _redacted(spec.model_dump(mode="json"))
-    return body
-
-
-def _redacted(value: Any, within: str = "") -> Any:
-    """``value`` without what is secret by its name in an ``env``, ``args``, ``config`` or a sweep."""
-    if isinstance(value, list):
-        return [_redacted(inner, within) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    body: dict[str, Any] = {}
-    for name, inner in value.items():
-        last = name.rpartition(".")[2]
-        variable = within == "env" or f".{name}".endswith(f".env.{last}")
-        hidden = is_secret(last) if variable else bool(_SECRET_OPTION.search(last))
-        if within and hidden and isinstance(inner, str | list):
-            body[name] = REDACTED
-        else:
-            kept = within if within in ("config", "sweep") else ""
-            body[name] = _redacted(inner, name if name in ("env", "args", "config", "sweep") else kept)
-    return body
-
-
 def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:
     """The job with what the cluster file says of nodes. A job without GPUs is given none of them."""
     if not (cluster.gpus_per_node and gpus_are_defaulted(spec)):
@@ -484,6 +285,16 @@ def gpus_are_defaulted(spec: JobSpec) -> bool:
         or any(getattr(resources, f"{role}_workers") for role in SERVING_ROLES)
     )
     return used and "gpus_per_node" not in resources.model_fields_set
+
+
+def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
+    """CPUs of a node, where the job says nothing of them and takes all GPUs: nobody is left who could use the rest.
+
+    None elsewhere. Of nodes for the job alone (``slurm.exclusive``) Slurm gives all CPUs by itself.
+    """
+    resources = with_cluster(spec, cluster).resources
+    whole = cluster.gpus_per_node and resources.gpus_per_node == cluster.gpus_per_node and not spec.slurm.exclusive
+    return cluster.cpus_per_node if whole and resources.cpus_per_node is None else None
 
 
 def resolve_directory(text: str | None, workdir: Path) -> str | None:

@@ -41,7 +41,7 @@ class Mount:
 
 
 def parse_mount(text: str) -> Mount:
-    """``source:target[:flags]``, as ``spec_slurm.check_mounts`` has let it pass."""
+    """``source:target[:flags]``, as ``spec_slurm.Mount`` has let it pass."""
     source, _, rest = text.partition(":")
     target, _, flags = rest.partition(":")
     return Mount(os.path.expanduser(source), target, flags)

@@ -8,16 +8,16 @@ from typing import Any
 from launcher.config import (
     CLUSTER_FILE,
     CLUSTER_VARIABLE,
-    REDACTED,
     ClusterSpec,
     JobSpec,
+    cpus_of_whole_nodes,
     find_cluster_file,
     gpus_are_defaulted,
-    is_secret,
 )
 from launcher.container import mounts, parse_mount
 from launcher.fill import fill, placeholders
 from launcher.plan import Plan, RunFacts
+from launcher.secrecy import REDACTED, is_secret
 from launcher.subject import Subject
 
 DEFAULT = "default"
@@ -103,6 +103,8 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources
             source = f"{sources.job}: {place}"
         elif key == "gpus_per_node" and cluster.gpus_per_node and gpus_are_defaulted(spec):
             source = f"{sources.cluster}: gpus_per_node"
+        elif key == "cpus_per_node" and value == cpus_of_whole_nodes(spec, cluster):
+            source = f"{sources.cluster}: cpus_per_node"
         else:
             source = "by the workers" if key in ("nodes", "cpus_per_node") else DEFAULT
         yield Told(place, value, source)

@@ -13,10 +13,12 @@ from typing import Any
 
 from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification, render_manifest
 from launcher.assembly import assemble
-from launcher.config import EXPORTER_NAMES, ClusterSpec, JobSpec, redacted, resolve_directory, with_cluster
+from launcher.config import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
 from launcher.plan import DEFAULT_KILL_WAIT_S, PLAN_FILE, Plan, dump_plan, file_word
-from launcher.ports import PORTS_FILE, asked_of_nodes
+from launcher.ports import SURVEY_FILE, asked_of_nodes
+from launcher.secrecy import redacted
 from launcher.secrets_file import SECRETS_FILE
+from launcher.spec_monitoring import EXPORTER_NAMES
 from launcher.spec_types import parse_time_limit
 from launcher.submission import contain, container_plan, run_dir_name, setup_steps, slurm_options, with_dependency
 from launcher.topology import place
@@ -38,7 +40,7 @@ def make_plan(
     """The plan of a job; raises TopologyError when its workers do not fit its nodes.
 
     ``timestamp`` is ``YYYYMMDD_HHMMSS``, ``python`` the interpreter that runs our parts of the job,
-    ``available`` how many nodes there are, where the job file does not say.
+    ``available`` how many nodes there are, where that is known.
     """
     spec = with_cluster(spec, cluster)
     layout = place(spec, available, spec.backend.granularity)
@@ -49,13 +51,14 @@ def make_plan(
     cpus = Counter[int]()
     for task in tasks:
         cpus[task.node_index] += cpus_of.get(task.role) or max(1, len(task.gpus))
+    # one more than the workers': for the sidecar, the wrappers and the job steps themselves
+    least_cpus = max(cpus.values()) + 1
     slurm = slurm_options(spec, cluster, layout)
     return Plan(
         job_name=spec.name,
         nodes=layout.nodes,
         gpus_per_node=spec.resources.gpus_per_node,
-        # one more than the workers': for the sidecar, the wrappers and the job steps themselves
-        cpus_per_node=spec.resources.cpus_per_node or max(cpus.values()) + 1,
+        cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_whole_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
         tasks=contain(assembly.tasks, spec),
         manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
@@ -154,7 +157,7 @@ def plan_files(plan: Plan, script: str) -> dict[str, str]:
 
     asked = asked_of_nodes(plan)
     return {
-        **({} if asked is None else {PORTS_FILE: json.dumps(asked) + "\n"}),
+        **({} if asked is None else {SURVEY_FILE: json.dumps(asked) + "\n"}),
         "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
         "manifest.json": json_lines(render_manifest(plan.manifest)),
         "sbatch_script.sh": script,
@@ -178,5 +181,5 @@ def json_lines(body: Mapping[str, Any]) -> str:
 def file_names(plan: Plan) -> list[str]:
     """Names of all files that the job finds in its run directory, without making them."""
     secrets = (SECRETS_FILE,) if plan.secrets else ()
-    asked = () if asked_of_nodes(plan) is None else (PORTS_FILE,)
+    asked = () if asked_of_nodes(plan) is None else (SURVEY_FILE,)
     return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})

@@ -138,17 +138,14 @@ def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: li
     if count in counts:
         return nodes * per_node // count
     least = 2 if sharers else 1
-    near = [
-        max((n for n in counts if least <= n < count), default=None),
-        min((n for n in counts if n > count), default=None),
-    ]
+    near = [max((n for n in counts if least <= n < count), default=0), min((n for n in counts if n > count), default=0)]
     size = _largest_size(nodes, per_node, count, said.resources.spread_workers)
     both = f", which {said.count} prefill and {sharers} decode workers share," if sharers else ""
+    use = f"use {' or '.join(str(n) for n in near if n)} workers{' in all' if sharers else ''}" if any(near) else ""
+    cures = [cure for cure in (use, f"set gpus_per_{name}: {size}" if size else "") if cure]
     problems.append(
         f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes}{both} are not {count} equal "
-        f"shares of whole nodes or of parts of one; use {' or '.join(str(n) for n in near if n is not None)} workers"
-        + (" in all" if sharers else "")
-        + (f", or set gpus_per_{name}: {size}" if size else "")
+        f"shares of whole nodes or of parts of one; {', or '.join(cures) or f'set {name}_nodes: {count}'}"
     )
     return 0
 

@@ -26,7 +26,10 @@ class Resources(Model):
     )
     gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs asked for on each node.")
     cpus_per_node: int | None = Field(
-        None, ge=1, description="CPUs asked for on each node; by default those of its workers and one more."
+        None,
+        ge=1,
+        description="CPUs asked for on each node; by default those of its workers and one more, or those that the "
+        "cluster file has for a node of which the job takes all GPUs.",
     )
     memory_per_node: str | None = Field(
         None, pattern=_MEMORY.pattern, description='Memory asked for on each node, for example "64G".'

@@ -1,11 +1,11 @@
 """What sbatch is asked for, beyond the resources."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from launcher.spec_types import Directory, Model, TimeLimit, check_each, parts_wrong
+from launcher.spec_types import Directory, Model, TimeLimit, checked, parts_wrong
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
 _SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
@@ -142,33 +142,6 @@ class Slurm(Model):
         return self
 
 
-class Container(Model):
-    """The container in which workers run."""
-
-    image: str = Field(description="An alias of the cluster file, a file, or what the runtime understands.")
-    runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
-    mounts: list[str] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
-    workdir: str | None = Field(None, description="Where workers start in the container; by default as without one.")
-    python: str = Field("python3", description="Interpreter within the image that stands beside each worker.")
-
-    @field_validator("image", "python")
-    @classmethod
-    def _not_empty(cls, text: str) -> str:
-        if not text.strip():
-            raise ValueError("is empty")
-        return text
-
-    @field_validator("mounts")
-    @classmethod
-    def _mounts(cls, mounts: list[str]) -> list[str]:
-        return check_mounts(mounts)
-
-
-def check_mounts(mounts: list[str]) -> list[str]:
-    """Mounts as ``source:target[:flags]``, both absolute once ``~`` and placeholders are filled in."""
-    return check_each(mounts, _mount_problem)
-
-
 def _mount_problem(text: str) -> str | None:
     source, colon, rest = text.partition(":")
     target, _, flags = rest.partition(":")
@@ -183,22 +156,39 @@ def _mount_problem(text: str) -> str | None:
     return None
 
 
-def check_modules(modules: list[str]) -> list[str]:
-    """Names for ``module load``."""
-    wrong = "is not the name of a module; write it as `module load` takes it, one each"
-    return check_each(
-        modules, lambda name: None if re.fullmatch(r"[\w+][\w.+/@=~:-]*", name, re.ASCII) else f"{name!r} {wrong}"
-    )
+Mount = Annotated[str, checked(_mount_problem)]
+"""``source:target[:flags]``, both absolute once ``~`` and placeholders are filled in."""
+
+
+def _module_problem(name: str) -> str | None:
+    if re.fullmatch(r"[\w+][\w.+/@=~:-]*", name, re.ASCII):
+        return None
+    return f"{name!r} is not the name of a module; write it as `module load` takes it, one each"
+
+
+EnvironmentModule = Annotated[str, checked(_module_problem)]
+
+
+class Container(Model):
+    """The container in which workers run."""
+
+    image: str = Field(description="An alias of the cluster file, a file, or what the runtime understands.")
+    runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
+    mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
+    workdir: str | None = Field(None, description="Where workers start in the container; by default as without one.")
+    python: str = Field("python3", description="Interpreter within the image that stands beside each worker.")
+
+    @field_validator("image", "python")
+    @classmethod
+    def _not_empty(cls, text: str) -> str:
+        if not text.strip():
+            raise ValueError("is empty")
+        return text
 
 
 class Setup(Model):
     """What the batch script does before anything of the job starts."""
 
-    modules: list[str] = Field([], description="Environment modules, in this order.")
+    modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")
     script: Directory | None = Field(None, description="Sourced by the batch script, before the job.")
     preamble: str | None = Field(None, description="Lines of shell in the batch script, for example `ulimit -n 65536`.")
-
-    @field_validator("modules")
-    @classmethod
-    def _modules(cls, modules: list[str]) -> list[str]:
-        return check_modules(modules)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -103,17 +103,23 @@ def parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: ob
     return ValidationError.from_exception_data("parts", details)
 
 
-def check_each(entries: list[str], problem_of: Callable[[str], str | None]) -> list[str]:
-    """The entries of a list, when none has a problem; else an error that tells each with its place."""
-    found = [((index,), problem) for index, entry in enumerate(entries) if (problem := problem_of(entry))]
-    if found:
-        raise parts_wrong(found, entries)
-    return entries
+def checked(problem_of: Callable[[str], str | None]) -> AfterValidator:
+    """The check of an entry of a list, each by itself: what is no text hides nothing of the others."""
+
+    def check(text: str) -> str:
+        if problem := problem_of(text):
+            raise ValueError(problem)
+        return text
+
+    return AfterValidator(check)
 
 
 def variable_problem(name: str) -> str | None:
     """What is wrong with the name of an environment variable."""
     return None if _ENVIRONMENT_NAME.fullmatch(name) else f"{name!r} is not a name for an environment variable"
+
+
+VariableName = Annotated[str, checked(variable_problem)]
 
 
 def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Subject:
 def make_subject(job: str, *, local: bool, available: int | None = None) -> Subject:
     """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong.
 
-    ``available`` is how many nodes there are, where the file does not say.
+    ``available`` is how many nodes there are, where that is known.
     """
     workdir = Path.cwd()
     problems: list[ConfigError] = []

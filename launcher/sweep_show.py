@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.config import REDACTED, is_secret
 from launcher.errors import LauncherError
 from launcher.explain import Sources, Told, explain, render
 from launcher.hostlist import fold_hostlist
+from launcher.secrecy import REDACTED, is_secret
 from launcher.sweep import Point, Sweep
 from launcher.sweep_dir import table
 from launcher.sweep_plan import PlannedPoint, PlannedSweep, place_array, plan_arrays

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import HARD_NAMES
 
 Golden = Callable[[str, str], Path]
@@ -14,3 +16,18 @@ Golden = Callable[[str, str], Path]
 def hard_name(request: pytest.FixtureRequest) -> str:
     """A name of a job or a folder that breaks careless code; those that a shell would act upon among them."""
     return str(request.param)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """The fake commands, for what a test starts."""
+    return FakeSlurm(tmp_path / "fake")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A working directory with a job file: the ``JOB`` of the module of the test."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "job.yaml").write_text(yaml.safe_dump(request.module.JOB, sort_keys=False))
+    return made

@@ -14,14 +14,13 @@ from launcher.config import (
     ClusterSpec,
     JobSpec,
     find_cluster_file,
-    is_secret,
     load_cluster,
     load_job,
     parse_job,
-    redacted,
     resolve_directory,
 )
 from launcher.errors import ConfigError
+from launcher.secrecy import is_secret, redacted
 from launcher.spec_resources import words_of
 from launcher.spec_types import parse_time_limit
 from launcher.yamlfile import parse
@@ -87,6 +86,19 @@ def test_every_bad_entry_of_a_list_is_told() -> None:
         "secrets: BOTH has a value in env; take it away there",
         "secrets: TWO has a value in env; take it away there",
     )
+
+
+def test_an_entry_that_is_no_text_hides_nothing_of_the_others() -> None:
+    lists = "environment: {required: [5, A-B, OK], packages: [a b, null]}\nsecrets: [c-d, 1.5]\n"
+    container = "container: {image: i, mounts: [a, 3]}\nsetup: {modules: [1, x y]}\n"
+    assert {
+        problem.partition(":")[0] for problem in problems_of(f"name: a\nworkers: [{{command: x}}]\n{lists}{container}")
+    } == {
+        *("environment.required[0]", "environment.required[1]"),
+        *("environment.packages[0]", "environment.packages[1]"),
+        *("secrets[0]", "secrets[1]", "container.mounts[0]", "container.mounts[1]"),
+        *("setup.modules[0]", "setup.modules[1]"),
+    }
 
 
 def test_a_variable_with_a_bad_name_and_a_bad_value_is_told_of_both() -> None:

@@ -244,6 +244,30 @@ def test_cpus_are_those_of_the_fullest_node_and_one_for_the_launcher() -> None:
     assert plan_of(job_spec(resources={"cpus_per_node": 6})).cpus_per_node == 6
 
 
+@pytest.mark.parametrize(
+    ("resources", "slurm", "cluster", "cpus"),
+    [
+        ({}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 96),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 96),
+        ({"gpus_per_node": 8, "cpus_per_node": 10}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 10),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 16, "cpus_per_node": 96}, 9),
+        ({"gpus_per_node": 8}, {}, {"cpus_per_node": 96}, 9),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8}, 9),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8, "cpus_per_node": 4}, 9),
+        ({"gpus_per_node": 8}, {"exclusive": True}, {"gpus_per_node": 8, "cpus_per_node": 96}, 9),
+    ],
+)
+def test_a_job_that_takes_all_gpus_of_its_nodes_asks_for_their_cpus(
+    resources: dict[str, Any], slurm: dict[str, Any], cluster: dict[str, Any], cpus: int
+) -> None:
+    spec = job_spec(resources=resources, slurm=slurm, workers=[{"gpus": 8, "command": "x"}])
+    assert plan_of(spec, cluster).cpus_per_node == cpus
+
+
+def test_a_job_without_gpus_takes_no_whole_node() -> None:
+    assert plan_of(job_spec(), {"gpus_per_node": 8, "cpus_per_node": 96}).cpus_per_node == 2
+
+
 def test_a_local_plan_listens_on_this_machine_alone() -> None:
     assert plan_of(local=True).manifest.listen_address == "127.0.0.1:0"
     assert plan_of().manifest.listen_address == ":0"

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from launcher.config import redacted
 from launcher.errors import LauncherError
+from launcher.secrecy import redacted
 from launcher.secrets_file import SECRETS_FILE, read_secrets, write_secrets
 from launcher.steps import run_environment
 from tests.launcher.fakes import FakeSlurm

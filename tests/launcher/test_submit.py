@@ -36,20 +36,6 @@ FILES = [
 """What a run directory holds before the job has an id."""
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> FakeSlurm:
-    return FakeSlurm(tmp_path / "fake")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A working directory with a job file."""
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "job.yaml").write_text(yaml.safe_dump(JOB))
-    return made
-
-
 def submit(
     slurm: FakeSlurm, folder: Path, *options: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

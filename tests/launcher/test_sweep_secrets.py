@@ -51,6 +51,76 @@ def test_a_variable_that_is_called_like_a_secret_is_refused(
     )
 
 
+ENGINE = {"model": {"path": "/models/m"}, "resources": {"agg_workers": 1, "gpus_per_node": 1}}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "backend", "place", "source"),
+    [
+        (
+            {"grid": {"backend.args.api-key": [SECRET]}},
+            {},
+            "backend.args.api-key",
+            "sweep.grid.backend.args.api-key[0]",
+        ),
+        (
+            {"list": [{"backend.args": {"admin-api-key": SECRET}}]},
+            {},
+            "backend.args.admin-api-key",
+            "sweep.list[0].backend.args",
+        ),
+        (
+            {"grid": {"backend.agg.args.api_key": [SECRET]}},
+            {},
+            "backend.agg.args.api_key",
+            "sweep.grid.backend.agg.args.api_key[0]",
+        ),
+        (
+            {"zip": {"k": ["x", SECRET]}},
+            {"args": {"hf-token": "{k}"}},
+            "backend.args.hf-token",
+            "{k} of sweep.zip.k[0]",
+        ),
+        (
+            {"grid": {"k": [SECRET]}},
+            {"args": {"api-key": ["a", "b-{k}"]}},
+            "backend.args.api-key",
+            "{k} of sweep.grid.k[0]",
+        ),
+        (
+            {"grid": {"backend.agg.config": [{"server": {"password": SECRET}}]}},
+            {"type": "trtllm"},
+            "backend.agg.config.server.password",
+            "sweep.grid.backend.agg.config[0]",
+        ),
+    ],
+)
+def test_an_option_that_is_called_like_a_secret_is_refused(
+    sweep: dict[str, Any], backend: dict[str, Any], place: str, source: str
+) -> None:
+    (told,) = problems_of(sweep, **ENGINE, workers=[], backend={"type": "vllm", **backend})
+    assert told == (
+        f"{place}: {source} says its value, and {place.rpartition('.')[2]} is called like a secret: values of a sweep "
+        "stand in names and in files that others read; take it out of the sweep and write it where the option is, "
+        "or name the program's own variable for it in `secrets`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sweep", "args"),
+    [
+        ({"grid": {"backend.args.max-num-batched-tokens": [1024, 2048]}}, {}),
+        ({"grid": {"backend.args.tokenizer": ["slow", "fast"]}}, {}),
+        ({"grid": {"backend.args.ssl-key": ["/a/key.pem"]}}, {}),
+        ({"grid": {"backend.args.seed": [1, 2]}}, {"api-key": "written-out"}),
+    ],
+)
+def test_an_option_that_is_no_secret_or_not_of_the_sweep_may_stand(sweep: dict[str, Any], args: dict[str, Any]) -> None:
+    backend = {"type": "vllm", "args": args}
+    body = {"name": "s4", "workers": [], **ENGINE, "backend": backend, "sweep": sweep}
+    assert expand(body, "job.yaml").points
+
+
 def test_what_is_wrong_with_the_rest_is_told_without_the_names_of_points() -> None:
     sweep = {"grid": {"k": [SECRET, "sk-secret-2"], "workers[7].gpus": [1]}}
     told = problems_of(sweep, env={"API_KEY": "{k}"}, slurm={"time": 1})

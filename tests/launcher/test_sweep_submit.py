@@ -26,20 +26,6 @@ JOB: dict[str, Any] = {
 TWO_SIZES = {"max_parallel": 1, "zip": {"resources.nodes": [1, 2], "lr": [1, 2], "bs": [1, 1]}}
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> FakeSlurm:
-    return FakeSlurm(tmp_path / "fake")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A working directory with a job file."""
-    made = tmp_path / "work"
-    made.mkdir()
-    write(made)
-    return made
-
-
 def write(folder: Path, **over: Any) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **over}, sort_keys=False))
 

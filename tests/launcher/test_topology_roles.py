@@ -259,6 +259,14 @@ PROBLEMS = [
             "equal sizes that divide a node or are nodes; set it to 2"
         ),
     ),
+    (
+        "n=1 P=1 D=1 Pn=1 Dn=0",
+        None,
+        (
+            "the 1 GPUs of prefill_nodes: 1, which 1 prefill and 1 decode workers share, are not 2 equal shares of "
+            "whole nodes or of parts of one; set prefill_nodes: 2"
+        ),
+    ),
     ("n=8 P=1 D=1 d=8 Pn=1 Dn=0", None, "the 0 GPUs that decode leaves of prefill_nodes: 1 are not 1 equal sizes that"),
     ("n=8 P=1 D=1 d=16 Pn=2 Dn=0", None, "divide a node or are nodes; set prefill_nodes: 3 or more"),
     ("n=8 P=1 D=3 d=2 Pn=3 Dn=0 spread", None, "the 0 GPUs that decode leaves of prefill_nodes: 3"),
@@ -457,7 +465,7 @@ def test_every_plan_holds_what_was_promised_or_says_what_is_missing(
         problems = ("resources.: nothing",)
         check(layout, resources, available)
     assert problems
-    assert all(re.match(r"(resources\.|workers)[^ ]*: \w", problem) for problem in problems)
+    assert all(re.match(r"(resources\.|workers)[^ ]*( \+ resources\.\w+)*: \w", problem) for problem in problems)
 
 
 def check(layout: Layout, resources: Mapping[str, Any], available: int | None) -> None:
@@ -523,7 +531,13 @@ CURABLE = st.fixed_dictionaries(
 )
 
 
+SHARED = {"gpus_per_node": 2, "decode_nodes": 0}
+
+
 @given(CURABLE, st.none() | st.integers(1, 9))
+@example({**SHARED, "gpus_per_node": 1, "prefill_workers": 1, "decode_workers": 1, "prefill_nodes": 1}, None)
+@example({**SHARED, "prefill_workers": 1, "decode_workers": 2, "prefill_nodes": 1}, None)
+@example({**SHARED, "prefill_workers": 2, "decode_workers": 1, "gpus_per_decode": 1, "prefill_nodes": 2}, None)
 def test_a_job_with_the_numbers_of_the_cure_is_placed(resources: dict[str, Any], available: int | None) -> None:
     for _ in range(8):
         try:
@@ -544,7 +558,9 @@ def follow(problem: str, available: int | None) -> tuple[dict[str, int], int | N
         return {}, available + int(more[1])
     if setting := re.search(r"set (nodes|\w+_nodes|gpus_per_\w+): (\d+)", problem):
         return {setting[1]: int(setting[2])}, available
-    use = re.search(r"resources\.(\w+): .*use (\d+)", problem)
+    if all_in_all := re.search(r"use (\d+).* workers in all", problem):
+        return {"prefill_workers": 1, "decode_workers": int(all_in_all[1]) - 1}, available
+    use = re.search(r"resources\.(\w+): .*(?:use|set it to) (\d+)", problem)
     assert use, problem
     return {use[1]: int(use[2])}, available
 
