@@ -19,6 +19,7 @@ from launcher.steps import (
     log_files,
     run_environment,
     supervised_sidecar,
+    survey_environment,
     surveyed,
     wrapped,
 )
@@ -76,11 +77,11 @@ class LocalSteps:
                 started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
         return started
 
-    def start_survey(self) -> list[subprocess.Popen[bytes]]:
+    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
         argv = surveyed(self._plan, self._facts)
-        environment = {**os.environ, "GPUJOB_ATTEMPT": str(self._facts.attempt)}
+        environment = {**os.environ, **survey_environment(self._facts, offsets, number)}
         with (self._facts.run_dir / "log.err").open("ab") as log:
-            return [self._start([*argv, host], environment, log, log) for host in self._facts.hosts]
+            return [self._start([*argv, host], environment, subprocess.PIPE, log) for host in self._facts.hosts]
 
     def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         with output.open("ab") as out, (self._facts.run_dir / "log.err").open("ab") as log:
@@ -108,7 +109,7 @@ class LocalSteps:
         self,
         argv: Sequence[str],
         environment: dict[str, str],
-        output: IO[bytes],
+        output: IO[bytes] | int,
         error: IO[bytes],
         cwd: str | None = None,
     ) -> subprocess.Popen[bytes]:

@@ -3,27 +3,42 @@
     python -I -B -m launcher.node_facts --run-dir DIR --node NAME
 
 Writes ``nodes/NAME.json`` in the run directory:
-``{"schema", "attempt", "address", "busy", "problem"}``. Exit status 2, with the problem
-on standard error too, when the node does not have the network that was asked for.
+``{"schema", "attempt", "round", "address", "busy", "offset", "problem"}``, then a line to standard output that says so.
+Exit status 2, with the problem on standard error too, when the node does not have the network that was asked for.
+
+Of the offsets that it is given it reserves its ports with the first that it can, tells which (``offset``), and
+holds them until there is a file ``nodes/released_a0_0`` (of its attempt and round): nobody else who looks for ports
+here gets them.
 """
 
 import argparse
 import errno
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from exporter import records
-from launcher.port_claims import claimed
-from launcher.ports import END, OFFSETS, PORTS_FILE
+from launcher.port_claims import GIVEN, claimed, reserve
+from launcher.ports import END, OFFSETS, SURVEY_FILE
+from launcher.supervise import IGNORED
 
+TOLD = b"gpujob has looked\n"
+"""Says to who waits that the file is there: one on a network may be seen late by those who look for it in vain.
+
+A line, for srun passes on whole ones alone; others there may come from what a site runs before each task.
+"""
 _SIOCGIFADDR = 0x8915
 ANY = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
+
+LOOKS_S = (0.2, 2.0)
+"""Between two looks for that file, at first and at last: a model may take half an hour to load."""
 
 
 class NodeError(Exception):
@@ -54,6 +69,22 @@ def busy_ports(ports: Iterable[int]) -> list[int]:
     return sorted(port for port in candidates if port < END and (port in given or not is_free(port)))
 
 
+def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int | None, list[object]]:
+    """The first of ``offsets`` with which all ports could be reserved and nobody uses one, and what holds them."""
+    for offset in offsets:
+        wanted = {port + offset for port in ports}
+        held = reserve(wanted)
+        if held is not None and wanted.isdisjoint(claimed((GIVEN,))) and all(map(is_free, wanted)):
+            return offset, held
+    return None, []
+
+
+def own_ports(asked: dict[str, Any], node: str, nodes: str) -> list[int]:
+    """Ports of the plan on a node: ``nodes`` are the names of all, in their order and with commas; more have none."""
+    places = dict(zip(nodes.split(","), asked["nodes"], strict=False))
+    return list(asked["ports"][places[node]]) if node in places else []
+
+
 def interface_address(name: str) -> str:
     """IPv4 address of a network interface; raises NodeError without one.
 
@@ -71,37 +102,68 @@ def interface_address(name: str) -> str:
     raise NodeError(f'the network interface "{name}" has no IPv4 address; choose another of {", ".join(names)}')
 
 
-def main(arguments: list[str]) -> int:
-    """Look, and write down what was found; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.node_facts", allow_abbrev=False)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--node", required=True)
-    options = parser.parse_args(arguments)
-    asked: Any = records.read_json(options.run_dir / PORTS_FILE)
+def released_file(run_dir: Path, attempt: int, number: int) -> Path:
+    """What is there once the ports need not be held any more that were found in this round of an attempt."""
+    return run_dir / records.NODES_DIR / f"released_a{attempt}_{number}"
+
+
+def hold_until(released: Path) -> None:
+    """Wait for the file."""
+    pause, longest = LOOKS_S
+    while not released.exists():
+        time.sleep(pause)
+        pause = min(longest, pause * 1.1)
+
+
+def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
+    """Look, and write down what was found; what is wrong with this node, and what holds its ports."""
+    asked: Any = records.read_json(run_dir / SURVEY_FILE)
     if asked is None:
-        sys.exit(
-            f"gpujob: {options.run_dir / PORTS_FILE} cannot be read on {options.node}: is it on a shared file system?"
-        )
+        sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
     address = problem = None
     if asked["network_interface"] is not None:
         try:
             address = interface_address(asked["network_interface"])
         except NodeError as error:
-            problem = f"{options.node}: network_interface: {error}"
-    folder = options.run_dir / records.NODES_DIR
+            problem = f"{node}: network_interface: {error}"
+    ports = own_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
+    offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
+    offset, held = reserve_ports(ports, offsets) if ports else (None, [])
+    own = set() if offset is None else {port + offset for port in ports}
+    folder = run_dir / records.NODES_DIR
     folder.mkdir(exist_ok=True)
     records.write_json(
-        folder / f"{options.node}.json",
+        folder / f"{node}.json",
         {
             "schema": records.RECORD_SCHEMA,
-            "attempt": int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0),
+            "attempt": attempt,
+            "round": number,
             "address": address,
-            "busy": busy_ports(asked["ports"]),
+            "busy": [port for port in busy_ports(ports) if port not in own],
+            "offset": offset,
             "problem": problem,
         },
     )
+    return problem, held
+
+
+def main(arguments: list[str]) -> int:
+    """Look, tell, and hold the ports for as long as they have to be; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m launcher.node_facts", allow_abbrev=False)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    options = parser.parse_args(arguments)
+    for warning in IGNORED:  # before the time limit one reaches every step
+        signal.signal(warning, signal.SIG_IGN)
+    attempt = int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
+    number = int(os.environ.get("GPUJOB_SURVEY_ROUND") or 0)
+    problem, held = look(options.run_dir, options.node, attempt, number)
     if problem is not None:
         sys.stderr.write(f"gpujob: {problem}\n")
+        sys.stderr.flush()
+    os.write(1, TOLD)
+    if held:
+        hold_until(released_file(options.run_dir, attempt, number))
     return 0 if problem is None else 2
 
 

@@ -32,12 +32,12 @@ from launcher.plan import BENCHMARK, DECODE, PLAN_FILE, PREFILL, WORKERS, Plan, 
 from launcher.report import REPORT_TEXT_FILE, build_report
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
-from launcher.signals import Signals
+from launcher.signals import Signals, signal_words
 from launcher.stages import Readiness, Stages
 from launcher.status_events import StatusEvents
 from launcher.statuses import read_statuses
 from launcher.steps import Steps
-from launcher.survey import needs_survey, survey
+from launcher.survey import Reservation, needs_survey, survey
 from launcher.wrap import read_start_ticks
 
 TICK_S = 0.2
@@ -51,13 +51,20 @@ class Orchestrator:
     """Carries out a plan on the given kind of steps."""
 
     def __init__(
-        self, plan: Plan, facts: RunFacts, steps: Steps, signals: Signals, time_limit_end: float | None
+        self,
+        plan: Plan,
+        facts: RunFacts,
+        steps: Steps,
+        signals: Signals,
+        time_limit_end: float | None,
+        reservation: Reservation,
     ) -> None:
         self._plan = plan
         self._facts = facts
         self._signals = signals
         self._steps = steps
         self._time_limit_end = time_limit_end
+        self._reservation = reservation
         self._course = Course(facts, plan.kill_wait_s, signals)
         self._crew = Crew(plan, facts, steps, self._course, signals, time_limit_end)
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
@@ -92,6 +99,7 @@ class Orchestrator:
             self._course.begin_stop("cancelled", what)
             self._until_all_have_ended()
         self._readiness.end()
+        self._reservation.end()
         if self._signals.ending is not None and self._course.stop is None:
             self._stop_for_signal()
         end = End(
@@ -197,6 +205,7 @@ class Orchestrator:
         if course.phase != "launching" or course.stop is not None or self._stages.left or not self._readiness.ready:
             return
         if self._crew.have_started():
+            self._reservation.end()  # what has not listened yet has the claim of its wrapper
             course.publish("running")
             say("All workers are up")
 
@@ -323,21 +332,22 @@ class Orchestrator:
         self._course.begin_stop("time_limit", cause, {"requeue": True}, ask_after_s=left)
 
     def _stop_for_signal(self) -> None:
-        name = signal.Signals(self._signals.ending or signal.SIGTERM).name
-        self._course.events.write("signal", signal=name)
+        number = self._signals.ending or signal.SIGTERM
+        name, words = signal.Signals(number).name, signal_words(number, local=self._facts.job_id.startswith("local-"))
+        self._course.events.write("signal", signal=name, cause=words)
         limit, now = self._time_limit_end, time.time()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
         ending = self._steps.ending()
         self._crew.ends_by_itself = ending.by_itself
         if ending.reason is not None:
-            self._crew.begin_stop_of(ending, f" ({name} to the job)")
+            self._crew.begin_stop_of(ending, f" ({words})")
         elif self._signals.orphaned:
             cause = "the guard of the orchestrator was killed"
             self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})
         elif late:
             self._course.begin_stop("time_limit", f"{name} at the time limit")
         else:
-            self._course.begin_stop("cancelled", f"{name} to the job", ask=not ending.by_itself)
+            self._course.begin_stop("cancelled", words, ask=not ending.by_itself)
 
 
 def load_plan(run_dir: Path) -> Plan:
@@ -412,11 +422,13 @@ def main(arguments: list[str]) -> None:
     write_facts(facts, local=local)
     signals = Signals(guard)
     signals.listen()
+    reservation = Reservation()
     if needs_survey(plan):
-        facts = survey(plan, facts, steps, signals)
+        facts, reservation = survey(plan, facts, steps, signals)
         steps.learn(facts)
         write_facts(facts, local=local)
-    sys.exit(Orchestrator(plan, facts, steps, signals, time_limit_end(plan, start, local=local)).run())
+    job_end = time_limit_end(plan, start, local=local)
+    sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Ports of a job: one table, and who gets which. Pure.
 
 A plan's ports are those of the table, counted up on each node. Everything of a job is moved by one offset
-when it starts, so that two jobs on a node do not meet and a port that somebody has taken costs nothing.
+when it starts, so that two jobs on a node do not meet and a port that somebody has taken costs nothing:
+the nodes look for it (``launcher.node_facts``), and ``ports.json`` tells what came of it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from exporter import records
 from launcher.errors import TopologyError
-from launcher.plan import Plan
+from launcher.plan import Plan, RunFacts
 
 
 class Port(NamedTuple):
@@ -38,7 +39,8 @@ TABLE: Mapping[str, Port] = {
 }
 """Bases are those that the engines and srtctl use, so that what people know by heart stays true."""
 
-PORTS_FILE = "ports.json"
+SURVEY_FILE, PORTS_FILE = "survey.json", "ports.json"
+"""What the nodes are asked for before the start, ports as they are in the plan, and which ports the job has."""
 EPHEMERAL = 32768
 """Where Linux begins to hand out ports by itself (ip_local_port_range)."""
 END = 65536
@@ -101,34 +103,64 @@ def all_ports(plan: Plan) -> dict[int, set[int]]:
 
 
 def asked_of_nodes(plan: Plan) -> dict[str, Any] | None:
-    """What ``launcher.node_facts`` looks for on each node, the JSON object of ``ports.json``; None for nothing.
+    """What ``launcher.node_facts`` looks for on each node, the JSON object of ``survey.json``; None for nothing.
 
-    A file of its own, for a thousand nodes read it at the same moment.
+    A file of its own, for a thousand nodes read it at the same moment; most of them have the same ports, which are
+    told once: ``nodes`` has for each node its place in ``ports``.
     """
-    ports = sorted({port for planned in plan.tasks for port in planned.ports.values()})
-    if not ports and plan.network_interface is None:
+    on_nodes = all_ports(plan)
+    if not on_nodes and plan.network_interface is None:
         return None
-    return {"schema": records.RECORD_SCHEMA, "network_interface": plan.network_interface, "ports": ports}
+    ports = [tuple(sorted(on_nodes.get(node, ()))) for node in range(plan.nodes)]
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(ports))}
+    return {
+        "schema": records.RECORD_SCHEMA,
+        "network_interface": plan.network_interface,
+        "ports": [list(kind) for kind in places],
+        "nodes": [places[kind] for kind in ports],
+    }
 
 
-def choose_offset(
+def ports_in_force(plan: Plan, facts: RunFacts) -> dict[str, Any]:
+    """The ports that a job has been given, offset included: the JSON object of ``ports.json``."""
+    processes = [
+        {
+            "worker": planned.task.worker,
+            "rank": planned.task.rank,
+            "node": facts.hosts[planned.task.node_index],
+            "address": facts.address(planned.task.node_index),
+            "ports": {name: port + facts.port_offset for name, port in planned.ports.items()},
+        }
+        for planned in plan.tasks
+        if planned.ports
+    ]
+    return {
+        "schema": records.RECORD_SCHEMA,
+        "attempt": facts.attempt,
+        "port_offset": facts.port_offset,
+        "processes": processes,
+    }
+
+
+def free_offsets(
     ports_of_nodes: Mapping[int, Collection[int]], busy_of_nodes: Mapping[int, Collection[int]], seed: int
-) -> int | None:
-    """The first of ``OFFSETS`` with which no port is busy on its node, beginning at one that ``seed`` chooses.
+) -> tuple[int, ...]:
+    """Those of ``OFFSETS`` with which no port is busy on its node, in turn from the one that ``seed`` chooses.
 
-    Jobs that look for ports at the same moment, before either has started a task, see none of the other's taken: a
-    seed of their own, as the job id is, leads most of them apart. None: each offset has a port that is busy, or beyond
-    those that Linux leaves to servers.
+    A seed of their own, as the job id is, leads most jobs that look for ports at the same moment apart. None is left
+    out but those with a port that is busy, or beyond those that Linux leaves to servers.
     """
     highest = max((port for ports in ports_of_nodes.values() for port in ports), default=0)
     end = EPHEMERAL if highest < EPHEMERAL else END  # so many virtual nodes that there is no keeping out of it
     first = _digits(seed, len(OFFSETS)) % len(OFFSETS)
-    for offset in OFFSETS[first:] + OFFSETS[:first]:
-        if highest + offset < end and not any(
+    return tuple(
+        offset
+        for offset in OFFSETS[first:] + OFFSETS[:first]
+        if highest + offset < end
+        and not any(
             port + offset in busy_of_nodes.get(node, ()) for node, ports in ports_of_nodes.items() for port in ports
-        ):
-            return offset
-    return None
+        )
+    )
 
 
 def _digits(number: int, base: int) -> int:

@@ -10,6 +10,16 @@ from launcher.steps import ENDING_SIGNALS
 CHECKPOINT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Those that Slurm may be asked to send some time before the time limit."""
 IGNORED = (signal.SIGQUIT, signal.SIGALRM)
+_OF_A_TERMINAL = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: ", whose terminal was closed"}
+"""Why these come to a command that somebody has started by hand."""
+
+
+def signal_words(number: int, *, local: bool) -> str:
+    """What has asked a job to end, and who where that is known; a ``local`` one is run by a command."""
+    came = signal.Signals(number)
+    if local and came in _OF_A_TERMINAL:
+        return f"{came.name} to `gpujob run`{_OF_A_TERMINAL[came]}"
+    return f"{came.name} to the job"
 
 
 class Signals:
@@ -22,7 +32,8 @@ class Signals:
         self.ending_at = 0.0
         """When it came, by the monotonic clock."""
         self.hurry = False
-        """Whether somebody does not want to wait any more: SIGINT after the first, which Slurm never sends."""
+        """Whether somebody does not want to wait any more: a second SIGINT, and Slurm never sends one."""
+        self._interrupted = False
         self.warnings: set[int] = set()
         """Warnings before a time limit that have come and are not dealt with yet."""
         self._wake_read, self._wake_write = os.pipe()
@@ -50,8 +61,8 @@ class Signals:
     def _note_ending(self, number: int, _frame: object) -> None:
         if self.ending is None:
             self.ending, self.ending_at = number, time.monotonic()
-        elif number == signal.SIGINT:
-            self.hurry = True
+        if number == signal.SIGINT:
+            self.hurry, self._interrupted = self._interrupted, True
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until a signal comes or a child ends."""

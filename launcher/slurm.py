@@ -22,6 +22,7 @@ from launcher.steps import (
     run_environment,
     shared,
     step_entries,
+    survey_environment,
 )
 
 COMMAND_TIMEOUT_S = 30.0
@@ -240,10 +241,13 @@ class SlurmSteps:
         }
         return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
 
-    def start_survey(self) -> list[subprocess.Popen[bytes]]:
+    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
         argv = [self._srun, *survey_line(self._plan, self._facts)[1:]]
-        environment = {**self._environment, "GPUJOB_ATTEMPT": str(self._facts.attempt)}
-        return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
+        environment = {**self._environment, **survey_environment(self._facts, offsets, number)}
+        process = subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        )
+        return [process]
 
     def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         with output.open("ab") as out:

@@ -28,7 +28,9 @@ def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
     log = facts.run_dir / "log.err"
     # each node has a name of its own, which it alone knows
     command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *surveyed(plan, facts)]
-    return _on_their_own(srun_argv(plan, name=SURVEY, hosts=facts.hosts, output=log, error=log, command=command))
+    # "all" is srun's own output, where the orchestrator reads; one that has nothing to hold ends before the others
+    line = srun_argv(plan, name=SURVEY, hosts=facts.hosts, output="all", error=log, command=command, wait_s=0)
+    return _on_their_own(line)
 
 
 def _on_their_own(words: Sequence[str]) -> list[str]:

@@ -67,8 +67,11 @@ class Steps(Protocol):
         """Start one sidecar on each node, under a supervisor."""
         ...
 
-    def start_survey(self) -> list[subprocess.Popen[bytes]]:
-        """Start ``launcher.node_facts`` once on each node."""
+    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
+        """Start ``launcher.node_facts`` once on each node, in its round ``number``, to try these offsets of the ports.
+
+        Standard output is a pipe, with the line ``TOLD`` of ``launcher.node_facts`` from each node.
+        """
         ...
 
     def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
@@ -226,6 +229,16 @@ def supervised_sidecar(plan: Plan, facts: RunFacts) -> list[str]:
 def surveyed(plan: Plan, facts: RunFacts) -> list[str]:
     """The words that look at one node; its name is still to be added."""
     return [plan.python, *PYTHON_FLAGS, "launcher.node_facts", "--run-dir", str(facts.run_dir), "--node"]
+
+
+def survey_environment(facts: RunFacts, offsets: Sequence[int], number: int) -> dict[str, str]:
+    """Variables of ``launcher.node_facts``."""
+    return {
+        "GPUJOB_ATTEMPT": str(facts.attempt),
+        "GPUJOB_NODES": ",".join(facts.hosts),
+        "GPUJOB_PORT_OFFSETS": ",".join(map(str, offsets)),
+        "GPUJOB_SURVEY_ROUND": str(number),
+    }
 
 
 def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:

@@ -94,12 +94,13 @@ class LocalSweep:
         return any(point.runs for point in self.record.points)
 
     def _stop(self, number: int, _frame: object) -> None:
-        self.signal = self.signal or number
-        self._stop_all()
+        if self.signal is None:
+            self.signal = number
+            self._stop_all(number)
 
-    def _stop_all(self) -> None:
+    def _stop_all(self, number: int = signal.SIGTERM) -> None:
         for process, _ in self._running.values():
-            process.terminate()
+            process.send_signal(number)
 
     def _start(self, one: PlannedPoint, sweep_id: str, count: int) -> None:
         index, name = one.point.index, one.point.name

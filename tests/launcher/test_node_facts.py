@@ -5,10 +5,11 @@ import errno
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 
 from exporter import records
 from launcher import node_facts
-from launcher.node_facts import NodeError, busy_ports, interface_address, is_free
+from launcher.node_facts import TOLD, NodeError, busy_ports, interface_address, is_free, own_ports, released_file
 from launcher.plan import Plan
 from launcher.planner import plan_files
+from launcher.port_claims import claim, claimed
 from launcher.ports import OFFSETS
-from tests.launcher.support import clean_environment, plan_of
+from tests.launcher.support import clean_environment, job_spec, plan_of
 
 
 @contextmanager
@@ -133,8 +135,12 @@ def write_plan(run_dir: Path, plan: Plan) -> None:
         (run_dir / name).write_text(text)
 
 
+def words(run_dir: Path, node: str) -> list[str]:
+    return [sys.executable, "-I", "-B", "-m", "launcher.node_facts", "--run-dir", str(run_dir), "--node", node]
+
+
 def run(run_dir: Path, node: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-I", "-B", "-m", "launcher.node_facts", "--run-dir", str(run_dir), "--node", node]
+    argv, environment = words(run_dir, node), {"GPUJOB_NODES": node, **environment}
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=30, check=False, env=clean_environment(**environment)
     )
@@ -143,10 +149,11 @@ def run(run_dir: Path, node: str, **environment: str) -> subprocess.CompletedPro
 def test_a_node_writes_down_what_it_has_found(tmp_path: Path) -> None:
     with listening() as port:
         done = run(run_dir_of(tmp_path, port=port, network_interface="lo"), "cn01", SLURM_RESTART_COUNT="2")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, TOLD.decode(), "")
     found = json.loads((tmp_path / "nodes/cn01.json").read_text())
     assert port in found.pop("busy")
-    assert found == {"schema": 1, "attempt": 2, "address": "127.0.0.1", "problem": None}
+    rest = {"schema": 1, "attempt": 2, "round": 0, "offset": None}
+    assert found == {**rest, "address": "127.0.0.1", "problem": None}
 
 
 def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
@@ -161,7 +168,7 @@ def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "cn03")
     assert done.returncode == 1
-    assert done.stderr == f"gpujob: {tmp_path}/ports.json cannot be read on cn03: is it on a shared file system?\n"
+    assert done.stderr == f"gpujob: {tmp_path}/survey.json cannot be read on cn03: is it on a shared file system?\n"
 
 
 def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
@@ -171,14 +178,115 @@ def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
     assert run(run_dir, "cn05").returncode == 0
 
 
-def test_virtual_nodes_that_look_at_once_find_the_same(tmp_path: Path) -> None:
+def test_a_node_that_the_plan_does_not_need_has_no_ports() -> None:
+    asked = {"ports": [[6100], []], "nodes": [0, 1, 0]}
+    assert [own_ports(asked, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
+
+
+class Looking:
+    """A job of one node that looks for its ports, for real."""
+
+    def __init__(self, folder: Path, port: int, *offsets: int) -> None:
+        folder.mkdir()
+        self.folder = folder
+        told = {"GPUJOB_NODES": "cn01", "GPUJOB_PORT_OFFSETS": ",".join(map(str, offsets))}
+        self.process = subprocess.Popen(
+            words(run_dir_of(folder, port=port), "cn01"), stdout=subprocess.PIPE, env=clean_environment(**told)
+        )
+
+    def offset(self) -> int | None:
+        """The one that it has taken, once it tells."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == TOLD
+        return (records.read_json(self.folder / "nodes/cn01.json") or {})["offset"]  # type: ignore[return-value]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Iterator[Callable[..., Looking]]:
+    made: list[Looking] = []
+
+    def begin(port: int, *offsets: int) -> Looking:
+        made.append(Looking(tmp_path / f"job{len(made)}", port, *offsets))
+        return made[-1]
+
+    yield begin
+    for looking in made:
+        looking.end()
+
+
+def test_jobs_that_look_at_once_never_get_the_same_ports(look: Callable[..., Looking]) -> None:
+    """All want the same ports by the same offsets, in the same order: no seed of theirs leads them apart."""
     port = free_port()
-    run_dir_of(tmp_path, port=port)
-    argv = [sys.executable, "-I", "-B", "-m", "launcher.node_facts", "--run-dir", str(tmp_path), "--node"]
-    looking = [subprocess.Popen([*argv, f"n{index}"], env=clean_environment()) for index in range(6)]
-    assert [process.wait(timeout=60) for process in looking] == [0] * 6
-    found = [records.read_json(tmp_path / records.NODES_DIR / f"n{index}.json") or {} for index in range(6)]
-    assert all(port not in facts["busy"] for facts in found)  # type: ignore[operator]
+    jobs = [look(port, *OFFSETS[:6]) for _ in range(6)]
+    assert sorted(job.offset() or 0 for job in jobs) == sorted(OFFSETS[:6])
+    assert look(port, *OFFSETS[:6]).offset() is None
+
+
+def test_a_job_that_is_killed_holds_no_ports(look: Callable[..., Looking]) -> None:
+    port = free_port()
+    first, second = look(port, 0), None
+    assert first.offset() == 0
+    second = look(port, 0)
+    assert second.offset() is None
+    first.end()
+    assert look(port, 0).offset() == 0
+
+
+def test_ports_are_held_until_there_is_a_file(look: Callable[..., Looking]) -> None:
+    port = free_port()
+    job = look(port, 17)
+    assert job.offset() == 17
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # warnings before a time limit are for the workers
+        job.process.send_signal(number)
+    assert port + 17 in claimed()
+    released_file(job.folder, 0, 1).touch()  # of another round
+    assert port + 17 in claimed()
+    released_file(job.folder, 0, 0).touch()
+    assert job.process.wait(30) == 0
+    assert port + 17 not in claimed()
+
+
+def test_an_offset_with_a_port_that_is_in_use_or_given_to_a_task_is_passed_over(look: Callable[..., Looking]) -> None:
+    with listening() as port:
+        assert look(port, 0, 17).offset() == 17
+        held = claim([port + OFFSETS[2]])
+        assert look(port, 0, 17, OFFSETS[2], OFFSETS[3]).offset() == OFFSETS[3]
+        held.clear()
+
+
+def test_what_a_job_holds_itself_is_not_busy_to_it(look: Callable[..., Looking]) -> None:
+    port = free_port()
+    job = look(port, 0)
+    assert job.offset() == 0
+    assert port not in json.loads((job.folder / "nodes/cn01.json").read_text())["busy"]
+
+
+def test_virtual_nodes_hold_each_their_own(tmp_path: Path) -> None:
+    plan = plan_of(job_spec(resources={"nodes": 3}, workers=[{"command": "x", "count": 3}]), local=True)
+    first = free_port()
+    tasks = tuple(
+        dataclasses.replace(
+            planned, ports={"http": first + index}, task=dataclasses.replace(planned.task, node_index=index)
+        )
+        for index, planned in enumerate(plan.tasks)
+    )
+    write_plan(tmp_path, dataclasses.replace(plan, tasks=tasks))
+    environment = clean_environment(GPUJOB_NODES="n0,n1,n2", GPUJOB_PORT_OFFSETS=f"{OFFSETS[4]}")
+    looking = [
+        subprocess.Popen(words(tmp_path, f"n{index}"), env=environment, stdout=subprocess.PIPE) for index in range(3)
+    ]
+    try:
+        assert all(process.stdout is not None and process.stdout.readline() == TOLD for process in looking)
+        found = [records.read_json(tmp_path / records.NODES_DIR / f"n{index}.json") or {} for index in range(3)]
+        assert [facts["offset"] for facts in found] == [OFFSETS[4]] * 3
+    finally:
+        for process in looking:
+            process.kill()
+            process.communicate(timeout=30)
 
 
 def test_probes_leave_no_socket_open() -> None:

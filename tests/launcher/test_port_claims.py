@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hypothesis import given as given_by
+from hypothesis import strategies as st
+
 from exporter import records
 from launcher.node_facts import busy_ports
-from launcher.port_claims import claim, claimed
+from launcher.port_claims import GIVEN, RESERVED, claim, claimed, reserve
 from launcher.ports import OFFSETS
 from tests.launcher.support import poll
 from tests.launcher.test_node_facts import free_port
@@ -60,7 +63,46 @@ def test_a_port_that_somebody_has_claimed_is_left_to_him() -> None:
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_claimed(tmp_path: Path) -> None:
-    assert claimed(str(tmp_path / "missing")) == set()
+    assert claimed(listing=str(tmp_path / "missing")) == set()
     listing = tmp_path / "unix"
-    listing.write_text("Num RefCount\n0: 2 0 0 2 1 5 @gpujob-port-6100\n0: 2 0 0 2 1 5 /run/@gpujob-port-x\n0: 2 0 1\n")
-    assert claimed(str(listing)) == {6100}
+    listing.write_text(
+        "Num RefCount\n0: 2 0 0 2 1 5 @gpujob-port-6100\n0: 2 0 0 2 1 5 /run/@gpujob-port-x\n0: 2 0 1\n"
+        "0: 2 0 0 2 1 5 @gpujob-reserved-port-7200\n"
+    )
+    assert claimed(listing=str(listing)) == {6100, 7200}
+    assert claimed((GIVEN,), str(listing)) == {6100}
+    assert claimed((RESERVED,), str(listing)) == {7200}
+
+
+def test_ports_are_reserved_all_or_none() -> None:
+    first, second, third = free_port(), free_port(), free_port()
+    held = reserve([second])
+    assert held
+    assert reserve([first, second, third]) is None
+    assert {first, third}.isdisjoint(claimed())
+    held.clear()
+    both = reserve([first, second, third])
+    assert both is not None
+    assert {first, second, third} <= claimed((RESERVED,))
+    both.clear()
+    assert {first, second, third}.isdisjoint(claimed())
+
+
+def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
+    """So that there is no moment in which nobody has it."""
+    port = free_port()
+    reserved = reserve([port])
+    given = claim([port])
+    assert len(given) == 1
+    reserved = None
+    assert (port in claimed((GIVEN,)), port in claimed((RESERVED,))) == (True, False)
+    assert reserved is None
+
+
+@given_by(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
+def test_of_jobs_that_want_ports_one_always_gets_its_own_and_no_port_has_two(wanted: list[set[int]]) -> None:
+    base = 60000
+    held = [(ports, got) for ports in wanted if (got := reserve(base + port for port in ports)) is not None]
+    assert held
+    assert sum(len(ports) for ports, _ in held) == len(set().union(*(ports for ports, _ in held)))
+    held.clear()

@@ -1,14 +1,15 @@
 """Who gets which port, and how two jobs on a node keep out of each other's way."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import TopologyError
-from launcher.ports import EPHEMERAL, OFFSETS, TABLE, all_ports, assign, choose_offset
-from tests.launcher.support import ROOT, job_spec, plan_of
+from launcher.ports import EPHEMERAL, OFFSETS, TABLE, all_ports, asked_of_nodes, assign, free_offsets, ports_in_force
+from tests.launcher.support import ROOT, facts_of, job_spec, plan_of
 
 ONCE = ("public", "etcd", "etcd_peer", "nats")
 EACH = tuple(name for name in TABLE if name not in ONCE)
@@ -115,35 +116,40 @@ def test_the_ports_of_a_plan_are_known_by_node() -> None:
 # -- the offset ----------------------------------------------------------------------------------
 
 
+def first_offset(ports: Mapping[int, Collection[int]], busy: Mapping[int, Collection[int]], seed: int) -> int | None:
+    """The first that a job tries."""
+    return next(iter(free_offsets(ports, busy, seed)), None)
+
+
 def test_the_first_offset_whose_ports_are_free_on_all_nodes_is_taken() -> None:
     ports = {0: {8000}, 1: {6100}}
-    assert choose_offset(ports, {}, 0) == OFFSETS[0] == 0
-    assert choose_offset(ports, {0: [6100], 1: [8000]}, 0) == 0
-    assert choose_offset(ports, {0: [8000], 1: [6100 + OFFSETS[1]]}, 0) == OFFSETS[2]
+    assert first_offset(ports, {}, 0) == OFFSETS[0] == 0
+    assert first_offset(ports, {0: [6100], 1: [8000]}, 0) == 0
+    assert first_offset(ports, {0: [8000], 1: [6100 + OFFSETS[1]]}, 0) == OFFSETS[2]
 
 
 def test_the_seed_says_where_to_begin_and_all_offsets_are_tried() -> None:
-    assert [choose_offset({0: {8000}}, {}, seed) for seed in range(len(OFFSETS))] == list(OFFSETS)
-    assert choose_offset({0: {8000}}, {0: {8000 + OFFSETS[-1]}}, len(OFFSETS) - 1) == OFFSETS[0]
-    assert choose_offset({0: {8000}}, {0: {8000 + offset for offset in OFFSETS}}, 4459) is None
+    assert [first_offset({0: {8000}}, {}, seed) for seed in range(len(OFFSETS))] == list(OFFSETS)
+    assert first_offset({0: {8000}}, {0: {8000 + OFFSETS[-1]}}, len(OFFSETS) - 1) == OFFSETS[0]
+    assert first_offset({0: {8000}}, {0: {8000 + offset for offset in OFFSETS}}, 4459) is None
 
 
 @pytest.mark.parametrize("first", [0, 4448, 44590000])
 @pytest.mark.parametrize("apart", [1, 16, 256])
 def test_jobs_whose_ids_are_near_begin_with_different_offsets(first: int, apart: int) -> None:
-    begun = {choose_offset({0: {8000}}, {}, first - first % 4096 + apart * number) for number in range(16)}
+    begun = {first_offset({0: {8000}}, {}, first - first % 4096 + apart * number) for number in range(16)}
     assert begun == set(OFFSETS)
 
 
 def test_a_job_without_ports_needs_no_offset() -> None:
-    assert choose_offset({}, {0: range(65536)}, 0) == 0
+    assert first_offset({}, {0: range(65536)}, 0) == 0
 
 
 def test_offsets_keep_out_of_the_ports_of_clients_where_they_can() -> None:
     low, high = EPHEMERAL - 1, EPHEMERAL + 100
-    assert {choose_offset({0: {low}}, {}, seed) for seed in range(16)} == {0}
-    assert choose_offset({0: {high}}, {0: {high}}, 0) == OFFSETS[1]
-    assert choose_offset({0: {65535}}, {0: {65535}}, 0) is None
+    assert {first_offset({0: {low}}, {}, seed) for seed in range(16)} == {0}
+    assert first_offset({0: {high}}, {0: {high}}, 0) == OFFSETS[1]
+    assert first_offset({0: {65535}}, {0: {65535}}, 0) is None
 
 
 @given(
@@ -151,14 +157,42 @@ def test_offsets_keep_out_of_the_ports_of_clients_where_they_can() -> None:
     st.dictionaries(st.integers(0, 3), st.sets(st.integers(2000, 32767))),
     st.integers(0, 1 << 40),
 )
-def test_a_chosen_offset_meets_no_busy_port(ports: dict[int, set[int]], busy: dict[int, set[int]], seed: int) -> None:
-    offset = choose_offset(ports, busy, seed)
+def test_all_offsets_that_meet_no_busy_port_are_tried_and_no_others(
+    ports: dict[int, set[int]], busy: dict[int, set[int]], seed: int
+) -> None:
     free = [
         candidate
         for candidate in OFFSETS
         if all({port + candidate for port in ports[node]}.isdisjoint(busy.get(node, ())) for node in ports)
     ]
-    assert offset in free if free else offset is None
+    assert sorted(free_offsets(ports, busy, seed)) == free
+
+
+def test_nodes_with_the_same_ports_are_asked_for_them_in_one_list() -> None:
+    plan = plan_of(job_spec(resources={"nodes": 4}, workers=[{"command": "x", "count": 4}]))
+    ports: tuple[dict[str, int], ...] = ({"http": 6100}, {"http": 6100, "system": 7500}, {}, {"http": 6100})
+    tasks = tuple(
+        dataclasses.replace(planned, ports=given, task=dataclasses.replace(planned.task, node_index=index))
+        for index, (planned, given) in enumerate(zip(plan.tasks, ports, strict=True))
+    )
+    plan = dataclasses.replace(plan, tasks=tasks)
+    asked = {"ports": [[6100], [6100, 7500], []], "nodes": [0, 1, 2, 0]}
+    assert asked_of_nodes(plan) == {"schema": 1, "network_interface": None, **asked}
+    assert asked_of_nodes(dataclasses.replace(plan, tasks=())) is None
+
+
+def test_the_ports_in_force_are_those_of_the_plan_with_the_offset() -> None:
+    plan = plan_of(job_spec(workers=[{"command": "x", "count": 2}]))
+    given = dataclasses.replace(plan.tasks[0], ports={"http": 6100, "system": 7500})
+    plan = dataclasses.replace(plan, tasks=(given, *plan.tasks[1:]))
+    facts = dataclasses.replace(facts_of(plan), addresses=("10.0.0.1",), port_offset=17, attempt=2)
+    process = {"worker": given.task.worker, "rank": 0, "node": "cn00", "address": "10.0.0.1"}
+    assert ports_in_force(plan, facts) == {
+        "schema": 1,
+        "attempt": 2,
+        "port_offset": 17,
+        "processes": [{**process, "ports": {"http": 6117, "system": 7517}}],
+    }
 
 
 def test_the_readme_has_the_table() -> None:

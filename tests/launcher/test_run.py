@@ -534,16 +534,24 @@ def stopped(folder: Path) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"),
-    [("interrupted_in_a_terminal", 130), ("interrupted", 130), ("terminated", 5), ("hung_up", 5), ("stopped", 5)],
+    ("name", "status", "cause"),
+    [
+        ("interrupted_in_a_terminal", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
+        ("interrupted", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
+        ("terminated", 5, "SIGTERM to the job"),
+        ("hung_up", 5, "SIGHUP to `gpujob run`, whose terminal was closed"),
+        ("stopped", 5, "SIGTERM to the job"),
+    ],
 )
 @pytest.mark.usefixtures("interrupted_in_a_terminal", "interrupted", "terminated", "hung_up", "stopped")
-def test_a_job_that_is_ended_from_outside_was_cancelled(name: str, status: int, stage: Stage) -> None:
+def test_a_job_that_is_ended_from_outside_was_cancelled(name: str, status: int, cause: str, stage: Stage) -> None:
     done = stage.result(name)
     assert done.status == status
     report = done.report
     assert (report["state"], report["exit_status"], report["cause"]) == ("CANCELLED", 5, None)
-    assert report["stopped"]["reason"] == "cancelled"
+    assert (report["stopped"]["reason"], report["stopped"]["cause"]) == ("cancelled", cause)
+    assert f"Stopping the job: {cause}" in (done.job.run_dir / "log.out").read_text()
+    assert f"- stopped: {cause}\n" in (done.job.run_dir / "report.md").read_text()
     assert done.reasons() == ["cancelled", "cancelled"]
     assert done.left_over == {}
 
@@ -575,7 +583,7 @@ def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> No
     screen = interrupted_in_a_terminal.seen["screen"]
     assert ESCAPE in screen
     assert "RUNNING/running" in screen
-    assert "stopped: SIGTERM to the job" in screen
+    assert "stopped: SIGINT to `gpujob run`, by Ctrl-C" in screen
     assert "Traceback" not in screen
 
 

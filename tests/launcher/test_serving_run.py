@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.port_claims import GIVEN, RESERVED, claimed
 from tests.launcher.guarded import Guarded, ready, server, until
 from tests.launcher.support import poll, read_json
 
@@ -56,9 +57,15 @@ def test_stages_wait_for_what_is_ready_and_the_benchmark_ends_the_job(tmp_path: 
         poll(lambda: "decode" in job.log and read_json(job.run_dir / "readiness.json").get("rules"), "polling", 20)
         assert [event["stage"] for event in job.events("stage started")] == ["workers", "frontends"]
         assert read_json(job.run_dir / "state.json")["phase"] == "launching"
+        offset = read_json(job.run_dir / "orchestrator.json")["port_offset"]
+        ports = {DECODE + offset, DECODE + 32 + offset, ROUTER + offset}
+        told = read_json(job.run_dir / "ports.json")["processes"]
+        assert {process["ports"]["http"] for process in told} == ports
+        assert ports <= claimed((RESERVED,))
         gate.touch()
         job.await_phase("running")
-        offset = read_json(job.run_dir / "orchestrator.json")["port_offset"]
+        poll(lambda: ports.isdisjoint(claimed((RESERVED,))), "the ports belong to their tasks now")
+        assert ports <= claimed((GIVEN,))
         (tmp_path / "enough").touch()
         assert job.wait() == 0, job.log
     assert [event["stage"] for event in job.events("stage started")] == ["workers", "frontends", "benchmark"]

@@ -13,12 +13,11 @@ from exporter import records
 from launcher.announce import launching, places, ways_in
 from launcher.orchestrate import place_of
 from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
-from launcher.ports import OFFSETS
 from launcher.readiness import MOST_NAMED, Standing, totals, waited_for
 from launcher.report_verify import result_logs
 from launcher.stages import Readiness, Stages, unready
 from launcher.steps import Steps
-from launcher.survey import addresses, needs_survey, port_offset, read_nodes
+from launcher.survey import needs_survey
 from tests.launcher.support import job_spec, plan_of
 
 RULES = (
@@ -258,27 +257,6 @@ def test_a_job_that_serves_nobody_says_no_more_than_where_it_is(tmp_path: Path) 
     assert launching(plan.tasks[0], facts) == ["Launching worker worker 0, node 0 (local_rank 0): cn00"]
     assert ways_in(plan, facts, local=False) == []
     assert not needs_survey(plan)
-
-
-def test_ports_that_are_taken_move_those_of_the_job(tmp_path: Path) -> None:
-    plan, facts = serving_plan(), facts_in(tmp_path)
-    assert needs_survey(plan)
-    first = port_offset(plan, facts, {})
-    assert first in OFFSETS
-    other = port_offset(plan, facts, {"cn01": {"busy": [6100 + first]}})
-    assert other in OFFSETS
-    assert other != first
-
-
-def test_a_node_that_has_told_nothing_keeps_its_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plan, facts = dataclasses.replace(serving_plan(), network_interface="ib0"), facts_in(tmp_path)
-    (tmp_path / records.NODES_DIR).mkdir()
-    records.write_json(tmp_path / records.NODES_DIR / "cn01.json", {"attempt": 0, "address": "10.0.0.1", "busy": []})
-    records.write_json(tmp_path / records.NODES_DIR / "cn02.json", {"attempt": 1, "address": "10.0.0.2", "busy": []})
-    records.write_json(tmp_path / records.NODES_DIR / "cn03.json", {"attempt": 0, "problem": "cn03: no ib0"})
-    told = read_nodes(plan, facts)
-    assert addresses(plan, facts, told) == ("cn00", "10.0.0.1", "cn02", "cn03", "cn04")
-    assert "cn03: no ib0; the job goes on with its host name" in capfd.readouterr().out
 
 
 def test_words_of_slurm_from_before_the_survey_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,9 @@ def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Pa
         runs = [path.parents[1] for path in poll(started, "two points that run", 30)]
         os.kill(job.process.pid, signal.SIGINT)
         assert job.wait() == 130
-        assert [read_json(run / "report.json")["state"] for run in runs] == ["CANCELLED", "CANCELLED"]
+        reports = [read_json(run / "report.json") for run in runs]
+        assert [report["state"] for report in reports] == ["CANCELLED", "CANCELLED"]
+        assert {report["stopped"]["cause"] for report in reports} == {"SIGINT to `gpujob run`, by Ctrl-C"}
         assert job.output.splitlines()[-1] == "3 points: 2 CANCELLED, 1 MISSING"
         assert job.left_over() == {}
         home = runs[0].parent
