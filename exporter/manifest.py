@@ -40,6 +40,8 @@ class Task:
     """Whether its failure is that of the job."""
     later: bool = False
     """Whether it starts only once others are ready, as a benchmark does: it is no part of the launch."""
+    service: bool = False
+    """Whether it serves until the job is over: it has no work of its own to tell a position of."""
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ def report(
 
 def _report_worker(worker: Mapping[str, Any], gpus: Told) -> dict[str, Any]:
     same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
-    progress = ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s")
+    progress = ("unit", "pattern", "items", "items_expected", "items_processed", "items_first", "cpu_s")
     entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
     used = {"gpu_devices": worker_devices(worker, gpus), "gpu_misplaced": worker.get("gpu_misplaced")}
     return {**entry, **used, "critical": True, "log_errors": worker.get("log_errors") or {}}

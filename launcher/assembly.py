@@ -4,7 +4,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.manifest import Task
@@ -107,7 +107,8 @@ class _Assembler:
             stem = name if stage == BENCHMARK else f"{{node}}_{name}"
             logs = tuple(f"{stem}{{run}}.{stream}" for stream in ("out", "err"))
             rank = len(self._layout.tasks) + len(found)
-            task = Task(name, role, index, rank, 0, node, (), logs, later=stage == BENCHMARK)
+            later = stage == BENCHMARK
+            task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
             found.append(Service(task, stage, tuple(needs)))
 
         layout, frontend, spec = self._layout, self._frontend, self._spec.frontend
@@ -210,7 +211,7 @@ class _Assembler:
                 values = self._of_leader(environment.values(), worker, task)
                 environment = dict(zip(environment, values, strict=True))
             yield TaskPlan(
-                task,
+                replace(task, service=serves),
                 tuple(words),
                 environment,
                 options.critical,

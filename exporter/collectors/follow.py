@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from exporter.collectors.base import WorkerProgress
 from exporter.derive import progress_lines
+from exporter.derive.beginnings import Earlier
 from exporter.derive.eta import Estimate, Estimator, Prior
 from exporter.derive.findings import Findings, Mark, Position, Value
 from exporter.derive.lexicon import GENERIC, Lexicon
@@ -17,9 +18,10 @@ from exporter.derive.log_time import StampReader, zone_offset
 from exporter.derive.marks import Marks
 from exporter.derive.packs import looks_like_progress
 from exporter.derive.progress import Track, share_of, total_of_ranks
-from exporter.derive.scanning import Scan, records
+from exporter.derive.scanning import SMALL_BYTES, Scan, records
 from exporter.manifest import Manifest, Task
 from exporter.readers.tail import LogTail
+from exporter.readers.wakeups import Wakeups
 
 VALUE_FRESH_S = 900.0
 """A logged value older than this is no longer shown: silence is not the last value."""
@@ -39,6 +41,10 @@ SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
 """Clocks are shifted for summer by so much, or twice: other differences are lines that come late."""
 RUNNING, WAITING = "running_requests", "queued_requests"
 """Values of an LLM server that tell when its last batch begins to run dry."""
+GENERATED, TAKEN_IN = "generation_tokens_per_second", "input_tokens_per_second"
+"""Values of an LLM server that tell its pace."""
+TOKENS_FRESH_S = 30.0
+"""A pace older than this is not that of now: an engine without requests writes none."""
 LOG, PROGRESS_FILE = 0, 1
 """Order of sources: what a worker writes for us counts before what its log says."""
 
@@ -54,6 +60,8 @@ class LogFacts(NamedTuple):
     position: float | None = None
     expected: float | None = None
     processed: float | None = None
+    first: float | None = None
+    """The first position of a run that begins at nothing."""
     epoch: int | None = None
     last_rise: float | None = None
     rate: float | None = None
@@ -70,6 +78,10 @@ class LogFacts(NamedTuple):
     """and how long they took."""
     values: tuple[tuple[str, float, float], ...] = ()
     """(name, value, time) of each value that is fresh."""
+    output_tokens_rate: float | None = None
+    """Tokens per second that an LLM server makes at present,"""
+    input_tokens_rate: float | None = None
+    """and reads; None where its log does not say."""
     errors: tuple[tuple[str, str, int], ...] = ()
     """(pattern, severity, records) of each error pattern."""
     bytes_read: int = 0
@@ -104,14 +116,28 @@ class _Source:
 class WorkerLogs:
     """What one worker's files have said, over all its runs on this node."""
 
-    def __init__(self, task: Task, manifest: Manifest, lexicon: Lexicon, prior: Prior | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        manifest: Manifest,
+        lexicon: Lexicon,
+        prior: Prior | None = None,
+        wakeups: Wakeups | None = None,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """``wakeups`` are those of all workers: whoever looks at them drains these before each round.
+
+        ``earlier`` is how far the worker had come in an attempt of the job before this one.
+        """
         self.task = task
         self.restart = -1
         """The run that is followed; -1 before the first."""
         self.marks = Marks()
         self._sources: dict[str, _Source] = {}
+        self._wakeups = wakeups
         self._manifest = manifest
         self._lexicon = lexicon
+        self._earlier = earlier
         self._auto = lexicon.auto()
         self._unsure = bytearray()
         """Text in which the pack has not been looked for yet."""
@@ -145,10 +171,9 @@ class WorkerLogs:
     def _new_track(self, state: Mapping[str, Any] | None) -> Track:
         preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_lines.PATTERN] = 0  # as the loop that prints them counts
-        epochs, steps = self._manifest.total_epochs, self._manifest.total_steps
-        if state is None:
-            return Track(preference, epoch_bases=bases, epochs=epochs, steps=steps, share=self._share)
-        return Track.from_state(state, preference, epoch_bases=bases, epochs=epochs, steps=steps, share=self._share)
+        known: dict[str, Any] = {"epoch_bases": bases, "share": self._share, "earlier": self._earlier}
+        known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
+        return Track(preference, **known) if state is None else Track.from_state(state, preference, **known)
 
     def _new_estimator(self) -> Estimator:
         """One that knows nothing but how an earlier run went that counted the same."""
@@ -180,11 +205,20 @@ class WorkerLogs:
             self.marks.begin_run()
         self.restart = restart
 
+    @property
+    def began(self) -> float | None:
+        """When the run that is followed has begun: what its first position is judged by."""
+        return self._track.began
+
+    @began.setter
+    def began(self, start: float | None) -> None:
+        self._track.began = start
+
     def follow(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """The tail of a file that is followed from now on; None when it is followed already."""
         if path in self._sources:
             return None
-        self._sources[path] = _Source(LogTail(path), order, lasting=lasting)
+        self._sources[path] = _Source(LogTail(path, self._wakeups), order, lasting=lasting)
         return self._sources[path].tail
 
     @property
@@ -200,12 +234,16 @@ class WorkerLogs:
 
         ``ended`` says that nobody writes any more: a last line without an end counts, too.
         """
+        if ended and self._wakeups is not None:
+            self._wakeups.drain()  # its last words may have come after this round was begun
         self._ended = ended
         for source in self._sources.values():
             self._read(source, now, until)
             if ended and not source.tail.lag_bytes and (rest := source.tail.rest()):
                 self._take(source, self._findings_of(source, rest), now)
                 self._lines += 1
+        if ended and not self.unread:
+            self._track.settle()
 
     def _read(self, source: _Source, now: float, until: Callable[[], bool]) -> None:
         """What is new in one file, of one generation after the other."""
@@ -216,6 +254,7 @@ class WorkerLogs:
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
                 self._lines += records(text, piece.end)
+                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._take(source, self._told(bytes(memoryview(text)[: piece.end]), piece.offset), now)
                     continue
@@ -223,7 +262,9 @@ class WorkerLogs:
                 scan = self._engine(text, piece.end, scan, source, now)
                 scan.feed(text, piece.end, piece.offset)
             if scan is not None:
+                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
                 self._take(source, scan.finish(tail.reread), now)
+            self._track.thinned = False
             left -= tail.bytes_read - before
             if not tail.more or until():
                 break
@@ -235,6 +276,9 @@ class WorkerLogs:
         if choice != self._pack:
             if scan is not None:
                 self._take(source, scan.finish(source.tail.reread), now)
+            # what the pack before has read and this one does not would stay as it was last told
+            for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
+                self._values.pop(name, None)
             self._pack, scan = choice, None
             self._track = self._new_track(self._track.state())
         return scan if scan is not None else self._lexicon.engine(self._pack).begin(source.stamps)
@@ -403,6 +447,7 @@ class WorkerLogs:
             position=_whole(track.done),
             expected=_whole(track.total if known else self._share),
             processed=_whole(track.processed),
+            first=_whole(track.first),
             epoch=track.epoch,
             last_rise=track.last_rise,
             rate=None if ended else estimator.rate(now),
@@ -415,6 +460,8 @@ class WorkerLogs:
             checkpoints=tuple(self.marks.begun.get("checkpointing", ())),
             checkpoint_seconds=tuple(self.marks.durations.get("checkpointing", ())),
             values=tuple(values),
+            output_tokens_rate=self._tokens_rate(GENERATED, now),
+            input_tokens_rate=self._tokens_rate(TAKEN_IN, now),
             errors=self._told_errors,
             bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
             lines=self._lines,
@@ -425,6 +472,14 @@ class WorkerLogs:
             unmatched_at=self._first_text + UNMATCHED_AFTER_S if self._first_text is not None else None,
             ended=ended,
         )
+
+    def _tokens_rate(self, name: str, now: float) -> float | None:
+        """What an LLM server says of its pace, if that is of now; the results of a benchmark are not."""
+        if self._ended or self.task.later:
+            return None
+        age_s = math.inf if self.began is None else now - self.began  # what a run before has said is not of now
+        found = total_of_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
+        return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
         """What its GPUs are compared with: here they have no say."""
@@ -452,8 +507,8 @@ class WorkerLogs:
         return tuple(found)
 
     def _unmatched(self, now: float) -> str | None:
-        """What to make of a log in which no pattern has found anything for minutes."""
-        if self._track.pattern is not None or self._values or self._first_text is None:
+        """What to make of a log in which no pattern has found anything for minutes; one that serves may say little."""
+        if self._track.pattern is not None or self._values or self._first_text is None or self.task.service:
             return None
         if now - self._first_text < UNMATCHED_AFTER_S:
             return None
@@ -512,7 +567,8 @@ class WorkerLogs:
         for path, order, lasting, zone_s, tail in state["sources"]:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
                 raise TypeError(f"{path!r} is no log, or has no position")  # counts without a position count twice
-            self._sources[path] = _Source(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
+            followed = LogTail.restore(path, tail, self._wakeups)
+            self._sources[path] = _Source(followed, order, zone_s=zone_s, lasting=lasting)
 
 
 def _whole(number: float | None) -> float | None:

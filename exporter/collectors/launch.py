@@ -173,6 +173,7 @@ class LaunchCollector:
             rank=task.rank,
             gpus=task.gpus,
             critical=task.critical,
+            service=task.service,
             pid=pid,
             started=pid is not None or reason not in (None, "launch_failed"),
             up=bool(entry.get("up")),
@@ -210,7 +211,12 @@ class LaunchCollector:
         if reported is not None and self._context.identity.node_index == 0:
             fresh = reported["mtime"] is not None and reported["mtime"] >= (self._begun or 0.0) - CLOCK_SLACK_S
             files = reported["files"] if fresh or manifest.attached else 0
-        known = any(worker.get("items") is not None for worker in status["workers"])
+        if not files and all(task.service or task.later for task in manifest.tasks):
+            files = None  # what writes them, as a benchmark does, has not been started yet
+        # what starts after the launch, as a benchmark does, says nothing of those that are launched
+        later = {task.rank for task in manifest.tasks if task.later}
+        told = (worker for worker in status["workers"] if worker.get("rank") not in later)
+        known = any(worker.get("items") is not None for worker in told)
         return NodeLaunch(
             output_dir=str(self._directory) if self._directory is not None else None,
             output_problem=self._problem(),

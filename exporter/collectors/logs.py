@@ -15,6 +15,7 @@ from exporter import records
 from exporter.collectors import pace
 from exporter.collectors.base import WORKER_LABELS, Context, Status, worker_labels
 from exporter.collectors.follow import PROGRESS_FILE, LogFacts, WorkerLogs
+from exporter.derive.beginnings import Earlier, reached_before
 from exporter.derive.eta import Prior, peer_pace
 from exporter.derive.lexicon import Lexicon
 from exporter.derive.marks import phase
@@ -22,10 +23,12 @@ from exporter.derive.workers import worker_rank
 from exporter.families import Family, Samples
 from exporter.identity import safe_label
 from exporter.manifest import Manifest, Task
+from exporter.readers.earlier_attempt import read_earlier_attempts
 from exporter.readers.folder_news import FolderNews
 from exporter.readers.history import RunHistory, read_history
 from exporter.readers.kept_state import read_state, write_state
 from exporter.readers.lexicon import lexicon_of
+from exporter.readers.wakeups import Wakeups
 from exporter.readers.worker_logs import LogFinder, log_paths, progress_path
 
 ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
@@ -143,10 +146,12 @@ class LogsCollector:
         self._progress_news = FolderNews(self._progress)
         self._stale: set[int] = set()
         """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
+        self._wakeups = Wakeups()
         self._lexicon: Lexicon | None = None
         self._workers: list[WorkerLogs] = []
         """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
         self._priors: dict[str, Prior] = {}
+        self._earlier: dict[int, Earlier] = {}
         self._restored: set[int] = set()
         """Ranks whose state has been read and not been tried yet."""
         self._next = 0
@@ -162,6 +167,7 @@ class LogsCollector:
         context, manifest = self._context, self._context.manifest
         saved = read_state(*self._place, kind="logs") or {}
         self._priors = earlier_runs(manifest.job_name)
+        self._earlier = reached_before(read_earlier_attempts(manifest.run_dir, context.identity.attempt))
         found = []
         for task in context.tasks:
             worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
@@ -178,7 +184,8 @@ class LogsCollector:
 
     def _fresh(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
         """A worker of whose logs nothing has been read yet."""
-        return WorkerLogs(task, self._context.manifest, lexicon, self._priors.get(task.role))
+        prior, earlier = self._priors.get(task.role), self._earlier.get(task.rank)
+        return WorkerLogs(task, self._context.manifest, lexicon, prior, self._wakeups, earlier)
 
     def read(self) -> LogsSnapshot:
         clock = self._context.clock
@@ -187,6 +194,7 @@ class LogsCollector:
             lexicon = lexicon_of(self._context.manifest)
             self._workers = self._follow(lexicon)
             self._lexicon = lexicon
+        self._wakeups.drain()
         workers, count = self._workers, len(self._workers)
         # a job that others have started has no folder of progress files, and need not be asked for each of them
         if self._news.has_news(now) | (os.path.exists(self._progress) and self._progress_news.has_news(now)):
@@ -258,6 +266,8 @@ class LogsCollector:
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.follow(str(path))
+        if worker.began is None:
+            worker.began = self._start(task, worker.restart)
         if fresh:
             told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if told.exists():
@@ -276,6 +286,11 @@ class LogsCollector:
         while os.path.exists(self._record(task, restart + 1, "start")):
             restart += 1
         return restart
+
+    def _start(self, task: Task, restart: int) -> float | None:
+        """When a run has begun; None before it has, or where nobody has written that down."""
+        start = (records.read_json(self._record(task, restart, "start")) or {}).get("start")
+        return float(start) if isinstance(start, int | float) and not isinstance(start, bool) else None
 
     def _has_ended(self, task: Task, restart: int) -> bool:
         """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
@@ -341,12 +356,15 @@ class LogsCollector:
                 items=facts.position,
                 items_expected=facts.expected,
                 items_processed=facts.processed,
+                items_first=facts.first,
                 unit=facts.unit,
                 pattern=facts.pattern,
                 pack=facts.pack,
                 epoch=facts.epoch,
                 rate=facts.rate,
                 average_rate=facts.average_rate,
+                output_tokens_per_second=facts.output_tokens_rate,
+                input_tokens_per_second=facts.input_tokens_rate,
                 eta=facts.eta._asdict() if facts.eta is not None else None,
                 confidence=facts.confidence,
                 last_progress=facts.last_rise,

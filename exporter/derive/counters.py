@@ -102,6 +102,8 @@ class Count:
     aside_since: float | None = None
     epoch: int | None = None
     """The epoch in which it was, as the log counts them."""
+    first: float | None = None
+    """Its first position in a run in which it begins at nothing: as seen, or one step."""
 
     @property
     def ended(self) -> bool:

@@ -67,6 +67,7 @@ class Extractor:
         self._values = [(name, group) for name, group in named.items() if name not in ("rank", "skip")]
         if not self._values and free:
             self._values = [(pattern.name, free[0])]
+        self._sets = list(pattern.sets)
         self._pairs = [
             (
                 name,
@@ -81,7 +82,7 @@ class Extractor:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the values that the pattern may give."""
-        return tuple(name for name, _ in (self._pairs if self.pattern.kind is Kind.PAIRS else self._values))
+        return tuple(name for name, _ in (*(self._pairs if self._is_pairs else self._values), *self._sets))
 
     def rank(self, match: Match) -> int | None:
         """Data-parallel rank that the match names."""
@@ -106,6 +107,7 @@ class Extractor:
         """Each value that a record gives, or that of the one key with the number ``only``."""
         told: list[tuple[str, float]] = []
         if not self._is_pairs:
+            told += self._sets
             for name, group in self._values:
                 found = number(match.group(group))
                 if found is not None:

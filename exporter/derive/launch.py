@@ -35,6 +35,8 @@ class WorkerLaunch:
     gpus: tuple[int, ...] = ()
     """What the plan gives it, by position on its node."""
     critical: bool = True
+    service: bool = False
+    """Whether it serves until the job is over: its log is not expected to tell a position."""
     pid: int | None = None
     started: bool = False
     up: bool = False
@@ -119,7 +121,7 @@ def check_launch(
         _each("log_lines", workers, _empty_log, final, "with a first line in the log"),
         _directory(node, final),
         _output(node, final),
-        _each("progress", [worker for worker in workers if worker.critical], _no_progress, final, "with a position")
+        _each("progress", [worker for worker in workers if _works(worker)], _no_progress, final, "with a position")
         if node.gives_progress
         else None,
     ]
@@ -237,6 +239,11 @@ def _no_log(worker: WorkerLaunch) -> str | None:
 
 def _empty_log(worker: WorkerLaunch) -> str | None:
     return None if worker.log_bytes else "its log is empty"
+
+
+def _works(worker: WorkerLaunch) -> bool:
+    """Whether it has work of which a position is expected."""
+    return worker.critical and not worker.service
 
 
 def _no_progress(worker: WorkerLaunch) -> str | None:

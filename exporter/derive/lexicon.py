@@ -93,6 +93,10 @@ class Lexicon:
         """The number of the first epoch, by pattern."""
         return {p.name: p.epoch_base for p in self.progress(pack) if p.kind is Kind.POSITION}
 
+    def value_names(self, pack: str) -> set[str]:
+        """Names of the values that logs of this pack may give."""
+        return {name for unit in self.engine(pack).late if unit.is_value for name in unit.extractor.names}
+
     def engine(self, pack: str) -> Engine:
         """The engine for logs of this pack."""
         if pack not in self._engines:

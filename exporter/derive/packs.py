@@ -39,7 +39,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KINDS = {
     "position": (Kind.POSITION, {"name", "unit", "regex"}, {"epoch_base"}),
     "resume": (Kind.RESUME, {"unit", "regex"}, {"name"}),
-    "value": (Kind.VALUE, {"name", "regex"}, set[str]()),
+    "value": (Kind.VALUE, {"name", "regex"}, {"sets"}),
     "pairs": (Kind.PAIRS, {"name", "line", "keys"}, set[str]()),
     "mark": (Kind.MARK, {"name", "regex", "begins"}, set[str]()),
     "error": (Kind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
@@ -185,6 +185,9 @@ def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str
         problems.append(f"{place}.epoch_base: must be 0 or 1")
     if not isinstance(keys, dict) or not all(isinstance(of, str) and _NAME.fullmatch(of) for of in keys.values()):
         problems.append(f"{place}.keys: must give each key of the log the name of its value")
+    sets = table.get("sets", {})
+    if not (isinstance(sets, dict) and all(map(_NAME.fullmatch, sets)) and {*map(type, sets.values())} <= {int, float}):
+        problems.append(f"{place}.sets: must give names of values their numbers")
     if not isinstance(regex, str):
         problems.append(f"{place}.regex: must be a text")
     if len(problems) > before:
@@ -203,6 +206,7 @@ def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str
             begins=table.get("begins", True),
             keys=keys,
             epoch_base=base,
+            sets=sets,
             later=later,
         )
     except PatternError as error:

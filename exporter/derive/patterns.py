@@ -64,6 +64,8 @@ class Pattern:
     """Of pairs: each key as the log has it, and the name of its value."""
     epoch_base: int = 0
     """Of a position: the number that the log gives to the first epoch."""
+    sets: tuple[tuple[str, float], ...] = ()
+    """Of a value: those that a match means whatever its groups hold, by name."""
     own: bool = False
     """Whether the user gave it: nobody has seen what it costs."""
 
@@ -93,6 +95,7 @@ def compile_pattern(
     begins: bool = True,
     keys: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     epoch_base: int = 0,
+    sets: Mapping[str, float] | None = None,
     own: bool = False,
     later: bool = False,
 ) -> Pattern:
@@ -117,6 +120,7 @@ def compile_pattern(
         begins=begins,
         keys=tuple((key.encode("utf-8", "surrogateescape"), value) for key, value in pairs),
         epoch_base=epoch_base,
+        sets=tuple((sets or {}).items()),
         own=own,
     )
     if not later:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from exporter.derive.beginnings import Beginning, Beginnings, Earlier, is_resume, may_be_resume
 from exporter.derive.counters import Count, Counted, Epochs
 from exporter.derive.findings import ADDED_UP, Mark, Position, Value
 
@@ -51,6 +52,8 @@ class Track:
       Counts in units that ranks share are added up over the ranks; of ranks in step the slowest counts.
     - A position that falls a little is a record out of order, unless the count stays there; one that falls far is a
       reset once a second one says so. Neither is work done, and nor is what a resume announces.
+    - The first position of a run that says nothing of a resume is work done unless it is as far as an earlier run had
+      come, or farther than the worker can have come by then: ``derive.beginnings`` has the rules.
     - A count with another total is another counter, such as that of a validation, while the one in force has work left;
       between marks of an evaluation always. It counts for nothing, and ``aside`` tells of it.
 
@@ -67,16 +70,24 @@ class Track:
         epochs: int | None = None,
         steps: int | None = None,
         share: int | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         """``epochs``, ``steps`` and ``share`` (of items): how many there are in all where the log does not say.
 
         A worker that has done more than that was given another number of them, so that its total is not known.
+        ``earlier`` is how far it had come in an attempt of the job before this one.
         """
         self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
         self._epoch_bases = dict(epoch_bases or {})
         self._epochs = epochs
         self._steps = steps
         self._share = share
+        self._earlier = earlier
+        self.began: float | None = None
+        """When the present run has begun; None where that is not known, and then its first position is work done."""
+        self.thinned = False
+        """Whether of what is taken now not every position is there: its first is then none to be judged."""
+        self._beginnings = Beginnings()
         self.pattern: str | None = None
         self.processed: float | None = None
         self.last_rise: float | None = None
@@ -145,8 +156,10 @@ class Track:
 
     def begin_run(self) -> None:
         """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
+        self.settle()
         if self.unit is not None and self.processed is not None:
             self._before = self.unit, self.processed
+        self.began = None
         self._order = 0
         self._evaluating_since = None
         self._from = 0.0
@@ -155,6 +168,22 @@ class Track:
         for pattern in self._patterns.values():
             pattern.source, pattern.passed = None, False
             pattern.begin(0.0)
+
+    @property
+    def first(self) -> float | None:
+        """The first position of a run that begins at nothing, as far as one has been seen; of several ranks in step."""
+        force = self._patterns[self.pattern] if self.pattern is not None else None
+        if force is not None and (len(force.counts) == 1 or force.unit not in ADDED_UP):
+            known = [count.first for count in force.counts.values() if count.first is not None]
+            if known:
+                return max(known)
+        return self._earlier.first if self._earlier is not None and self._earlier.unit == self.unit else None
+
+    def settle(self) -> None:
+        """The run has ended: what nobody can tell any more of its first position is decided by what is known."""
+        for (name, rank), worked in self._beginnings.settle().items():
+            self.processed = (self.processed or 0) + worked
+            self._patterns[name].counts[rank].first = worked
 
     def mark(self, mark: Mark, t: float) -> None:
         """A record says what the worker does now."""
@@ -180,7 +209,7 @@ class Track:
         """
         if position.pattern != self.pattern or order != self._order or position.resumed or position.epoch is not None:
             return False
-        if self.epoch is not None or self._evaluating_since is not None:
+        if self.epoch is not None or self._evaluating_since is not None or self._beginnings.open:
             return False
         pattern = self._patterns[self.pattern]
         count = pattern.counts.get(position.rank)
@@ -204,6 +233,7 @@ class Track:
         if order < self._order:
             return False
         if order > self._order:
+            self.settle()
             self._order = order
             force = self._patterns[self.pattern] if self.pattern is not None else None
             goes_on = force is not None and self.pattern == name and force.source in (None, source)
@@ -224,6 +254,7 @@ class Track:
 
     def _resume(self, position: Position, t: float) -> None:
         """The work goes on at a position."""
+        self._beginnings.drop()
         self._resumed = (position.unit, position.done, position.total)
         self._from = None
         self._bases[position.unit] = position.done
@@ -297,6 +328,8 @@ class Track:
             done, total = over
         known = count.done is not None
         begins = count.begins and all(other.begins for other in pattern.counts.values())
+        shared = count.begins and pattern.unit in ADDED_UP
+        beginning = self._beginning(pattern.unit, count, done, total, t) if begins or shared else None
         taken = count.take(done, total, t, evaluating=evaluating)
         if taken is None:
             return False
@@ -318,11 +351,36 @@ class Track:
         if before not in (None, name):
             rise = 0
             self.changes += 1
+            self.settle()
+        elif beginning is not None:
+            self._beginnings.hold((name, rank), beginning)
+        elif self._beginnings.open and (worked := self._beginnings.take((name, rank), done, total, t)) is not None:
+            count.first = worked or count.step  # it would say so much first if it began at nothing
+            rise += worked
         self.processed = (self.processed or 0) + rise
         if rise:
             self.last_rise = t
             self._evaluating_since = None  # it does its work again, whether the log has said so or not
         return True
+
+    def _beginning(self, unit: str, count: Count, done: float, total: float | None, t: float) -> Beginning | None:
+        """The first position of a count in this run, where what follows must tell whether it has been worked for.
+
+        Where it has not, or may not have been, the count goes on from it.
+        """
+        if count.base != 0.0 or self.thinned:
+            return None  # it is known what it counts from, or there were others before it
+        earlier = self._earlier if self._earlier is not None and self._earlier.unit == unit else None
+        if count.done is not None:
+            known = count.first if count.first is not None or earlier is None else earlier.first
+            earlier = Earlier(unit, count.done, count.total, known)
+        resumes = is_resume(done, total, earlier) if earlier is not None else None
+        open_ = resumes is None and self.began is not None and may_be_resume(done, total, t - self.began)
+        if resumes or open_:
+            count.base = None
+        else:
+            count.first = done
+        return Beginning.at(done, t, self.began) if open_ and self.began is not None else None
 
     def _over_epochs(
         self, pattern: Counted, count: Count, position: Position, t: float, evaluating: bool
@@ -405,7 +463,7 @@ class Track:
             entry["counts"] = [[rank, asdict(count)] for rank, count in pattern.counts.items()]
             entry["epochs"] = [[rank, asdict(over)] for rank, over in pattern.epochs.items()]
             patterns[name] = entry
-        return {**plain, "resumed": self._resumed, "patterns": patterns}
+        return {**plain, "resumed": self._resumed, "patterns": patterns, "beginnings": self._beginnings.state()}
 
     @classmethod
     def from_state(
@@ -417,9 +475,10 @@ class Track:
         epochs: int | None = None,
         steps: int | None = None,
         share: int | None = None,
+        earlier: Earlier | None = None,
     ) -> "Track":
         """A track that goes on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
-        track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share)
+        track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share, earlier=earlier)
         for name, entry in dict(state["patterns"]).items():
             pattern = track._patterns[name] = Counted(**{key: entry[key] for key in _PATTERN_STATE})
             pattern.counts = {rank: Count(**fields) for rank, fields in entry["counts"]}
@@ -428,6 +487,7 @@ class Track:
             setattr(track, name, state[name])
         if track.pattern is not None and track.pattern not in track._patterns:
             raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
+        track._beginnings = Beginnings.from_state(state["beginnings"])
         if state["resumed"] is not None:
             unit, done, total = state["resumed"]
             track._resumed = (unit, done, total)
@@ -435,7 +495,7 @@ class Track:
 
 
 _STATE = (
-    *("pattern", "processed", "last_rise", "epoch", "epochs", "changes"),
+    *("pattern", "processed", "last_rise", "epoch", "epochs", "changes", "began"),
     *("_before", "_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
 )
 _PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")

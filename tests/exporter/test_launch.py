@@ -142,6 +142,12 @@ def test_what_does_not_apply_is_not_checked() -> None:
     assert verified(found.values())
 
 
+def test_workers_that_serve_are_not_expected_to_tell_a_position() -> None:
+    engine = worker(1, service=True, items=None)
+    assert checks_of(worker(0), engine)["progress"].detail == "1 of 1 workers with a position"
+    assert "progress" not in checks_of(engine, elapsed_s=TIMEOUT_S)
+
+
 def test_only_critical_workers_need_progress() -> None:
     helper = worker(1, critical=False, items=None)
     assert checks_of(worker(0), helper)["progress"].passed is True
@@ -370,6 +376,21 @@ def test_old_output_is_not_output_of_this_job(launch: Launch) -> None:
     assert launch.passed(launch.look())["output"] is None
 
 
+def test_output_is_not_expected_before_there_is_anybody_to_write_it(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    engine, benchmark = dataclasses.replace(make_task(), service=True), make_task(1, role="benchmark")
+    launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, dataclasses.replace(benchmark, later=True)))
+    launch.others.files = 0
+    launch.begin()
+    assert "output" not in launch.look().checks
+    launch.others.files = 1
+    assert launch.passed(launch.look())["output"] is True
+    launch.manifest = dataclasses.replace(launch.manifest, tasks=(engine, benchmark))
+    launch.others.files = 0
+    launch.begin()
+    assert launch.passed(launch.look())["output"] is None
+
+
 def test_only_the_first_node_is_asked_for_output_of_the_job(launch: Launch) -> None:
     launch.collector = LaunchCollector(make_context(launch.manifest, launch.clock, node_index=1), launch.others)
     assert "output" not in launch.look().checks
@@ -383,6 +404,21 @@ def test_progress_is_asked_for_only_where_it_can_be_known(tmp_path: Path) -> Non
         launch.manifest = dataclasses.replace(launch.manifest, **known)
         launch.begin()
         assert launch.passed(launch.look())["progress"] is None
+
+
+def test_the_position_of_a_benchmark_is_not_expected_of_those_it_measures(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    engine, benchmark = make_task(), make_task(1, role="benchmark")
+    benchmark = dataclasses.replace(benchmark, later=True)
+    for served in (engine, dataclasses.replace(engine, service=True)):
+        launch.manifest = make_manifest(tmp_path, served, benchmark)
+        launch.begin()
+        launch.others.see(0, items=None)
+        launch.others.see(1, items=5)
+        assert "progress" not in launch.look().checks
+    launch.manifest = dataclasses.replace(launch.manifest, total_items=10)
+    launch.begin()
+    assert "progress" not in launch.look().checks, "it serves"
 
 
 def test_logs_are_those_of_the_present_run_and_of_the_jobs_own_pattern(tmp_path: Path) -> None:

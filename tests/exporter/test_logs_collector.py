@@ -1,11 +1,13 @@
 """Logs of real files that grow, from lines to progress, time left and errors."""
 
+import dataclasses
 import json
 import math
 import os
 import random
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ from exporter.collectors.logs import (
 )
 from exporter.manifest import LogPattern, PathGroup, Task
 from exporter.readers.kept_state import STATE_DIR
-from exporter.readers.tail import CHUNK_BYTES
+from exporter.readers.mounts import mount_table
+from exporter.readers.tail import CHUNK_BYTES, STILL_LOOKS
+from exporter.readers.wakeups import tells_of_writes
 from tests.exporter.support import (
     NODE,
     FakeClock,
@@ -449,6 +453,83 @@ def test_a_pack_is_found_out_from_the_head_of_a_long_log_and_late_in_a_log_that_
     assert late.facts().pack == "tqdm"
 
 
+def test_what_another_pack_has_read_does_not_stay_as_it_was(tmp_path: Path) -> None:
+    """The log of a benchmark begins with what its job waits for."""
+    logs = Logs(tmp_path, progress=(LogPattern("seeds", "seed (\\d+)"),))
+    logs.append("seed 7\nModel is not ready, waiting for 1 prefills and 0 decodes to spin up.\n")
+    facts = logs.facts()
+    assert facts.pack == "srtctl"
+    assert {name: value for name, value, _ in facts.values} == {
+        "seeds": 7,
+        "waiting_prefill_workers": 1,
+        "waiting_decode_workers": 0,
+    }
+    logs.append("Model is ready. Have 1 prefills and 0 decodes.\n")
+    assert {name: value for name, value, _ in logs.facts().values}["waiting_prefill_workers"] == 0
+    logs.append("SA-Bench Config: endpoint=http://localhost:8000\nMaximum request concurrency: 2\n")
+    facts = logs.facts()
+    assert facts.pack == "sa-bench"
+    assert {name: value for name, value, _ in facts.values} == {"seeds": 7, "concurrency": 2}
+
+
+DECODES = "[{stamp} DP{rank} TP0] Decode batch, #running-req: 4, gen throughput (token/s): {rate}, #queue-req: 0\n"
+
+
+def decodes(logs: Logs, rate: float, rank: int = 0) -> None:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(logs.clock.now))
+    logs.append(DECODES.format(stamp=stamp, rank=rank, rate=rate))
+
+
+def test_the_pace_of_an_engine_is_that_of_now(logs: Logs) -> None:
+    assert logs.facts().output_tokens_rate is None
+    decodes(logs, 100.5, rank=0)
+    decodes(logs, 50.0, rank=1)
+    facts = logs.facts()
+    assert (facts.output_tokens_rate, facts.input_tokens_rate) == (150.5, None)
+    logs.clock.advance(20)
+    decodes(logs, 70.0, rank=1)
+    assert logs.facts().output_tokens_rate == 170.5
+    logs.clock.advance(20)
+    assert logs.facts().output_tokens_rate == 70.0, "rank 0 has nothing to do any more"
+    status = Status()
+    logs.collector.describe(logs.collector.read(), status)
+    told = status.worker(0)
+    assert (told["output_tokens_per_second"], told["input_tokens_per_second"]) == (70.0, None)
+    logs.clock.advance(20)
+    facts = logs.facts()
+    assert facts.output_tokens_rate is None
+    assert "generation_tokens_per_second" in {name for name, _, _ in facts.values}, "what it said last stays a value"
+
+
+def test_an_engine_that_is_started_again_has_no_pace_before_it_says_so(logs: Logs) -> None:
+    decodes(logs, 100.5)
+    assert logs.facts().output_tokens_rate == 100.5
+    logs.clock.advance(5)
+    stem = records.record_name(TASK.worker, TASK.rank, 0, 1)
+    body = {"pid": 1, "start": logs.clock.now - 2}
+    records.write_json(logs.run_dir / records.WORKERS_DIR / f"{stem}.start.json", body)
+    logs.clock.advance(1)
+    assert logs.facts().output_tokens_rate is None
+    logs.clock.advance(1)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(logs.clock.now))
+    logs.append(DECODES.format(stamp=stamp, rank=0, rate=80.5), f"{NODE}_worker_w0_r1.out")
+    logs.clock.advance(1)
+    assert logs.facts().output_tokens_rate == 80.5
+
+
+def test_an_engine_that_has_ended_and_a_benchmark_have_no_pace(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    decodes(logs, 100.5)
+    stem = records.record_name(TASK.worker, TASK.rank, 0, 0)
+    records.write_json(tmp_path / records.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    assert logs.facts().output_tokens_rate is None
+    measured = Logs(tmp_path / "b", dataclasses.replace(TASK, later=True))
+    measured.append("Traffic request rate: inf\nOutput token throughput (tok/s):         6278.02\n")
+    facts = measured.facts()
+    assert facts.output_tokens_rate is None
+    assert ("generation_tokens_per_second", 6278.02) in {(name, value) for name, value, _ in facts.values}
+
+
 def test_a_pack_that_the_job_file_names_counts_alone(tmp_path: Path) -> None:
     logs = Logs(tmp_path, pack="generic")
     logs.append("Embedding:  3%|###  | 3/100 [00:03<00:50,  1.00it/s]\n")
@@ -490,6 +571,15 @@ def test_a_log_that_no_pattern_is_for_is_told_with_the_nearest_pack(logs: Logs) 
     assert facts.unmatched is not None
     assert "training step number 4 of an unknown program done" in facts.unmatched
     assert samples_of(logs.page(), UNMATCHED) == {LABELS: 1}
+
+
+def test_a_router_whose_log_no_pattern_is_for_lacks_nothing(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, dataclasses.replace(TASK, service=True))
+    for _ in range(2):
+        logs.append("request number 3 was sent to the second worker\n")
+        assert logs.facts().unmatched is None
+        logs.clock.advance(200)
+    assert samples_of(logs.page(), UNMATCHED) == {LABELS: 0}
 
 
 def test_a_checkpoint_that_is_being_saved_is_the_phase_of_the_job(logs: Logs) -> None:
@@ -537,6 +627,33 @@ def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, m
         facts = logs.facts()
     assert (facts.position, facts.processed) == (2, 52)
     assert ("connection", "warning", 1) in facts.errors
+
+
+@pytest.mark.parametrize("then", ["goes on", "ends", "is restarted"])
+def test_what_comes_after_a_long_silence_is_read_in_its_round(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Also where it comes within the round that sees the end of its writer: no later one may look there again."""
+    log = logs.run_dir / f"{NODE}_worker_w0.out"
+    logs.append(items(1))
+    os.utime(log, (1, 1))
+    if not tells_of_writes(str(log), log.stat().st_dev, mount_table().current()):
+        pytest.skip("the kernel does not know of all that is written here")
+    for _ in range(STILL_LOOKS + 4):
+        logs.facts()
+    assert logs.collector._wakeups._watches
+
+    def write(*_: object) -> int:
+        logs.append(items(2))
+        return 1
+
+    if then == "goes on":
+        write()
+    else:
+        records.write_json(logs.run_dir / records.WORKERS_DIR / "news.json", {})
+        monkeypatch.setattr(logs.collector, "_has_ended" if then == "ends" else "_restart", write)
+    assert (facts := logs.facts()).position == 2
+    assert facts.ended == (then == "ends")
 
 
 def test_a_clock_that_is_set_back_for_winter_stops_nothing(logs: Logs) -> None:
@@ -655,3 +772,90 @@ def test_a_state_that_cannot_be_saved_is_told_once_and_so_is_that_it_can_be_agai
     logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
     assert caplog.messages[1:] == ["positions in logs are saved again"]
+
+
+def started(logs: Logs, restart: int = 0, attempt: int = 0, ago: float = 0.0) -> None:
+    """Leave the start record of a run that has begun so long ago."""
+    stem = records.record_name(TASK.worker, TASK.rank, attempt, restart)
+    path = logs.run_dir / records.WORKERS_DIR / f"{stem}.start.json"
+    records.write_json(path, {"pid": 1, "start": logs.clock.now - ago})
+
+
+def tell(logs: Logs, numbers: Iterable[int], name: str, total: int = 400) -> None:
+    """A line each second, and a look."""
+    for number in numbers:
+        logs.append(items(number, total=total), name)
+        logs.facts()
+        logs.clock.advance(1)
+
+
+LOG = f"{NODE}_worker_w0.out"
+
+
+def test_a_restarted_worker_that_says_nothing_of_its_checkpoint_has_done_what_follows_it(logs: Logs) -> None:
+    started(logs)
+    tell(logs, range(1, 142), LOG)
+    logs.restart(1)
+    started(logs, 1)
+    logs.clock.advance(5)
+    tell(logs, range(121, 161), f"{NODE}_worker_w0_r1.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed, facts.first) == (160, 141 + 39, 1)
+
+
+@pytest.mark.parametrize("told", ["report", "status"])
+def test_the_next_attempt_has_done_what_follows_the_last_position_of_the_one_before(tmp_path: Path, told: str) -> None:
+    logs = Logs(tmp_path)
+    tell(logs, range(1, 142), LOG)
+    status = Status()
+    logs.collector.describe(logs.collector.read(), status)
+    page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
+    (tmp_path / "status").mkdir()
+    records.write_json(tmp_path / ("report_a0.json" if told == "report" else f"status/{NODE}.json"), page)
+    logs.context = make_context(logs.manifest, logs.clock, attempt=1)
+    logs.collector = LogsCollector(logs.context)
+    started(logs, attempt=1)
+    logs.clock.advance(60)
+    name = f"{NODE}_worker_w0_a1.out"
+    tell(logs, range(141, 151), name)
+    facts = logs.facts()
+    assert (facts.position, facts.processed, facts.first) == (150, 9, 1)
+    assert facts.rate == pytest.approx(1.0, rel=0.1)
+    assert facts.average_rate == pytest.approx(1.0, rel=0.1)
+    assert facts.eta is not None
+    assert facts.eta.seconds == pytest.approx(250, rel=0.2)
+
+
+def test_a_first_position_beyond_reach_is_where_the_work_goes_on(logs: Logs) -> None:
+    started(logs, ago=3.0)
+    tell(logs, range(5000, 5100, 10), LOG, total=10_000)
+    assert (logs.facts().position, logs.facts().processed) == (5090, 90)
+
+
+def test_a_fast_worker_has_done_its_first_items_as_well(logs: Logs) -> None:
+    started(logs)
+    logs.clock.advance(5)
+    tell(logs, range(50, 401, 10), LOG)
+    assert logs.facts().processed == 400
+
+
+def test_a_worker_that_tells_once_and_ends_has_done_it(logs: Logs) -> None:
+    started(logs)
+    logs.clock.advance(5)
+    tell(logs, [200], LOG)
+    assert logs.facts().processed == 0
+    stem = records.record_name(TASK.worker, TASK.rank, 0, 0)
+    records.write_json(logs.run_dir / records.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    logs.clock.advance(5)
+    assert logs.facts().processed == 200
+
+
+def test_a_fast_writer_has_done_what_was_passed_over_in_its_backlog(logs: Logs) -> None:
+    started(logs)
+    tell(logs, range(1, 142), LOG, total=100_000)
+    logs.restart(1)
+    started(logs, 1)
+    logs.append(items(*range(1, 30_000), total=100_000), f"{NODE}_worker_w0_r1.out")
+    logs.clock.advance(5)
+    facts = logs.facts()
+    assert (facts.position, facts.processed) == (29_999, 141 + 29_999)

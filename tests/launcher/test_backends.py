@@ -276,6 +276,7 @@ def test_the_command_of_the_user_wins_and_ports_and_readiness_stay() -> None:
     assert words_of(plan, "decode_w1") == ["bash", "-c", "mine --port=6164"]
     assert (environment_of(plan, "prefill_w0")["A"], environment_of(plan, "decode_w0")["A"]) == ("1", "6132")
     assert [entry.service for entry in plan.tasks] == [True] * 4
+    assert [task.service for task in plan.manifest.tasks] == [True] * 4
     assert plan.readiness is not None
     assert [rule_text(rule) for rule in plan.readiness.rules] == [
         "prefill_w0: http node 0 port 6100 /health, before benchmark",
