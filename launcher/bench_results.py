@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from exporter.derive.progress_lines import PATTERN as PROGRESS_FILE
 from exporter.manifest import Manifest
 from launcher.verify_tokens import without_text, without_text_in_part
 
@@ -356,18 +357,28 @@ def _counted(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
-    """Put the requests of all results into the entry of the benchmark, whose own position is that of the last alone."""
+    """Put the requests of all results into the entry of the benchmark, whose log tells of the last of them alone.
+
+    One that has broken off knows more than the results that it has left, if it writes how far it is itself.
+    """
     entries = [worker for worker in workers if worker["role"] == ROLE]
     if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
         return
-    missing = any("missing" in entry for entry in results)
+    missing, done = any("missing" in entry for entry in results), _total(results, "requests")
+    if missing and _counts_all(entries[0], done or 0):
+        return
     if missing:  # there was more to do than anything tells
         entries[0]["items_expected"] = None
-    done = _total(results, "requests")
     if done is None:
         return
     expected = None if missing else _total(results, "requests_expected")
     entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
+
+
+def _counts_all(entry: Mapping[str, Any], done: int) -> bool:
+    """Whether a benchmark has said itself what it has to do in all, and no less done than its results have."""
+    told = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
+    return told and (entry["items"] or 0) >= done
 
 
 def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:

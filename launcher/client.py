@@ -21,8 +21,8 @@ from launcher.report import build_report
 from launcher.report_state import EXIT_STATUS, REASON_OF_STATE
 from launcher.report_verify import verify_again
 from launcher.rundir import cluster_of
-from launcher.serving_view import StageFacts, readiness_view
-from launcher.slurm_queue import SlurmQueue
+from launcher.serving_view import StageFacts, output_tokens_rate, readiness_view
+from launcher.slurm_queue import WAITING, SlurmQueue
 from launcher.statuses import merge_workers, read_statuses
 from launcher.verify_looks import ProgressOf
 from launcher.wrap import read_start_ticks
@@ -40,6 +40,8 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
+        self._reported: object = None
+        """Attempt whose report has been seen."""
 
     @cached_property
     def _stages(self) -> StageFacts:
@@ -52,8 +54,10 @@ class JobClient:
         report = records.read_json(self.run_dir / records.REPORT_FILE)
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
-        state = self._state(orchestrator, report)
         attempt = int((orchestrator or {}).get("attempt", 0))  # type: ignore[call-overload]
+        if orchestrator is not None and self._is_requeued(orchestrator, report):
+            return self._view_in_queue(attempt, report, now)
+        state = self._state(orchestrator, report)
         statuses = read_statuses(self.run_dir, attempt)
         nodes: list[dict[str, Any]] = []
         if orchestrator is not None and report is None:
@@ -118,6 +122,26 @@ class JobClient:
             return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
         return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
 
+    def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
+        """Whether the attempt of this orchestrator is over, and the job is in the queue for another one."""
+        if orchestrator.get("local") or self.manifest.attached:
+            return False
+        if report is not None and self._reported != report.get("attempt"):
+            self._reported = report.get("attempt")
+            self._queue.forget()  # it was running then
+        at = self._queue.look().state
+        if report is not None and report.get("requeued"):
+            return at != ""  # by Slurm's leave or without an answer: the report says so
+        return at in WAITING
+
+    def _view_in_queue(self, over: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+        """A job that waits for the attempt after the one that is ``over``: nothing of that one is said to be now."""
+        told = {
+            "attempt": over,
+            **{key: (report or {}).get(key) for key in ("state", "items", "items_expected", "unit")},
+        }
+        return self._view("PENDING", {}, [], {"attempt": over + 1}, None, now) | {"requeued": told}
+
     def _view(
         self,
         state: str,
@@ -127,7 +151,9 @@ class JobClient:
         report: Mapping[str, Any] | None,
         now: float,
     ) -> dict[str, Any]:
-        summary = report or build_report(self.run_dir, now=now, ended=False)
+        attempt = int(orchestrator.get("attempt", 0))
+        coming = attempt if state == "PENDING" else None
+        summary = report or build_report(self.run_dir, now=now, ended=False, coming=coming)
         seen = merge_workers(statuses)
         gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
         workers = [
@@ -137,7 +163,7 @@ class JobClient:
         self._tell_of_stages(workers, runs=state == "RUNNING")
         work = work_of(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
-        published = records.read_json(self.run_dir / records.STATE_FILE) or {}
+        published = {} if coming is not None else records.read_json(self.run_dir / records.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
         limit_end = job.get("end") or (start + limit if start and limit else None)
@@ -150,6 +176,8 @@ class JobClient:
             "user": self.manifest.user,
             "state": state,
             "pending_reason": self._pending_reason(state),
+            "attempt": attempt,
+            "requeued": None,
             "phase": "finished" if report else _phase(str(published.get("phase", "launching")), statuses.values()),
             "start": start,
             "end": summary["end"],
@@ -160,6 +188,7 @@ class JobClient:
             "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
             "items_processed": work.processed,
             "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
+            "output_tokens_per_second": output_tokens_rate(workers),
             "eta": eta._asdict() if eta else None,
             "time_limit_met_probability": met_probability(now, limit_end, eta) if eta else None,
             "readiness": self._readiness(state, orchestrator, published),
@@ -241,6 +270,8 @@ def _join(
         "threads",
         "rate",
         "average_rate",
+        "output_tokens_per_second",
+        "input_tokens_per_second",
         "eta",
         "last_progress",
         "stalled",
@@ -258,6 +289,8 @@ def _join(
     for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
         first, other = (worker, seen) if final else (seen, worker)
         joined[key] = first.get(key) if first.get(key) is not None else other.get(key)
+    if final and worker["items"] is not None:
+        joined["items_expected"] = worker["items_expected"]  # a total that the report has not is no total of its count
     joined["gpu_devices"] = worker_devices(seen, gpus)
     if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
         joined["state"] = seen["state"]

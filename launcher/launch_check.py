@@ -257,7 +257,7 @@ class LaunchCheck:
         elif name == "gpu_use":
             count = sum(bool(task.gpus) for task in tasks)
         elif name == "progress":
-            count = sum(task.critical for task in tasks)
+            count = sum(task.critical and not task.service for task in tasks)
         else:
             count = len(tasks)
         words = (_ILL if faults else _WELL)[name].format(count=count, well=count - len(faults))

@@ -165,7 +165,7 @@ def totals(rules: Sequence[ReadyRule], standings: Sequence[Standing]) -> tuple[d
     """Workers seen and expected of the whole job, by role.
 
     Front ends that count each know of all workers: the one that knows least is believed. Rules that ask
-    single workers add up.
+    single workers add up. A worker that is asked itself and is not ready is not there, whoever counts it still.
     """
     views: dict[str, list[tuple[int, int]]] = {}
     singles: dict[str, tuple[int, int]] = {}
@@ -179,10 +179,17 @@ def totals(rules: Sequence[ReadyRule], standings: Sequence[Standing]) -> tuple[d
                 singles[role] = (before[0] + here, before[1] + number)
     for role, sums in singles.items():
         views.setdefault(role, []).append(sums)
-    return (
-        {role: min(here for here, _ in found) for role, found in views.items()},
-        {role: max(number for _, number in found) for role, found in views.items()},
-    )
+    seen = {role: min(here for here, _ in found) for role, found in views.items()}
+    expected = {role: max(number for _, number in found) for role, found in views.items()}
+    away = Counter(_role_of(rule) for rule, standing in zip(rules, standings, strict=True) if not standing.ready)
+    for role in away.keys() & seen.keys():
+        seen[role] = min(seen[role], max(0, expected[role] - away[role]))
+    return seen, expected
+
+
+def _role_of(rule: ReadyRule) -> str:
+    """The role of the worker that a rule asks; empty for what is none."""
+    return rule.subject.rpartition("_w")[0]
 
 
 def waited_for(
@@ -202,7 +209,7 @@ def waited_for(
     others = [
         rule.subject or "the model"
         for rule, standing in zip(rules, standings, strict=True)
-        if not standing.ready and not (counted and (rule.expected or rule.subject.rpartition("_w")[0] in lacking))
+        if not standing.ready and not (counted and (rule.expected or _role_of(rule) in lacking))
     ]
     return " and ".join(words + shortened(list(dict.fromkeys(others))))
 

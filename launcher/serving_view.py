@@ -10,7 +10,7 @@ from exporter import records
 from exporter.manifest import Manifest
 from exporter.readers.readiness import read_readiness
 from exporter.readers.worker_logs import read_end
-from launcher.plan import BENCHMARK, PLAN_FILE, STAGES, WORKERS
+from launcher.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
 EVENTS_TAIL_BYTES = 64 * 1024
 """Of ``events.jsonl``: when readiness was lost is told there."""
@@ -80,3 +80,13 @@ def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
             continue
         return float(event["time"]) if event["event"] == "not ready" else None
     return start if phase == "launching" else None
+
+
+def output_tokens_rate(workers: Iterable[Mapping[str, Any]]) -> float | None:
+    """Tokens per second that the engines of a job make together; None where no log says.
+
+    What prefill workers make beside reading is the first token of an answer that others write.
+    """
+    rates = [worker.get("output_tokens_per_second") for worker in workers if worker["up"] and worker["role"] != PREFILL]
+    known = [float(rate) for rate in rates if rate is not None]
+    return sum(known) if known else None

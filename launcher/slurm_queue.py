@@ -10,6 +10,8 @@ from launcher.rundir import cluster_of
 
 EVERY_S = 30.0
 """At least this long between two questions."""
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+"""Slurm's states of a job before it runs (squeue(1)), the first time or again."""
 NO_REASON = ("", "None", "(null)")
 """What squeue prints for a job that nothing holds back."""
 
@@ -41,6 +43,10 @@ class SlurmQueue:
         self._run_dir = run_dir
         self._asked = float("-inf")
         self._found = QueueState(None)
+
+    def forget(self) -> None:
+        """What it was before is of no use any more: the next look asks."""
+        self._asked = float("-inf")
 
     def look(self) -> QueueState:
         """How it stands, as it was at most ``EVERY_S`` ago."""

@@ -17,14 +17,13 @@ from launcher.report import build_report
 from launcher.report_state import EXIT_STATUS, UNFINISHED
 from launcher.rundir import SWEEP_FILE
 from launcher.slurm import on_cluster, run_command
+from launcher.slurm_queue import WAITING
 
 SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"
 """The job file as it was given."""
 MISSING = "MISSING"
 """State of a point that has not run and does not wait in the queue."""
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
-"""Slurm's states of a job before it runs (squeue(1))."""
 LEAST_CAUSE = 24
 """Characters of a cause that are shown on any terminal."""
 

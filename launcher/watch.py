@@ -10,10 +10,19 @@ from rich.text import Text
 from exporter.derive.gpu_account import Trouble
 from exporter.derive.work import unit_word, work_of
 from launcher.fitted import Fitted
+from launcher.report_restarts import restarted_of, restarted_words
 from launcher.report_words import duration_words
 from launcher.watch_gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
 from launcher.watch_waits import is_pending, only_serves, wait_words
-from launcher.watch_words import clean, clock_words, size_words
+from launcher.watch_words import (
+    clean,
+    clock_words,
+    end_words,
+    not_ready_in_time,
+    pace_words,
+    size_words,
+    tokens_words,
+)
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
@@ -64,7 +73,7 @@ def eta_words(view: Mapping[str, Any]) -> str:
 def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
     """One picture of the job."""
     parts: list[RenderableType] = [_head(view)]
-    if waits := wait_words(view):
+    if waits := "  ".join(filter(None, (wait_words(view), tokens_words(view.get("output_tokens_per_second"))))):
         parts.append(Text(clean(waits)))
     if _has_work(view):
         parts.append(_bar(view, ascii_only))
@@ -100,9 +109,10 @@ def _head(view: Mapping[str, Any]) -> Text:
 def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     full, empty = ("#", "-") if ascii_only else ("█", "░")
     items, expected = view["items"], view["items_expected"]
-    share = min(1.0, items / expected) if items is not None and expected else 0.0
-    cells = int(share * BAR_CELLS)
     words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
+    if items is not None and not expected:
+        return Text(clean(words))  # an empty bar would say that nothing is done
+    cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
     return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {clean(words)}")
 
 
@@ -208,9 +218,10 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
     told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not told:  # no sidecar sees them: the plan is all that is known
         hidden |= {"GPU%", "GPU GiB"}
-    rows = []
+    rows, late = [], not_ready_in_time(view)
     for worker in shown:
-        row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view))
+        failed = late.get(worker["rank"]) if worker["exit"] else None
+        row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view), failed=failed)
         cells = map(clean, gpu_cells(worker, told.get(worker["node"], {})))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     if len(shown) < len(view["workers"]):
@@ -253,10 +264,15 @@ def worker_state(worker: Mapping[str, Any]) -> str:
     return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
 
 
-def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool, planned: bool) -> dict[str, str | Text]:
-    """Its cells by column; ``told`` puts what it counts beside its position, ``planned`` is one of a job to come."""
-    state = "planned" if planned else clean(worker_state(worker))
-    bad = not worker["up"] and not is_done(worker) and worker["start"] is not None
+def _worker_row(
+    worker: Mapping[str, Any], now: float, *, told: bool, planned: bool, failed: str | None
+) -> dict[str, str | Text]:
+    """Its cells by column; ``told`` puts what it counts beside its position, ``planned`` is one of a job to come.
+
+    ``failed`` says that the job ended for it, and why, whatever its own end was.
+    """
+    state = "planned" if planned else clean(failed or worker_state(worker))
+    bad = failed is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
@@ -268,7 +284,7 @@ def _worker_row(worker: Mapping[str, Any], now: float, *, told: bool, planned: b
         "NODE": clean(worker["node"]),
         "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
         "ITEMS": items,
-        "RATE/s": f"{worker['rate']:.1f}" if worker["up"] and worker.get("rate") else "-",
+        "RATE/s": pace_words(worker),
         "ETA": duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
         "RSS": size_words(worker.get("rss_bytes")) if worker["up"] else "-",
         "LAST": f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
@@ -297,6 +313,8 @@ class LineLog:
         self._states: dict[int, str] = {}
         self._phase: tuple[object, ...] | None = None
         self._waits = ""
+        self._restarted: set[tuple[object, ...]] = set()
+        """Restarts that are told, by attempt, worker and run."""
         self._gpu_troubles: dict[tuple[str, str], Trouble] = {}
         """Those that are told, by whose and by key, and not told to be over."""
 
@@ -311,16 +329,26 @@ class LineLog:
             for worker in view["workers"]
             if worker["exit"] and self._states.get(worker["rank"]) != states[worker["rank"]]
         ]
+        late = not_ready_in_time(view)
         for worker in ended:
-            evidence = "; ".join(worker["exit"]["evidence"])
             moment = worker["exit"]["time"] or view["time"]
-            self._line(moment, f"{worker['worker']} on {worker['node']} ended: {worker['exit']['reason']} ({evidence})")
+            words = end_words(worker, view["cause"] if worker["rank"] in late else None)
+            self._line(moment, f"{worker['worker']} on {worker['node']} {words}")
+        self._show_restarts(view)
         self._show_gpu_troubles(view)
         moved = (view["items"], waits) != (self._items, self._waits) and now - self._last >= self.EVERY_S
         if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
             self._line(view["time"], self._summary(view))
             self._last, self._items, self._waits = now, view["items"], waits
         self._phase, self._states = phase, states
+
+    def _show_restarts(self, view: Mapping[str, Any]) -> None:
+        """Each worker that has been started again, and why: its end may have been between two looks."""
+        for end in restarted_of(view["workers"]):
+            key = (view.get("attempt"), end["worker"], end["restart"])
+            if key not in self._restarted:
+                self._restarted.add(key)
+                self._line(view["time"], restarted_words(end))
 
     def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
         """Each new trouble with GPUs, and each that is over."""
@@ -348,6 +376,7 @@ class LineLog:
         words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_words(view)]
         if _has_work(view):
             words += [progress_words(view), _rate_words(view)]
+        words.append(tokens_words(view.get("output_tokens_per_second")))
         if _has_work(view) or view["report"] is not None:
             words.append(eta_words(view))
         busy = mean_busy(view)

@@ -249,6 +249,11 @@ def over(job: Job, timeout: float = 120, **seen: Any) -> Ended:
     return Ended(job.run_dir, state, seen)
 
 
+def queue_of(job: Job) -> str:
+    """State and reason of the job in Slurm's queue."""
+    return job.space.cluster.run(["squeue", "-h", "-j", job.job_id, "-o", "%T|%r"]).stdout
+
+
 def runs_again(job: Job) -> None:
     """Wait for the second attempt. What it does belongs to nobody's test: a short job ends by itself."""
     job.space.cluster.wait_for(lambda: job.json("orchestrator.json").get("attempt") == 1, 90, "the second attempt")
@@ -298,8 +303,10 @@ def power_cut_of_the_batch_node(space: JobSpace) -> Ended:
 def requeued(space: JobSpace) -> Ended:
     job = started(space, cluster_job(items=800))
     space.cluster.run(["scontrol", "requeue", job.job_id], user=ROOT, check=True)
+    space.cluster.wait_for(lambda: queue_of(job).startswith("PENDING"), 60, "the job in the queue")
+    queued = job.watch()
     runs_again(job)
-    return over(job)
+    return over(job, queued=queued)
 
 
 @slurm_scenario
@@ -392,6 +399,10 @@ def test_a_requeued_job_keeps_what_is_known_of_its_first_attempt(requeued: Ended
     assert_ran_again(requeued)
     (stop,) = requeued.events("job stopping")
     assert (stop["reason"], "requeued" in stop["cause"]) == ("cancelled", True)
+    queued = requeued.seen["queued"]
+    assert (queued["state"], queued["attempt"], queued["report"]) == ("PENDING", 1, None)
+    assert queued["requeued"]["attempt"] == 0
+    assert [worker["state"] for worker in queued["workers"]] == ["not_found"] * 4
     assert len(requeued.events("worker ended", reason="cancelled", signal="SIGTERM")) == 4
 
 

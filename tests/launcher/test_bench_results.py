@@ -19,6 +19,7 @@ from launcher.bench_results import (
     ROLE,
     WHOLE_BYTES,
     NoResult,
+    count_requests,
     parse_parts,
     parse_result,
 )
@@ -418,7 +419,29 @@ def test_the_requests_of_all_runs_are_the_work_of_the_job(tmp_path: Path) -> Non
     keys = ("unit", "items", "items_expected", "items_processed", "throughput_items_per_second")
     assert [report[key] for key in keys] == ["requests", 46, 48, 46, pytest.approx(46 / 200)]
     assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in render_report(report)
-    assert "\n| 8 | 30 of 32 | 6.81 |" in render_report(report)
+    assert "\n| 8 | 30 of 32 | 2 (6.25%) | 6.81 |" in render_report(report)
+
+
+MISSING: dict[str, Any] = {"file": "", "missing": [8], "problem": "no result for concurrency 8"}
+
+
+@pytest.mark.parametrize(
+    ("told", "results", "position"),
+    [
+        ({"pattern": "progress_file", "items": 23, "items_expected": 72}, [], (23, 72)),
+        ({"pattern": "progress_file", "items": 40, "items_expected": 72}, [{"requests": 24}], (40, 72)),
+        ({"pattern": "progress_file", "items": 5, "items_expected": 24}, [{"requests": 24}], (24, None)),
+        ({"pattern": "progress_file", "items": 23, "items_expected": None}, [{"requests": 24}], (24, None)),
+        ({"pattern": "bar", "items": 16, "items_expected": 48}, [{"requests": 24}], (24, None)),
+        ({"pattern": "bar", "items": 16, "items_expected": 24}, [], (16, None)),
+    ],
+)
+def test_a_benchmark_that_breaks_off_has_the_total_that_it_has_told_itself(
+    told: dict[str, Any], results: list[dict[str, Any]], position: tuple[int, int | None]
+) -> None:
+    entry = {"role": ROLE, "unit": "requests", "items_processed": told["items"], **told}
+    count_requests([entry], [*results, MISSING])
+    assert (entry["items"], entry["items_expected"]) == position
 
 
 def test_the_verification_names_what_has_told_of_the_requests(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a job looks like from its run directory, made by hand."""
 
 import http.server
+import io
 import json
 import os
 import threading
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from exporter import records
 from exporter.manifest import read_manifest
 from launcher.client import JobClient
 from launcher.report import build_report
+from launcher.serving_view import output_tokens_rate
+from launcher.watch import render
 from launcher.wrap import read_start_ticks
 from tests.gpu_status import gpu, gpus, of_worker, use
 from tests.launcher.fakes import FakeSlurm
@@ -119,6 +123,44 @@ def test_the_work_of_workers_in_step_is_that_of_the_slowest(run_dir: Path, sidec
     assert [JobClient(run_dir).look()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
     both(sidecar, {**entry, "unit": "items"}, entry)
     assert [JobClient(run_dir).look()[key] for key in keys] == [None] * 5
+
+
+def test_what_engines_make_is_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    keys = ("output_tokens_per_second", "input_tokens_per_second")
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    both(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
+    view = JobClient(run_dir).look()
+    assert view["output_tokens_per_second"] == 180.5
+    assert [[worker[key] for key in keys] for worker in view["workers"]] == [[100.5, 8.0], [80.0, None]]
+    both(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
+    assert JobClient(run_dir).look()["output_tokens_per_second"] is None
+
+
+@pytest.mark.parametrize("total", [None, 72])
+def test_the_total_of_a_job_that_has_ended_is_that_of_its_report(total: int | None, run_dir: Path) -> None:
+    """The sidecar has seen the bar of the last run alone."""
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    write(run_dir / "status/here.json", status(items=16, items_expected=24, unit="requests"))
+    write(run_dir / "orchestrator.json", {"attempt": 0, "local": True, "pid": 1, "host": "h", "start": 1000.0})
+    report = build_report(run_dir, now=2000.0, ended=True)
+    report |= {"items": 16, "items_expected": total, "unit": "requests"}
+    report["workers"][0] |= {"items": 16, "items_expected": total, "unit": "requests"}
+    write(run_dir / "report.json", report)
+    view = JobClient(run_dir).look()
+    assert (view["items"], view["items_expected"]) == (16, total)
+    assert (view["workers"][0]["items"], view["workers"][0]["items_expected"]) == (16, total)
+
+
+def test_what_prefill_workers_and_those_that_have_ended_make_does_not_count() -> None:
+    def worker(rate: float | None, role: str = "decode", *, up: bool = True) -> dict[str, Any]:
+        return {"role": role, "up": up, "output_tokens_per_second": rate}
+
+    assert output_tokens_rate([worker(10.0), worker(5.0, "prefill"), worker(7.0, up=False), worker(None)]) == 10.0
+    assert output_tokens_rate([worker(0.0)]) == 0.0
+    assert output_tokens_rate([worker(5.0, "prefill"), worker(None)]) is None
+    assert output_tokens_rate([]) is None
 
 
 def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -414,3 +456,96 @@ def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytes
     assert (view["state"], view["pending_reason"]) == ("PENDING", "Dependency")
     assert set(states(view)) == {PREFILL, DECODE, FRONTEND, BENCHMARK}
     assert (view["readiness"]["ready"], view["readiness"]["not_ready_since"]) == (False, None)
+
+
+@pytest.fixture
+def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeSlurm]:
+    """A job of Slurm whose first attempt has run, and the queue that it may be in."""
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    made = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
+    write(made / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    record(made, "start", pid=1, start=1000.0)
+    record(made, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
+    records.write_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
+    write(made / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
+    return made, slurm
+
+
+def left_report(run_dir: Path, **facts: Any) -> dict[str, Any]:
+    report = {**build_report(run_dir, now=2000.0, ended=True), "requeued": False, **facts}
+    write(run_dir / "report.json", report)
+    return report
+
+
+def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=True)
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in ("state", "phase", "attempt", "pending_reason")] == [
+        *("PENDING", "launching", 1, "BeginTime"),
+    ]
+    told = {"attempt": 0, "state": "TIMEOUT", "items": 5, "items_expected": 10, "unit": "items"}
+    assert view["requeued"] == told
+    assert (view["report"], view["cause"], view["start"], view["end"], view["items"]) == (None,) * 5
+    (worker,) = view["workers"]
+    assert (worker["up"], worker["exit"], worker["start"], worker["state"]) == (False, None, None, "not_found")
+    picture = Console(width=140, file=io.StringIO(), color_system=None)
+    picture.print(render(view))
+    shown = picture.file.getvalue()  # type: ignore[attr-defined]
+    words = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
+    assert words in shown
+    assert "planned" in shown
+    assert "!" not in shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "requeued", "state"),
+    [
+        ("PENDING|Resources", False, "PENDING"),  # by Slurm itself, as after a preemption
+        ("REQUEUE_HOLD|JobHeldAdmin", False, "PENDING"),
+        ("RUNNING|None", False, "TIMEOUT"),  # its batch step ends
+        ("COMPLETING|None", True, "PENDING"),
+        ("", True, "TIMEOUT"),  # it was cancelled in the queue
+        ("", False, "TIMEOUT"),
+    ],
+)
+def test_after_an_attempt_the_queue_says_whether_there_is_another(
+    queued: tuple[Path, FakeSlurm], answer: str, requeued: bool, state: str
+) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=requeued)
+    slurm.say("squeue", "out", f"{answer}\n")
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["report"] is None) == (state, state == "PENDING")
+
+
+def test_a_job_without_a_report_waits_too_after_its_node_has_failed(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    client = JobClient(run_dir)
+    view = client.look()
+    assert (view["state"], view["attempt"], view["requeued"]["state"]) == ("PENDING", 1, None)
+    assert client.report()["state"] == "PENDING"
+
+
+def test_the_queue_is_asked_anew_once_there_is_a_report(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    client = JobClient(run_dir)
+    assert client.look()["state"] == "RUNNING"
+    left_report(run_dir)
+    slurm.say("squeue", "out", "PENDING|Resources\n")
+    assert [client.look()["state"] for _ in range(3)] == ["PENDING"] * 3
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_the_next_attempt_is_no_longer_one_that_waits(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=True)
+    write(run_dir / "orchestrator.json", {**orchestrator(1), "job_id": "4459", "local": False})
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)

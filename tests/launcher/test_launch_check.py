@@ -105,6 +105,29 @@ def test_a_good_launch_reads_like_a_list_of_marks(job: Job, golden: Golden) -> N
     golden("launcher/launch-passed.txt", text_of(checklist))
 
 
+def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job) -> None:
+    job.plan = dataclasses.replace(
+        job.plan,
+        tasks=tuple(
+            dataclasses.replace(planned, task=dataclasses.replace(planned.task, service=planned.task.rank % 4 > 0))
+            for planned in job.plan.tasks
+        ),
+    )
+    job.check = LaunchCheck(job.plan, job.facts)
+    for index in range(2):
+        workers = {
+            rank: dataclasses.replace(worker, service=rank % 4 > 0, items=1 if rank == 0 else None)
+            for rank, worker in job.workers(index).items()
+        }
+        job.say(index, workers)
+    checklist = job.after(TIMEOUT_S)
+    assert checklist is not None
+    assert [result.detail for result in checklist.results if result.name == "progress"] == [
+        "1 of 2 workers report progress"
+    ]
+    assert [fault.worker for fault in checklist.faults("warning")] == ["worker_w4"]
+
+
 def three_faults(job: Job) -> Checklist:
     """One worker that never starts, one that sees a wrong GPU, and an output directory that nobody may write to."""
     problem = "/data/out cannot be written to"

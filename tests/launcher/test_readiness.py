@@ -232,13 +232,45 @@ def test_a_front_end_is_not_waited_for_besides_its_workers() -> None:
 
 
 def test_a_worker_that_is_asked_itself_is_named_only_where_nobody_counts_it_as_missing() -> None:
+    workers = [rule("http", subject="prefill_w0"), rule("http", subject="decode_w0")]
+    down = Standing(ready=False)
+    assert waited_for(workers, [down, down], *totals(workers, [down, down])) == "prefill_w0 and decode_w0"
+
+
+@pytest.mark.parametrize(
+    ("counted", "seen", "waiting"),
+    [
+        ({"prefill": 3, "decode": 0}, {"prefill": 3, "decode": 0}, "1 prefills and 1 decodes"),
+        ({"prefill": 4, "decode": 0}, {"prefill": 3, "decode": 0}, "1 prefills and 1 decodes"),
+        ({"prefill": 2, "decode": 1}, {"prefill": 2, "decode": 0}, "2 prefills and 1 decodes"),
+        ({"prefill": 9, "decode": 9}, {"prefill": 3, "decode": 0}, "1 prefills and 1 decodes"),
+    ],
+)
+def test_a_worker_that_is_not_ready_is_missing_even_where_a_router_counts_it(
+    counted: dict[str, int], seen: dict[str, int], waiting: str
+) -> None:
     rules = [rule("http", subject="prefill_w0"), rule("http", subject="decode_w0"), rule("sglang", DISAGG)]
-    down, router = Standing(ready=False), Standing(ready=False, seen={"prefill": 3, "decode": 0})
-    assert waited_for(rules, [down, down, router], router.seen, DISAGG) == "1 prefills and 1 decodes"
-    router = Standing(ready=False, seen={"prefill": 4, "decode": 0})
-    assert waited_for(rules, [down, down, router], router.seen, DISAGG) == "0 prefills and 1 decodes and prefill_w0"
-    router = Standing(ready=True, seen=DISAGG)
-    assert waited_for(rules, [down, down, router], DISAGG, DISAGG) == "prefill_w0 and decode_w0"
+    enough = all(counted[role] >= number for role, number in DISAGG.items())
+    standings = [Standing(ready=False), Standing(ready=False), Standing(enough, counted)]
+    assert totals(rules, standings) == (seen, DISAGG)
+    assert waited_for(rules, standings, *totals(rules, standings)) == waiting
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=1, max_size=5), st.data())
+def test_who_is_missing_is_counted_or_named_and_never_both(
+    prefill: list[bool], decode: list[bool], data: st.DataObject
+) -> None:
+    up = {f"{role}_w{index}": ready for role, of in (("prefill", prefill), ("decode", decode))
+          for index, ready in enumerate(of)}  # fmt: skip
+    counts = {"prefill": len(prefill), "decode": len(decode)}
+    counted = {role: data.draw(st.integers(0, number + 1)) for role, number in counts.items()}
+    enough = all(counted[role] >= number for role, number in counts.items())
+    rules = [*(rule("http", subject=name) for name in up), rule("sglang", counts)]
+    standings = [*(Standing(ready) for ready in up.values()), Standing(enough, counted)]
+    seen, expected = totals(rules, standings)
+    waiting = waited_for(rules, standings, seen, expected)
+    missing = [max(of.count(False), len(of) - counted[role]) for role, of in (("prefill", prefill), ("decode", decode))]
+    assert waiting == (f"{missing[0]} prefills and {missing[1]} decodes" if any(missing) else "")
 
 
 @given(

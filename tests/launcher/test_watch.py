@@ -32,6 +32,7 @@ def worker(rank: int, **over: Any) -> dict[str, Any]:
         "state": "running",
         "start": NOW - 600,
         "restarts": 0,
+        "exits": [],
         "exit": None,
         "items": 750 + rank,
         "items_expected": 1500,
@@ -405,6 +406,33 @@ def test_a_job_that_only_serves_has_neither_progress_nor_time_left() -> None:
     assert "took 1m 00s" in screen(over, 100)
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"output_tokens_per_second": 181.6}, "182 tok/s"),
+        ({"output_tokens_per_second": 2.34, "input_tokens_per_second": 0.0}, "2.3 tok/s"),
+        ({"output_tokens_per_second": 0.0}, "0 tok/s"),
+        ({"input_tokens_per_second": 2012.4}, "2012 tok/s in"),
+        ({"output_tokens_per_second": 9.0, "input_tokens_per_second": 2012.4, "role": "prefill"}, "2012 tok/s in"),
+        ({"output_tokens_per_second": 9.0, "role": "prefill"}, "9.0 tok/s"),
+        ({"output_tokens_per_second": 9.0, "rate": 3.25}, "3.2"),
+        ({"output_tokens_per_second": 9.0, "up": False}, "-"),
+        ({"output_tokens_per_second": None, "input_tokens_per_second": None}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_the_rate_of_an_engine_is_that_of_its_tokens(told: dict[str, Any], shown: str) -> None:
+    view = serving_view("running", "running")
+    view["workers"][0] |= told
+    (row,) = [line for line in screen(view, 120).splitlines() if line.startswith("worker_w0")]
+    assert re.split(r"  +", row)[4] == shown
+
+
+def test_without_a_total_there_is_no_bar() -> None:
+    assert "\n16 requests\n" in screen(a_view(items=16, items_expected=None, unit="requests", rate=None), 100)
+    assert "\n[░░░" in screen(a_view(items=None, items_expected=None, rate=None), 100)
+
+
 def test_a_task_that_waits_needs_no_look() -> None:
     view = serving_view(*(["running"] * 4), "not_found", "waiting")
     shown = screen(view, 100, most_workers=2)
@@ -476,6 +504,63 @@ def test_the_end_of_a_worker_is_a_line(lines: Lines) -> None:
     over["workers"][1] = worker(1, **dead("app_error", 3))
     assert lines.show(over) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
     assert lines.show(over) == []
+
+
+def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines: Lines) -> None:
+    lines.show(two_workers())
+    evidence = ["killed by SIGKILL", "nothing tells who sent it"]
+    nothing = dict.fromkeys(("code", "signal"))
+    exits = [
+        {"reason": "killed_unknown", "time": NOW - 9 + run, "restart": run, "evidence": evidence, **nothing}
+        for run in range(2)
+    ]
+    again = two_workers()
+    again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
+    words = "2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 2) after killed_unknown"
+    assert lines.show(again) == [f"{words} (killed by SIGKILL; nothing tells who sent it)"]
+    assert lines.show(again) == []
+    again["workers"][1] = worker(1, restarts=2, exits=exits)
+    (line,) = lines.show(again)
+    assert line.startswith("2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
+
+
+def test_the_tokens_of_all_engines_stand_beside_their_readiness(lines: Lines) -> None:
+    view = serving_view("running", "running", output_tokens_per_second=181.6)
+    view["readiness"] |= {"ready": True, "since": NOW, "waiting": ""}
+    assert "\nready since 2025-11-22 04:13  182 tok/s\n" in screen(view, 100)
+    (line,) = lines.show(view)
+    assert " | ready since 2025-11-22 04:13 | no progress yet | 182 tok/s | " in line
+
+
+def late_view(**over: Any) -> dict[str, Any]:
+    """A job that ended since its second worker was not ready in time: both ended when they were asked to."""
+    asked = dead("completed", 0)
+    asked["exit"]["asked_to_end"] = True
+    missing = {"worker": "worker_w1", "rank": 1, "node": "cn00"}
+    evidence = ["not ready after 7 s", "worker_w1 is not ready: /health answers 503"]
+    cause = {**missing, "missing": [missing], "missing_total": 1, "reason": "launch_failed", "evidence": evidence}
+    return a_view(workers=[worker(0, **asked), worker(1, **asked)], cause=cause, **over)
+
+
+def test_who_was_not_ready_in_time_has_not_completed(lines: Lines) -> None:
+    lines.show(two_workers())
+    assert [line.partition(" on cn00 ")[2] for line in lines.show(late_view())] == [
+        "ended: completed when asked to end (exit status 0)",
+        "ended: launch_failed (not ready after 7 s; when asked to end: exit status 0)",
+    ]
+    rows = [line.split("  ") for line in screen(late_view(), 120).splitlines() if line.startswith("worker_w")]
+    assert [[cell.strip() for cell in row if cell.strip()][3] for row in rows] == ["completed", "! launch_failed"]
+    view = late_view()
+    evidence = ["never started: the job ended in the stage before", "the job was being stopped: not ready"]
+    view["workers"].append(worker(2, **dead("terminated_peer", None)) | {"state": "not_started"})
+    view["workers"][2]["exit"]["evidence"] = evidence
+    assert [line.partition(" on cn01 ")[2] for line in lines.show(view)] == [
+        "was not started (the job ended in the stage before; the job was being stopped: not ready)"
+    ]
+    nobody = late_view()
+    nobody["cause"] |= {"worker": "the model", "rank": None}
+    nobody["cause"]["missing"] = [{"worker": "the model", "rank": None, "node": "cn00"}]
+    assert "! launch_failed" not in screen(nobody, 120)
 
 
 def test_a_line_is_one_line_whatever_is_in_it(lines: Lines) -> None:

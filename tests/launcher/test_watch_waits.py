@@ -41,3 +41,30 @@ def test_who_is_waited_for_is_told_with_the_time_it_takes() -> None:
 def test_a_job_that_has_not_begun_waits_in_the_queue() -> None:
     assert waits("PENDING", "Dependency", waiting="the model") == "waiting in the queue: Dependency"
     assert waits("PENDING") == "not started yet"
+
+
+@pytest.mark.parametrize(
+    ("over", "reason", "words"),
+    [
+        (
+            {"state": "TIMEOUT", "items": 141, "items_expected": 400, "unit": None},
+            "BeginTime",
+            "requeued (attempt 1 ended TIMEOUT at 141/400 items), waiting in the queue for attempt 2: BeginTime",
+        ),
+        (
+            {"state": "PREEMPTED", "items": 70, "items_expected": None, "unit": "steps"},
+            None,
+            "requeued (attempt 1 ended PREEMPTED at 70 steps), waiting in the queue for attempt 2",
+        ),
+        (
+            {"state": None, "items": None, "items_expected": None, "unit": None},
+            "Resources",
+            "requeued (attempt 1 ended), waiting in the queue for attempt 2: Resources",
+        ),
+    ],
+)
+def test_a_job_that_is_queued_again_says_what_it_was_and_what_it_waits_for(
+    over: dict[str, Any], reason: str | None, words: str
+) -> None:
+    view = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
+    assert wait_words({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == words
