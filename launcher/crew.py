@@ -279,7 +279,9 @@ class Crew:
         unit.failed = True
         if restart < planned.restart_max:
             delay = planned.restart_backoff_s * (restart + 1)
-            say(f"{_named(unit)} is started again in {delay:g} s ({restart + 1} of {planned.restart_max})")
+            times = f"{restart + 1} of {planned.restart_max}"
+            who = f"rank {task.rank}" if len(unit.tasks) > 1 else "it"
+            say(f"{_named(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
         elif planned.critical:

@@ -1,7 +1,7 @@
 """The report of a job, out of what its run directory holds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from launcher.bench_results import count_requests, has_benchmark
 from launcher.job_ids import job_id_of
 from launcher.judge import Judge
 from launcher.report_gpus import read_gpu_events
+from launcher.report_restarts import restarted_of, tell_before
 from launcher.report_state import EXIT_STATUS, cause_of, cause_of_stop, state_of, stop_by_slurm, tolerated_of
 from launcher.report_text import render_report
 from launcher.report_verify import results_of, unread, verification_of, verify_job
@@ -50,12 +51,13 @@ class _Found:
     """Phase of the job, and why it is being stopped."""
 
     @classmethod
-    def read(cls, run_dir: Path) -> "_Found":
-        """What is there of the present attempt."""
+    def read(cls, run_dir: Path, coming: int | None = None) -> "_Found":
+        """What is there of the present attempt; nothing of one that is still ``coming``."""
+        if coming is not None:
+            return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
         orchestrator: Any = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
         statuses = read_statuses(run_dir, int(orchestrator.get("attempt", 0)))
-        published = records.read_json(run_dir / records.STATE_FILE) or {}
-        return cls(read_manifest(run_dir), orchestrator, statuses, published)
+        return cls(read_manifest(run_dir), orchestrator, statuses, _published(run_dir))
 
     @property
     def attempt(self) -> int:
@@ -76,11 +78,17 @@ class _Found:
         }
 
 
+def _published(run_dir: Path) -> Mapping[str, Any]:
+    """Phase of the job, and why it is being stopped, as it is now; nothing before its first word."""
+    return records.read_json(run_dir / records.STATE_FILE) or {}
+
+
 def build_report(
     run_dir: Path,
     *,
     now: float,
     ended: bool,
+    coming: int | None = None,
     ends: Mapping[int, Mapping[str, Any]] | None = None,
     job_end: float | None = None,
     slurm_state: str | None = None,
@@ -90,21 +98,28 @@ def build_report(
 ) -> dict[str, Any]:
     """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
 
+    ``coming`` is an attempt that has not begun, instead of the one of which records are there.
     ``launch`` is how the launch went, and ``slurm_state`` Slurm's word on a job whose orchestrator
     was lost and could not say why it ended.
 
     ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
     ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
     """
-    found = _Found.read(run_dir)
+    found = _Found.read(run_dir, coming)
     manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
     judge = Judge(manifest, found.attempt, job_end)
     runs, stop = _runs(found, judge, slurm_state)
+    if stop is None and coming is None and (published := _published(run_dir)).get("stop"):
+        # it came while the records were read: those of tasks that were told to end are younger than it
+        found = replace(found, published=published)
+        runs, stop = _runs(found, judge, slurm_state)
     workers = _workers(found, judge, runs, stop, ends or {}, ended)
     planned = read_planned(run_dir) if ended and has_benchmark(manifest) else None
     benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
     cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
+    restarted = restarted_of(workers)
     if cause is not None:
+        tell_before(cause, restarted)
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
     state = state_of(workers, cause, stop.reason if stop else None, ended)
     checks: list[Check] = []
@@ -134,6 +149,7 @@ def build_report(
         "exit_status": EXIT_STATUS[state],
         "cause": cause,
         "tolerated": tolerated_of(workers),
+        "restarted": restarted,
         "stopped": {"reason": stop.reason, "cause": stop.cause, "time": stop.time} if stop else None,
         "start": start,
         "end": end,

@@ -7,7 +7,8 @@ from exporter.derive.gpu_account import account_words
 from exporter.derive.work import ITEMS, unit_word, work_of
 from launcher.report_benchmark import benchmark_section
 from launcher.report_gpus import gpu_sections
-from launcher.report_words import clock, duration_words, first_of, plain
+from launcher.report_restarts import restart_lines
+from launcher.report_words import clock, duration_words, end_line, first_of, plain, who_words
 
 FLAWS_SHOWN = 20
 """Damaged files that the text names; the others are in the JSON."""
@@ -71,6 +72,7 @@ def _head(report: Mapping[str, Any]) -> list[str]:
         lines += _cause_lines(report["cause"])
         if report["cause"]["diagnosis"]:
             lines.append(f"- diagnosis: {report['run_dir']}/{report['cause']['diagnosis']}")
+    lines += restart_lines(report.get("restarted") or ())  # not in reports of older versions
     lines += _tolerated_lines(report.get("tolerated") or ())  # not in reports of older versions
     if report["launch"] and not report["launch"]["verified"]:
         faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
@@ -92,8 +94,8 @@ def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
     when, evidence = clock(cause["time"]), cause["evidence"]
     missing = cause.get("missing")
     if not missing:
-        return [f"- cause: {_end_line(cause)}"]
-    names = first_of([_who(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
+        return [f"- cause: {end_line(cause)}"]
+    names = first_of([who_words(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
     first, *rest = evidence
     return [
         f"- cause: {names}: {cause['reason']} at {when}: {first}",
@@ -101,20 +103,11 @@ def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _end_line(end: Mapping[str, Any]) -> str:
-    return f"{_who(end)} ended by {end['reason']} at {clock(end['time'])}: {'; '.join(end['evidence'])}"
-
-
 def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
     """Who has failed without an effect on what the job came to."""
-    lines = [f"- tolerated: {plain(_end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
+    lines = [f"- tolerated: {plain(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
     more = len(ends) - len(lines)
     return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
-
-
-def _who(entry: Mapping[str, Any]) -> str:
-    rank = f" (rank {entry['rank']})" if entry["rank"] is not None else ""
-    return f"{entry['worker']}{rank} on {entry['node']}"
 
 
 def _verification(verification: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from launcher.plan import BENCHMARK
 from launcher.report_state import EXIT_STATUS, VERIFIED_STATES
 from launcher.statuses import read_statuses
 from launcher.verify import Check, verify
-from launcher.verify_benchmark import Planned, benchmark_check, missing, missing_entry, read_planned
+from launcher.verify_benchmark import Planned, benchmark_check, missing, missing_entry, read_planned, tell_tokens
 from launcher.verify_looks import OutOfTime, ProgressOf
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
@@ -62,12 +62,14 @@ def verify_job(
     since = _first_start(manifest, attempt, start)
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
     busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
-    logs = result_logs(manifest, workers, attempt)
     critical = [worker for worker in workers if worker["critical"]]
     reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
     # the monitor of a job that others have started has its own checks of workers and items
     files_only = files_only or manifest.attached
-    of_benchmark = benchmark_check(planned, results or ())
+    of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
+    # the log of a benchmark ends with some of the results that its files have all of
+    told_by_files = of_benchmark is not None and tell_tokens(results or ())
+    logs = [] if told_by_files else result_logs(manifest, workers, attempt)
     found = verify(
         manifest,
         work=work,

@@ -1,7 +1,8 @@
-"""How moments and foreign texts stand in the report for people."""
+"""How moments, foreign texts and ends of workers stand in the report for people."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def clock(moment: object) -> str:
@@ -34,3 +35,15 @@ def first_of(names: Sequence[str], most: int, total: int | None = None) -> str:
     """``a, b and 3 more``: the first names, and how many there are beside them."""
     more = (len(names) if total is None else total) - min(most, len(names))
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def who_words(entry: Mapping[str, Any]) -> str:
+    """``decode_w0 (rank 2) on cn01``."""
+    rank = f" (rank {entry['rank']})" if entry["rank"] is not None else ""
+    return f"{entry['worker']}{rank} on {entry['node']}"
+
+
+def end_line(end: Mapping[str, Any]) -> str:
+    """Who has ended, when and why; with ``run``, counted from 1, in which of its runs."""
+    run = f", run {end['run']}," if "run" in end else ""
+    return f"{who_words(end)}{run} ended by {end['reason']} at {clock(end['time'])}: {'; '.join(end['evidence'])}"

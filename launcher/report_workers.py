@@ -185,6 +185,7 @@ def worker_entry(
         "items": position,
         "items_expected": expected,
         "items_processed": processed,
+        "items_first": seen.get("items_first"),
         "cpu_s": seen.get("cpu_s"),
         "log_errors": seen.get("log_errors", {}),
     }

@@ -19,7 +19,7 @@ from exporter.readers.mounts import is_apart, mount_of
 from launcher.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify_files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, Make, OutOfTime, ProgressOf, look_at_all
-from launcher.verify_tokens import Tokens, add_up
+from launcher.verify_tokens import Tokens, add_up, tokens_words
 
 CLOCK_SLACK_S = 60.0
 """How far the clock of a file server may be behind."""
@@ -145,9 +145,9 @@ def _workers(reasons: Sequence[str | None], *, some: bool) -> Check:
     )
 
 
-def enough_of(wanted: Verification, total: int) -> int:
+def enough_of(share: float, total: int) -> int:
     """The least number of items, of so many, that counts as all."""
-    return math.ceil(round(wanted.complete_share * total, 6))
+    return math.ceil(round(share * total, 6))
 
 
 def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
@@ -163,7 +163,7 @@ def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
     if total is None:
         if not checks:
             counted = "" if work.counts_items else f" {work.unit}"
-            lacks = (done or 0) < enough_of(wanted, told or 0)
+            lacks = (done or 0) < enough_of(wanted.complete_share, told or 0)
             short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
             checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True))
     else:
@@ -186,7 +186,7 @@ def _count(
     """Whether so many are enough; ``given`` tells that the job file says how many there are."""
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     words = f"{done} of {total} {unit} done{again}"
-    passed = done >= enough_of(wanted, total)
+    passed = done >= enough_of(wanted.complete_share, total)
     if unit == ITEMS:
         enough = "" if done >= total else f"; {100 * wanted.complete_share:g}% are enough"
         return Check(unit, passed, words + enough)
@@ -447,7 +447,7 @@ def _records(job: _Job, records: int | None, facts: OutputFacts) -> Check | None
     if records is None:
         return Check("records", None, f"the records for {items} items have not all been counted")
     words = f"{records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
-    if records >= math.ceil(round(enough_of(wanted, items) * times, 6)) and records:
+    if records >= math.ceil(round(enough_of(wanted.complete_share, items) * times, 6)) and records:
         return Check("records", True, words)
     if job.nodes is not None:
         return Check("records", None, f"{words}, as the sidecars have counted them")
@@ -506,14 +506,13 @@ def _last_good(facts: CheckpointFacts) -> str:
 def _tokens(outputs: OutputFacts | None, logs: LogFacts | None) -> list[Check]:
     """Whether benchmarks have produced something; nothing where no result is found."""
     told = add_up(outputs.tokens if outputs else Tokens(), logs.tokens if logs else Tokens())
-    counts = ((told.results, "results"), (told.requests, "requests"))
-    found = " and ".join(f"{count} {what}" for count, what in counts if count)
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
     words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
-    if not found:
+    if not told.results and not told.requests:
         return []
+    found = tokens_words(told)
     if told.results_with_tokens or told.requests_with_tokens:
-        return [Check("tokens", True, f"{found} with tokens" if not flaws else f"{found}, some with tokens; {words}")]
+        return [Check("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
     if told.results_open or told.requests_open:
         return [Check("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
     words = words or f"0 in each of {told.requests} requests"

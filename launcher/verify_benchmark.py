@@ -10,12 +10,15 @@ from exporter.readers.formats.source import shown
 from launcher.bench_results import UNKNOWN
 from launcher.plan import BENCHMARK, PLAN_FILE
 from launcher.report_words import first_of
-from launcher.verify import Check
+from launcher.verify import Check, enough_of
 from launcher.verify_files import Flaw
 
 MOST_NAMED = 20
 """Concurrencies that a line names."""
 NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
+TOO_FEW = "fewer than {:g}% of the requests completed"
+TOKENS = ("output_tokens", "output_tokens_per_second")
+"""What tells whether a result has tokens, the first that is there."""
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -59,8 +62,17 @@ def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
     return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
 
 
-def benchmark_check(planned: Planned | None, results: Results) -> Check | None:
-    """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about."""
+def tell_tokens(results: Results) -> bool:
+    """Whether there are results, and each tells its output tokens."""
+    rows = _rows(results)
+    return bool(rows) and all(any(key in entry for key in TOKENS) for entry in rows)
+
+
+def benchmark_check(planned: Planned | None, results: Results, share: float) -> Check | None:
+    """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about.
+
+    Where a result tells how many requests there were to be, this ``share`` of them has to be completed.
+    """
     if planned is None:
         return None
     rows, lacking = _rows(results), missing(planned, results)
@@ -69,7 +81,7 @@ def benchmark_check(planned: Planned | None, results: Results) -> Check | None:
     if not (rows or damaged or planned.concurrencies):
         return None
     faults = [_missing_words(lacking)] if lacking else []
-    faults += _lacks(planned, rows)
+    faults += _lacks(planned, rows, share)
     if damaged and not planned.concurrencies:
         faults.append("damaged results")
     if not faults:
@@ -89,9 +101,9 @@ def _missing_words(lacking: Sequence[int]) -> str:
     return f"no result for concurrency {first_of(list(map(str, lacking)), MOST_NAMED)}"
 
 
-def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
     """What all results of a concurrency lack: of several, as of a warm-up and the run proper, one is enough."""
-    groups: dict[str, list[str | None]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in rows:
         concurrency = entry.get("concurrency")
         if concurrency is None:
@@ -100,26 +112,36 @@ def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]]) -> list[str]:
             continue
         else:
             name = str(concurrency)
-        groups.setdefault(name, []).append(_lack(entry, has_tokens=planned.has_tokens))
+        groups.setdefault(name, []).append(entry)
+    lacks = {
+        name: [_lack(entry, share, has_tokens=planned.has_tokens) for entry in entries]
+        for name, entries in groups.items()
+    }
     found = []
-    for fault in (NO_REQUEST, NO_TOKENS):
-        names = [name for name, lacks in groups.items() if None not in lacks and lacks[-1] == fault]
-        known = [name for name in names if name.isdigit()]
-        others = [name for name in names if not name.isdigit()]
+    for fault in (NO_REQUEST, NO_TOKENS, TOO_FEW):
+        names = [name for name, lacking in lacks.items() if None not in lacking and lacking[-1] == fault]
+        words = {name: f"{name}{_counts(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
+        known = [words[name] for name in names if name.isdigit()]
+        others = [words[name] for name in names if not name.isdigit()]
         places = ([f"at concurrency {first_of(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
         if places:
-            found.append(f"{fault} {', '.join(places)}")
+            found.append(f"{fault.format(100 * share)} {', '.join(places)}")
     return found
 
 
-def _lack(entry: Mapping[str, Any], *, has_tokens: bool) -> str | None:
+def _counts(entry: Mapping[str, Any]) -> str:
+    return f" ({entry['requests']} of {entry['requests_expected']})"
+
+
+def _lack(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
     """What one result lacks, as far as it tells."""
     if entry.get("requests", entry.get("requests_per_second")) == 0:
         return NO_REQUEST
     of_text = has_tokens or any(key.startswith("ttft_") for key in entry)
-    if of_text and entry.get("output_tokens", entry.get("output_tokens_per_second")) == 0:
+    if of_text and next((entry[key] for key in TOKENS if key in entry), None) == 0:
         return NO_TOKENS
-    return None
+    done, asked = entry.get("requests"), entry.get("requests_expected")
+    return TOO_FEW if done is not None and asked is not None and done < enough_of(share, asked) else None
 
 
 def _done(rows: Sequence[Mapping[str, Any]], planned: Planned) -> str:
@@ -132,7 +154,7 @@ def _done(rows: Sequence[Mapping[str, Any]], planned: Planned) -> str:
     if all("requests" in entry for entry in rows):
         done = sum(entry["requests"] for entry in rows)
         asked = sum(entry.get("requests_expected", entry["requests"]) for entry in rows)
-        told.append(f"{done}{f' of {asked}' if asked != done else ''} requests")
+        told.append(f"{done} of {asked} requests ({asked - done} failed)" if done < asked else f"{done} requests")
     if all("output_tokens" in entry for entry in rows):
         told.append(f"{sum(entry['output_tokens'] for entry in rows)} output tokens")
     return f"{words}: {', '.join(told)}" if told else words

@@ -513,12 +513,13 @@ class LogResults(_Slices[LogFacts]):
     def _work(self) -> Iterator[None]:
         for path in self._paths:
             folder, name = os.path.split(path)
-            text = b""
+            text, before = b"", 0
             with _opened(folder, name) as fd:
                 if fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
-                    text = os.pread(fd, RESULT_BYTES, max(0, os.fstat(fd).st_size - RESULT_BYTES))
+                    before = max(0, os.fstat(fd).st_size - RESULT_BYTES)
+                    text = os.pread(fd, RESULT_BYTES, before)
             self._looked += 1
-            told = tokens_in_log(text)
+            told = tokens_in_log(text, whole=not before)
             self._tokens = add_up(self._tokens, told)
             if told.empty is not None:
                 _keep(self._without, Flaw(shown(name), None, told.empty))

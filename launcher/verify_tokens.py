@@ -59,6 +59,8 @@ class Tokens(NamedTuple):
     """those that have some, or may have,"""
     requests_open: int = 0
     """and those of which it cannot be told whether they should have some."""
+    more: bool = False
+    """Whether there may be more of them where nobody has looked."""
 
 
 def add_up(one: Tokens, other: Tokens) -> Tokens:
@@ -71,7 +73,20 @@ def add_up(one: Tokens, other: Tokens) -> Tokens:
         one.requests + other.requests,
         one.requests_with_tokens + other.requests_with_tokens,
         one.requests_open + other.requests_open,
+        one.more or other.more,
     )
+
+
+def tokens_words(told: Tokens) -> str:
+    """``1 result and 47 of 48 requests``: how many have tokens, or may have; all of them where none has."""
+    found = []
+    kinds = ((told.results, told.results_with_tokens, "result"), (told.requests, told.requests_with_tokens, "request"))
+    some = told.results_with_tokens or told.requests_with_tokens
+    for count, having, what in kinds:
+        if count:
+            share = f"{having} of " if some and having < count else ""
+            found.append(f"{share}{count} {what}{'' if count == 1 else 's'}")
+    return f"{'at least ' if told.more else ''}{' and '.join(found)}"
 
 
 def result_text(source: Source, verdict: Verdict) -> bytes:
@@ -103,9 +118,9 @@ def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
         if isinstance(value, dict):
             told = add_up(told, _tokens_of(value))
     if partial and told.requests:  # what was not looked at may have some
-        told = told._replace(requests_with_tokens=told.requests_with_tokens + 1)
+        told = told._replace(requests_with_tokens=told.requests_with_tokens + 1, more=True)
     if partial and told.results:
-        told = told._replace(results_with_tokens=told.results_with_tokens + 1)
+        told = told._replace(results_with_tokens=told.results_with_tokens + 1, more=True)
     return told
 
 
@@ -170,8 +185,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def tokens_in_log(text: bytes) -> Tokens:
-    """What the results that a log ends in tell: the last of them, unless an earlier one has tokens."""
+def tokens_in_log(text: bytes, *, whole: bool = True) -> Tokens:
+    """What the results that a log ends in tell; where none has tokens, the last of them.
+
+    Before the end of a log that is not ``whole`` there may be more.
+    """
     results: list[dict[bytes, int]] = []
     for key, number in _TOTAL_IN_LOG.findall(text):
         if not results or key in results[-1] or key == b"Successful requests":
@@ -181,8 +199,8 @@ def tokens_in_log(text: bytes) -> Tokens:
         return Tokens()
     last, tokens = results[-1], b"Total generated tokens"
     done = last.get(b"Successful requests")
-    if any(result.get(tokens) for result in results):
-        return Tokens(1, 1)
+    if having := sum(bool(result.get(tokens)) for result in results):
+        return Tokens(len(results), having, more=not whole)
     if done == 0:
         return _result("Successful requests: 0", has=False, should=True)
     if tokens not in last:

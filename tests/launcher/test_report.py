@@ -17,6 +17,7 @@ from launcher.report import build_report, write_report
 from launcher.report_state import EXIT_STATUS, log_of_no_report
 from launcher.report_text import render_report
 from launcher.report_words import clock, duration_words, first_of
+from launcher.report_workers import read_runs
 from launcher.statuses import merge_workers
 from launcher.verify import Check, verify
 from tests.launcher.conftest import Golden
@@ -58,6 +59,22 @@ class RunDir:
 
 KILLED: dict[str, Any] = {"code": None, "signal": 9}
 TERM_SENT: dict[str, Any] = {"code": None, "signal": 15, "signals": [[START + 95, 15, 1]]}
+
+
+def test_a_stop_that_comes_while_records_are_read_explains_those_that_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=3, end=90)
+
+    def stopped_meanwhile(*given: Any) -> list[dict[str, Any]]:
+        if not (run_dir.path / "cn01_worker_w1.out").exists():
+            run_dir.ended(1, end=96, **TERM_SENT).stop("terminated_peer", "worker_w0 rank 0 ended by app_error")
+        return read_runs(*given)
+
+    monkeypatch.setattr("launcher.report.read_runs", stopped_meanwhile)
+    report = build_report(run_dir.path, now=START + 97, ended=False)
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["app_error", "terminated_peer"]
+    assert report["stopped"]["cause"] == "worker_w0 rank 0 ended by app_error"
 
 
 def test_a_job_whose_workers_completed_has_completed(tmp_path: Path) -> None:

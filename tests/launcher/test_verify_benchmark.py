@@ -6,12 +6,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from exporter import records
-from launcher.config import Patterns
 from launcher.report import build_report, write_report
 from launcher.report_text import render_report
 from launcher.report_verify import verify_again
+from launcher.spec_monitoring import Patterns
 from launcher.verify import CHECKPOINT, DEFAULTS, OUTPUT
 from launcher.verify_benchmark import MOST_NAMED, NO_REQUEST, NO_TOKENS, Planned, benchmark_check, missing, read_planned
 from tests.launcher.test_bench_results import AIPERF, sa_bench
@@ -32,11 +34,13 @@ class Serving(RunDir):
 
     WORKERS = ("agg_w0", "agg_w1", "frontend_0", "benchmark")
 
-    def __init__(self, folder: Path, benchmark: dict[str, Any], *, agg: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, benchmark: dict[str, Any], *, agg: dict[str, Any] | None = None, **over: Any
+    ) -> None:
         workers = [{"role": "agg", "count": 2, "gpus": 0, "command": "w --port {http_port}", **(agg or {})}]
         frontend = {"type": "custom", "command": "f --port {http_port}"}
         model = {"path": "hf:a/M", "name": "toy"}
-        super().__init__(folder, workers=workers, model=model, frontend=frontend, benchmark=benchmark)
+        super().__init__(folder, workers=workers, model=model, frontend=frontend, benchmark=benchmark, **over)
         for rank in range(4):
             self.end(rank)
 
@@ -130,9 +134,10 @@ def test_a_result_that_is_cut_off_is_none(tmp_path: Path) -> None:
 def test_each_profile_of_aiperf_is_asked_for(tmp_path: Path) -> None:
     job = Serving(tmp_path, ROUTER)
     job.put("artifacts/concurrency_4/profile_export_aiperf.json", json.dumps(AIPERF))
-    assert job.check() == ("INCOMPLETE", False, "no result for concurrency 16")
+    few = "fewer than 99% of the requests completed at concurrency 4 (98 of 100)"
+    assert job.check() == ("INCOMPLETE", False, f"no result for concurrency 16; {few}")
     job.put("artifacts/concurrency_16/profile_export_aiperf.json", json.dumps(AIPERF))
-    assert job.check() == ("COMPLETED", True, "results for all 2 concurrencies: 196 of 200 requests")
+    assert job.check() == ("INCOMPLETE", False, f"{few}, 16 (98 of 100)")
 
 
 def test_a_benchmark_of_the_user_is_asked_for_nothing_but_what_it_has_left(tmp_path: Path) -> None:
@@ -177,16 +182,71 @@ def test_other_files_beside_the_results_are_no_fault(tmp_path: Path) -> None:
 def test_one_good_result_of_each_concurrency_is_enough(results: list[dict[str, Any]], passed: bool, words: str) -> None:
     for entry in results:
         entry.setdefault("requests_expected", 5)
-    check = benchmark_check(Planned((4,), has_tokens=True), results)
+    check = benchmark_check(Planned((4,), has_tokens=True), results, 0.99)
     assert check is not None
     assert check.passed is passed
     assert words in check.detail
 
 
+@pytest.mark.parametrize(
+    ("done", "share", "passed", "words"),
+    [
+        (100, 0.99, True, "1 result: 100 requests, 589824 output tokens"),
+        (99, 0.99, True, "1 result: 99 of 100 requests (1 failed), 589824 output tokens"),
+        (98, 0.99, False, "fewer than 99% of the requests completed at concurrency 4 (98 of 100)"),
+        (98, 0.98, True, "1 result: 98 of 100 requests (2 failed), 589824 output tokens"),
+        (99, 1.0, False, "fewer than 100% of the requests completed at concurrency 4 (99 of 100)"),
+        (0, 0.01, False, f"{NO_REQUEST} at concurrency 4"),
+    ],
+)
+def test_the_share_that_is_enough_is_one_of_the_requests_as_well(
+    done: int, share: float, passed: bool, words: str, tmp_path: Path
+) -> None:
+    job = Serving(tmp_path, CUSTOM, verify={"complete_share": share}).leave(4, num_prompts=100, completed=done)
+    assert job.check() == ("COMPLETED" if passed else "INCOMPLETE", passed, words)
+    text = render_report(job.report())
+    failed = 100 - done
+    warning = f"\n\n**Warning**: {failed} of 100 requests failed; rates, tokens and latencies are those of the "
+    assert (warning in text, f"| 4 | {done} of 100 | {failed} ({failed}%) |" in text) == (failed > 0, failed > 0)
+    assert (" | failed | " in text) is (failed > 0)
+
+
+def test_each_concurrency_has_to_have_its_share_and_of_several_results_one(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 16)
+    told = sa_bench(4, num_prompts=8, completed=7)
+    job.put(f"{FOLDER}/results_concurrency_4_gpus_4.json", json.dumps(told))
+    few = "fewer than 99% of the requests completed at concurrency 4 (7 of 8)"
+    assert job.check() == ("INCOMPLETE", False, few)
+    job.put(f"{FOLDER}/again_concurrency_4.json", json.dumps(told | {"completed": 8}))
+    assert job.check()[:2] == ("COMPLETED", True)
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000), st.floats(0.001, 1.0))
+@example(71, 72, 0.99)
+@example(72, 72, 1.0)
+def test_a_result_passes_where_its_share_is_there(done: int, asked: int, share: float) -> None:
+    check = benchmark_check(ANY, [result(requests=done, requests_expected=asked)], share)
+    assert check is not None
+    if abs(done - share * asked) > 1e-3:
+        assert check.passed is (done > 0 and done > share * asked)
+
+
+def test_the_log_of_a_benchmark_says_nothing_beside_results_that_tell_their_tokens(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+    (job.path / "benchmark.out").write_text("Successful requests: 64\nTotal generated tokens: 99\n")
+    assert [check["name"] for check in job.report()["verification"]["checks"]] == ["workers", "benchmark"]
+    job.leave(1, 4, 16, total_output_tokens=None, output_throughput=None)
+    checks = job.report()["verification"]["checks"]
+    assert [(check["name"], check["detail"]) for check in checks[1:]] == [
+        ("benchmark", "results for all 3 concurrencies: 84 requests"),
+        ("tokens", "1 result with tokens"),
+    ]
+
+
 def test_without_text_to_generate_no_tokens_are_asked_for() -> None:
     cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"ttft_median_s": 0.1}, False)]
     for over, passed in cases:
-        check = benchmark_check(ANY, [result(output_tokens=0, **over)])
+        check = benchmark_check(ANY, [result(output_tokens=0, **over)], 0.99)
         assert check is not None
         assert check.passed is passed
 
@@ -213,7 +273,7 @@ def test_what_was_not_read_may_be_what_is_missing(tmp_path: Path, monkeypatch: p
 
 def test_of_many_missing_concurrencies_some_are_named() -> None:
     planned = Planned(tuple(range(1, MOST_NAMED + 6)), has_tokens=True)
-    check = benchmark_check(planned, [])
+    check = benchmark_check(planned, [], 0.99)
     assert check is not None
     assert check.detail.endswith(f", {MOST_NAMED} and 5 more")
 

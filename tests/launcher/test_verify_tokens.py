@@ -1,12 +1,15 @@
 """A benchmark that has produced no tokens is found out by its results and its log."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from launcher.verify_tokens import Tokens, tokens_in, tokens_in_log
+from launcher.verify_tokens import Tokens, tokens_in, tokens_in_log, tokens_words
 from tests.launcher.verify_job import Job
 
 
@@ -38,11 +41,11 @@ def test_a_benchmark_without_tokens_is_a_failure(result: object, words: str | No
     passed, told = job.told("tokens")
     assert passed is (words is None)
     assert told == (
-        "1 results with tokens" if not words else f"the benchmark produced no tokens: output_0.json: {words}"
+        "1 result with tokens" if not words else f"the benchmark produced no tokens: output_0.json: {words}"
     )
     found, told = job.write("output_1.json", json.dumps(RESULT)).told("tokens")
     assert found is True, "a run to warm up has none"
-    assert words is None or told == f"2 results, some with tokens; output_0.json: {words}"
+    assert words is None or told == f"1 of 2 results with tokens; output_0.json: {words}"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_a_benchmark_without_tokens_is_a_failure(result: object, words: str | No
 def test_a_benchmark_of_embeddings_has_no_tokens(result: object, tmp_path: Path) -> None:
     job = Job(tmp_path, items=None, count=1, verify={"records_per_item": None})
     passed, told = job.write("output_0.json", json.dumps(result)).told("tokens")
-    assert (passed, told) == (None, "1 results, none with tokens, of kinds that need not have any")
+    assert (passed, told) == (None, "1 result, none with tokens, of kinds that need not have any")
 
 
 def test_a_line_of_a_warm_up_may_have_no_tokens(tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def test_requests_are_a_failure_only_when_none_of_them_has_tokens(tmp_path: Path
     job.write("output_0.jsonl", "".join(f"{json.dumps(entry)}\n" for entry in zeros))
     assert job.told("tokens") == (False, "the benchmark produced no tokens: 0 in each of 3 requests")
     job.write("output_1.json", json.dumps([{"output_tokens": 5}]))
-    assert job.told("tokens") == (True, "4 requests with tokens")
+    assert job.told("tokens") == (True, "1 of 4 requests with tokens")
 
 
 def test_requests_of_embeddings_have_no_tokens(tmp_path: Path) -> None:
@@ -95,21 +98,34 @@ def test_what_was_not_read_may_have_tokens() -> None:
     line = b'{"output_tokens": 0}\n'
     assert tokens_in(line * 3, lines=True).requests_with_tokens == 0
     assert tokens_in(line * 3 + b'{"outp', lines=True, whole=False).requests_with_tokens == 1
-    assert tokens_in(line * 3, lines=True, whole=False).requests_with_tokens == 1
+    part = tokens_in(line * 3, lines=True, whole=False)
+    assert (part.requests_with_tokens, tokens_words(part)) == (1, "at least 1 of 3 requests")
 
 
 @pytest.mark.parametrize(
     ("log", "passed", "words"),
     [
-        ("Successful requests:                     640\nTotal generated tokens:   589,824\n", True, "1 results with"),
+        (
+            "Successful requests:                     640\nTotal generated tokens:   589,824\n",
+            True,
+            "at least 1 result with",
+        ),
         (
             "Successful requests:                     0\n",
             False,
             "produced no tokens: benchmark.out: Successful requests: 0",
         ),
         ("Total generated tokens:                  0", False, "produced no tokens: benchmark.out: Total generated"),
-        ("Total generated tokens:                  0\nTotal generated tokens:  10\n", True, "1 results with"),
-        ("Successful requests: 0\nSuccessful requests: 9\nTotal generated tokens: 50\n", True, "1 results with"),
+        (
+            "Total generated tokens:                  0\nTotal generated tokens:  10\n",
+            True,
+            "at least 1 of 2 results with",
+        ),
+        (
+            "Successful requests: 0\nSuccessful requests: 9\nTotal generated tokens: 50\n",
+            True,
+            "at least 1 of 2 results with",
+        ),
         ("Successful requests: 9\nTotal generated tokens: 0\n", None, "of kinds that need not have any"),
         ("Successful requests: 9\nTotal generated tokens: 0\nMean TTFT (ms): 0.00\n", False, "tokens: 0"),
         (
@@ -130,7 +146,27 @@ def test_a_benchmark_that_prints_no_tokens_is_a_failure(log: str, passed: bool |
 def test_tokens_of_an_output_and_of_a_log_count_together(job: Job) -> None:
     job.write("output_0.json", json.dumps(RESULT)).write("a.log", "Successful requests: 0\n")
     job.logs = (job.path / "a.log",)
-    assert job.told("tokens") == (True, "2 results, some with tokens; a.log: Successful requests: 0")
+    assert job.told("tokens") == (True, "1 of 2 results with tokens; a.log: Successful requests: 0")
+
+
+def test_all_results_of_a_log_count() -> None:
+    blocks = "".join(f"Successful requests: {done}\nTotal generated tokens: {10 * done}\n" for done in (8, 0, 16))
+    assert tokens_in_log(blocks.encode()) == Tokens(results=3, results_with_tokens=2)
+    assert tokens_in_log(blocks.encode(), whole=False).more
+
+
+@given(
+    st.builds(Tokens, *[st.integers(0, 9)] * 3, st.none(), *[st.integers(0, 9)] * 3, st.booleans()).filter(
+        lambda told: told.results or told.requests
+    )
+)
+@example(Tokens(results=2, results_with_tokens=3, more=True))
+def test_no_more_have_tokens_than_there_are(told: Tokens) -> None:
+    words = tokens_words(told)
+    assert words.startswith("at least ") is told.more
+    parts = [[int(number) for number in re.findall(r"\d+", part)] for part in words.split(" and ")]
+    assert [numbers[-1] for numbers in parts] == [count for count in (told.results, told.requests) if count]
+    assert all(first < last for first, *_, last in (numbers for numbers in parts if len(numbers) == 2))
 
 
 @pytest.mark.parametrize("text", [b"", b"Successful requests: many", b"Total generated tokens per second: 0"])
