@@ -10,7 +10,7 @@ from launcher import machine, preflight, preflight_job
 from launcher.errors import ConfigError
 from launcher.fill import shell_text_index
 from launcher.inputs import check_inputs
-from launcher.items import Item
+from launcher.items import Item, Status
 from launcher.plan import WORKERS
 from launcher.subject import Subject
 from launcher.unfilled import check_placeholders
@@ -49,7 +49,7 @@ def make_checklist(subject: Subject) -> tuple[Section, ...]:
 SECTION_OF = {
     **dict.fromkeys(("env", "environment", "setup", "secrets", "container", "backend", "workdir"), "Environment"),
     **dict.fromkeys(("containers", "mounts", "modules", "preamble", "network_interface"), "Environment"),
-    **dict.fromkeys(("resources", "gpus_per_node"), "Resources"),
+    **dict.fromkeys(("resources", "gpus_per_node", "cpus_per_node"), "Resources"),
     **dict.fromkeys(("inputs", "model", "models"), "Input data"),
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
@@ -116,6 +116,7 @@ def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
     )
     return [
         *preflight.check_commands(job),
+        *preflight.check_modules(job),
         *machine.check_interpreter(job),
         *machine.check_packages(job),
         *none,
@@ -132,6 +133,7 @@ def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
     return [
         *preflight.check_gpus_here(job, known),
         *machine.check_gpu_memory(job, inventory),
+        *preflight_job.check_cpus(job),
         *machine.check_memory(job),
         *machine.check_disk(job.plan),
         *machine.check_network(job),
@@ -150,8 +152,12 @@ def _monitoring(job: Subject) -> list[Item]:
         message = "nobody watches the job; leave it out to have progress, alerts and reasons"
         items.append(Item("unwatched", "warning", "monitoring.enabled", message))
     if job.spec.patterns.output is None:
-        message = "no output file is watched; name what the job writes"
-        items.append(Item("no-output-pattern", "warning", "patterns.output", message))
+        only_serves = preflight_job.only_serves(job.plan)
+        message = "no output file is watched; " + (
+            "a benchmark leaves its results, which are read" if only_serves else "name what the job writes"
+        )
+        level: Status = "not checked" if only_serves else "warning"
+        items.append(Item("no-output-pattern", level, "patterns.output", message))
     own = len(job.spec.errors)
     words = f"{own} own pattern{'s' if own != 1 else ''} beside the standard ones"
     items.append(Item("errors", "ok", "errors", words))
@@ -219,6 +225,8 @@ def _with_unit(limit: str) -> str:
 
 def _checkpoints(job: Subject) -> list[Item]:
     group = next(group for group in job.plan.manifest.groups if group.name == "checkpoint")
+    if group.pattern is None and preflight_job.only_serves(job.plan):
+        return []
     if group.pattern is None:
         message = "no checkpoint is watched: after a failure all work would be done again; name its files"
         return [Item("no-checkpoints", "warning", "patterns.checkpoints", message)]

@@ -2,7 +2,6 @@
 
 import re
 import socket
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from launcher.errors import SlurmError
 from launcher.items import Item
 from launcher.plan import Plan
 from launcher.preflight import environment_of, find_program, is_python, of_roles, written_directories
+from launcher.python_modules import NoAnswer, missing_modules
 from launcher.spec_types import parse_time_limit
 from launcher.subject import Subject
 
-IMPORT_TIMEOUT_S = 20.0
 SLURM_TIMEOUT_S = 10.0
 HTTP_TIMEOUT_S = 3.0
 LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
@@ -26,17 +25,10 @@ LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
 LEAST_FREE_MEMORY_SHARE = 0.9
 """Of a GPU that nobody else uses; the driver keeps a little for itself."""
 GIB = 1 << 30
-
-_FIND_MODULES = """
-import importlib.util, sys
-for name in sys.argv[1:]:
-    try:
-        found = importlib.util.find_spec(name)
-    except Exception:
-        found = None
-    if found is None:
-        print(name)
-"""
+MOST_ERROR = 200
+"""Characters of an error of Slurm that an item has."""
+_NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
+"""How Slurm's commands say that this machine belongs to no cluster."""
 
 
 # -- environment ---------------------------------------------------------------------------------
@@ -88,25 +80,10 @@ def check_packages(subject: Subject) -> list[Item]:
         if program is None:
             continue
         try:
-            done = subprocess.run(
-                [program, "-c", _FIND_MODULES, *names],
-                env=dict(environment_of(subject, planned)),
-                cwd=subject.plan.workdir,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=IMPORT_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return [Item("packages", "not checked", place, f"{program} did not answer in {IMPORT_TIMEOUT_S:g} s")]
-        except OSError as error:
-            return [Item("packages", "not checked", place, f"{program} cannot be run: {error.strerror}")]
-        if done.returncode != 0:
-            message = f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}"
-            return [Item("packages", "not checked", place, message)]
-        if missing := done.stdout.split():
+            missing = missing_modules(program, names, environment_of(subject, planned), subject.plan.workdir)
+        except NoAnswer as why:
+            return [Item("packages", "not checked", place, str(why))]
+        if missing:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
             return [Item("no-package", "error" if subject.local else "warning", place, message)]
         return [Item("packages", "ok", place, f"{program} finds {', '.join(names)}")]
@@ -269,8 +246,10 @@ def check_partition(subject: Subject) -> list[Item]:
     try:
         text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
         partitions = parse_partitions(text)
-    except (SlurmError, ValueError) as error:
-        return [Item("partition", "not checked", place, str(error))]
+    except SlurmError as error:
+        return [Item("partition", "not checked", place, _without_slurm(str(error)))]
+    except ValueError as error:
+        return [Item("partition", "not checked", place, f"what sinfo says cannot be read: {error}")]
     asked = plan.slurm["partition"]
     if asked is None:
         chosen = [partition for partition in partitions.values() if partition.default]
@@ -281,6 +260,13 @@ def check_partition(subject: Subject) -> list[Item]:
         message = f"{what}; use one of {', '.join(sorted(partitions)) or 'none that sinfo shows'}"
         return [Item("no-partition", "error", place, message)]
     return [item for partition in chosen for item in _fit(plan, partition)]
+
+
+def _without_slurm(words: str) -> str:
+    """One line of an error of sinfo; where it finds no cluster, what that means instead of its search for one."""
+    if _NO_CLUSTER.search(words):
+        return "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
+    return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 
 def _fit(plan: Plan, partition: Partition) -> Iterable[Item]:

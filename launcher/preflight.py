@@ -18,6 +18,7 @@ from launcher.inputs import check_inputs
 from launcher.items import Item
 from launcher.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.preflight_job import check_job
+from launcher.python_modules import NoAnswer, missing_modules, module_of
 from launcher.spec_resources import words_of
 from launcher.subject import Subject
 from launcher.unfilled import check_placeholders
@@ -39,6 +40,7 @@ def check_plan(subject: Subject) -> list[Item]:
     plan = subject.plan
     return [
         *check_commands(subject),
+        *(check_modules(subject) if subject.local else ()),  # the nodes may have what this machine has not
         *check_variables(subject),
         *check_gpus_here(subject),
         *check_inputs(plan, subject.spec.inputs, look_inside=False),
@@ -107,20 +109,54 @@ def check_commands(subject: Subject) -> list[Item]:
     return items
 
 
+def check_modules(subject: Subject) -> list[Item]:
+    """Whether the Python of engines and front ends finds the package that it is to run, once for each of them."""
+    items, seen = [], set[tuple[str, ...]]()
+    for place, planned, argv in of_roles(subject):
+        found = module_of(argv) if argv and is_python(argv[0]) and not planned.contained else None
+        program = find_program(subject, planned, argv[0]) if found is not None else None
+        environment = environment_of(subject, planned)
+        if found is None or program is None or (asked := (program, *found, environment.get("PYTHONPATH", ""))) in seen:
+            continue
+        seen.add(asked)
+        at, _ = _origin(subject, planned, argv[0]) or (place, "")
+        try:
+            missing = missing_modules(program, found[-1:], environment, subject.plan.workdir, found[:-1])
+        except NoAnswer as why:
+            items.append(Item("module", "not checked", at, str(why)))
+            continue
+        told, cure = f"{program} does not find {found[-1]}", "activate the environment that has it"
+        if not missing:
+            items.append(Item("module", "ok", at, f"{program} finds {found[-1]}"))
+        elif subject.local:
+            items.append(Item("no-module", "error", at, f"{told}; {cure}, or install it"))
+        else:
+            items.append(Item("no-module", "warning", at, f"{told} here; unless the nodes have it, {cure}"))
+    return items
+
+
 def _missing_program(subject: Subject, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
-    """Where a program comes from that is not there, and what to do: not all are words of the job file."""
-    spec, named = subject.spec, f'needs "{program}" on PATH; activate the environment that has it'
+    """Where a program comes from that is not there, and what to do."""
+    at, who = _origin(subject, planned, program) or (place, "")
+    if not who:
+        return at, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+    return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
+
+
+def _origin(subject: Subject, planned: TaskPlan, program: str) -> tuple[str, str] | None:
+    """Key and name of what a task's command comes from where it is not in words of the job file."""
+    spec = subject.spec
     own = [words_of(workers) for workers in spec.workers if workers.role == planned.task.role]
     if planned.stage == WORKERS and not any(words[:1] == [program] for words in own):
-        return "backend.type", f"{spec.backend.type} {named}"
+        return "backend.type", spec.backend.type
     if planned.stage == BALANCER:
-        return "frontend.nginx", f"the balancer {named}"
+        return "frontend.nginx", "the balancer"
     frontend = spec.frontend
     if frontend is not None and (planned.stage == INFRA or (planned.stage == FRONTENDS and frontend.command is None)):
-        return "frontend.type", f"{frontend.type} {named}"
+        return "frontend.type", frontend.type
     if planned.stage == BENCHMARK and spec.benchmark is not None and spec.benchmark.command is None:
-        return "benchmark.type", f"{spec.benchmark.type} {named}"
-    return place, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+        return "benchmark.type", spec.benchmark.type
+    return None
 
 
 def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher import aliases
-from launcher.config import is_harmless, is_secret
+from launcher.config import ENGINES, cpus_of_whole_nodes
 from launcher.container import ENROOT, PYXIS, mounts, parse_mount
 from launcher.fill import fill, placeholders
 from launcher.items import Item, Status
-from launcher.plan import WORKERS, RunFacts
+from launcher.plan import BENCHMARK, WORKERS, Plan, RunFacts
+from launcher.secrecy import is_harmless, is_secret
 from launcher.spec_slurm import parse_signal
 from launcher.spec_types import parse_time_limit
 from launcher.subject import Subject
@@ -37,6 +38,32 @@ def check_job(subject: Subject) -> list[Item]:
         *check_readiness(subject),
         *check_slurm(subject),
     ]
+
+
+def only_serves(plan: Plan) -> bool:
+    """Whether all tasks of a job serve, beside its benchmark: there is no work of which files would be kept."""
+    return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
+
+
+def check_cpus(subject: Subject) -> list[Item]:
+    """Whether engines have CPUs beside those that are counted for GPUs: their tokenizers and schedulers need some."""
+    spec, plan, place = subject.spec, subject.plan, "resources.cpus_per_node"
+    said = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
+    site = subject.cluster
+    if subject.local or said or not plan.gpus_per_node or spec.backend.type not in ENGINES:
+        return []
+    if cpus_of_whole_nodes(spec, site) is not None:
+        return [Item("cpus", "ok", place, f"{plan.cpus_per_node} CPUs, all of a node")]
+    cure = "say how many the job may have, or `slurm: {exclusive: true}` for nodes of its own"
+    if site.cpus_per_node and site.gpus_per_node:
+        cure = f"its share of a node is {site.cpus_per_node * plan.gpus_per_node // site.gpus_per_node}, so {cure}"
+    else:
+        cure += "; with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all"
+    message = (
+        f"{plan.cpus_per_node} CPUs for {plan.gpus_per_node} GPUs of a node: one for each GPU or process and one more; "
+        f"{spec.backend.type} can use several for each GPU: {cure}"
+    )
+    return [Item("few-cpus", "warning", place, message)]
 
 
 # -- what the workers need -----------------------------------------------------------------------
@@ -270,7 +297,7 @@ def check_slurm(subject: Subject) -> list[Item]:
             items.append(Item("signal-early", "error", "slurm.signal", message))
     if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
         group = next(group for group in subject.plan.manifest.groups if group.name == "checkpoint")
-        if group.pattern is None:
+        if group.pattern is None and not only_serves(subject.plan):
             message = "no checkpoint is watched, so that each attempt may begin anew; name them in patterns.checkpoints"
             items.append(Item("requeue-no-checkpoints", "warning", "slurm.requeue", message))
     parts = asked["het"] or [subject.plan.nodes]

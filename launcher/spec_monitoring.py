@@ -131,7 +131,7 @@ PerItem = Annotated[
 class Verify(Model):
     """What the work must come to: a job that has ended well with less of it is no success."""
 
-    complete_share: Share = Field(0.99, description="Share of progress.total_items that is enough.")
+    complete_share: Share = Field(0.99, description="Share of items, and of a benchmark's requests, that is enough.")
     outputs: int | None = Field(
         None,
         ge=1,

@@ -265,6 +265,26 @@ def test_workers_that_do_not_fit_have_a_code(spec: str, code: str, site: Path) -
     assert not body["ok"]
 
 
+@pytest.mark.parametrize(("serves", "status"), [(True, "not checked"), (False, "warning")])
+def test_a_job_that_only_serves_may_write_nothing(serves: bool, status: str, site: Path) -> None:
+    spec: dict[str, Any] = {
+        "patterns": {"output": None, "checkpoints": None},
+        "slurm": {"requeue": {"preempted": True}},
+    }
+    if serves:
+        spec |= {
+            "workers": [{"role": "agg", "command": "engine --port {http_port}"}],
+            "backend": {"type": "sglang"},
+            "model": {"path": "hf:a/b"},
+            "benchmark": {"type": "custom", "command": "bench"},
+        }
+    items = [item for entry in make_checklist(subject_of(site, local=False, **spec)) for item in entry.items]
+    (output,) = [item for item in items if item.place == "patterns.output"]
+    assert (output.code, output.status) == ("no-output-pattern", status)
+    codes = ("no-checkpoints", "requeue-no-checkpoints")
+    assert [item.code for item in items if item.code in codes] == ([] if serves else list(codes))
+
+
 def test_services_need_no_gpus(site: Path) -> None:
     serving: dict[str, Any] = {
         "resources": {"gpus_per_node": 1, "agg_workers": 2},

@@ -15,7 +15,7 @@ import pytest
 from exporter.readers import inventory as nvml
 from exporter.readers.inventory import Gpu, Inventory, read_inventory
 from exporter.readers.space import SpaceFacts
-from launcher import machine
+from launcher import machine, python_modules
 from launcher.machine import (
     GIB,
     check_disk,
@@ -93,7 +93,7 @@ def test_modules_are_not_checked_where_no_python_answers(tmp_path: Path, monkeyp
     wanted: dict[str, Any] = {"environment": {"packages": ["json"]}}
     assert [item.status for item in check_packages(subject_of(tmp_path, **PYTHON))] == ["not checked"]
     assert [item.status for item in check_packages(subject_of(tmp_path, **wanted))] == ["not checked"]
-    monkeypatch.setattr(machine, "IMPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(python_modules, "FIND_TIMEOUT_S", 0.2)
     for program, words in (
         ("exec sleep 60", "did not answer in 0.2 s"),
         ("echo broken >&2; exit 3", "ended with 3: broken"),
@@ -292,6 +292,15 @@ def test_a_cluster_without_a_default_partition_needs_one(slurm: FakeSlurm, tmp_p
     assert (item.status, item.message) == ("error", "there is no default partition; use one of gpu")
 
 
+NO_CLUSTER = """\
+sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sinfo: error: fetch_config: DNS SRV lookup failed
+sinfo: error: _establish_config_source: failed to fetch config
+sinfo: fatal: Could not establish a configuration source
+"""
+"""What Slurm 22.05 and later say without a slurm.conf."""
+
+
 def test_slurm_that_does_not_answer_is_not_checked(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +313,14 @@ def test_slurm_that_does_not_answer_is_not_checked(
     slurm.say("sinfo", "err", "slurm_load_partitions: Unable to contact slurm controller")
     (item,) = check_partition(subject)
     assert "Unable to contact slurm controller" in item.message
+    slurm.say("sinfo", "err", "x" * 1000)
+    (item,) = check_partition(subject)
+    assert item.message == f"sinfo exited with 1: {'x' * 179}..."
+    slurm.say("sinfo", "err", NO_CLUSTER)
+    (item,) = check_partition(subject)
+    assert item.message == (
+        "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
+    )
     monkeypatch.setenv("PATH", "/nowhere")
     assert told(check_partition(subject)) == [("partition", "not checked", "slurm.partition")]
     assert check_partition(subject_of(tmp_path)) == []

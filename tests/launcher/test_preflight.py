@@ -1,6 +1,8 @@
 """What a plan meets on this machine before every start."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from launcher.preflight import (
     check_commands,
     check_directories,
     check_gpus_here,
+    check_modules,
     check_output_files,
     check_plan,
     check_sample,
@@ -51,6 +54,60 @@ def test_programs_and_scripts_that_are_missing_are_told_once_for_each_role(tmp_p
         ("program", "ok", "workers (e).command"),
         ("program", "ok", "workers (f).command"),
     ]
+
+
+def engines(folder: Path, **over: Any) -> dict[str, Any]:
+    """A job of two SGLang workers behind its router, whose words come from us; their packages are in ``folder``."""
+    serving = {"resources": {"gpus_per_node": 2, "agg_workers": 2}, "frontend": {"type": "sglang-router"}}
+    return {**SERVED, **serving, "env": {"PYTHONPATH": str(folder)}, **over}
+
+
+def test_engines_whose_package_python_does_not_find_are_told_once(tmp_path: Path) -> None:
+    python = shutil.which("python3", path=os.path.dirname(sys.executable))
+    (router, engine) = (f"{python} does not find {name}" for name in ("sglang_router", "sglang"))
+    cure = "activate the environment that has it"
+    here = check_modules(subject_of(tmp_path, **engines(tmp_path)))
+    assert [(item.code, item.status, item.place, item.message) for item in here] == [
+        ("no-module", "error", "backend.type", f"{engine}; {cure}, or install it"),
+        ("no-module", "error", "frontend.type", f"{router}; {cure}, or install it"),
+    ]
+    away = check_modules(subject_of(tmp_path, local=False, **engines(tmp_path)))
+    assert [(item.status, item.message) for item in away] == [
+        ("warning", f"{engine} here; unless the nodes have it, {cure}"),
+        ("warning", f"{router} here; unless the nodes have it, {cure}"),
+    ]
+    codes = [item.code for item in check_plan(subject_of(tmp_path, **engines(tmp_path)))]
+    assert codes.count("no-module") == 2
+    assert "no-module" not in [i.code for i in check_plan(subject_of(tmp_path, local=False, **engines(tmp_path)))]
+
+
+def test_packages_of_engines_are_found_and_not_imported(tmp_path: Path) -> None:
+    for name in ("sglang", "sglang_router"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text("raise SystemExit('it must not be run')")
+    items = check_modules(subject_of(tmp_path, **engines(tmp_path / "site")))
+    assert told(items) == [("module", "ok", "backend.type"), ("module", "ok", "frontend.type")]
+    assert items[0].message.endswith("/python3 finds sglang")
+
+
+def test_a_module_of_the_job_file_is_looked_for_with_the_flags_of_its_python(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/__init__.py").write_text("")
+    commands = ["python3 -u -m mine.sub --x", "python3 -I -m mine.sub", "python3 x.py -m mine", "python3 -c x -m mine"]
+    workers = [{"role": role, "command": command} for role, command in zip("abcd", commands, strict=True)]
+    assert told(check_modules(subject_of(tmp_path, workers=workers))) == [
+        ("module", "ok", "workers (a).command"),
+        ("no-module", "error", "workers (b).command"),  # -I: not those of the working directory
+    ]
+
+
+def test_a_python_that_does_not_answer_is_no_proof(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho broken >&2; exit 3\n")
+    (tmp_path / "python").chmod(0o755)
+    (item,) = check_modules(subject_of(tmp_path, **worker("./python -m mine")))
+    assert (item.code, item.status) == ("module", "not checked")
+    assert item.message.endswith("/python ended with 3: broken")
+    assert check_modules(subject_of(tmp_path, **worker("no-such-python -m mine"))) == []
 
 
 @pytest.mark.parametrize("kind", ["custom", "sa-bench", "router"])

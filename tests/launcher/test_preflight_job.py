@@ -10,6 +10,7 @@ from launcher.preflight_job import (
     check_aliases,
     check_benchmark,
     check_container,
+    check_cpus,
     check_groups,
     check_model,
     check_readiness,
@@ -25,6 +26,51 @@ SERVING: dict[str, Any] = {
     "resources": {"gpus_per_node": 8, "agg_workers": 1},
     "workers": [],
 }
+
+
+SITE_CURE = "with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "cure"),
+    [
+        ({}, f"or `slurm: {{exclusive: true}}` for nodes of its own; {SITE_CURE}"),
+        ({"cpus_per_node": 96}, SITE_CURE),
+        ({"gpus_per_node": 16, "cpus_per_node": 96}, "its share of a node is 48, so say how many the job may have, or"),
+    ],
+)
+def test_engines_with_a_cpu_for_each_gpu_are_told_of_more(cluster: dict[str, Any], cure: str, tmp_path: Path) -> None:
+    subject = subject_of(tmp_path, local=False, cluster=cluster, **SERVING | {"model": {"path": "hf:a/b"}})
+    (item,) = check_cpus(subject)
+    assert (item.code, item.status, item.place) == ("few-cpus", "warning", "resources.cpus_per_node")
+    begin = (
+        "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; sglang can use several for each GPU: "
+    )
+    assert item.message.startswith(begin)
+    assert cure in item.message
+
+
+@pytest.mark.parametrize(
+    ("over", "cluster", "local"),
+    [
+        ({"resources": {**SERVING["resources"], "cpus_per_node": 9}}, {}, False),
+        ({"slurm": {"exclusive": True}}, {"gpus_per_node": 8, "cpus_per_node": 96}, False),
+        ({"workers": [{"role": "agg", "cpus": 8}]}, {}, False),
+        ({"backend": {"type": "command"}, "workers": [{"role": "agg", "command": "x"}]}, {}, False),
+        ({}, {}, True),
+    ],
+)
+def test_who_has_said_how_many_cpus_is_told_nothing(
+    over: dict[str, Any], cluster: dict[str, Any], local: bool, tmp_path: Path
+) -> None:
+    job = SERVING | {"model": {"path": "hf:a/b"}} | over
+    assert check_cpus(subject_of(tmp_path, local=local, cluster=cluster, **job)) == []
+
+
+def test_engines_on_whole_nodes_have_all_their_cpus(tmp_path: Path) -> None:
+    job, cluster = SERVING | {"model": {"path": "hf:a/b"}}, {"gpus_per_node": 8, "cpus_per_node": 96}
+    (item,) = check_cpus(subject_of(tmp_path, local=False, cluster=cluster, **job))
+    assert (item.status, item.message) == ("ok", "96 CPUs, all of a node")
 
 
 @pytest.mark.parametrize(

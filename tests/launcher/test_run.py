@@ -433,7 +433,7 @@ def test_each_run_of_a_worker_has_logs_of_its_own(restarted: Ended) -> None:
     first, second = (restarted.job.run_dir / f"{node}_worker_w1{run}" for run in ("", "_r1"))
     assert "simulated failure of worker 1" in Path(f"{first}.err").read_text()
     assert "Resuming at 60/150 items" in Path(f"{second}.out").read_text()
-    assert "worker_w1 rank 1 is started again in 0 s (1 of 1)" in restarted.job.log()
+    assert "worker_w1 rank 1 is started again in 0 s (1 of 1): it ended by app_error\n" in restarted.job.log()
 
 
 @scenario

@@ -140,6 +140,9 @@ def test_all_processes_of_a_worker_are_started_again_together(tmp_path: Path) ->
         ["terminated_peer", "completed"],
     ]
     assert "Ending the other 1 processes of decode_w0" in job.log
+    assert "decode_w0 is started again in 0.1 s (1 of 1): rank 0 ended by killed_unknown\n" in job.log
+    (one,) = job.report["restarted"]
+    assert (one["worker"], one["rank"], one["run"], one["reason"]) == ("decode_w0", 0, 1, "killed_unknown")
 
 
 def test_who_was_not_ready_in_time_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
