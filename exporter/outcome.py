@@ -213,6 +213,7 @@ def report(
         "gpus": account({node: status}, status.get("events") or ()),
         "launch": launch if launch.get("final") else None,
         "tolerated": [],  # nobody says of these workers that the job can do without them
+        "restarted": [],  # nor does anybody start them again
         "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
         "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
         "nodes": [node],

@@ -153,8 +153,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
     options = parser.parse_args(arguments)
-    for warning in IGNORED:  # before the time limit one reaches every step
-        signal.signal(warning, signal.SIG_IGN)
     attempt = int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
     number = int(os.environ.get("GPUJOB_SURVEY_ROUND") or 0)
     problem, held = look(options.run_dir, options.node, attempt, number)
@@ -168,4 +166,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for warning in IGNORED:  # before the time limit one reaches every step
+        signal.signal(warning, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

@@ -39,6 +39,8 @@ class Signals:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
+        self._wake = select.poll()  # select(2) knows no descriptor beyond 1023
+        self._wake.register(self._wake_read, select.POLLIN)
 
     @property
     def orphaned(self) -> bool:
@@ -66,8 +68,7 @@ class Signals:
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until a signal comes or a child ends."""
-        ready, _, _ = select.select([self._wake_read], [], [], max(0.0, seconds))
-        if ready:
+        if self._wake.poll(1000 * max(0.0, seconds)):
             try:
                 os.read(self._wake_read, 4096)
             except BlockingIOError:

@@ -58,6 +58,9 @@ class Wakeups:
         """Devices to which others write as well."""
         self._watches: dict[int, list[Watch]] = {}
 
+    def __del__(self) -> None:
+        self.close()  # a user may have 128 of them
+
     def watch(self, path: str, device: int) -> Watch | None:
         """Watch the file at an absolute path, last seen on this device (``st_dev``); None where it cannot be watched.
 
