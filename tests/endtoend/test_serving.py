@@ -2,14 +2,16 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.endtoend.jobs import Job, JobSpace
+from tests.endtoend.jobs import EMBED, Job, JobSpace
 from tests.endtoend.serving import (
     ENOUGH,
     RECORDS,
@@ -26,6 +28,8 @@ from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 pytestmark = pytest.mark.slurm
 
 Serve = Callable[..., Job]
+
+EXAMPLE = EMBED.parents[1] / "serve"
 
 GANG_KILL_S = 10.0
 """From the death of a worker without which the job cannot go on to the end of all others."""
@@ -145,6 +149,19 @@ def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serv
     served = [f"{hosts[0]}_frontend_0", f"{hosts[1]}_frontend_1", f"{hosts[0]}_nginx", "benchmark"]
     assert {f"{name}.err" for name in (*workers, f"{hosts[3]}_decode_w1", *served)} == logs
     assert (job.run_dir / RESULTS).is_dir()
+    assert job.our_processes() == []
+
+
+def test_the_example_of_a_serving_job_runs_on_a_cluster_as_it_is(jobs: JobSpace) -> None:
+    folder = jobs.directory / "serve"
+    shutil.copytree(EXAMPLE, folder)
+    jobs.own(folder)
+    job = jobs.submit(yaml.safe_load((folder / "toy.yaml").read_text()), cwd=folder)
+    assert job.wait(150) == "COMPLETED", log_of(job)
+    report = job.report()
+    assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
+    assert [(entry["concurrency"], entry["requests"]) for entry in report["benchmark"]] == [(2, 16), (4, 32)]
+    assert set(ends(job).values()) == {"completed"}
     assert job.our_processes() == []
 
 
