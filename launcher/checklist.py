@@ -12,6 +12,7 @@ from launcher.fill import shell_text_index
 from launcher.inputs import check_inputs
 from launcher.items import Item, Status
 from launcher.plan import WORKERS
+from launcher.role_programs import environment_of, is_python, of_roles, place_of
 from launcher.subject import Subject
 from launcher.unfilled import check_placeholders
 
@@ -194,7 +195,7 @@ def _gpus_used(job: Subject) -> list[Item]:
         message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
         items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
     workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
-    for _, planned, _ in preflight.of_roles(job):
+    for _, planned, _ in of_roles(job):
         if asked and not planned.task.gpus and planned.stage == WORKERS:
             message = "its workers see no GPU while the job has some; set it if they need one"
             items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
@@ -246,18 +247,18 @@ def _batch_size(job: Subject) -> list[Item]:
 def _policy(job: Subject) -> list[Item]:
     """What happens when one worker of each role fails."""
     items = []
-    for _, planned, _ in preflight.of_roles(job):
+    for _, planned, _ in of_roles(job):
         restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
         words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
-        items.append(Item("policy", "ok", preflight.place_of(planned), words))
+        items.append(Item("policy", "ok", place_of(planned), words))
     return items
 
 
 def _buffering(job: Subject) -> list[Item]:
     """Python holds back what it prints to a file: progress would come late, and last words not at all."""
     items = []
-    for place, planned, argv in preflight.of_roles(job):
+    for place, planned, argv in of_roles(job):
         if not argv:
             continue
         at = shell_text_index(argv)
@@ -266,8 +267,8 @@ def _buffering(job: Subject) -> list[Item]:
             held = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
         else:
             flags = argv[1 : next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))]
-            held = preflight.is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
-        if held and not preflight.environment_of(job, planned).get("PYTHONUNBUFFERED"):
+            held = is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
+        if held and not environment_of(job, planned).get("PYTHONUNBUFFERED"):
             message = (
                 "Python holds back what it prints, so progress is seen late; `python -u`, or PYTHONUNBUFFERED=1 in env"
             )

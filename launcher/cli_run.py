@@ -39,6 +39,7 @@ def run(
 
     from launcher import cli_sweep, rundir
     from launcher.client import JobClient
+    from launcher.course import time_to_end_s
     from launcher.local import await_end
     from launcher.report_state import EXIT_STATUS, log_of_no_report
     from launcher.sbatch import render_sbatch
@@ -51,7 +52,7 @@ def run(
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, job_id)
-    told = f"stopping the job; its workers have {plan.kill_wait_s:g} s to end; Ctrl-C again kills them"
+    told = f"stopping the job; its workers have {time_to_end_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
     started = _Started(run_dir, told if as_json or quiet else None)
     if not (as_json or quiet):
         try:

@@ -42,6 +42,8 @@ class JobClient:
         self._queue = SlurmQueue(run_dir)
         self._reported: object = None
         """Attempt whose report has been seen."""
+        self._orchestrator: object = None
+        """Which orchestrator there was at the last look."""
 
     @cached_property
     def _stages(self) -> StageFacts:
@@ -51,6 +53,7 @@ class JobClient:
         """The job now. When it has ended, its report is in ``report``."""
         now = time.time()
         orchestrator = records.read_json(self.run_dir / records.ORCHESTRATOR_FILE)
+        self._forget_before(orchestrator)
         report = records.read_json(self.run_dir / records.REPORT_FILE)
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
@@ -121,6 +124,13 @@ class JobClient:
         if orchestrator.get("local"):
             return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
         return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
+
+    def _forget_before(self, orchestrator: Mapping[str, Any] | None) -> None:
+        """What the queue said before this orchestrator began is not of it: the job was still to start, or to end."""
+        one = None if orchestrator is None else tuple(orchestrator.get(key) for key in ("attempt", "start", "pid"))
+        if one != self._orchestrator:
+            self._orchestrator = one
+            self._queue.forget()
 
     def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
         """Whether the attempt of this orchestrator is over, and the job is in the queue for another one."""

@@ -19,6 +19,11 @@ OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
 
+def time_to_end_s(kill_wait_s: float) -> float:
+    """How long tasks may take to end after a signal to the job, before they are killed."""
+    return max(1.0, kill_wait_s - min(KILL_MARGIN_S, MOST_KILL_MARGIN * kill_wait_s))
+
+
 def attempt_to(what: str, action: Callable[[], object]) -> None:
     """Do what the job can do without: neither a full disk nor a defect of ours there may end it."""
     try:
@@ -113,8 +118,7 @@ class Course:
         what has ``failed`` as the report tells it. Without ``ask`` the tasks are told by somebody else.
         """
         signalled = self._signals.ending is not None
-        margin = min(KILL_MARGIN_S, MOST_KILL_MARGIN * self._kill_wait_s)
-        allowed = max(1.0, self._kill_wait_s - margin) if signalled else OWN_TEARDOWN_S
+        allowed = time_to_end_s(self._kill_wait_s) if signalled else OWN_TEARDOWN_S
         self.ask_at = time.monotonic() + ask_after_s
         self.deadline = (self._signals.ending_at if signalled else self.ask_at) + allowed
         self.stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}

@@ -76,7 +76,7 @@ class Crew:
         self._course = course
         self._signals = signals
         self._records = RunRecords(facts)
-        self._judge_of_ends = Judge(plan.manifest, facts.attempt, job_end)
+        self.judge_of_ends = Judge(plan.manifest, facts.attempt, job_end)
         self._failures = Failures()
         self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
         self._units: dict[int, Unit] = {}
@@ -264,7 +264,7 @@ class Crew:
         state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         peers = self._failures.before(task.rank, record.get("end"))
-        ended = self._judge_of_ends.judge(task, restart, host, record, parse_stop(state), peers)
+        ended = self.judge_of_ends.judge(task, restart, host, record, parse_stop(state), peers)
         self.ends[task.rank] = ended
         self._failures.take(task, ended)
         for moment, number, sender in record.get("signals") or ():

@@ -21,6 +21,7 @@ from launcher.report_text import render_report
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
 from launcher.signals import Signals
+from launcher.statuses import read_statuses
 from launcher.steps import Steps
 
 FINAL_VALUES_S = 15.0
@@ -92,12 +93,13 @@ class End:
         hurry, course = self._signals.ending is not None, self._course
         course.workers_ended = True
         course.publish("completing")
-        records.release_reserve(self._facts.run_dir)
-        if hurry:  # Slurm may kill all this before the last values are there
-            attempt_to("write a first report", lambda: self._write_report(self._build(checklist, requeued=False)))
+        if hurry:
+            records.release_reserve(self._facts.run_dir)
+            attempt_to("write a first report", lambda: self._write_first_report(checklist))
         self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
         if checklist is None and not hurry and self._crew.ends:
             checklist = conclude()
+        records.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
         again = (course.stop or {}).get("requeue") is True and not hurry
@@ -129,7 +131,13 @@ class End:
         tell_report(self._plan.manifest, report, self._course.events)
         return report
 
-    def _build(self, checklist: Checklist | None, *, requeued: bool) -> dict[str, Any]:
+    def _write_first_report(self, checklist: Checklist | None) -> None:
+        """Slurm may kill all this before the last values are there: what is known by now, unless that is all."""
+        statuses = read_statuses(self._facts.run_dir, self._facts.attempt)
+        if not all(statuses.get(host, {}).get("final") for host in self._facts.hosts):
+            self._write_report(self._build(checklist, requeued=False, quick=True))
+
+    def _build(self, checklist: Checklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
         # reading output files takes its time, and there is none once Slurm is ending the job
         deadline = (
             self._course.deadline
@@ -143,6 +151,8 @@ class End:
             ends=self._crew.ends,
             job_end=self._job_end,
             launch=checklist.to_json() if checklist is not None else None,
+            judge=self._crew.judge_of_ends if self._signals.ending is not None else None,
+            quick=quick,
             out_of_time=lambda: (
                 self._signals.ending is not None or (deadline is not None and time.monotonic() > deadline)
             ),

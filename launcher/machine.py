@@ -13,8 +13,9 @@ from launcher import aliases
 from launcher.errors import SlurmError
 from launcher.items import Item
 from launcher.plan import Plan
-from launcher.preflight import environment_of, find_program, is_python, of_roles, written_directories
-from launcher.python_modules import NoAnswer, missing_modules
+from launcher.preflight import written_directories
+from launcher.python_modules import NoAnswer
+from launcher.role_programs import environment_of, find_program, is_python, not_found, of_roles
 from launcher.spec_types import parse_time_limit
 from launcher.subject import Subject
 
@@ -80,7 +81,7 @@ def check_packages(subject: Subject) -> list[Item]:
         if program is None:
             continue
         try:
-            missing = missing_modules(program, names, environment_of(subject, planned), subject.plan.workdir)
+            missing = not_found(subject, planned, program, names)
         except NoAnswer as why:
             return [Item("packages", "not checked", place, str(why))]
         if missing:

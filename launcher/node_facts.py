@@ -12,6 +12,7 @@ here gets them.
 """
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import os
@@ -30,7 +31,8 @@ from launcher.ports import END, OFFSETS, SURVEY_FILE
 from launcher.supervise import IGNORED
 
 TOLD = b"gpujob has looked\n"
-"""Says to who waits that the file is there: one on a network may be seen late by those who look for it in vain.
+"""Says to who waits that the file is there, or will never be: one on a network may be seen late by those who look
+for it in vain.
 
 A line, for srun passes on whole ones alone; others there may come from what a site runs before each task.
 """
@@ -107,10 +109,29 @@ def released_file(run_dir: Path, attempt: int, number: int) -> Path:
     return run_dir / records.NODES_DIR / f"released_a{attempt}_{number}"
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file by now.
+
+    Its folder is opened anew: NFS goes on for up to a minute to miss what it has missed once, unless it is asked so
+    for the present state of the folder. A listing would do as well, but of a thousand nodes it is long.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        os.stat(path.name, dir_fd=folder)
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+    return True
+
+
 def hold_until(released: Path) -> None:
     """Wait for the file."""
     pause, longest = LOOKS_S
-    while not released.exists():
+    while not is_there(released):
         time.sleep(pause)
         pause = min(longest, pause * 1.1)
 
@@ -147,6 +168,12 @@ def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | Non
     return problem, held
 
 
+def tell() -> None:
+    """Say that this node has looked, if anybody still listens."""
+    with contextlib.suppress(OSError):
+        os.write(1, TOLD)
+
+
 def main(arguments: list[str]) -> int:
     """Look, tell, and hold the ports for as long as they have to be; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m launcher.node_facts", allow_abbrev=False)
@@ -155,11 +182,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     attempt = int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
     number = int(os.environ.get("GPUJOB_SURVEY_ROUND") or 0)
-    problem, held = look(options.run_dir, options.node, attempt, number)
-    if problem is not None:
-        sys.stderr.write(f"gpujob: {problem}\n")
-        sys.stderr.flush()
-    os.write(1, TOLD)
+    try:
+        problem, held = look(options.run_dir, options.node, attempt, number)
+        if problem is not None:
+            sys.stderr.write(f"gpujob: {problem}\n")
+            sys.stderr.flush()
+    finally:
+        tell()  # whatever came of it: all others would wait for one that cannot look
     if held:
         hold_until(released_file(options.run_dir, attempt, number))
     return 0 if problem is None else 2

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from exporter.derive.extraction import Extractor
@@ -12,13 +12,22 @@ from exporter.derive.patterns import Kind, Pattern
 from exporter.readers.files import read_files
 from exporter.readers.lexicon import lexicon_of
 from exporter.readers.metrics_file import is_ours
-from launcher.benchmarks import BENCHMARKS
-from launcher.fill import shell_text_index, task_argv
+from launcher.fill import shell_text_index
 from launcher.inputs import check_inputs
 from launcher.items import Item
-from launcher.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
 from launcher.preflight_job import check_job
-from launcher.python_modules import NoAnswer, missing_modules, module_of
+from launcher.python_modules import NoAnswer, module_of
+from launcher.role_programs import (
+    OF_THE_RUN,
+    environment_of,
+    find_program,
+    is_of_the_run,
+    is_python,
+    not_found,
+    of_roles,
+    own_words,
+)
 from launcher.spec_resources import words_of
 from launcher.subject import Subject
 from launcher.unfilled import check_placeholders
@@ -53,31 +62,6 @@ def check_plan(subject: Subject) -> list[Item]:
     ]
 
 
-def of_roles(subject: Subject) -> Iterator[tuple[str, TaskPlan, list[str]]]:
-    """The first task of each role: the place of its command, the task, and the words of its own program."""
-    plan = subject.plan
-    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    seen = set()
-    for planned in plan.tasks:
-        if planned.task.role not in seen:
-            seen.add(planned.task.role)
-            yield f"{place_of(planned)}.command", planned, own_words(subject, planned, task_argv(plan, planned, facts))
-
-
-def own_words(subject: Subject, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
-    """The words of a task without the shell around them that some kinds of benchmark put there."""
-    benchmark = subject.spec.benchmark
-    if planned.stage != BENCHMARK or benchmark is None:
-        return list(argv)
-    return list(argv[BENCHMARKS[benchmark.type].wrapping :])
-
-
-def place_of(planned: TaskPlan) -> str:
-    """The part of the job file that a task comes from."""
-    role = planned.task.role
-    return {WORKERS: f"workers ({role})", FRONTENDS: "frontend", BENCHMARK: "benchmark"}.get(planned.stage, role)
-
-
 # -- environment ---------------------------------------------------------------------------------
 
 
@@ -97,7 +81,9 @@ def check_commands(subject: Subject) -> list[Item]:
             continue
         program, script = argv[0], _script(argv)
         missing = find_program(subject, planned, program) is None
-        if missing:
+        if missing and "/" not in program and is_of_the_run(subject, planned, "PATH"):
+            items.append(Item("program", "not checked", place, f'"{program}" is looked for in {OF_THE_RUN}'))
+        elif missing:
             at, message = _missing_program(subject, place, planned, program)
             items.append(Item("no-program", "error" if local or "/" in program else "warning", at, message))
         if script is not None and not Path(plan.workdir, script).exists():
@@ -121,7 +107,7 @@ def check_modules(subject: Subject) -> list[Item]:
         seen.add(asked)
         at, _ = _origin(subject, planned, argv[0]) or (place, "")
         try:
-            missing = missing_modules(program, found[-1:], environment, subject.plan.workdir, found[:-1])
+            missing = not_found(subject, planned, program, found[-1:], found[:-1])
         except NoAnswer as why:
             items.append(Item("module", "not checked", at, str(why)))
             continue
@@ -159,14 +145,6 @@ def _origin(subject: Subject, planned: TaskPlan, program: str) -> tuple[str, str
     return None
 
 
-def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | None:
-    """Path of the program that a worker would start, or None."""
-    if "/" in program:
-        here = Path(subject.plan.workdir, program)
-        return str(here) if here.is_file() and os.access(here, os.X_OK) else None
-    return shutil.which(program, path=planned.env.get("PATH", subject.environ.get("PATH", os.defpath)))
-
-
 def _script(argv: list[str]) -> str | None:
     """The script that an interpreter is given, or None."""
     name = os.path.basename(argv[0]).rstrip("0123456789.")
@@ -178,16 +156,6 @@ def _script(argv: list[str]) -> str | None:
         if not word.startswith("-"):
             return word if word.endswith((".py", ".sh")) else None
     return None
-
-
-def is_python(program: str) -> bool:
-    """Whether a program is a Python interpreter by its name."""
-    return os.path.basename(program).rstrip("0123456789.") == "python"
-
-
-def environment_of(subject: Subject, planned: TaskPlan) -> Mapping[str, str]:
-    """What a worker of this role finds in its environment, as far as it is known here."""
-    return {**subject.environ, **planned.env}
 
 
 def check_variables(subject: Subject) -> list[Item]:

@@ -6,16 +6,21 @@ from functools import lru_cache
 
 FIND_TIMEOUT_S = 20.0
 
-_FIND = """
+_ANSWER = "gpujob: modules missing:"
+_FIND = f"""
 import importlib.util, sys
-for name in sys.argv[1:]:
+missing = []
+for number, name in enumerate(sys.argv[1:]):
     try:
         found = importlib.util.find_spec(name)
     except Exception:
         found = None
     if found is None:
-        print(name)
+        missing.append(number)
+print()
+print({_ANSWER!r}, *missing)
 """
+"""Tells by their numbers which modules are not found, on a line of its own: start-up files print what they like."""
 
 
 class NoAnswer(Exception):
@@ -26,11 +31,12 @@ def missing_modules(
     program: str, names: Sequence[str], environment: Mapping[str, str], workdir: str, flags: Sequence[str] = ()
 ) -> list[str]:
     """Those of the modules that the interpreter ``program``, with these flags, does not find. Raises NoAnswer."""
-    return list(_missing((program, *flags, "-c", _FIND, *names), tuple(sorted(environment.items())), workdir))
+    found = _missing((program, *flags, "-c", _FIND, *names), tuple(sorted(environment.items())), workdir)
+    return [names[number] for number in found]
 
 
 @lru_cache(maxsize=64)  # the points of a sweep ask the same
-def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], workdir: str) -> tuple[str, ...]:
+def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], workdir: str) -> tuple[int, ...]:
     program = argv[0]
     try:
         done = subprocess.run(
@@ -50,7 +56,10 @@ def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], wo
         raise NoAnswer(f"{program} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
         raise NoAnswer(f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
-    return tuple(done.stdout.split())
+    answer = next((line for line in done.stdout.splitlines() if line.startswith(_ANSWER)), None)
+    if answer is None:
+        raise NoAnswer(f"{program} does not say what it finds")
+    return tuple(map(int, answer.removeprefix(_ANSWER).split()))
 
 
 def module_of(argv: Sequence[str]) -> tuple[str, ...] | None:

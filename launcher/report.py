@@ -93,6 +93,8 @@ def build_report(
     job_end: float | None = None,
     slurm_state: str | None = None,
     launch: Mapping[str, Any] | None = None,
+    judge: Judge | None = None,
+    quick: bool = False,
     out_of_time: OutOfTime = lambda: False,
     progress: ProgressOf | None = None,
 ) -> dict[str, Any]:
@@ -102,18 +104,22 @@ def build_report(
     ``launch`` is how the launch went, and ``slurm_state`` Slurm's word on a job whose orchestrator
     was lost and could not say why it ended.
 
-    ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells.
+    ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells. ``judge`` is the one
+    that has judged them, and has read their logs. A ``quick`` report looks into no logs and no output files: positions
+    are those of the statuses, ends are judged by what is known, and nothing is verified.
     ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
     """
     found = _Found.read(run_dir, coming)
     manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
-    judge = Judge(manifest, found.attempt, job_end)
+    judge = judge or Judge(manifest, found.attempt, job_end)
+    if quick:
+        judge = judge.without_reading()
     runs, stop = _runs(found, judge, slurm_state)
     if stop is None and coming is None and (published := _published(run_dir)).get("stop"):
         # it came while the records were read: those of tasks that were told to end are younger than it
         found = replace(found, published=published)
         runs, stop = _runs(found, judge, slurm_state)
-    workers = _workers(found, judge, runs, stop, ends or {}, ended)
+    workers = _workers(found, judge, runs, stop, ends or {}, ended=ended, quick=quick)
     planned = read_planned(run_dir) if ended and has_benchmark(manifest) else None
     benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
     cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
@@ -123,7 +129,7 @@ def build_report(
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
     state = state_of(workers, cause, stop.reason if stop else None, ended)
     checks: list[Check] = []
-    if state == "COMPLETED":
+    if state == "COMPLETED" and not quick:
         checks = verify_job(
             manifest,
             workers,
@@ -191,7 +197,9 @@ def _workers(
     runs: Runs,
     stop: Stop | None,
     ends: Mapping[int, Mapping[str, Any]],
+    *,
     ended: bool,
+    quick: bool,
 ) -> list[dict[str, Any]]:
     """The entries of all workers, by rank."""
     workers, seen = [], merge_workers(found.statuses)
@@ -199,7 +207,9 @@ def _workers(
         node, entry = found.nodes[task.rank], seen.get(task.rank, {})
         exit_ = last_end(judge, task, node, runs[task.rank], stop, ends.get(task.rank), ended)
         devices = worker_devices(entry, found.statuses.get(node, {}).get("gpus") or {})
-        worker = worker_entry(found.manifest, task, found.attempt, node, runs[task.rank], exit_, entry, ended)
+        worker = worker_entry(
+            found.manifest, task, found.attempt, node, runs[task.rank], exit_, entry, ended=ended, quick=quick
+        )
         workers.append({**worker, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
     if ended:
         tell_used_up(workers, restarts_allowed(found.manifest.run_dir, workers))

@@ -154,12 +154,15 @@ def worker_entry(
     runs: list[dict[str, Any]],
     exit_: Mapping[str, Any] | None,
     seen: Mapping[str, Any],
+    *,
     ended: bool,
+    quick: bool,
 ) -> dict[str, Any]:
+    """One worker by its runs and what its sidecar has ``seen``; unless it is to be ``quick``, by its logs as well."""
     position, expected, processed, unit = (
         seen.get(key) for key in ("items", "items_expected", "items_processed", "unit")
     )
-    if ended and runs and (position is None or not seen.get("exit")):
+    if ended and not quick and runs and (position is None or not seen.get("exit")):
         # its sidecar did not see the end: the log knows more, unless its end counts something else
         told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
         if told is not None and (position is None or told[2] == unit_word(seen)):

@@ -7,7 +7,7 @@ import random
 import subprocess
 import time
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from exporter import records
@@ -26,7 +26,9 @@ NODES_PER_S = 20
 PAUSE_S = 0.5
 """At most so long before another round, at random: two jobs that are in each other's way do not look together again."""
 END_S = 5.0
-"""How long the nodes may take to let the ports go before they look again."""
+"""How long the nodes may take to let the ports go before they look again,"""
+ENDED_S = 2.0
+"""and the end of those that had to be ended."""
 
 Told = Mapping[str, Mapping[str, object]]
 """What nodes have told, by name."""
@@ -38,42 +40,49 @@ class Reservation:
     def __init__(self, processes: Sequence["subprocess.Popen[bytes]"] = (), released: Path | None = None) -> None:
         self._processes = processes
         self._released = released
-        self._said = b""
+        self._said = [b""] * len(processes)
         for process in processes:
             if process.stdout is not None:
                 os.set_blocking(process.stdout.fileno(), False)
 
     def have_told(self, nodes: int) -> bool:
         """Whether so many nodes have told what they have found, or none of them can any more."""
-        over = all(process.poll() is not None for process in self._processes)
-        for process in self._processes:
+        over = [process.poll() is not None for process in self._processes]
+        for index, process in enumerate(self._processes):
             if process.stdout is not None:
-                self._said += process.stdout.read() or b""
-        return over or self._said.count(TOLD) >= nodes
+                self._said[index] += process.stdout.read() or b""
+        most = nodes if len(over) == 1 else 1  # srun is one for all nodes, else there is one for each
+        told = [most if ended else said.count(TOLD) for ended, said in zip(over, self._said, strict=True)]
+        return all(over) or sum(told) >= nodes
 
-    def end(self, wait_s: float = 0.0) -> None:
+    def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
         """Let the ports go; those who are asked to in a file have so long until they are ended. Safe to call twice.
 
-        Not by a signal at once: of a step that ends so srun and slurmstepd write errors into the job's log.
+        Not by a signal at once: of a step that ends so srun and slurmstepd write errors into the job's log. Nobody is
+        waited for with ``wait_s`` 0, nor once the job is to end (``hurried``).
         """
         if self._released is None:
             return
         try:
             self._released.touch()
         except OSError:
-            wait_s = 0.0
             self.terminate()
-        end = time.monotonic() + wait_s
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                if wait_s:
-                    self.terminate()
+        if not self._have_ended(wait_s, hurried) and wait_s and not hurried():
+            self.terminate()
+            self._have_ended(ENDED_S, hurried)
         for process in self._processes:
             if process.stdout is not None:
                 process.stdout.close()
         self._released = None
+
+    def _have_ended(self, wait_s: float, hurried: Callable[[], bool]) -> bool:
+        """Whether all processes have ended, after so long at most."""
+        end = time.monotonic() + wait_s
+        while any(process.poll() is None for process in self._processes):
+            if time.monotonic() >= end or hurried():
+                return False
+            time.sleep(0.02)
+        return True
 
     def terminate(self) -> None:
         """End the processes."""
@@ -105,7 +114,7 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
         except OSError as error:
             say(f"The nodes cannot be asked for ports and addresses: {error}; the job goes on with those of the plan")
             return facts, reservation
-        while signals.ending is None and time.monotonic() < end and not reservation.have_told(plan.nodes):
+        while signals.ending is None and time.monotonic() < end and not reservation.have_told(len(facts.hosts)):
             signals.sleep(0.05 if plan.nodes == 1 else 0.2)
         told = read_nodes(plan, facts, number)
         offset = agreed_offset(facts, ports, told)
@@ -113,11 +122,15 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
             break
         if not ports or not told or not possible_offsets(plan, facts, told):
             break
-        reservation.end(END_S)
+        reservation.end(END_S, lambda: signals.ending is not None)
         signals.sleep(random.uniform(0.0, PAUSE_S))
+        if signals.ending is not None:
+            break
         number += 1
+    if signals.ending is not None:
+        return facts, reservation  # nothing is started any more, and nobody had the time to look
     if silent := [host for host in facts.hosts[: plan.nodes] if host not in told]:
-        say(f"Nothing is known of the ports and addresses of {', '.join(silent)}; the job goes on with the plan's")
+        say(silence_words(plan, silent))
     for problem in filter(None, (entry.get("problem") for entry in told.values())):
         say(f"{problem}; the job goes on with its host name")
     offset = port_offset(plan, facts, told) if offset is None else offset
@@ -128,6 +141,16 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
         told_ports = functools.partial(records.write_json, facts.run_dir / PORTS_FILE, ports_in_force(plan, facts))
         attempt_to(f"write {PORTS_FILE}", told_ports)
     return facts, reservation
+
+
+def silence_words(plan: Plan, silent: Sequence[str]) -> str:
+    """What it means for the job that these nodes have told nothing."""
+    names = "its host name is used" if len(silent) == 1 else "their host names are used"
+    consequences = [
+        *([names] if plan.network_interface is not None else []),
+        *(["the ports of the job are untested there"] if all_ports(plan) else []),
+    ]
+    return f"Nothing is known of {', '.join(silent)}: {', and '.join(consequences)}"
 
 
 def read_nodes(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, object]]:

@@ -1,5 +1,6 @@
 """The points of a sweep on this machine: so many at once, each under its own orchestrator."""
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -81,7 +82,8 @@ class LocalSweep:
             while self._running or (waiting and self.signal is None):
                 while waiting and self._free and self.signal is None:
                     self._start(self._planned.points[waiting.pop()], sweep_id, len(indexes))
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                with contextlib.suppress(ChildProcessError):  # a signal came instead of the last start or end
+                    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
                 self._reap(len(indexes))
         finally:
             self._stop_all()
@@ -94,17 +96,27 @@ class LocalSweep:
         return any(point.runs for point in self.record.points)
 
     def _stop(self, number: int, _frame: object) -> None:
-        if self.signal is None:
-            self.signal = number
-            self._stop_all(number)
+        self.signal = self.signal or number
+        self._stop_all(number)  # a second SIGINT ends the patience with workers that do not end
 
     def _stop_all(self, number: int = signal.SIGTERM) -> None:
         for process, _ in self._running.values():
             process.send_signal(number)
 
     def _start(self, one: PlannedPoint, sweep_id: str, count: int) -> None:
-        index, name = one.point.index, one.point.name
-        job_id = f"{sweep_id}_{index}"
+        """Start a point, unless a signal has come; one that comes meanwhile waits until the point can be told."""
+        job_id = f"{sweep_id}_{one.point.index}"
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        try:
+            if self.signal is not None:
+                return
+            self._start_orchestrator(one, job_id)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+        self._say(f"{one.point.name} started as {job_id}, {self._ended} of {count} ended")
+
+    def _start_orchestrator(self, one: PlannedPoint, job_id: str) -> None:
+        index = one.point.index
         staged = rundir.stage(one.plan, "", self._home)
         run_dir = self._home / settle_point(one, job_id, staged, self.record, self._home, "")
         self.record = with_runs(self.record, {index: run_dir.name})
@@ -114,12 +126,7 @@ class LocalSweep:
         if slot is not None:
             argv = ["env", f"CUDA_VISIBLE_DEVICES={slot}", *argv]
         with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until it is known here, nobody could end it
-            try:
-                self._running[index] = (start_orchestrator(argv, out, err), slot)
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-        self._say(f"{name} started as {job_id}, {self._ended} of {count} ended")
+            self._running[index] = (start_orchestrator(argv, out, err), slot)
 
     def _reap(self, count: int) -> None:
         for index, (process, slot) in list(self._running.items()):

@@ -343,12 +343,12 @@ class LineLog:
         self._phase, self._states = phase, states
 
     def _show_restarts(self, view: Mapping[str, Any]) -> None:
-        """Each worker that has been started again, and why: its end may have been between two looks."""
+        """Each worker that has been started again, why, and when it ended: that may be long before the first look."""
         for end in restarted_of(view["workers"]):
             key = (view.get("attempt"), end["worker"], end["restart"])
             if key not in self._restarted:
                 self._restarted.add(key)
-                self._line(view["time"], restarted_words(end))
+                self._line(view["time"] if end["time"] is None else end["time"], restarted_words(end))
 
     def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
         """Each new trouble with GPUs, and each that is over."""

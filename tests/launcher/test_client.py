@@ -542,6 +542,34 @@ def test_the_queue_is_asked_anew_once_there_is_a_report(queued: tuple[Path, Fake
     assert len(slurm.calls("squeue")) == 2
 
 
+def test_a_job_that_has_just_started_was_not_queued_again(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    (run_dir / "orchestrator.json").unlink()
+    slurm.say("squeue", "out", "PENDING|Resources\n")
+    client = JobClient(run_dir)
+    assert [client.look()["state"] for _ in range(2)] == ["PENDING"] * 2
+    assert len(slurm.calls("squeue")) == 1
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    views = [client.look() for _ in range(3)]
+    assert [(view["state"], view["attempt"], view["requeued"]) for view in views] == [("RUNNING", 0, None)] * 3
+    assert len(slurm.calls("squeue")) == 2
+
+
+@pytest.mark.parametrize("change", [{"attempt": 1}, {"start": 2000.0}, {"pid": 1}])
+def test_the_queue_is_asked_anew_once_there_is_another_orchestrator(
+    change: dict[str, Any], queued: tuple[Path, FakeSlurm]
+) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    client = JobClient(run_dir)
+    assert client.look()["state"] == "PENDING"
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False, **change})
+    assert [client.look()["state"] for _ in range(2)] == ["RUNNING"] * 2
+    assert len(slurm.calls("squeue")) == 2
+
+
 def test_the_next_attempt_is_no_longer_one_that_waits(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     left_report(run_dir, requeued=True)

@@ -167,8 +167,24 @@ def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "cn03")
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, TOLD.decode())  # nobody is to wait for it
     assert done.stderr == f"gpujob: {tmp_path}/survey.json cannot be read on cn03: is it on a shared file system?\n"
+
+
+def test_a_node_that_cannot_write_down_what_it_has_found_says_that_it_has_looked(tmp_path: Path) -> None:
+    (run_dir_of(tmp_path, port=free_port()) / records.NODES_DIR / "cn03.json").mkdir(parents=True)
+    done = run(tmp_path, "cn03")
+    assert (done.returncode, done.stdout) == (1, TOLD.decode())
+    assert "IsADirectoryError" in done.stderr
+
+
+def test_a_node_to_which_nobody_listens_any_more_says_nothing(tmp_path: Path) -> None:
+    argv, environment = words(run_dir_of(tmp_path, port=free_port()), "cn03"), clean_environment()
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(argv, stdout=write_end, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
@@ -222,7 +238,9 @@ def test_jobs_that_look_at_once_never_get_the_same_ports(look: Callable[..., Loo
     """All want the same ports by the same offsets, in the same order: no seed of theirs leads them apart."""
     port = free_port()
     jobs = [look(port, *OFFSETS[:6]) for _ in range(6)]
-    assert sorted(job.offset() or 0 for job in jobs) == sorted(OFFSETS[:6])
+    offsets = [job.offset() for job in jobs]
+    assert None not in offsets
+    assert sorted(offset for offset in offsets if offset is not None) == sorted(OFFSETS[:6])
     assert look(port, *OFFSETS[:6]).offset() is None
 
 
@@ -248,6 +266,41 @@ def test_ports_are_held_until_there_is_a_file(look: Callable[..., Looking]) -> N
     released_file(job.folder, 0, 0).touch()
     assert job.process.wait(30) == 0
     assert port + 17 not in claimed()
+
+
+def test_a_file_is_seen_on_a_network_that_remembers_what_was_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS: a name that was missed once is missed until its folder is opened anew."""
+    released, known = tmp_path / "released_a0_0", set(os.listdir(tmp_path))
+    pauses: list[float] = []
+    real_open, real_stat = os.open, os.stat
+
+    def fresh(path: Any, *given: Any, **named: Any) -> int:
+        known.update(os.listdir(tmp_path))
+        return real_open(path, *given, **named)
+
+    def remembered(path: Any, **named: Any) -> os.stat_result:
+        if Path(path).name == released.name and released.name not in known:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return real_stat(path, **named)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert len(pauses) < 9, "it does not see the file"
+        if len(pauses) == 3:
+            with open(released, "w"):
+                pass
+
+    monkeypatch.setattr("launcher.node_facts.os.open", fresh)
+    monkeypatch.setattr("launcher.node_facts.os.stat", remembered)
+    monkeypatch.setattr("launcher.node_facts.time.sleep", pause)
+    node_facts.hold_until(released)
+    assert len(pauses) == 3
+
+
+def test_a_folder_that_is_gone_has_no_file(tmp_path: Path) -> None:
+    assert not node_facts.is_there(tmp_path / "gone" / "released_a0_0")
 
 
 def test_an_offset_with_a_port_that_is_in_use_or_given_to_a_task_is_passed_over(look: Callable[..., Looking]) -> None:

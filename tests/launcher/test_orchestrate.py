@@ -15,6 +15,7 @@ from launcher.crew import Crew
 from launcher.ending import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
 from launcher.orchestrate import load_plan
 from launcher.plan import RunFacts
+from launcher.report import build_report
 from launcher.signals import Signals
 from launcher.steps import Steps
 from tests.launcher.support import settled_run_dir
@@ -75,3 +76,40 @@ def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_value
     end._course.begin_stop("cancelled", "scancel")
     end.finish(None, lambda: None, lambda: None)
     assert [report["state"] for report in reports] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_all_is_known(
+    final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = Signals()
+    signals.ending = signal.SIGTERM
+    end = end_of(tmp_path, signals)
+    run_dir = end._facts.run_dir
+    records.write_json(run_dir / records.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
+    given: list[dict[str, Any]] = []
+
+    def build(run_dir: Path, **values: Any) -> dict[str, Any]:
+        given.append(values)
+        return build_report(run_dir, **values)
+
+    monkeypatch.setattr(ending, "build_report", build)
+    end.finish(None, lambda: None, lambda: None)
+    assert [values["quick"] for values in given] == ([False] if final else [True, False])
+    assert {values["judge"] for values in given} == {end._crew.judge_of_ends}
+
+
+@pytest.mark.parametrize(("number", "is_there"), [(None, True), (signal.SIGTERM, False)])
+def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
+    number: int | None, is_there: bool, tmp_path: Path
+) -> None:
+    seen: list[bool] = []
+    signals, sidecars = Signals(), Mock()
+    signals.ending = number
+    end = end_of(tmp_path, signals, sidecars)
+    reserve = end._facts.run_dir / records.RESERVE_FILE
+    records.make_reserve(end._facts.run_dir)
+    sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
+    end.finish(None, lambda: None, lambda: None)
+    assert seen == [is_there]
+    assert not reserve.exists()

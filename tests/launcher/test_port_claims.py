@@ -101,7 +101,7 @@ def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
 
 @given_by(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
 def test_of_jobs_that_want_ports_one_always_gets_its_own_and_no_port_has_two(wanted: list[set[int]]) -> None:
-    base = 60000
+    base = 1_000_000 + 10 * os.getpid()  # no ports: the names are those of this process alone
     held = [(ports, got) for ports in wanted if (got := reserve(base + port for port in ports)) is not None]
     assert held
     assert sum(len(ports) for ports, _ in held) == len(set().union(*(ports for ports, _ in held)))

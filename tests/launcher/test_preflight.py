@@ -110,6 +110,81 @@ def test_a_python_that_does_not_answer_is_no_proof(tmp_path: Path) -> None:
     assert check_modules(subject_of(tmp_path, **worker("no-such-python -m mine"))) == []
 
 
+def a_package(folder: Path, name: str = "mine") -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("")
+
+
+def test_modules_and_programs_are_looked_for_where_the_variables_of_the_job_file_say(tmp_path: Path) -> None:
+    a_package(tmp_path / "src" / "worker")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tool").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/tool").chmod(0o755)
+    path = f"{{job_dir}}/bin:{os.path.dirname(sys.executable)}"
+    env = {"PYTHONPATH": "{job_dir}/src/{role}", "PATH": path}
+    subject = subject_of(tmp_path, **worker("python3 -m mine.sub", env=env))
+    (item,) = check_modules(subject)
+    assert (item.status, item.message.endswith("/python3 finds mine")) == ("ok", True)
+    assert told(check_commands(subject_of(tmp_path, **worker("tool", env=env)))) == [
+        ("program", "ok", "workers (worker).command")
+    ]
+    (item,) = check_modules(subject_of(tmp_path, **worker("python3 -m mine", env=env, role="other")))
+    assert (item.code, item.status) == ("no-module", "error")
+
+
+@pytest.mark.parametrize("place", ["{run_dir}/src", "/site/{job_id}", "{output_dir}", "{log_dir}:{job_dir}/none"])
+def test_what_may_be_where_only_the_run_knows_is_not_missing(place: str, tmp_path: Path) -> None:
+    of_run = "a path of `env` that only the run knows"
+    subject = subject_of(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": place}))
+    (item,) = check_modules(subject)
+    assert (item.code, item.status, item.message) == ("module", "not checked", f"mine may be in {of_run}")
+    subject = subject_of(tmp_path, **worker("tool --fast", env={"PATH": place}))
+    (item,) = check_commands(subject)
+    assert (item.status, item.message) == ("not checked", f'"tool" is looked for in {of_run}')
+    elsewhere = worker("python3 -m mine", env={"OUT": place})
+    assert [item.status for item in check_modules(subject_of(tmp_path, **elsewhere))] == ["error"]
+    a_package(tmp_path / "work")
+    assert [item.status for item in check_modules(subject_of(tmp_path / "work", **elsewhere))] == ["ok"]
+    there = worker("python3 -m mine", env={"PYTHONPATH": place})
+    assert [item.status for item in check_modules(subject_of(tmp_path / "work", **there))] == ["ok"]
+
+
+def test_an_output_directory_of_the_job_file_is_known_before(tmp_path: Path) -> None:
+    spec = {**worker("python3 -m mine", env={"PYTHONPATH": "{output_dir}"}), "paths": {"output_dir": str(tmp_path)}}
+    assert told(check_modules(subject_of(tmp_path / "elsewhere", **spec)), "error") == []
+    (tmp_path / "work").mkdir()
+    (item,) = check_modules(subject_of(tmp_path / "work", **spec))
+    assert (item.code, item.status) == ("no-module", "error")
+
+
+def test_what_start_up_files_of_python_print_is_no_module(tmp_path: Path) -> None:
+    a_package(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text("print('site 2 of 3: mine loaded', end='')\n")
+    workers = [{"role": role, "command": f"python3 -m {name}"} for role, name in (("a", "mine"), ("b", "other"))]
+    found = check_modules(subject_of(tmp_path, workers=workers, env={"PYTHONPATH": str(tmp_path)}))
+    assert [(item.status, item.message.partition("/python3 ")[2]) for item in found] == [
+        ("ok", "finds mine"),
+        ("error", "does not find other; activate the environment that has it, or install it"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.stdout = None\n", "import os\nos._exit(0)\n"])
+def test_a_python_that_does_not_say_what_it_finds_is_no_proof(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(text)
+    (item,) = check_modules(subject_of(tmp_path, **worker("python3 -m mine", env={"PYTHONPATH": str(tmp_path)})))
+    assert (item.code, item.status) == ("module", "not checked")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["bash -lc 'python3 -m mine'", "conda run -n x python3 -m mine", "env PYTHONPATH=x python3 -m mine", "uv run mine"],
+)
+def test_what_prepares_the_environment_of_a_python_is_not_guessed(command: str, tmp_path: Path) -> None:
+    assert check_modules(subject_of(tmp_path, **worker(command))) == []
+    of_a_shell = {"command": "python3 -m mine", "shell": True}
+    assert check_modules(subject_of(tmp_path, workers=[of_a_shell])) == []
+
+
 @pytest.mark.parametrize("kind", ["custom", "sa-bench", "router"])
 @pytest.mark.parametrize(
     ("command", "code", "words"),

@@ -13,6 +13,7 @@ from exporter import records
 from exporter.derive.work import work_of
 from exporter.manifest import read_manifest
 from exporter.readers.worker_logs import progress_path
+from launcher.judge import Judge
 from launcher.report import build_report, write_report
 from launcher.report_state import EXIT_STATUS, log_of_no_report
 from launcher.report_text import render_report
@@ -75,6 +76,39 @@ def test_a_stop_that_comes_while_records_are_read_explains_those_that_it_has_end
     report = build_report(run_dir.path, now=START + 97, ended=False)
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["app_error", "terminated_peer"]
     assert report["stopped"]["cause"] == "worker_w0 rank 0 ended by app_error"
+
+
+def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=1, log="Watchdog caught collective operation timeout\n")
+    run_dir.ended(1, log="Processed 80/100 items\n", end=96, **TERM_SENT).stop("time_limit", "the time limit", at=91)
+    workers = [{"rank": 1, "worker": "worker_w1", "items": 60, "items_expected": 100, "unit": "items"}]
+    (run_dir.path / "status").mkdir(exist_ok=True)
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
+    whole = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in whole["workers"]] == ["nccl_timeout", "time_limit"]
+    assert (whole["state"], [worker["items"] for worker in whole["workers"]]) == ("TIMEOUT", [None, 80])
+    judge = Judge(read_manifest(run_dir.path), 0, None)
+    known = build_report(run_dir.path, now=START + 200, ended=True, judge=judge)
+    assert known == whole
+
+    def read(path: Path, *_: object) -> bytes:
+        raise AssertionError(f"looked into {path}")
+
+    for name in ("launcher.judge.read_end", "launcher.report_workers.read_end", "launcher.report_workers.read_begin"):
+        monkeypatch.setattr(name, read)
+    # who has judged them knows what their logs say
+    for given, first in ((judge, "nccl_timeout"), (None, "app_error")):
+        quick = build_report(run_dir.path, now=START + 200, ended=True, judge=given, quick=True)
+        assert [worker["exit"]["reason"] for worker in quick["workers"]] == [first, "time_limit"]
+        assert (quick["state"], [worker["items"] for worker in quick["workers"]]) == ("TIMEOUT", [None, 60])
+    with pytest.raises(AssertionError, match="looked into"):
+        run_dir.report()
+
+
+def test_a_quick_report_of_a_job_that_has_completed_has_verified_nothing(tmp_path: Path) -> None:
+    report = build_report(RunDir(tmp_path).ended(0).ended(1).path, now=START + 200, ended=True, quick=True)
+    assert (report["state"], report["verification"]) == ("COMPLETED", {"verified": False, "checks": []})
+    assert render_report(report).startswith("# Job 4459 job: COMPLETED, its output not checked\n")
 
 
 def test_a_job_whose_workers_completed_has_completed(tmp_path: Path) -> None:

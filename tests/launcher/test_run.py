@@ -575,7 +575,7 @@ def interrupted_twice(folder: Path) -> Ended:
 
 def test_a_second_ctrl_c_kills_what_does_not_end(interrupted_twice: Ended) -> None:
     assert (interrupted_twice.status, interrupted_twice.report["state"]) == (130, "CANCELLED")
-    assert "its workers have 30 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
+    assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
     assert interrupted_twice.left_over == {}
 
 

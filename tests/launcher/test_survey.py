@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -127,10 +128,30 @@ def test_without_a_free_offset_the_job_says_so_and_goes_on(jobs: Any, capfd: pyt
     assert time.monotonic() - begun < 15.0  # it has not waited for what cannot come
 
 
+def test_a_node_that_cannot_look_costs_the_others_no_time(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.survey.SURVEY_S", 120.0)
+    port = free_port()
+    held = reserve([port])
+    job = jobs(plan_with(port, port + 1))
+    (job.facts.run_dir / records.NODES_DIR / "job0-n1.json").mkdir(parents=True)
+    begun = time.monotonic()
+    assert job.look().port_offset == 17
+    assert time.monotonic() - begun < 60.0
+    assert held
+    assert [line.split(" ", 2)[2] for line in capfd.readouterr().out.splitlines()] == [
+        "Nothing is known of job0-n1: the ports of the job are untested there",
+        "Ports of the job: those of the plan + 17",
+    ]
+
+
 LOOKING = """
 import sys
 from pathlib import Path
+import launcher.survey
 from tests.launcher.test_survey import Job, plan_with
+launcher.survey.SURVEY_S = 300.0
 job = Job(Path(sys.argv[1]), plan_with(*map(int, sys.argv[2:])))
 print(job.look().port_offset, flush=True)
 sys.stdin.read()
@@ -166,7 +187,12 @@ def test_jobs_of_several_nodes_that_look_at_once_come_to_ports_of_their_own(tmp_
 def offset_of(process: "subprocess.Popen[str]") -> int:
     """What a job says last before it waits."""
     assert process.stdout is not None
-    told = next((line for line in process.stdout if line.strip().isdigit()), None)
+    watchdog = threading.Timer(400.0, process.kill)
+    watchdog.start()
+    try:
+        told = next((line for line in process.stdout if line.strip().isdigit()), None)
+    finally:
+        watchdog.cancel()
     assert told is not None, "it has ended"
     return int(told)
 

@@ -1,19 +1,25 @@
 """A sweep on this machine, with real processes."""
 
+import itertools
 import json
 import os
 import re
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launcher import sweep_run
 from launcher.config import ClusterSpec
 from launcher.errors import LauncherError
+from launcher.steps import ENDING_SIGNALS
 from launcher.sweep_plan import PlannedSweep, plan_sweep
-from launcher.sweep_run import slots_of
+from launcher.sweep_run import LocalSweep, begin_sweep, slots_of
 from tests.launcher.support import LocalJob, gpujob, poll, read_json
 
 PROGRAM = """\
@@ -108,14 +114,13 @@ def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Pa
         assert (done.returncode, json.loads(done.stdout)["points"][2]["state"]) == (5, "MISSING")
 
 
-def planned(max_parallel: int | None, gpus: int) -> PlannedSweep:
+def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
     body = {
         "name": "j",
         "resources": {"gpus_per_node": gpus},
         "workers": [{"gpus": gpus, "command": "true {x}"}],
         "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
     }
-    here = Path("/")
     return plan_sweep(
         body, "job.yaml", ClusterSpec(), job_dir=here, workdir=here, timestamp="20251122_041341", local=True
     )
@@ -127,3 +132,106 @@ def test_points_that_run_at_once_have_gpus_of_their_own() -> None:
     assert slots_of(planned(3, 0), None) == [None, None, None]
     with pytest.raises(LauncherError, match=r"2 points of 2 GPUs need 4 and 3 are here; set max_parallel to 1$"):
         slots_of(planned(2, 2), "0,1,2")
+
+
+STUBBORN = "trap ': > told' INT; : > ready; while :; do sleep 0.05; [ -e told ] && trap - INT && : > asked; done"
+"""A point that ends at the second SIGINT, and says in files that it can be told, and that it was."""
+
+
+class Signalled:
+    """A sweep of three points, two at once, in this very process, whose points are stand-ins for orchestrators."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.command = ["sleep", "30"]
+        self.folder = folder
+        sweep = planned(2, 0, folder)
+        home, record = begin_sweep(sweep, b"")
+        self.local = LocalSweep(sweep, home, record, lambda _: None)
+        monkeypatch.setattr(sweep_run, "start_orchestrator", self._start)
+
+    def _start(self, *_: object) -> "subprocess.Popen[bytes]":
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+        self.started.append(subprocess.Popen(self.command, cwd=self.folder, preexec_fn=prepare))
+        return self.started[-1]
+
+    def run(self, indexes: Sequence[int] = (0, 1, 2)) -> list[int | None]:
+        """How those ended that were started."""
+        self.local.run(indexes)
+        return [process.returncode for process in self.started]
+
+    def runs(self) -> list[int]:
+        """Of each point, how often it was run as far as the record says."""
+        return [len(point.runs) for point in self.local.record.points]
+
+
+@pytest.fixture
+def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signalled]:
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    yield Signalled(tmp_path, monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
+    """Ctrl-C just before a function does its work for the ``call``-th time."""
+    done, counter = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*words: Any) -> Any:
+        if next(counter) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return done(*words)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("point", [1, 2])
+@pytest.mark.parametrize("name", ["rundir.stage", "settle_point", "write_record"])
+def test_ctrl_c_while_a_point_is_made_ready_reaches_it(
+    name: str, point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, _, function = name.rpartition(".")
+    first = 1 if function == "write_record" else 0  # who runs the sweep is written down before
+    interrupt_at(monkeypatch, getattr(sweep_run, owner) if owner else sweep_run, function, first + point)
+    assert signalled.run() == [-signal.SIGINT] * point
+    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * point + [0] * (3 - point))
+
+
+@pytest.mark.parametrize("point", [1, 2])
+def test_no_point_is_started_once_a_signal_has_come(
+    point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(monkeypatch, signal, "pthread_sigmask", 2 * point - 1)
+    assert signalled.run() == [-signal.SIGINT] * (point - 1)
+    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * (point - 1) + [0] * (4 - point))
+
+
+def test_ctrl_c_that_finds_all_points_ended_is_no_error(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tells a process asks first whether it is there: then nobody is left to wait for."""
+    signalled.command, waited = ["true"], os.waitid
+
+    def late(*words: int) -> object:
+        for process in signalled.started:
+            waited(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return waited(*words)
+
+    monkeypatch.setattr(os, "waitid", late)
+    assert signalled.run() == [0, 0]
+    assert signalled.runs() == [1, 1, 0]
+
+
+def test_a_second_ctrl_c_goes_on_to_the_points(signalled: Signalled) -> None:
+    signalled.command = ["sh", "-c", STUBBORN]
+
+    def interrupt() -> None:
+        for seen in ("ready", "asked"):
+            poll((signalled.folder / seen).exists, f"a point that is {seen}", 20)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt, daemon=True)
+    impatient.start()
+    assert signalled.run([0]) == [-signal.SIGINT]
+    impatient.join()

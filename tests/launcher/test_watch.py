@@ -516,12 +516,23 @@ def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines
     ]
     again = two_workers()
     again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
-    words = "2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 2) after killed_unknown"
+    words = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
     assert lines.show(again) == [f"{words} (killed by SIGKILL; nothing tells who sent it)"]
     assert lines.show(again) == []
     again["workers"][1] = worker(1, restarts=2, exits=exits)
     (line,) = lines.show(again)
-    assert line.startswith("2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
+    assert line.startswith("2025-11-22 04:13:33 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
+
+
+def test_restarts_of_before_the_first_look_have_their_own_times(lines: Lines) -> None:
+    exits = [
+        dead("app_error", 3)["exit"] | {"restart": run, "time": time} for run, time in ((0, NOW - 7200), (1, None))
+    ]
+    found = lines.show(a_view(workers=[worker(1, restarts=2, exits=exits)]))
+    assert [line.partition(" after")[0] for line in found[:2]] == [
+        "2025-11-22 02:13:41 worker_w1 on cn00 restarted (run 2)",
+        "2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 3)",
+    ]
 
 
 def test_the_tokens_of_all_engines_stand_beside_their_readiness(lines: Lines) -> None:
