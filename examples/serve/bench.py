@@ -113,7 +113,10 @@ def taken(lines: Iterator[bytes], begin: float) -> Completed:
     arrivals: list[float] = []
     used: dict[str, int] = {}
     for line in lines:
-        text = line.strip().removeprefix(b"data: ")
+        field, _, text = line.strip().partition(b":")
+        if field != b"data":
+            continue  # a comment that keeps the connection alive, the name of an event, or the end of one
+        text = text.strip()
         if text == b"[DONE]":
             if not arrivals:
                 raise RequestFailed("an answer without text")

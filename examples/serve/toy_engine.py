@@ -104,6 +104,7 @@ class Engine:
                 if not self.batch:
                     self.rate = 0.0
                     self._changed.wait_for(lambda: self.batch)
+                    begin, steps, made = 0.0, 0, 0  # the time without requests is no time of theirs
             begin = begin or time.monotonic()
             running = self._step()
             steps, made = steps + 1, made + running

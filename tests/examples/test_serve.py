@@ -3,9 +3,11 @@
 import http.client
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -115,12 +117,14 @@ def test_the_job_runs_here_and_its_report_has_what_was_measured(tmp_path: Path) 
 
 
 def test_check_and_plan_have_nothing_to_warn_of(tmp_path: Path) -> None:
-    checked = json.loads(gpujob("check", "--json", TOY, cwd=tmp_path).stdout)
+    path = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    active = clean_environment(VIRTUAL_ENV=sys.prefix, PATH=path)  # else "python3" may be anything, as it warns
+    checked = json.loads(gpujob("check", "--json", TOY, cwd=tmp_path, env=active).stdout)
     items = [item for section in checked["sections"] for item in section["items"]]
     assert checked["ok"] is True
     assert [item for item in items if item["status"] in ("warning", "error") and item["code"] != "disk-low"] == []
     for options in ((), ("--local",)):
-        planned = gpujob("plan", TOY, *options, cwd=tmp_path)
+        planned = gpujob("plan", TOY, *options, cwd=tmp_path, env=active)
         assert (planned.returncode, planned.stderr) == (0, "")
         assert f"python3 {FOLDER}/toy_router.py --port" in planned.stdout
 
@@ -187,6 +191,21 @@ def test_a_request_whose_client_has_gone_leaves_the_batch(tmp_path: Path) -> Non
         answer.close()
         client.close()
         poll(lambda: running_now in ask(f"{url}/metrics")[1].decode(), "an empty batch", 60)
+
+
+def test_the_rate_of_a_batch_is_that_of_its_time_and_not_of_the_pause_before(tmp_path: Path) -> None:
+    """Half of what is told at once, a pause of some seconds, and the other half and more."""
+    asked = json.dumps({"prompt": "a", "max_tokens": 15}).encode()
+    with an_engine(tmp_path / "log", "--disaggregation-mode", "decode", "--step-ms", 10) as (url, _):
+        ask(f"{url}/v1/completions", asked)
+        time.sleep(4)
+        more = json.dumps({"prompt": "a", "max_tokens": 45}).encode()
+        ask(f"{url}/v1/completions", more)
+        metrics = ask(f"{url}/metrics")[1].decode()
+    told = re.findall(r"gen throughput \(token/s\): ([\d.]+), ", (tmp_path / "log").read_text())
+    assert len(told) == 2, "after 20 and 40 steps"
+    assert min(map(float, told)) > 6, "20 tokens in 4 seconds are 5 a second"
+    assert 'sglang:generation_tokens_total{model_name="toy"} 60\n' in metrics
 
 
 def test_a_router_counts_the_workers_that_are_well_and_passes_over_the_others(tmp_path: Path) -> None:
@@ -310,6 +329,24 @@ def test_only_a_whole_stream_is_a_completed_request(
     cut = text[: data.draw(st.integers(0, text.index(b"[DONE]") + len(b"[DONE")))]
     with pytest.raises((bench.RequestFailed, ValueError)):
         bench.taken(iter(cut.splitlines(keepends=True)), 0.0)
+
+
+def test_an_answer_may_have_all_that_a_stream_of_events_may_have(bench: ModuleType) -> None:
+    lines = [
+        b": ping\n",
+        b"\n",
+        b"event: completion\r\n",
+        b"id: 1\r\n",
+        b'data:{"choices": [{"text": "a"}]}\r\n',
+        b"\r\n",
+        b"retry: 1000\n",
+        b"data\n",
+        b'data:   {"choices": [{"text": "b: c"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n',
+        b":\n",
+        b"data:[DONE]\n",
+    ]
+    found = bench.taken(iter(lines), 0.0)
+    assert (found.tokens_in, found.tokens_out, len(found.arrivals)) == (3, 2, 2)
 
 
 def test_the_statistics_are_those_of_the_moments(bench: ModuleType) -> None:
