@@ -115,12 +115,14 @@ class Orchestrator:
         return end.finish(self._checklist, self._conclude_launch, self._take_statuses)
 
     def _keep_earlier_report(self) -> None:
-        """The report of an attempt before this one gets its number: ``report_a0.json``."""
+        """The report of an attempt before this one gets its number, as do its statuses: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
         if earlier >= 0 and not (self._facts.run_dir / records.REPORT_FILE).exists():
             say(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
             self._course.events.write("attempt without report", earlier=earlier)
-        for name in (records.REPORT_FILE, REPORT_TEXT_FILE):
+        # the sidecars of this attempt would write over what those of the one before have told of its workers
+        statuses = (records.STATUS_DIR,) if earlier >= 0 else ()
+        for name in (records.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
             old = self._facts.run_dir / name
             if old.exists():
                 kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")

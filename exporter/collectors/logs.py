@@ -167,7 +167,8 @@ class LogsCollector:
         context, manifest = self._context, self._context.manifest
         saved = read_state(*self._place, kind="logs") or {}
         self._priors = earlier_runs(manifest.job_name)
-        self._earlier = reached_before(read_earlier_attempts(manifest.run_dir, context.identity.attempt))
+        attempts = read_earlier_attempts(manifest.run_dir, context.identity.attempt)
+        self._earlier = reached_before(attempts, {task.rank for task in context.tasks})
         found = []
         for task in context.tasks:
             worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
@@ -266,9 +267,9 @@ class LogsCollector:
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.follow(str(path))
-        if worker.began is None:
-            worker.began = self._start(task, worker.restart)
         if fresh:
+            if worker.began is None:
+                worker.began = self._start(task, worker.restart)
             told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if told.exists():
                 worker.follow(str(told), PROGRESS_FILE)

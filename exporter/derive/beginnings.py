@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 FIRSTS = 5.0
-"""A worker that begins anew says first about what it has said first before; not so many times that,"""
+"""A worker that begins anew says first about what it has said first before; hardly so many times that,"""
 REACHED = 0.5
 """and not so much of what it had reached: checkpoints are seldom older."""
 SOON_S = 600.0
@@ -15,6 +15,8 @@ LARGE_SHARE, LARGE = 0.02, 50.0
 """Share of the total, or without one the number, from which a first position may be that of a resume."""
 FASTER = 3.0
 """So many times as fast as it is now a worker may have been before its first position."""
+STEPS = 1.5
+"""So many times its largest step a worker that begins at nothing may say first: batches are seldom less alike."""
 STAMP_S = 1.0
 """Many logs tell their time in whole seconds: a record may be so much later than it says."""
 RISES = 3
@@ -31,15 +33,19 @@ class Earlier(NamedTuple):
     """The first position of a run that has begun at nothing; None where that is not known."""
 
 
-def reached_before(attempts: Iterable[Iterable[Mapping[str, Any]]]) -> dict[int, Earlier]:
-    """How far each worker had come, by rank, in the first of these attempts that tells it.
+def reached_before(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, Earlier]:
+    """How far the workers of these ranks had come, by rank, each in the first of these attempts that tells it.
 
-    Of each attempt these are its reports or statuses; whatever is in them, they tell positions or nothing.
+    Of each attempt these are its reports or statuses; whatever is in them, they tell positions or nothing. Once all
+    are known no further attempt is asked for.
     """
     found: dict[int, Earlier] = {}
     for pages in attempts:
         for rank, earlier in _positions(pages):
-            found.setdefault(rank, earlier)
+            if rank in ranks:
+                found.setdefault(rank, earlier)
+        if found.keys() >= ranks:
+            break
     return found
 
 
@@ -64,15 +70,15 @@ def _count(value: object) -> float | None:
 def is_resume(done: float, total: float | None, earlier: Earlier) -> bool | None:
     """Whether a run whose first position is ``done`` goes on with the work of an earlier one; None if it may.
 
-    It does from half of what that one had reached, where that is at least five times the first position of a run that
-    has begun at nothing; up to those five times it begins at nothing itself. What has another total is other work.
+    It does not where it says no more than a run that has begun at nothing has said first, and it does from half of
+    what the earlier one had reached, where both are more than five times that. What has another total is other work.
     """
     if earlier.first is None or (None not in (total, earlier.total) and total != earlier.total):
         return None
-    anew = FIRSTS * max(1.0, earlier.first)
+    anew = max(1.0, earlier.first)
     if done <= anew:
         return False
-    return True if earlier.done >= anew and done >= REACHED * earlier.done else None
+    return True if min(done, earlier.done) > FIRSTS * anew and done >= REACHED * earlier.done else None
 
 
 def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
@@ -88,9 +94,10 @@ def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
 class Beginning:
     """A first position of which is not known whether it has been worked for, until the pace after it tells.
 
-    It has where the worker, at up to three times its fastest pace since, could have come so far since its run began.
-    Once that is so it stays so, since the fastest pace can only rise. When the count has risen three times and it is
-    not so, the first position is where the work goes on.
+    It has where the worker, at up to three times its fastest pace since, could have come so far since its run began,
+    and where it is about one step of the count: a first batch may be the fastest by far. Once that is so it stays so,
+    since the fastest pace and the largest step can only rise. When the count has risen three times and it is not so,
+    the first position is where the work goes on.
     """
 
     done: float
@@ -102,6 +109,8 @@ class Beginning:
     last_at: float
     pace: float = 0.0
     """The fastest so far, per second."""
+    step: float = 0.0
+    """The largest so far, from one record to the next."""
     rises: int = 0
 
     @classmethod
@@ -116,6 +125,7 @@ class Beginning:
         the whole way tells more than the step to the next one.
         """
         if done > self.last:
+            self.step = max(self.step, done - self.last)
             if t > self.last_at:
                 whole = (done - self.done) / (t - self.since)
                 self.pace = max(self.pace, whole, (done - self.last) / (t - self.last_at))
@@ -126,12 +136,16 @@ class Beginning:
         return True if worked_for else False if self.rises >= RISES else None
 
     def verdict(self) -> bool:
-        """The same when nothing more will come: without any evidence it has been worked for."""
-        return self.pace == 0 or self._can_be_work
+        """The same when nothing more will come: without any evidence it has been worked for.
+
+        Whole seconds are none before there are two: the second record may have come just after the first.
+        """
+        whole_seconds = self.since % 1 == 0 and self.last_at % 1 == 0
+        return self.pace == 0 or self._can_be_work or (whole_seconds and self.last_at - self.since <= STAMP_S)
 
     @property
     def _can_be_work(self) -> bool:
-        return self.done <= FASTER * (self.after_s + STAMP_S) * self.pace
+        return self.done <= max(FASTER * (self.after_s + STAMP_S) * self.pace, STEPS * self.step)
 
 
 Key = tuple[str, int | None]

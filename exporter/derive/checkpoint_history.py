@@ -168,9 +168,16 @@ class History:
     def odd_size(self, size: int, key: str, shapes: frozenset[str]) -> float | None:
         """The size by the median of those like it, where it is less than half or more than twice of that.
 
-        Those of other ranks are not like it: once a worker has begun anew, each set may be that of a few of them.
+        Once a worker has begun or ended between them, ranks need not be in step any more, and each set may be that of
+        a few of them. Then it is compared with those that had just its files, and of those since then with all that had
+        its files at least: a lone shard is odd beside three that came with the others, and one of a rank that is out
+        of step has none such. While there are fewer than three nothing tells the one from the other.
         """
-        sizes = [past.bytes for past in self._alike(key) if past.shapes == shapes]
+        alike = self._alike(key)
+        since = -math.inf if self.disturbed is None else self.disturbed
+        if any(past.end < since for past in alike):
+            alike = [past for past in alike if past.shapes == shapes or (past.end >= since and past.shapes > shapes)]
+        sizes = [past.bytes for past in alike]
         if len(sizes) < LEARN_FROM:
             return None
         usual = statistics.median(sizes)

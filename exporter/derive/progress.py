@@ -209,7 +209,9 @@ class Track:
         """
         if position.pattern != self.pattern or order != self._order or position.resumed or position.epoch is not None:
             return False
-        if self.epoch is not None or self._evaluating_since is not None or self._beginnings.open:
+        if self.epoch is not None or self._evaluating_since is not None:
+            return False
+        if self._beginnings.open and (position.pattern, position.rank) in self._beginnings.open:
             return False
         pattern = self._patterns[self.pattern]
         count = pattern.counts.get(position.rank)

@@ -3,11 +3,14 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from exporter.readers.mounts import mount_table
+from exporter.readers.wakeups import tells_of_writes
 from tests.exporter.support import Wrappers
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -32,6 +35,29 @@ def start() -> Iterator[Start]:
         except ProcessLookupError:
             pass  # all of them have ended
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def local_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of whose files the kernel knows all writes: where the others of the tests are, else in memory."""
+    root = tmp_path_factory.mktemp("local")
+    if _is_local(root):
+        yield root
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if not _is_local(Path(memory)):
+            pytest.skip("the kernel does not know of all that is written here")
+        yield Path(memory)
+
+
+def _is_local(folder: Path) -> bool:
+    return tells_of_writes(str(folder), folder.stat().st_dev, mount_table().current())
+
+
+@pytest.fixture
+def local_folder(local_root: Path) -> Path:
+    """A new one of these."""
+    return Path(tempfile.mkdtemp(dir=local_root))
 
 
 @pytest.fixture

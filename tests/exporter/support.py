@@ -26,6 +26,8 @@ NOBODY = 65534
 SOON_S = 8.0
 """Within which is over what does not wait, on a machine that does much else: what waits for something that hangs
 takes longer, or never ends."""
+AT_ONCE_S = 5.5
+"""Within which a sidecar ends that is told to: it waits for no further look, nor until it would publish again."""
 
 
 class FakeClock:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given
@@ -31,14 +32,19 @@ ITEMS = Earlier("items", 141, 400, 1)
         (141, None, ITEMS, True),
         (101, 400, ITEMS, True),  # from a checkpoint on
         (70, 400, ITEMS, None),  # less than half of it: what follows must tell
-        (5, 400, ITEMS, False),  # five times as far as at first, as a faster node may be
+        (5, 400, ITEMS, None),  # five times as far as at first, as a faster node may be
+        (2, 400, ITEMS, None),
         (1, 400, ITEMS, False),
+        (0, 400, ITEMS, False),
         (142, 500, ITEMS, None),  # other work
         (142, 400, ITEMS._replace(first=None), None),
         (100, 400, ITEMS._replace(first=100), False),  # a hundred at a time
-        (400, 400, ITEMS._replace(first=100), False),
+        (300, 400, Earlier("steps", 300, 400, 100), None),  # goes on, or is a faster one
+        (400, 400, ITEMS._replace(first=100), None),
         (600, 800, Earlier("items", 550, 800, 100), True),
         (6, 400, ITEMS._replace(done=4), None),  # that one had not come far either
+        (6, 400, ITEMS._replace(done=5), None),
+        (6, 400, ITEMS._replace(done=6), True),
         (0, 400, ITEMS._replace(done=0, first=0), False),
     ],
 )
@@ -126,6 +132,22 @@ def test_after_a_resume_the_next_run_goes_on_too_however_long_it_loads() -> None
     assert track.processed == 40 + 40
 
 
+def test_where_the_trainer_tells_seldom_the_pace_decides_after_a_restart() -> None:
+    track = track_of(Earlier("items", 300, 400, 100))
+    for n, done in enumerate((300, 310, 320, 330)):
+        track.update("log", at(done, 400), BEGAN + 5 + 60 * n)
+    assert (track.done, track.processed) == (330, 30)
+
+
+@pytest.mark.parametrize("later", [64, 50, 100])
+def test_a_first_batch_that_comes_fast_is_work(later: int) -> None:
+    """Much of what a benchmark has in its first seconds is the queue that it begins with."""
+    track = track_of()
+    for n in range(4):
+        track.update("log", at(64 + later * n, 1000), BEGAN + 3 + 64 * n)
+    assert (track.done, track.processed, track.first) == (64 + 3 * later, 64 + 3 * later, 64)
+
+
 def test_where_nobody_knows_when_the_run_began_a_first_position_is_work() -> None:
     track = track_of(began=None)
     track.update("log", at(5000, 10_000), BEGAN)
@@ -145,11 +167,12 @@ def test_an_end_decides_by_what_is_known() -> None:
     track.update("log", at(500, 1000), BEGAN + 1)
     track.settle()
     assert (track.processed, track.first) == (500, 500)
-    track = track_of()
-    track.update("log", at(500, 1000), BEGAN + 1)
-    track.update("log", at(501, 1000), BEGAN + 2)
-    track.settle()
-    assert (track.processed, track.first) == (1, None)
+    for moment, processed in ((1.5, 1), (3.0, 1), (2.0, 501)):  # by whole seconds it may have come at once
+        track = track_of()
+        track.update("log", at(500, 1000), BEGAN + 1)
+        track.update("log", at(501, 1000), BEGAN + moment)
+        track.settle()
+        assert track.processed == processed
 
 
 def test_a_word_of_a_resume_decides_too() -> None:
@@ -228,6 +251,7 @@ def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
 @example(pace=553.0, delay=0.0, gaps=[24.5, 1.0], total=13_549, earlier=None, seconds=False)
 @example(pace=100.0, delay=0.0, gaps=[5.0, 1.0], total=1000, earlier=None, seconds=False)
 @example(pace=20.0, delay=0.95, gaps=[1.0] * 25, total=500, earlier=None, seconds=True)
+@example(pace=9.0, delay=1.75, gaps=[1.125, 0.125], total=12, earlier=None, seconds=True)
 @example(pace=20.0, delay=0.05, gaps=[0.9] + [0.1] * 40, total=500, earlier=None, seconds=True)
 def test_an_even_worker_that_begins_at_nothing_loses_no_item(
     pace: float, delay: float, gaps: list[float], total: int | None, earlier: Earlier | None, seconds: bool
@@ -253,14 +277,35 @@ def test_an_even_worker_that_begins_at_nothing_loses_no_item(
 def test_of_a_worker_that_goes_on_from_far_away_only_what_follows_is_work(
     pace: float, gap: float, after_s: float, times: float, many: int
 ) -> None:
-    """Far away is seven times as far as it could have come: its pace is measured in whole items."""
+    """Far away is seven times as far as it could have come, and two steps: its pace is measured in whole items."""
     step = max(1.0, pace * gap)
-    base = int(max(times * (after_s + STAMP_S) * step / gap, 2.0)) + 50
+    base = int(max(times * (after_s + STAMP_S) * step / gap, 2.0 * step)) + 50
     track = track_of()
     for n in range(many):
         track.update("log", at(base + int(step * n), None), BEGAN + after_s + gap * n)
     track.settle()
     assert track.processed == int(step * (many - 1))
+
+
+@given(
+    first=st.integers(1, 1000),
+    steps=st.lists(st.integers(1, 1000), min_size=1, max_size=8),
+    after_s=st.floats(0.1, 60),
+    gaps=st.lists(st.floats(0.1, 1000), min_size=8, max_size=8),
+    total=st.integers(10**4, 10**6) | st.none(),
+)
+def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
+    first: int, steps: list[int], after_s: float, gaps: list[float], total: int | None
+) -> None:
+    """Whatever its pace, where the later one is among those that are waited for."""
+    steps[0] = max(steps[0], first)
+    track, t, done = track_of(), BEGAN + after_s, first
+    track.update("log", at(done, total), t)
+    for step, gap in zip(steps, gaps, strict=False):
+        t, done = t + gap, done + step
+        track.update("log", at(done, total), t)
+    track.settle()
+    assert track.processed == track.done == done
 
 
 @given(
@@ -278,7 +323,7 @@ def test_whatever_goes_on_from_what_an_earlier_run_had_reached_is_told_at_once(
     for gap in gaps:
         track.update("log", at(place, None), t)
         t, place = t + gap, place + 3
-    far = begins > 5 * max(1, first) and earlier.done >= 5 * max(1, first)
+    far = min(begins, earlier.done) > 5 * max(1, first)
     if far:
         assert track.processed == 3 * (len(gaps) - 1)
     else:
@@ -289,8 +334,21 @@ WORKER = {"rank": 3, "unit": "items", "items": 141, "items_expected": 400, "item
 
 
 def test_the_newest_attempt_that_tells_counts() -> None:
-    told = reached_before([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]])
+    told = reached_before([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3})
     assert told == {3: Earlier("items", 141, 400, 1)}
+
+
+def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
+    asked = []
+
+    def attempts() -> Iterator[list[dict[str, object]]]:
+        for number, ranks in enumerate(((2, 9), (1, 2), (0, 1, 2))):
+            asked.append(number)
+            yield [{"workers": [{**WORKER, "rank": rank, "items": 100 - number} for rank in ranks]}]
+
+    told = reached_before(attempts(), {1, 2})
+    assert ({rank: earlier.done for rank, earlier in told.items()}, asked) == ({2: 100, 1: 99}, [0, 1])
+    assert reached_before(attempts(), {4}) == {}
 
 
 @pytest.mark.parametrize(
@@ -308,4 +366,4 @@ def test_the_newest_attempt_that_tells_counts() -> None:
     ],
 )
 def test_a_page_that_tells_nothing_is_passed_over(page: dict[str, object]) -> None:
-    assert reached_before([[page]]) == {}
+    assert reached_before([[page]], {0, 3}) == {}

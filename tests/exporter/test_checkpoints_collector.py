@@ -407,6 +407,7 @@ def test_a_size_is_odd_among_checkpoints_of_the_same_ranks(tmp_path: Path) -> No
     node = Node(tmp_path)
     for step in (1, 2, 3):
         save(node, step, 0, 1, 2)
+    note_record(node, tmp_path)  # a worker has begun anew: perhaps they are out of step
     save(node, 4, 0)
     assert [event["level"] for event in node.status().events if event["event"] == "checkpoint saved"] == ["info"] * 4
     node.write("checkpoint_worker_0_step_5.pt", torch_bytes(4096))
@@ -415,6 +416,46 @@ def test_a_size_is_odd_among_checkpoints_of_the_same_ranks(tmp_path: Path) -> No
     node.reads(60)
     (told,) = [event["detail"] for event in node.status().events if event["level"] == "warning"]
     assert "times the usual size" in told
+
+
+def odd_sizes(node: Node) -> list[str]:
+    """Checkpoints that were told to be of an unusual size."""
+    events = node.status().events
+    return [event["detail"].partition(":")[0] for event in events if "times the usual size" in event["detail"]]
+
+
+def test_a_shard_without_the_others_is_odd_where_no_worker_has_begun_or_ended(tmp_path: Path) -> None:
+    note_record(node := Node(tmp_path), tmp_path)
+    for step in (1, 2, 3):
+        save(node, step, *range(8))
+    save(node, 4, 0)
+    save(node, 5, 0, 8)  # a new one beside it is no reason
+    assert odd_sizes(node) == ["checkpoint_worker_0_step_4.pt", "checkpoint_worker_*_step_5.pt"]
+
+
+def test_after_a_restart_it_is_odd_once_three_have_come_with_the_others(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step in (1, 2, 3):
+        save(node, step, *range(8))
+    note_record(node, tmp_path)
+    save(node, 4, 0)  # perhaps it is out of step
+    for step in (5, 6, 7):
+        assert odd_sizes(node) == []
+        save(node, step, *range(8))
+    save(node, 8, 0)
+    save(node, 9, 3)
+    assert odd_sizes(node) == ["checkpoint_worker_0_step_8.pt", "checkpoint_worker_3_step_9.pt"]
+
+
+def test_a_rank_that_is_out_of_step_after_a_restart_is_not_odd(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for step in (1, 2, 3):
+        save(node, step, *range(8))
+    note_record(node, tmp_path)
+    for step in range(4, 10):
+        save(node, 10 * step, *range(7), seconds=30)
+        save(node, 10 * step + 5, 7, seconds=30)
+    assert odd_sizes(node) == []
 
 
 @pytest.mark.parametrize("look_s", [1.0, 5.0])

@@ -454,7 +454,7 @@ def test_a_device_that_hangs_costs_itself_alone(part: str, start: Start) -> None
     machine = start()
     gate = machine.reader.hang((part, "1"))
     began = time.monotonic()
-    look = machine.look()
+    look = machine.look(wait_s=60.0)
     assert CALL_S <= time.monotonic() - began < SOON_S
     assert (look.state, [gpu.state for gpu in look.gpus]) == ("ok", ["ok", "hanging", "ok"])
     assert energies(look) == [1, None, 1]

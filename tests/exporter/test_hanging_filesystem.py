@@ -2,7 +2,6 @@
 
 import json
 import signal
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from exporter.families import Family
 from exporter.manifest import PathGroup
 from exporter.readers.file_host import LOOK_WAIT_S
 from tests.exporter.fuse_server import FuseMount
-from tests.exporter.support import SOON_S, make_manifest, until, write_manifest
+from tests.exporter.support import AT_ONCE_S, make_manifest, until, write_manifest
 from tests.exporter.test_sidecar_process import SidecarProcess
 
 REMOTE, LOCAL, RUN = "output", "local", "run"
@@ -110,7 +109,7 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
         job.sidecar.text("/metrics")
         durations.append(time.monotonic() - began)
         time.sleep(0.05)
-    assert statistics.median(durations) < LOOK_WAIT_S / 2, durations
+    assert sorted(durations)[-3] < LOOK_WAIT_S, durations
     assert job.values(RESPONDING) == {REMOTE: 0, LOCAL: 1, RUN: 1}
     assert job.values(AVAILABLE).keys() == {LOCAL, RUN}
     for _ in range(3):  # the other group's files are still counted as they grow
@@ -130,7 +129,7 @@ def test_a_group_whose_file_system_hangs_costs_nobody_else(mode: str, job: Job) 
     began = time.monotonic()
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < AT_ONCE_S
     assert gone(job.pid)
     status = records.read_json(job.sidecar.run_dir / records.STATUS_DIR / "node01.json") or {}
     assert status["final"] is True
@@ -145,7 +144,7 @@ def test_sigterm_right_after_a_file_system_began_to_hang_ends_it_too(job: Job) -
     began = time.monotonic()
     job.sidecar.process.send_signal(signal.SIGTERM)
     assert job.sidecar.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < AT_ONCE_S
     assert gone(job.pid)
     job.mount.close()
     until(lambda: gone(helpers[0]), "the end of the helper once nothing holds it")

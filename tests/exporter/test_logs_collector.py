@@ -41,10 +41,9 @@ from exporter.collectors.logs import (
     LogsCollector,
 )
 from exporter.manifest import LogPattern, PathGroup, Task
+from exporter.readers.folder_news import LOOK_ANYWAY_EVERY, RECENT_S
 from exporter.readers.kept_state import STATE_DIR
-from exporter.readers.mounts import mount_table
 from exporter.readers.tail import CHUNK_BYTES, STILL_LOOKS
-from exporter.readers.wakeups import tells_of_writes
 from tests.exporter.support import (
     NODE,
     FakeClock,
@@ -631,14 +630,12 @@ def test_the_rest_of_a_run_is_read_before_the_next_one_is_followed(logs: Logs, m
 
 @pytest.mark.parametrize("then", ["goes on", "ends", "is restarted"])
 def test_what_comes_after_a_long_silence_is_read_in_its_round(
-    logs: Logs, monkeypatch: pytest.MonkeyPatch, then: str
+    local_folder: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """Also where it comes within the round that sees the end of its writer: no later one may look there again."""
-    log = logs.run_dir / f"{NODE}_worker_w0.out"
+    logs = Logs(local_folder)
     logs.append(items(1))
-    os.utime(log, (1, 1))
-    if not tells_of_writes(str(log), log.stat().st_dev, mount_table().current()):
-        pytest.skip("the kernel does not know of all that is written here")
+    os.utime(logs.run_dir / f"{NODE}_worker_w0.out", (1, 1))
     for _ in range(STILL_LOOKS + 4):
         logs.facts()
     assert logs.collector._wakeups._watches
@@ -810,8 +807,8 @@ def test_the_next_attempt_has_done_what_follows_the_last_position_of_the_one_bef
     status = Status()
     logs.collector.describe(logs.collector.read(), status)
     page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
-    (tmp_path / "status").mkdir()
-    records.write_json(tmp_path / ("report_a0.json" if told == "report" else f"status/{NODE}.json"), page)
+    (tmp_path / "status_a0").mkdir()
+    records.write_json(tmp_path / ("report_a0.json" if told == "report" else f"status_a0/{NODE}.json"), page)
     logs.context = make_context(logs.manifest, logs.clock, attempt=1)
     logs.collector = LogsCollector(logs.context)
     started(logs, attempt=1)
@@ -830,6 +827,29 @@ def test_a_first_position_beyond_reach_is_where_the_work_goes_on(logs: Logs) -> 
     started(logs, ago=3.0)
     tell(logs, range(5000, 5100, 10), LOG, total=10_000)
     assert (logs.facts().position, logs.facts().processed) == (5090, 90)
+
+
+def test_start_records_are_opened_when_there_is_news_of_the_workers(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that others have started have none: that is not asked at each look."""
+    opened, read_json = list[str](), records.read_json
+
+    def note(path: str | os.PathLike[str]) -> dict[str, object] | None:
+        opened.append(os.path.basename(path))
+        return read_json(path)
+
+    monkeypatch.setattr(records, "read_json", note)
+    logs.facts()
+    logs.clock.advance(RECENT_S + 1e6)
+    before = opened.count("worker_w0_rank0_a0_r0.start.json")
+    assert before == 1
+    for _ in range(10 * LOOK_ANYWAY_EVERY):
+        logs.facts()
+    assert opened.count("worker_w0_rank0_a0_r0.start.json") - before == 10
+    started(logs)
+    tell(logs, [300], LOG)
+    assert logs.collector._workers[0].began is not None
 
 
 def test_a_fast_worker_has_done_its_first_items_as_well(logs: Logs) -> None:

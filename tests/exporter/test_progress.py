@@ -669,6 +669,19 @@ class Slow(Track):
         return False
 
 
+def test_a_rank_whose_beginning_is_open_keeps_no_other_from_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    track = Track()
+    track.began = 0.0
+    track.update("a.out", at(50, 100)._replace(rank=1), 1.0)
+    track.update("a.out", at(1, 100)._replace(rank=0), 1.0)
+    assert (track.processed, len(track._beginnings.open)) == (1, 1)
+    monkeypatch.delattr(Track, "_take")
+    track.update("a.out", at(2, 100)._replace(rank=0), 2.0)
+    assert track.processed == 2
+    with pytest.raises(AttributeError, match="_take"):
+        track.update("a.out", at(51, 100)._replace(rank=1), 2.0)
+
+
 PLAIN = st.one_of(
     st.builds(at, st.integers(0, 6), st.sampled_from([20, 20, 20, 30, None])),
     st.builds(lambda done: at(done, 20)._replace(rank=1), st.integers(0, 6)),
@@ -682,13 +695,18 @@ SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
 
 @settings(max_examples=400)
 @given(
-    st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40)
+    st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40),
+    st.booleans(),
 )
-def test_the_short_way_leads_to_the_same(records: list[tuple[Position | Mark | str, float, str]]) -> None:
+def test_the_short_way_leads_to_the_same(
+    records: list[tuple[Position | Mark | str, float, str]], starts_known: bool
+) -> None:
     short, long, t = Track(("one",), share=25), Slow(("one",), share=25), 0.0
     for record, gap_s, source in records:
         t += gap_s
         for track in (short, long):
+            if starts_known and track.began is None:
+                track.began = t
             if isinstance(record, Position):
                 track.update(source, record, t)
             else:
