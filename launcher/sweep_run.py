@@ -69,6 +69,9 @@ class LocalSweep:
         self._ended = 0
         self.signal: int | None = None
         """The signal that has ended the sweep, if one has."""
+        self._starting = False
+        self._late: list[int] = []
+        """Signals that have come while a point was being started, which could not be told yet."""
 
     def run(self, indexes: Collection[int]) -> None:
         """Run these points to their end, or until a signal; then those that run are ended in order."""
@@ -95,7 +98,10 @@ class LocalSweep:
     def _has_runs(self) -> bool:
         return any(point.runs for point in self.record.points)
 
-    def _stop(self, number: int, _frame: object) -> None:
+    def _stop(self, number: int, _frame: object = None) -> None:
+        if self._starting:
+            self._late.append(number)
+            return
         self.signal = self.signal or number
         self._stop_all(number)  # a second SIGINT ends the patience with workers that do not end
 
@@ -107,12 +113,16 @@ class LocalSweep:
         """Start a point, unless a signal has come; one that comes meanwhile waits until the point can be told."""
         job_id = f"{sweep_id}_{one.point.index}"
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        self._starting = True  # what is blocked here may still come to another thread
         try:
             if self.signal is not None:
                 return
             self._start_orchestrator(one, job_id)
         finally:
+            self._starting = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+            while self._late:
+                self._stop(self._late.pop(0))
         self._say(f"{one.point.name} started as {job_id}, {self._ended} of {count} ended")
 
     def _start_orchestrator(self, one: PlannedPoint, job_id: str) -> None:
