@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -126,7 +127,7 @@ def test_check_and_plan_have_nothing_to_warn_of(tmp_path: Path) -> None:
     for options in ((), ("--local",)):
         planned = gpujob("plan", TOY, *options, cwd=tmp_path, env=active)
         assert (planned.returncode, planned.stderr) == (0, "")
-        assert f"python3 {FOLDER}/toy_router.py --port" in planned.stdout
+        assert f"python3 {shlex.quote(f'{FOLDER}/toy_router.py')} --port" in planned.stdout
 
 
 def test_what_its_comments_say_of_a_real_engine_can_be_planned() -> None:
