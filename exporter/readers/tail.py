@@ -124,6 +124,9 @@ class LogTail:
 
     # -- for callers -----------------------------------------------------------------------------
 
+    def __del__(self) -> None:
+        self.close()
+
     @property
     def lag_bytes(self) -> int:
         """Bytes that have not been read yet, as of the last look."""

@@ -21,6 +21,7 @@ from exporter.readers.procfs import CLOCK_TICKS, read_start_ticks
 from tests.exporter.conftest import Start
 from tests.exporter.support import FakeClock, open_files, until
 from tests.exporter.test_procfs import another_user, spare_descriptors, start_with_pid
+from tests.realstack.waiting import readable
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def wait_for_ends(watch: ExitWatch, count: int, timeout: float = 20.0) -> list[E
     found: list[Ending] = []
     end = time.monotonic() + timeout
     while len(found) < count:
-        assert select.select([watch], [], [], max(0.0, end - time.monotonic()))[0], f"{len(found)} of {count} ends"
+        assert readable(watch, end - time.monotonic()), f"{len(found)} of {count} ends"
         found.extend(watch.dispatch())
     return found
 
@@ -319,7 +320,7 @@ def test_who_is_forgotten_is_not_told_of(watch: ExitWatch, start: Start) -> None
     assert len(os.listdir("/proc/self/fd")) == before
     process.kill()
     process.wait()
-    assert not select.select([watch], [], [], 0.05)[0]
+    assert not readable(watch, 0.05)
     assert watch.dispatch() == ()
     assert watch.ended(process.pid, ticks) is None
 

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -37,6 +36,7 @@ from tests.launcher.support import (
     read_json,
     settled_run_dir,
 )
+from tests.realstack.waiting import readable
 
 AT_ONCE = 4
 NOWHERE = "http://127.0.0.1:9"
@@ -483,7 +483,7 @@ def interrupted_in_a_terminal(folder: Path) -> Ended:
 
         def read() -> None:
             with contextlib.suppress(OSError):
-                while select.select([ours], [], [], 30)[0]:
+                while readable(ours, 30):
                     shown.append(os.read(ours, 65536))
 
         reader = threading.Thread(target=read, daemon=True)

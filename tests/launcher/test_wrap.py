@@ -4,7 +4,6 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from launcher.environment import original_environment
 from launcher.wrap import read_start_ticks, visible_devices
 from tests.launcher.support import clean_environment, poll, read_json
+from tests.realstack.waiting import readable
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 """A worker in Python that starts quickly; the program is the next word."""
@@ -94,8 +94,7 @@ def wrapped(tmp_path: Path) -> Iterator[Wrapped]:
 def line_of(child: subprocess.Popen[bytes], timeout: float = 10.0) -> str:
     """The next line that a child prints."""
     assert child.stdout is not None
-    ready, _, _ = select.select([child.stdout], [], [], timeout)
-    assert ready, f"no line within {timeout:g} s"
+    assert readable(child.stdout, timeout), f"no line within {timeout:g} s"
     return os.fsdecode(child.stdout.readline()).strip()
 
 
@@ -341,8 +340,7 @@ def read_until(terminal: int, text: str, timeout: float = 10.0) -> str:
     """What a terminal shows up to and with a text."""
     seen, end = "", time.monotonic() + timeout
     while text not in seen:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
-        assert ready, f"{text!r} not within {timeout:g} s: {seen!r}"
+        assert readable(terminal, end - time.monotonic()), f"{text!r} not within {timeout:g} s: {seen!r}"
         try:
             seen += os.fsdecode(os.read(terminal, 4096))
         except OSError:

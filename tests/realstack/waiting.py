@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 T = TypeVar("T")
 
@@ -39,3 +43,10 @@ def wait_for(
             shown = seen if len(seen) <= _SHOWN else seen[:_SHOWN] + "..."
             raise TimeoutError(f"waited {timeout:g} s for {what}; {shown}{where}")
         time.sleep(interval)
+
+
+def readable(stream: FileDescriptorLike, timeout: float) -> bool:
+    """Whether there is something to read, or its end, within so many seconds; select(2) knows no large descriptors."""
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    return bool(poller.poll(1000 * max(0.0, timeout)))
