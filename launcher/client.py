@@ -40,10 +40,8 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
-        self._reported: object = None
-        """Attempt whose report has been seen."""
-        self._orchestrator: object = None
-        """Which orchestrator there was at the last look."""
+        self._stage: object = None
+        """Which orchestrator there was at the last look, and whether it had left its report."""
 
     @cached_property
     def _stages(self) -> StageFacts:
@@ -53,10 +51,10 @@ class JobClient:
         """The job now. When it has ended, its report is in ``report``."""
         now = time.time()
         orchestrator = records.read_json(self.run_dir / records.ORCHESTRATOR_FILE)
-        self._forget_before(orchestrator)
         report = records.read_json(self.run_dir / records.REPORT_FILE)
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
+        self._forget_before(orchestrator, report)
         attempt = int((orchestrator or {}).get("attempt", 0))  # type: ignore[call-overload]
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return self._view_in_queue(attempt, report, now)
@@ -125,20 +123,18 @@ class JobClient:
             return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
         return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
 
-    def _forget_before(self, orchestrator: Mapping[str, Any] | None) -> None:
-        """What the queue said before this orchestrator began is not of it: the job was still to start, or to end."""
-        one = None if orchestrator is None else tuple(orchestrator.get(key) for key in ("attempt", "start", "pid"))
-        if one != self._orchestrator:
-            self._orchestrator = one
+    def _forget_before(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> None:
+        """What the queue said before this orchestrator began, or left its report, is not of now: the job went on."""
+        told = orchestrator or {}
+        stage = *(told.get(key) for key in ("attempt", "start", "pid")), report is not None
+        if stage != self._stage:
+            self._stage = stage
             self._queue.forget()
 
     def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
         """Whether the attempt of this orchestrator is over, and the job is in the queue for another one."""
         if orchestrator.get("local") or self.manifest.attached:
             return False
-        if report is not None and self._reported != report.get("attempt"):
-            self._reported = report.get("attempt")
-            self._queue.forget()  # it was running then
         at = self._queue.look().state
         if report is not None and report.get("requeued"):
             return at != ""  # by Slurm's leave or without an answer: the report says so
