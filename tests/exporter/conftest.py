@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exporter.readers.mounts import mount_table
-from exporter.readers.wakeups import tells_of_writes
+from exporter.readers.wakeups import Wakeups, tells_of_writes
 from tests.exporter.support import Wrappers
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -58,6 +58,23 @@ def _is_local(folder: Path) -> bool:
 def local_folder(local_root: Path) -> Path:
     """A new one of these."""
     return Path(tempfile.mkdtemp(dir=local_root))
+
+
+@pytest.fixture
+def resting_log(local_folder: Path) -> Path:
+    """A log of one line, to which nothing has been written for long."""
+    log = local_folder / "worker.log"
+    log.write_bytes(b"one\n")
+    os.utime(log, (1, 1))
+    return log
+
+
+@pytest.fixture
+def wakeups() -> Iterator[Wakeups]:
+    """The watches of one follower."""
+    made = Wakeups()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import logging
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,23 +17,8 @@ from exporter.readers.tail import STILL_LOOKS, TRUSTED_LOOKS, LogTail
 from exporter.readers.wakeups import IN_ATTRIB, Wakeups, Watch
 
 
-@pytest.fixture
-def path(local_folder: Path) -> Path:
-    log = local_folder / "worker.log"
-    log.write_bytes(b"one\n")
-    os.utime(log, (1, 1))
-    return log
-
-
-@pytest.fixture
-def wakeups() -> Iterator[Wakeups]:
-    made = Wakeups()
-    yield made
-    made.close()
-
-
-def append(path: Path, text: bytes) -> None:
-    with path.open("ab") as out:
+def append(resting_log: Path, text: bytes) -> None:
+    with resting_log.open("ab") as out:
         out.write(text)
 
 
@@ -48,7 +32,7 @@ def append(path: Path, text: bytes) -> None:
     ],
 )
 def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same(
-    path: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    resting_log: Path, call: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls, ask = list[str](), module._call
 
@@ -61,13 +45,13 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
     monkeypatch.setattr(module, "_call", refuse)
     caplog.set_level(logging.DEBUG)
     wakeups = Wakeups()
-    tail, found = LogTail(str(path), wakeups), list[bytes]()
+    tail, found = LogTail(str(resting_log), wakeups), list[bytes]()
     for number in range(3 * TRUSTED_LOOKS):
         wakeups.drain()
         found += tail.read()
         if number == 2 * TRUSTED_LOOKS:
-            append(path, b"two\n")
-            os.utime(path, (2, 2))
+            append(resting_log, b"two\n")
+            os.utime(resting_log, (2, 2))
     assert found == [b"one\n", b"two\n"]
     assert calls.count(call) == 1
     assert [record.getMessage() for record in caplog.records] == [f"logs are asked for changes one by one: {error}"]
@@ -75,9 +59,9 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
     wakeups.close()
 
 
-def rested(path: Path, wakeups: Wakeups) -> LogTail:
+def rested(resting_log: Path, wakeups: Wakeups) -> LogTail:
     """A tail of a log to which nothing has been written for so long that it goes by its watch."""
-    tail = LogTail(str(path), wakeups)
+    tail = LogTail(str(resting_log), wakeups)
     for _ in range(STILL_LOOKS + 3):
         wakeups.drain()
         list(tail.read())
@@ -86,9 +70,9 @@ def rested(path: Path, wakeups: Wakeups) -> LogTail:
 
 
 def test_a_log_at_rest_is_not_asked_but_now_and_then(
-    path: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tail, asked, ask = rested(path, wakeups), list[bytes](), os.stat
+    tail, asked, ask = rested(resting_log, wakeups), list[bytes](), os.stat
 
     def stat_of(name: bytes) -> os.stat_result:
         asked.append(name)
@@ -99,18 +83,18 @@ def test_a_log_at_rest_is_not_asked_but_now_and_then(
         wakeups.drain()
         assert list(tail.read()) == []
     monkeypatch.undo()
-    assert asked == [os.fsencode(path)] * 10
-    append(path, b"two\n")
+    assert asked == [os.fsencode(resting_log)] * 10
+    append(resting_log, b"two\n")
     wakeups.drain()
     assert list(tail.read()) == [b"two\n"]
 
 
-def test_what_makes_no_event_is_seen_after_some_looks(path: Path, wakeups: Wakeups) -> None:
-    tail = rested(path, wakeups)
-    directory = path.parent
+def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups: Wakeups) -> None:
+    tail = rested(resting_log, wakeups)
+    directory = resting_log.parent
     directory.rename(directory.with_name("moved"))
     directory.mkdir()
-    path.write_bytes(b"two\n")
+    resting_log.write_bytes(b"two\n")
     found = list[bytes]()
     for _ in range(TRUSTED_LOOKS + 1):
         wakeups.drain()
@@ -120,21 +104,21 @@ def test_what_makes_no_event_is_seen_after_some_looks(path: Path, wakeups: Wakeu
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
-    path: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch, again: bool
+    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    tail = rested(path, wakeups) if again else LogTail(str(path), wakeups)
+    tail = rested(resting_log, wakeups) if again else LogTail(str(resting_log), wakeups)
     if again:  # something has happened that changes nothing
         (number,) = wakeups._watches
         wakeups._take(struct.pack("=iIII", number, IN_ATTRIB, 0, 0))
     begin = wakeups.watch
 
     def watch(name: str, device: int) -> Watch | None:
-        append(path, b"two\n")
+        append(resting_log, b"two\n")
         return begin(name, device)
 
     monkeypatch.setattr(wakeups, "watch", watch)
     found = b""
-    while not path.read_bytes().endswith(b"two\n"):
+    while not resting_log.read_bytes().endswith(b"two\n"):
         wakeups.drain()
         found += b"".join(tail.read())
     wakeups.drain()
@@ -143,29 +127,29 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
     tail.close()
 
 
-def test_a_log_that_is_written_to_now_and_then_is_not_watched(path: Path, wakeups: Wakeups) -> None:
-    tail = LogTail(str(path), wakeups)
+def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path, wakeups: Wakeups) -> None:
+    tail = LogTail(str(resting_log), wakeups)
     for number in range(20):
         for _ in range(STILL_LOOKS + 1):
             wakeups.drain()
             list(tail.read())
-        append(path, b"more\n")
-        os.utime(path, (number, number))
+        append(resting_log, b"more\n")
+        os.utime(resting_log, (number, number))
         assert wakeups._fd == -1
     tail.close()
 
 
-def test_a_tail_that_is_closed_has_no_watch(path: Path, wakeups: Wakeups) -> None:
-    tail = rested(path, wakeups)
+def test_a_tail_that_is_closed_has_no_watch(resting_log: Path, wakeups: Wakeups) -> None:
+    tail = rested(resting_log, wakeups)
     assert wakeups._watches
     tail.close()
     assert not wakeups._watches
 
 
-def test_a_tail_that_was_restored_goes_by_its_watch_too(path: Path, wakeups: Wakeups) -> None:
-    before = LogTail(str(path))
+def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeups: Wakeups) -> None:
+    before = LogTail(str(resting_log))
     list(before.read())
-    tail = LogTail.restore(str(path), before.state(), wakeups)
+    tail = LogTail.restore(str(resting_log), before.state(), wakeups)
     for _ in range(STILL_LOOKS + 3):
         list(tail.read())
     assert wakeups._watches
@@ -174,7 +158,7 @@ def test_a_tail_that_was_restored_goes_by_its_watch_too(path: Path, wakeups: Wak
 
 
 class Log:
-    """A log at one path and what can happen to it."""
+    """A log at one resting_log and what can happen to it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "worker.log"
@@ -241,7 +225,7 @@ class Log:
             os.utime(other, (1, 1))
 
     def swap(self) -> None:
-        """Another file is at the path for a while."""
+        """Another file is at the resting_log for a while."""
         if self.path.exists():
             self.path.rename(self.folder / "aside")
             self.append()
