@@ -24,8 +24,12 @@ RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
 NOTICE_GRACE_S = 3.0
 """An end by a signal from outside gets this long for the signal to reach this process too."""
-ASK_AFTER_S = 0.5
-"""How long that signal may take before the place is asked for the reason."""
+_ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")
+"""Reasons of such ends as long as nobody has said why the job is being ended."""
+ANNOUNCED_GRACE_S = 10.0
+"""The same, where the place has said that it ends the job, and not why."""
+ASK_AFTER_S, ASK_AGAIN_S = 0.5, 1.0
+"""How long that signal may take before the place is asked for the reason, and asked once more."""
 LOOK_INTO_STEPS_S = 1.0
 """Between two looks for tasks that have ended in a step that goes on."""
 
@@ -68,6 +72,8 @@ class Crew:
         """Whether the place ends all tasks without us."""
         self.given_up: dict[str, str] = {}
         """Roles of the workers that have failed for good while the job goes on, by their names."""
+        self.stop_is_presumed = False
+        """Whether the job is being stopped because a worker was, and nobody has said yet why that was."""
         self.signal_by: float | None = None
         """Until when the end of this process has to wait for a signal that is announced."""
         self._plan = plan
@@ -94,6 +100,8 @@ class Crew:
         """Tasks that have ended for us, and of which the place still has something."""
         self._killed_at: float | None = None
         self._asked_at = 0.0
+        self._is_announced = False
+        """Whether the place has said that it ends the job."""
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -200,8 +208,9 @@ class Crew:
             hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
-            if record is not None and self._may_be_told_why(running, record) and waited < NOTICE_GRACE_S:
-                if waited > ASK_AFTER_S and self._asked_at < since:
+            grace = ANNOUNCED_GRACE_S if self._is_announced else NOTICE_GRACE_S
+            if record is not None and self._may_be_told_why(running, record) and waited < grace:
+                if waited > ASK_AFTER_S and now - self._asked_at > ASK_AGAIN_S:
                     self._ask_why()
                 continue
             if record is None and self._course.stop is None and self._asked_at < since:
@@ -242,8 +251,8 @@ class Crew:
 
     def _ask_why(self) -> None:
         """A worker has ended and nothing here says why: what does the place say?"""
-        self._asked_at = time.monotonic()
         ending = self._steps.ending()
+        self._asked_at, self._is_announced = time.monotonic(), ending.by_itself
         if ending.reason is not None or ending.failed_nodes:
             self.begin_stop_of(ending, "")
 
@@ -285,6 +294,7 @@ class Crew:
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
         elif planned.critical:
+            self.stop_is_presumed = ended["reason"] in _ASKED_FROM_OUTSIDE
             course.begin_stop(
                 "terminated_peer",
                 f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"

@@ -100,8 +100,7 @@ class Orchestrator:
             self._until_all_have_ended()
         self._readiness.end()
         self._reservation.end()
-        if self._signals.ending is not None and self._course.stop is None:
-            self._stop_for_signal()
+        self._heed_signal()
         end = End(
             self._plan,
             self._facts,
@@ -139,8 +138,7 @@ class Orchestrator:
     def _until_all_have_ended(self) -> None:
         course, crew = self._course, self._crew
         while crew.busy or (course.stop is None and self._stages.left):
-            if self._signals.ending is not None and course.stop is None:
-                self._stop_for_signal()
+            self._heed_signal()
             self._pass_warnings_on()
             self._begin_stages()
             self._follow_phase()
@@ -333,6 +331,16 @@ class Orchestrator:
         left = max(0.0, self._left_to_requeue())
         self._course.begin_stop("time_limit", cause, {"requeue": True}, ask_after_s=left)
 
+    def _heed_signal(self) -> None:
+        """Stop the job for a signal; one that is being stopped because a worker was may learn by it why that was."""
+        course, crew = self._course, self._crew
+        if self._signals.ending is None or not (course.stop is None or crew.stop_is_presumed):
+            return
+        have_been_asked = course.stop is not None and not course.ask
+        self._stop_for_signal()
+        course.ask = course.ask and not have_been_asked
+        crew.stop_is_presumed = False
+
     def _stop_for_signal(self) -> None:
         number = self._signals.ending or signal.SIGTERM
         name, words = signal.Signals(number).name, signal_words(number, local=self._facts.job_id.startswith("local-"))
@@ -343,6 +351,8 @@ class Orchestrator:
         self._crew.ends_by_itself = ending.by_itself
         if ending.reason is not None:
             self._crew.begin_stop_of(ending, f" ({words})")
+        elif self._crew.stop_is_presumed and not late:
+            return  # the end of that worker says more
         elif self._signals.orphaned:
             cause = "the guard of the orchestrator was killed"
             self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})

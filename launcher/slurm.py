@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter import records
-from exporter.derive.slurm_words import SlurmWords, parse_preemption_end, parse_slurm_words
+from exporter.derive.slurm_words import TIME_LIMIT, SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sbatch import component_ids, component_of, own_environment, sbatch_arguments, scrub
@@ -364,6 +364,8 @@ class SlurmSteps:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
             return Ending(by_itself=True, failed_nodes=words.failed_nodes)
+        if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
+            return Ending(True, *TIME_LIMIT, words.failed_nodes)
         ends_at = parse_preemption_end(text)
         if ends_at is not None:
             cause = "Slurm: preempted by another job, with a grace time"

@@ -220,7 +220,7 @@ def _judged(evidence: Evidence) -> Verdict:
         if not asking:
             return Verdict("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
         if evidence.stop is None:
-            return Verdict("cancelled", (*facts, f"{', '.join(asking)} came from outside"))
+            return _ended_from_outside(evidence, (*facts, f"{', '.join(asking)} came from outside"))
     if code == 0:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
@@ -242,9 +242,7 @@ def _judged(evidence: Evidence) -> Verdict:
             return Verdict(found[0], (*facts, *found[1:]))
     if forwarded:
         facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
-        if _at_the_limit(evidence):
-            return Verdict("time_limit", (*facts, "the time limit was reached"))
-        return Verdict("cancelled", tuple(facts))
+        return _ended_from_outside(evidence, tuple(facts))
     if number in _CRASHES or (number is None and code is not None):
         fault = _device_fault(evidence) or _program_fault(evidence)
         if fault is not None:
@@ -384,6 +382,13 @@ def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Ve
     elif not evidence.wrapper:
         facts.append("no exit record was left")
     return Verdict("killed_unknown", (*facts, *_log_words(evidence)))
+
+
+def _ended_from_outside(evidence: Evidence, facts: tuple[str, ...]) -> Verdict:
+    """Somebody has asked it to end, and nobody has said why: the moment may tell."""
+    if _at_the_limit(evidence):
+        return Verdict("time_limit", (*facts, "the time limit was reached"))
+    return Verdict("cancelled", facts)
 
 
 def _at_the_limit(evidence: Evidence) -> bool:

@@ -16,11 +16,15 @@ _CANCELLED = re.compile(
 )
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
+_TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
+
 LONGEST_GRACE_S = 3600.0
 """No grace time of a partition or QOS is longer in practice."""
 
+TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")
+"""Exit reason and words."""
 _REASONS = {
-    "TIME LIMIT": ("time_limit", "Slurm: the time limit was reached"),
+    "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": ("preempted", "Slurm: preempted by another job"),
     "JOB REQUEUE": ("cancelled", "Slurm: requeued; the job will run again"),
     "NODE FAILURE": ("node_failure", "Slurm: a node has failed"),
@@ -51,6 +55,14 @@ def parse_slurm_words(text: str) -> SlurmWords:
     if reason == "node_failure" and nodes:
         cause = f"Slurm: node {', '.join(nodes)} has failed"
     return SlurmWords(reason, cause, nodes)
+
+
+def has_timed_out(text: str) -> bool:
+    """Whether Slurm is ending a job for its time limit, by ``scontrol show job``.
+
+    It says ``JobState=COMPLETING Reason=TimeLimit`` from before the first signal until the last step has gone.
+    """
+    return _TIMED_OUT.search(text) is not None
 
 
 def parse_preemption_end(text: str) -> float | None:

@@ -120,6 +120,10 @@ CASES = {
         Evidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
         "cancelled",
     ),
+    "a service that is asked to end at the time limit": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(TERM,), job_end=40.0),
+        "time_limit",
+    ),
     "a service that ends by itself after a warning": (
         Evidence(code=0, end=50.0, service=True, forwarded=(USR1,)),
         "app_error",

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from exporter.derive.slurm_words import SlurmWords, parse_preemption_end, parse_slurm_words
+from exporter.derive.slurm_words import SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 
@@ -69,3 +69,18 @@ NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-2
 )
 def test_a_preemption_with_a_grace_time_says_when_it_ends(text: str, end: str | None) -> None:
     assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "timed_out"),
+    [
+        ("   JobState=RUNNING Reason=None Dependency=(null)\n", False),
+        ("   JobState=COMPLETING Reason=None Dependency=(null)\n", False),
+        ("   JobState=COMPLETING Reason=TimeLimit Dependency=(null)\n", True),
+        ("   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)\n", True),
+        ("   JobState=RUNNING Reason=TimeLimit Dependency=(null)\n", False),
+    ],
+    ids=["running", "cancelled", "being ended", "ended", "requeued, and running"],
+)
+def test_a_job_that_is_ended_for_its_time_limit_is_known(text: str, timed_out: bool) -> None:
+    assert has_timed_out(text) is timed_out

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.crew import NOTICE_GRACE_S
 from launcher.orchestrate import REQUEUE_MARGIN_S
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import gpujob, kill_all_with, poll, processes_with, read_json
@@ -192,9 +193,57 @@ def play_a_killed_srun(folder: Path) -> Batch:
     return job.run(kill)
 
 
+def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
+    """Slurm's SIGTERM comes to one worker, a service, and much later to the batch step.
+
+    Meanwhile ``scontrol show job`` says what is ``shown``, and late ``words`` come into the job's error log.
+    """
+    enough = shlex.quote(str(folder / "enough"))
+    rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; while :; do sleep 0.05; done"
+    workers = [
+        {
+            "role": "first",
+            "count": 1,
+            "service": True,
+            "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"],
+        },
+        {"role": "rest", "count": 3, "command": ["sh", "-c", rest]},
+    ]
+    job = Submitted(folder, "", workers=workers, slurm={"time_limit": "01:00:00"}, monitoring={"enabled": False})
+    job.slurm.say("scontrol", "job", f"   {shown} Dependency=(null)\n")
+
+    def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
+        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
+        os.kill(read_json(job.run_dir / "workers/first_w0_rank0_a0_r0.start.json")["wrapper_pid"], signal.SIGTERM)
+        if words:
+            time.sleep(NOTICE_GRACE_S + 1.0)
+            (job.run_dir / "log.err").open("a").write(words)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop", 20)
+        step.terminate()
+        poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason", 20)
+        (folder / "enough").touch()
+
+    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
+
+
+def play_a_time_limit_of_which_slurm_tells(folder: Path) -> Batch:
+    return play_a_time_limit(folder, "JobState=COMPLETING Reason=TimeLimit")
+
+
+def play_a_time_limit_of_which_slurm_tells_late(folder: Path) -> Batch:
+    words = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
+    return play_a_time_limit(folder, "JobState=COMPLETING Reason=None", words)
+
+
+def play_a_time_limit_that_only_the_clock_tells(folder: Path) -> Batch:
+    return play_a_time_limit(folder, "JobState=RUNNING Reason=None")
+
+
 PLAYS = (
     *(play_to_the_end, play_a_signal, play_a_refusal, play_a_requeue, play_a_refused_requeue),
     *(play_an_end_after_the_warning, play_a_saved_state_after_the_warning, play_a_killed_srun),
+    *(play_a_time_limit_of_which_slurm_tells, play_a_time_limit_of_which_slurm_tells_late),
+    play_a_time_limit_that_only_the_clock_tells,
 )
 
 
@@ -281,3 +330,22 @@ def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Futu
     assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
     assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
     assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]
+
+
+@pytest.mark.parametrize(
+    ("play", "cause"),
+    [
+        (play_a_time_limit_of_which_slurm_tells, "Slurm: the time limit was reached"),
+        (play_a_time_limit_of_which_slurm_tells_late, "Slurm: the time limit was reached"),
+        (play_a_time_limit_that_only_the_clock_tells, "SIGTERM at the time limit"),
+    ],
+)
+def test_a_time_limit_that_comes_to_a_worker_first_is_told_as_such(
+    play: Callable[[Path], Batch], cause: str, played: dict[str, Future[Batch]]
+) -> None:
+    batch = played[play.__name__].result(90)
+    assert (batch.report["state"], batch.status) == ("TIMEOUT", 3), batch.log() + batch.log("log.err")
+    assert batch.report["stopped"]["cause"] == cause
+    assert batch.report["cause"] is None
+    reasons = {worker["worker"]: worker["exit"]["reason"] for worker in batch.report["workers"]}
+    assert reasons == {"first_w0": "completed", **{f"rest_w{n}": "time_limit" for n in range(3)}}
