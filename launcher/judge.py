@@ -3,6 +3,7 @@
 import bisect
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from exporter.derive.exits import (
     Peer,
     Stop,
     exit_evidence,
+    needs_log,
     parse_stop,
     signal_name,
     verdict,
@@ -28,7 +30,7 @@ LOG_TAIL_BYTES = 64 * 1024
 
 
 class Judge:
-    """Judges ends of one attempt. The ends of logs are read once for each run."""
+    """Judges ends of one attempt. The ends of logs are read where a verdict needs them, once for each run."""
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
         self._manifest = manifest
@@ -67,12 +69,13 @@ class Judge:
         evidence = exit_evidence(
             {**found, **record},
             stop=stop,
-            log=self._last_words(task, restart, node, record.get("start")),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=node,
             job_end=self._job_end,
             attached=self._manifest.attached,
         )
+        if needs_log(evidence):
+            evidence = replace(evidence, log=self._last_words(task, restart, node, record.get("start")))
         judged = verdict(evidence)
         return {
             "reason": judged.reason,

@@ -210,30 +210,52 @@ def verdict(evidence: Evidence) -> Verdict:
     return Verdict(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
 
 
-def _judged(evidence: Evidence) -> Verdict:
-    code, number = evidence.code, evidence.signal
+def needs_log(evidence: Evidence) -> bool:
+    """Whether the verdict asks what the log says: to read the end of one takes some 10 ms, and a job may have 512."""
+    return _judged_without_log(evidence) is None
+
+
+def _judged_without_log(evidence: Evidence) -> Verdict | None:
+    """The verdict on a start that has failed, a clean exit, and an end that was asked for; None for all others."""
     facts = [_status_words(evidence)]
     if evidence.launch_error:
         return Verdict("launch_failed", (evidence.launch_error,))
-    if code == 0 and evidence.service:
+    if evidence.code == 0 and evidence.service:
         asking = [signal_name(entry) for entry in evidence.forwarded if entry in _ASKS_TO_END]
         if not asking:
-            return Verdict("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
+            return None
         if evidence.stop is None:
             return _ended_from_outside(evidence, (*facts, f"{', '.join(asking)} came from outside"))
-    if code == 0:
+    if evidence.code == 0:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
             facts.append(f"it had left {count} in the background")
         return Verdict("completed", tuple(facts))
-    if number is None and code is not None and code - 128 in _KILLS:
-        number = code - 128  # a shell between us and the program says it this way
-    # a signal that asks for the end counts, whatever status it led to; another one only if the worker died of it
-    forwarded = tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
-    asked = _asked_to_end(evidence, bool(forwarded))
-    if asked is not None:
-        reason, words = asked
-        return Verdict(reason, (*facts, words))
+    asked = _asked_to_end(evidence, bool(_signals_to_end(evidence)))
+    return None if asked is None else Verdict(asked[0], (*facts, asked[1]))
+
+
+def _number_of(evidence: Evidence) -> int | None:
+    """The signal it died of, also where a shell between us and the program says that as 128 and its number."""
+    code = evidence.code
+    if evidence.signal is None and code is not None and code - 128 in _KILLS:
+        return code - 128
+    return evidence.signal
+
+
+def _signals_to_end(evidence: Evidence) -> tuple[int, ...]:
+    """Those from outside that ask for the end, whatever status they led to; another one only if it died of it."""
+    number = _number_of(evidence)
+    return tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
+
+
+def _judged(evidence: Evidence) -> Verdict:
+    if (early := _judged_without_log(evidence)) is not None:
+        return early
+    code, number, facts = evidence.code, _number_of(evidence), [_status_words(evidence)]
+    if code == 0:
+        return Verdict("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
+    forwarded = _signals_to_end(evidence)
     kernel = _kernel_evidence(evidence, killed=number == signal.SIGKILL)
     if kernel is None and (evidence.oom_kills or 0) > 0:
         facts.append("the OOM killer took a process of its control group meanwhile")

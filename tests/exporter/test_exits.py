@@ -1,6 +1,7 @@
 """From evidence to a reason, and never further."""
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from exporter.derive.exits import (
     Stop,
     exit_evidence,
     first_cause,
+    needs_log,
     parse_stop,
     signal_name,
     verdict,
@@ -460,6 +462,30 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
     assert all(judged.evidence)
     if evidence.code == 0 and not evidence.launch_error:
         assert judged.reason == "completed"
+
+
+@pytest.mark.parametrize("evidence", [evidence for evidence, _ in CASES.values()], ids=CASES)
+@pytest.mark.parametrize("told", [LastWords(("cuda_oom",), "CUDA out of memory"), LastWords(("peer_lost",), "reset")])
+def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: Evidence, told: LastWords) -> None:
+    if not needs_log(evidence):
+        assert verdict(replace(evidence, log=told)) == verdict(replace(evidence, log=LastWords()))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "needs"),
+    [
+        (Evidence(code=0), False),
+        (Evidence(code=127, launch_error="cannot start 'x'"), False),
+        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), False),
+        (Evidence(end=101.0, stop=PEER), False),
+        (Evidence(code=1, end=101.0, stop=PEER), True),
+        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0), True),
+        (Evidence(code=0, service=True), True),
+        (Evidence(code=3), True),
+    ],
+)
+def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: bool) -> None:
+    assert needs_log(evidence) is needs
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter import records
-from exporter.derive.exits import PEER_WINDOW_S
-from exporter.manifest import Task
+from exporter.derive.exits import PEER_WINDOW_S, Stop
+from exporter.manifest import Task, read_manifest
 from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
 from launcher.crew import Crew, is_work, units_of
@@ -174,9 +174,20 @@ def run_dir_of(folder: Path, workers: list[dict[str, Any]]) -> Path:
     return run_dir
 
 
-def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path: Path) -> None:
-    from exporter.manifest import read_manifest
+def test_the_log_of_a_task_that_was_told_to_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = run_dir_of(tmp_path, [{"command": "true"}])
+    manifest = read_manifest(run_dir)
+    read = Mock(return_value=b"")
+    monkeypatch.setattr("launcher.judge.read_end", read)
+    judge, stop = Judge(manifest, 0, None), Stop("cancelled", "Slurm: cancelled", 10.0)
+    record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
+    assert judge.judge(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    read.assert_not_called()
+    assert judge.judge(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
+    read.assert_called()
 
+
+def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path: Path) -> None:
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     manifest = read_manifest(run_dir)
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
