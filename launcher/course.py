@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exporter import records
@@ -86,6 +86,16 @@ class Course:
         if self.deadline is not None and self._signals.ending is None:
             self.deadline = max(self.deadline, time.monotonic() + OWN_TEARDOWN_S)
 
+    def begin_kill_wait(self, at: float) -> None:
+        """The place kills what runs its KillWait after this moment of the monotonic clock."""
+        self.deadline = at + time_to_end_s(self._kill_wait_s)
+
+    def name_nodes(self, reason: str, cause: str, nodes: Sequence[str]) -> None:
+        """The nodes for whose failure the job is being stopped, which were not known at first."""
+        self.stop = {**(self.stop or {}), "reason": reason, "cause": cause, "nodes": list(nodes)}
+        self.events.write("nodes failed", nodes=list(nodes))
+        self._write_state(self.phase)
+
     def take_back_stop(self) -> None:
         """The job ends by itself before anybody has been asked to end."""
         say("The job is not stopped: its work is done")
@@ -111,17 +121,25 @@ class Course:
         *,
         ask: bool = True,
         ask_after_s: float = 0.0,
+        ended_in_s: float | None = None,
+        since: float | None = None,
     ) -> None:
         """Publish why the job is ended; one deadline for all tasks.
 
         ``origin`` is the rank and the run whose end has led to this, or the nodes that have failed, or
         what has ``failed`` as the report tells it. Without ``ask`` the tasks are told by somebody else.
+        The place ends the job in ``ended_in_s``, and tasks have its KillWait from then on. ``since`` is when that
+        may have come to a task before it came here.
         """
-        signalled = self._signals.ending is not None
-        allowed = time_to_end_s(self._kill_wait_s) if signalled else OWN_TEARDOWN_S
+        now = time.time()
         self.ask_at = time.monotonic() + ask_after_s
-        self.deadline = (self._signals.ending_at if signalled else self.ask_at) + allowed
-        self.stop = {"reason": reason, "cause": cause, "time": time.time(), **(origin or {})}
+        if self._signals.ending is not None:
+            self.begin_kill_wait(self._signals.ending_at)
+        elif ended_in_s is not None:
+            self.begin_kill_wait(time.monotonic() + ended_in_s)
+        else:
+            self.deadline = self.ask_at + OWN_TEARDOWN_S
+        self.stop = {"reason": reason, "cause": cause, "time": min(now, since or now), **(origin or {})}
         self.ask = ask
         say(f"Stopping the job: {cause}")
         self._write_state("completing")  # first: it is what tells the reason when this process is killed

@@ -72,8 +72,8 @@ class Crew:
         """Whether the place ends all tasks without us."""
         self.given_up: dict[str, str] = {}
         """Roles of the workers that have failed for good while the job goes on, by their names."""
-        self.stop_is_presumed = False
-        """Whether the job is being stopped because a worker was, and nobody has said yet why that was."""
+        self.presumed_since: float | None = None
+        """When a worker was asked to end, where the job is being stopped for that and nobody has said yet why."""
         self.signal_by: float | None = None
         """Until when the end of this process has to wait for a signal that is announced."""
         self._plan = plan
@@ -209,16 +209,24 @@ class Crew:
             if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
             grace = ANNOUNCED_GRACE_S if self._is_announced else NOTICE_GRACE_S
-            if record is not None and self._may_be_told_why(running, record) and waited < grace:
+            may_be_told = record is not None and self._may_be_told_why(running, record)
+            if may_be_told and (waited < grace or self._asked_at < since):  # a turn may take longer than the grace
                 if waited > ASK_AFTER_S and now - self._asked_at > ASK_AGAIN_S:
                     self._ask_why()
                 continue
-            if record is None and self._course.stop is None and self._asked_at < since:
-                self._ask_why()
+            if record is None and self._asked_at < since:
+                if self._course.stop is None:
+                    self._ask_why()
+                else:
+                    self._ask_which_node()
             del self._ended[rank]
             if record is None:
                 record = self._records.from_status(
-                    running, code, exact=self._steps.exact_status, lost=self._is_on_a_failed_node(running)
+                    running,
+                    code,
+                    exact=self._steps.exact_status,
+                    lost=self._is_on_a_failed_node(running),
+                    asked=self._course.stop is not None or self._units[rank].kill_at is not None,
                 )
                 keep = functools.partial(self._records.keep, running.planned, running.restart, record)
                 attempt_to("write its record", keep)
@@ -252,9 +260,20 @@ class Crew:
     def _ask_why(self) -> None:
         """A worker has ended and nothing here says why: what does the place say?"""
         ending = self._steps.ending()
-        self._asked_at, self._is_announced = time.monotonic(), ending.by_itself
+        self._asked_at, self._is_announced = time.monotonic(), ending.by_itself or ending.unanswered
         if ending.reason is not None or ending.failed_nodes:
             self.begin_stop_of(ending, "")
+
+    def _ask_which_node(self) -> None:
+        """The job is being stopped for a node that has failed: its name may come later than that word."""
+        stop = self._course.stop or {}
+        if stop.get("reason") != "node_failure" or stop.get("nodes"):
+            return
+        ending = self._steps.ending()
+        self._asked_at = time.monotonic()
+        if ending.failed_nodes:
+            reason, cause = _of_nodes(ending)
+            self._course.name_nodes(reason, cause, ending.failed_nodes)
 
     def _may_be_told_why(self, running: Running, record: dict[str, Any]) -> bool:
         """Whether a worker was asked to end from outside and this process has not been yet.
@@ -294,7 +313,7 @@ class Crew:
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
         elif planned.critical:
-            self.stop_is_presumed = ended["reason"] in _ASKED_FROM_OUTSIDE
+            self.presumed_since = ended["time"] if ended["reason"] in _ASKED_FROM_OUTSIDE else None
             course.begin_stop(
                 "terminated_peer",
                 f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"
@@ -348,14 +367,24 @@ class Crew:
     # -- the end of all --------------------------------------------------------------------------
 
     def begin_stop_of(self, ending: Ending, how: str) -> None:
-        """Stop the job for a reason that the place has given. What runs beside a failed node ends with it."""
+        """Stop the job for a reason that the place has given."""
         self.signal_by = ending.signal_by if self._signals.ending is None else None
-        nodes = list(ending.failed_nodes)
-        cause = (ending.cause or f"node {', '.join(nodes)} has failed") + how
-        reason = ending.reason or "node_failure"
-        if reason == "node_failure" and nodes:
-            reason = "terminated_peer"
-        self._course.begin_stop(reason, cause, {"nodes": nodes} if nodes else None, ask=not ending.by_itself)
+        self.ends_by_itself = ending.by_itself
+        reason, cause = _of_nodes(ending)
+        self._course.begin_stop(
+            reason,
+            cause + how,
+            {"nodes": list(ending.failed_nodes)} if ending.failed_nodes else None,
+            ask=not ending.by_itself,
+            ended_in_s=max(0.0, (ending.ends_at or 0.0) - time.time()) if ending.by_itself else None,
+            since=self.asked_since(),
+        )
+
+    def asked_since(self) -> float | None:
+        """When the first worker was asked to end, of those whose ends wait for the reason or were taken for one."""
+        records_ = (self._records.read_exit(running) for running, _, _ in self._ended.values())
+        ends = [record.get("end") for record in records_ if record is not None and exit_evidence(record).forwarded]
+        return min((end for end in (*ends, self.presumed_since) if end is not None), default=None)
 
     def warn(self, number: int) -> int:
         """Pass a warning before the time limit on to the workers that have work to save; how many processes they are.
@@ -390,6 +419,15 @@ class Crew:
             self._steps.kill(self.running)
             self._killed_at = time.monotonic()
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0
+
+
+def _of_nodes(ending: Ending) -> tuple[str, str]:
+    """Reason and cause of a stop: what runs beside a failed node ends with it."""
+    nodes = ", ".join(ending.failed_nodes)
+    reason = ending.reason or "node_failure"
+    if reason == "node_failure" and nodes:
+        reason = "terminated_peer"
+    return reason, ending.cause or f"node {nodes} has failed"
 
 
 def _named(unit: Unit) -> str:

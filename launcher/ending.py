@@ -90,7 +90,7 @@ class End:
         self, checklist: Checklist | None, conclude: Callable[[], Checklist | None], take_statuses: Callable[[], None]
     ) -> int:
         """Exit status of the job. ``conclude`` judges the launch of a job that has ended before anybody had."""
-        hurry, course = self._signals.ending is not None, self._course
+        hurry, course = self._hurry, self._course
         course.workers_ended = True
         course.publish("completing")
         if hurry:
@@ -121,6 +121,11 @@ class End:
             self._await_signal(self._crew.signal_by)
         return status
 
+    @property
+    def _hurry(self) -> bool:
+        """Whether KillWait is running: by the signal, or by what Slurm has said before that came here."""
+        return self._signals.ending is not None or (self._crew.ends_by_itself and self._crew.signal_by is None)
+
     def _write_diagnoses(self) -> None:
         ends = self._crew.ends_of_tasks()
         write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
@@ -140,9 +145,7 @@ class End:
     def _build(self, checklist: Checklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
         # reading output files takes its time, and there is none once Slurm is ending the job
         deadline = (
-            self._course.deadline
-            if self._signals.ending is not None
-            else time.monotonic() + verification_s(self._job_end, time.time())
+            self._course.deadline if self._hurry else time.monotonic() + verification_s(self._job_end, time.time())
         )
         report = build_report(
             self._facts.run_dir,
@@ -151,11 +154,9 @@ class End:
             ends=self._crew.ends,
             job_end=self._job_end,
             launch=checklist.to_json() if checklist is not None else None,
-            judge=self._crew.judge_of_ends if self._signals.ending is not None else None,
+            judge=self._crew.judge_of_ends if self._hurry else None,
             quick=quick,
-            out_of_time=lambda: (
-                self._signals.ending is not None or (deadline is not None and time.monotonic() > deadline)
-            ),
+            out_of_time=lambda: self._hurry or (deadline is not None and time.monotonic() > deadline),
         )
         return {**report, "requeued": requeued}
 

@@ -22,7 +22,7 @@ from exporter.derive.exits import CONSEQUENCES, LIMIT_OVERRUN_S
 from exporter.manifest import read_manifest
 from launcher.announce import places, ways_in
 from launcher.course import Course, attempt_to, lost
-from launcher.crew import Crew, is_work
+from launcher.crew import ASK_AGAIN_S, Crew, is_work
 from launcher.ending import End
 from launcher.environment import forget_coerced_locale
 from launcher.fill import fill_template
@@ -77,6 +77,9 @@ class Orchestrator:
         self._statuses_due = 0.0
         self._was_ready = False
         self._told_ways = False
+        self._told_signal = False
+        self._ask_again_at: float | None = None
+        """When the place is to be asked once more whether it ends the job, by the monotonic clock."""
 
     # -- the course of a job ---------------------------------------------------------------------
 
@@ -139,6 +142,7 @@ class Orchestrator:
         course, crew = self._course, self._crew
         while crew.busy or (course.stop is None and self._stages.left):
             self._heed_signal()
+            self._ask_again()
             self._pass_warnings_on()
             self._begin_stages()
             self._follow_phase()
@@ -333,33 +337,50 @@ class Orchestrator:
 
     def _heed_signal(self) -> None:
         """Stop the job for a signal; one that is being stopped because a worker was may learn by it why that was."""
-        course, crew = self._course, self._crew
-        if self._signals.ending is None or not (course.stop is None or crew.stop_is_presumed):
+        course, crew, number = self._course, self._crew, self._signals.ending
+        if number is None:
+            return
+        words = signal_words(number, local=self._facts.job_id.startswith("local-"))
+        if not self._told_signal:
+            self._told_signal = True
+            course.events.write("signal", signal=signal.Signals(number).name, cause=words)
+            if course.stop is not None and crew.ends_by_itself:
+                course.begin_kill_wait(self._signals.ending_at)  # it has come later than the word
+        if course.stop is not None and crew.presumed_since is None:
             return
         have_been_asked = course.stop is not None and not course.ask
-        self._stop_for_signal()
+        self._stop_for_signal(signal.Signals(number).name, words)
         course.ask = course.ask and not have_been_asked
-        crew.stop_is_presumed = False
+        crew.presumed_since = None
+        if crew.ends_by_itself:
+            course.begin_kill_wait(self._signals.ending_at)
 
-    def _stop_for_signal(self) -> None:
-        number = self._signals.ending or signal.SIGTERM
-        name, words = signal.Signals(number).name, signal_words(number, local=self._facts.job_id.startswith("local-"))
-        self._course.events.write("signal", signal=name, cause=words)
-        limit, now = self._time_limit_end, time.time()
+    def _stop_for_signal(self, name: str, words: str) -> None:
+        limit, now, since = self._time_limit_end, time.time(), self._crew.asked_since()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
         ending = self._steps.ending()
-        self._crew.ends_by_itself = ending.by_itself
+        self._crew.ends_by_itself = ending.by_itself or ending.unanswered
+        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
         if ending.reason is not None:
             self._crew.begin_stop_of(ending, f" ({words})")
-        elif self._crew.stop_is_presumed and not late:
+        elif self._crew.presumed_since is not None and not late:
             return  # the end of that worker says more
         elif self._signals.orphaned:
             cause = "the guard of the orchestrator was killed"
             self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})
         elif late:
-            self._course.begin_stop("time_limit", f"{name} at the time limit")
+            self._course.begin_stop("time_limit", f"{name} at the time limit", since=since)
         else:
-            self._course.begin_stop("cancelled", words, ask=not ending.by_itself)
+            self._course.begin_stop("cancelled", words, ask=not self._crew.ends_by_itself, since=since)
+
+    def _ask_again(self) -> None:
+        """The place did not say whether it ends the job: where it does not, the tasks are told by us."""
+        if self._ask_again_at is None or time.monotonic() < self._ask_again_at:
+            return
+        ending = self._steps.ending()
+        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
+        if not ending.by_itself and not ending.unanswered:
+            self._crew.ends_by_itself, self._course.ask = False, True
 
 
 def load_plan(run_dir: Path) -> Plan:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
+from exporter.derive.exits import signal_name
 from launcher.plan import RunFacts, TaskPlan
 from launcher.steps import Running
 
@@ -71,18 +72,25 @@ class RunRecords:
         body = {"schema": records.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
         records.write_json(self._folder.parent / records.GIVEN_UP_FILE, body)
 
-    def from_status(self, running: Running, code: int, *, exact: bool, lost: bool) -> dict[str, Any]:
+    def from_status(
+        self, running: Running, code: int, *, exact: bool, lost: bool, asked: bool = False
+    ) -> dict[str, Any]:
         """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own.
 
-        Of a task whose node is ``lost`` it tells nothing: srun 24.11 then exits with 1 of its own.
+        Of a task whose node is ``lost`` it tells nothing: srun 24.11 then exits with 1 of its own. Nor does it of one
+        that was ``asked`` to end before it had started.
         """
-        if lost:
-            return {"end": time.time()}
         started = self.path(running.planned, running.restart, "start").exists()
+        if lost or (asked and not started):
+            return {"end": time.time()}
         if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
         if code < 0 or code > 128 or (code == 0 and not exact):
-            return {"end": time.time()}  # who ended it with which signal is not known from srun's status
+            # who ended it with which signal is not known from srun's status, and srun itself may have been killed
+            killed = (
+                f"was killed by {signal_name(-code)}" if exact and code < 0 else "has ended" if code > 128 else None
+            )
+            return {"end": time.time(), **({"wrapper": killed} if started and killed else {})}
         service = {"service": True} if running.planned.service else {}
         return {"code": code, "end": time.time(), **service}
 

@@ -15,7 +15,7 @@ from launcher.plan import Plan, RunFacts
 from launcher.say import say
 from launcher.steps import Steps
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 """How long the workers wait for the sidecars to listen; then the job goes on without them."""
 TARGETS_EVERY_S = 5.0
 """Between two looks for sidecars that came late or came back elsewhere: one file for each node."""

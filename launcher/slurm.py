@@ -41,6 +41,10 @@ ORPHANS_S = 1.0
 MOST_ERROR_BYTES = 256 * 1024
 """Of the end of the job's error log: Slurm's last words are there."""
 
+_FINAL = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+)
+"""States of jobs that have ended."""
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
 _TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
 """Beginnings of variables by which a user changes what Slurm's commands print or ask."""
@@ -177,7 +181,7 @@ def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
             match = re.search(pattern, run_command(argv, timeout_s=10.0))
         except SlurmError:
             continue
-        if match:
+        if match and match[1] in _FINAL:  # accounting learns of an end later than the controller
             return match[1]
     return None
 
@@ -322,11 +326,13 @@ class SlurmSteps:
 
     def _signal(self, running: Sequence[Running], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
-        for entry in running:
-            step = self._step_of(entry)
+        known = [(entry, self._step_of(entry)) for entry in running]
+        # a record may come late to this node, and a terminated srun kills its tasks where they were to be asked
+        listed = self._steps_by_name() if ends and any(step is None for _, step in known) else {}
+        for entry, step in known:
+            step = step or listed.get(self._names[entry.planned.task.rank])
             if step is not None:
-                component = component_of(self._plan, entry.planned.task.node_index)
-                steps.append(f"{self._job_ids[component]}.{step}")
+                steps.append(step)
             elif ends:
                 entry.process.terminate()  # not started yet, as far as is known here
         try:
@@ -342,7 +348,16 @@ class SlurmSteps:
         stem = records.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
         record = records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json") or {}
         step = record.get("step")
-        return step if isinstance(step, str) else None
+        if not isinstance(step, str):
+            return None
+        return f"{self._job_ids[component_of(self._plan, task.node_index)]}.{step}"
+
+    def _steps_by_name(self) -> dict[str, str]:
+        """The steps of the job that Slurm lists, ``job.step`` by name; none when it does not answer."""
+        try:
+            return {name: step for step, name in read_steps(self._job_ids).items()}
+        except SlurmError:
+            return {}
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         try:
@@ -363,14 +378,17 @@ class SlurmSteps:
         try:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
-            return Ending(by_itself=True, failed_nodes=words.failed_nodes)
+            return Ending(unanswered=True, failed_nodes=words.failed_nodes)
         if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
             return Ending(True, *TIME_LIMIT, words.failed_nodes)
-        ends_at = parse_preemption_end(text)
-        if ends_at is not None:
-            cause = "Slurm: preempted by another job, with a grace time"
-            return Ending(True, "preempted", cause, words.failed_nodes, signal_by=ends_at + SIGNAL_LATE_S)
-        return Ending(by_itself="JobState=RUNNING" not in text, failed_nodes=words.failed_nodes)
+        ends_at, runs = parse_preemption_end(text), "JobState=RUNNING" in text
+        if ends_at is None:
+            return Ending(by_itself=not runs, failed_nodes=words.failed_nodes)
+        cause = "Slurm: preempted by another job"
+        if not runs:
+            return Ending(True, "preempted", cause, words.failed_nodes)
+        late = ends_at + SIGNAL_LATE_S
+        return Ending(True, "preempted", f"{cause}, with a grace time", words.failed_nodes, False, ends_at, late)
 
     def _await_words(self) -> SlurmWords:
         """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""

@@ -49,6 +49,10 @@ class Ending:
     """An exit reason."""
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
+    unanswered: bool = False
+    """Whether the place could not be asked."""
+    ends_at: float | None = None
+    """When the place ends a job that still has a grace time: a moment."""
     signal_by: float | None = None
     """Until when the batch step is still to be told: an end of its own before that would count as a failure."""
 

@@ -20,14 +20,14 @@ from exporter.derive.exits import PEER_WINDOW_S, Stop
 from exporter.manifest import Task, read_manifest
 from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
-from launcher.crew import Crew, is_work, units_of
+from launcher.crew import ASK_AGAIN_S, NOTICE_GRACE_S, Crew, is_work, units_of
 from launcher.judge import Failures, Judge, failures
 from launcher.plan import Plan, RunFacts
 from launcher.report import build_report
 from launcher.run_records import RunRecords, has_ended
 from launcher.signals import Signals
 from launcher.slurm import SlurmSteps
-from launcher.steps import Running, Steps, run_environment, shared, step_entries, wrapped
+from launcher.steps import Ending, Running, Steps, run_environment, shared, step_entries, wrapped
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import clean_environment, job_spec, plan_of, read_json, settled_run_dir
 
@@ -232,7 +232,7 @@ class Made:
         self.steps.sweep.return_value = 0
         self.steps.is_over.return_value = True
         self.steps.start_tasks.side_effect = self._start
-        self.steps.ending.return_value = Mock(reason=None, failed_nodes=())
+        self.steps.ending.return_value = Ending()
         self.course = Course(self.facts, 30.0, self.signals)
         self.crew = Crew(plan, self.facts, self.steps, self.course, self.signals, None)
         self.processes: list[Mock] = []
@@ -328,6 +328,84 @@ def test_the_time_to_end_begins_when_the_tasks_have_been_asked(tmp_path: Path, m
     made.steps.kill.assert_called_once()
     clock[0] += 1.1
     assert not made.crew.kill_in_time()
+
+
+TERMINATED = {"signals": [[time.time(), 15, 1]]}
+
+
+def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("launcher.crew.time.monotonic", lambda: clock[0])
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    ended_at = time.time() - 3.0
+    made.tell_end(0, 143, **{**TERMINATED, "end": ended_at})
+    made.tell_end(1, 143, **{**TERMINATED, "end": ended_at + 1.0})
+    made.crew.reap()
+    made.steps.ending.return_value = Ending(unanswered=True)
+    for waited_s in (NOTICE_GRACE_S + 1.0, ASK_AGAIN_S + 0.1):
+        clock[0] += waited_s
+        made.crew.reap()
+        assert made.crew.ends == {}, "it may still be told why"
+    assert made.steps.ending.call_count == 2
+    clock[0] += ASK_AGAIN_S + 0.1
+    made.steps.ending.return_value = Ending(True, "time_limit", "Slurm: the time limit was reached")
+    made.crew.reap()
+    made.crew.reap()
+    assert {end["reason"] for end in made.crew.ends.values()} == {"time_limit"}
+    assert made.course.stop is not None
+    assert made.course.stop["time"] == ended_at, "ends before the word came belong to the stop"
+
+
+@pytest.mark.parametrize("grace_s", [None, 120.0])
+def test_who_saves_has_the_time_that_slurm_gives(
+    grace_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("launcher.course.time.monotonic", lambda: now)
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    ends_at = None if grace_s is None else time.time() + grace_s
+    signal_by = None if ends_at is None else ends_at + 90.0
+    made.crew.begin_stop_of(Ending(True, "preempted", "Slurm", (), False, ends_at, signal_by), "")
+    assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
+    assert (made.course.ask, made.crew.ends_by_itself, made.crew.signal_by) == (False, True, signal_by)
+
+
+def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: a node has failed")
+    made.crew.begin_stop_of(made.steps.ending(), "")
+    assert made.course.stop is not None
+    assert "nodes" not in made.course.stop
+    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
+    made.tell_end(0, 143, **TERMINATED)
+    made.processes[0].poll.return_value = 137
+    made.crew._killed_at = time.monotonic()  # what has left no record by now leaves none
+    made.crew.reap()
+    assert made.course.stop["nodes"] == ["cn01"]
+    assert {rank: end["reason"] for rank, end in made.crew.ends.items()} == {0: "terminated_peer", 1: "node_failure"}
+    assert read_json(tmp_path / records.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
+
+
+def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    plan = plan_of(job_spec(workers=[{"count": 3, "command": "x"}]))
+    (slurm.folder / "steps").mkdir()
+    (slurm.folder / "steps" / "4459.7.name").write_text("worker_w1")
+    (tmp_path / records.WORKERS_DIR).mkdir()
+    steps, facts = SlurmSteps(plan, facts_in(tmp_path)), facts_in(tmp_path)
+    running = [Running(planned, 0, Mock(spec=subprocess.Popen)) for planned in plan.tasks]
+    records.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
+    steps.terminate(running)
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
+    assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm knows nothing of the last"  # type: ignore[attr-defined]
 
 
 def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,3 +51,22 @@ def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
     assert kept.have_started(tasks)
     kept.path(tasks[1], 0, "exit").unlink()
     assert kept.have_started(tasks)
+
+
+@pytest.mark.parametrize(
+    ("code", "exact", "wrapper"),
+    [(-9, True, "was killed by SIGKILL"), (137, False, "has ended"), (-9, False, None), (0, False, None)],
+    ids=["on this machine", "as srun says", "of a killed srun", "of an srun whose node has failed"],
+)
+def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
+    code: int, exact: bool, wrapper: str | None, tmp_path: Path
+) -> None:
+    kept, first = run_of(tmp_path)
+    assert "wrapper" not in kept.from_status(first, code, exact=exact, lost=False)
+    records.write_json(kept.path(first.planned, 0, "start"), {"schema": records.RECORD_SCHEMA})
+    assert kept.from_status(first, code, exact=exact, lost=False).get("wrapper") == wrapper
+
+
+def test_what_was_told_to_end_before_its_start_has_not_failed_to_start(tmp_path: Path) -> None:
+    kept, first = run_of(tmp_path)
+    assert kept.from_status(first, 1, exact=False, lost=False, asked=True).keys() == {"end"}

@@ -316,6 +316,16 @@ def test_a_command_that_is_missing_refuses_or_hangs_is_told(on_path: FakeSlurm) 
         run_command(["squeue"], timeout_s=0.3)
 
 
+def test_a_state_of_accounting_that_is_not_final_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"sacct": "RUNNING\n", "scontrol": "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"}
+    monkeypatch.setattr(slurm_module, "run_command", lambda argv, **_: told[argv[0]])
+    assert slurm_module.read_final_state("7") == "NODE_FAIL"
+    told["sacct"] = "CANCELLED by 1000\n"
+    assert slurm_module.read_final_state("7") == "CANCELLED"
+    told |= {"sacct": "", "scontrol": "   JobState=COMPLETING Reason=None\n"}
+    assert slurm_module.read_final_state("7") is None
+
+
 def test_without_an_answer_the_time_to_end_is_the_default(on_path: FakeSlurm) -> None:
     assert read_kill_wait_s(12.0) == 12.0
     on_path.say("scontrol", "config", "nothing of interest")
