@@ -9,42 +9,38 @@ ends the job goes through one teardown with one deadline for all its steps.
 
 import functools
 import os
-import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 from exporter import records
-from exporter.derive.exits import CONSEQUENCES, LIMIT_OVERRUN_S
 from exporter.manifest import read_manifest
 from launcher.announce import places, ways_in
-from launcher.course import Course, attempt_to, lost
-from launcher.crew import ASK_AGAIN_S, Crew, is_work
+from launcher.course import Course, attempt_to
+from launcher.crew import Crew
 from launcher.ending import End
 from launcher.environment import forget_coerced_locale
 from launcher.fill import fill_template
 from launcher.job_ids import job_id_of
 from launcher.launch_check import Checklist, LaunchCheck, render_checklist
-from launcher.plan import BENCHMARK, DECODE, PLAN_FILE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan, parse_plan
-from launcher.report import REPORT_TEXT_FILE, build_report
+from launcher.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
+from launcher.report import REPORT_TEXT_FILE
 from launcher.say import say, show
 from launcher.sidecars import Sidecars
-from launcher.signals import Signals, signal_words
+from launcher.signals import Signals
 from launcher.stages import Readiness, Stages
 from launcher.status_events import StatusEvents
 from launcher.statuses import read_statuses
 from launcher.steps import Steps
+from launcher.stopping import Stopping
 from launcher.survey import Reservation, needs_survey, survey
 from launcher.wrap import read_start_ticks
 
 TICK_S = 0.2
 STATUSES_S = 5.0
 """Between two looks at what the sidecars have written: they write it as often."""
-REQUEUE_MARGIN_S = 45.0
-"""How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
 
 
 class Orchestrator:
@@ -70,6 +66,7 @@ class Orchestrator:
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
         self._readiness = Readiness(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
+        self._stopping = Stopping(plan, facts, steps, self._course, signals, self._crew, self._stages, time_limit_end)
         self._launch = LaunchCheck(plan, facts)
         self._checklist: Checklist | None = None
         self._looks_at_launch = True
@@ -77,9 +74,6 @@ class Orchestrator:
         self._statuses_due = 0.0
         self._was_ready = False
         self._told_ways = False
-        self._told_signal = False
-        self._ask_again_at: float | None = None
-        """When the place is to be asked once more whether it ends the job, by the monotonic clock."""
 
     # -- the course of a job ---------------------------------------------------------------------
 
@@ -103,7 +97,7 @@ class Orchestrator:
             self._until_all_have_ended()
         self._readiness.end()
         self._reservation.end()
-        self._heed_signal()
+        self._stopping.heed_end()
         end = End(
             self._plan,
             self._facts,
@@ -141,9 +135,7 @@ class Orchestrator:
     def _until_all_have_ended(self) -> None:
         course, crew = self._course, self._crew
         while crew.busy or (course.stop is None and self._stages.left):
-            self._heed_signal()
-            self._ask_again()
-            self._pass_warnings_on()
+            self._stopping.heed_signals()
             self._begin_stages()
             self._follow_phase()
             self._sidecars.care(revive=course.stop is None)
@@ -154,9 +146,7 @@ class Orchestrator:
                 attempt_to("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
             crew.reap()
             crew.look_after_units()
-            self._end_when_done()
-            self._end_without_workers()
-            self._end_for_requeue()
+            self._stopping.look()
             crew.ask_to_end()
             if self._signals.hurry:
                 course.hurry()
@@ -235,152 +225,6 @@ class Orchestrator:
     def _conclude_launch(self) -> Checklist | None:
         attempt_to("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
         return self._checklist
-
-    # -- reasons to end --------------------------------------------------------------------------
-
-    def _end_when_done(self) -> None:
-        """Once all that is critical and no service has completed, nothing is left to help with or to serve."""
-        work = [planned for planned in self._plan.tasks if is_work(planned)]
-        active, course = self._crew.active(), self._course
-        requeues = course.stop is not None and course.stop.get("requeue") and course.ask
-        if requeues and self._have_completed(work):
-            if self._is_whole():
-                course.take_back_stop()
-            else:
-                course.ask_now()  # what still runs helps or serves nobody
-        if self._course.stop is not None or not work or not active:
-            return
-        if not any(is_work(planned) for planned in [*active, *self._stages.left]):
-            alone = all(planned.stage == BENCHMARK for planned in work)
-            what = "the benchmark has completed" if alone else "all critical workers have completed"
-            self._course.begin_stop("completed", what)
-
-    def _have_completed(self, work: Sequence[TaskPlan]) -> bool:
-        """Whether there is work, and all of it has ended well."""
-        ends = [self._crew.ends.get(planned.task.rank) for planned in work]
-        over = not any(is_work(planned) for planned in [*self._crew.active(), *self._stages.left])
-        return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
-
-    def _is_whole(self) -> bool:
-        """Whether all items of the job are known to be done.
-
-        After the warning a worker may also have ended with 0 because it has saved its state, to go on next time.
-        """
-        now, ends = time.time(), self._crew.ends
-        told = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
-        expected = told["items_expected"]
-        least = self._plan.manifest.verify.complete_share * expected if expected else None
-        return least is not None and (told["items"] or 0) >= least
-
-    def _end_without_workers(self) -> None:
-        """Front ends are of no use to anybody once every worker behind them has failed for good.
-
-        Nor are workers of the one half of disaggregated serving without any of the other.
-        """
-        crew = self._crew
-        if self._course.stop is not None or not crew.given_up or not crew.busy:
-            return
-        living = [planned for planned in [*crew.active(), *self._stages.left] if planned.stage == WORKERS]
-        serving = {planned.task.role for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
-        alive = {planned.task.role for planned in living if planned.service}
-        lost = serving - alive
-        if alive:
-            lost &= {PREFILL, DECODE}
-        if not lost or (not alive and living):
-            return
-        ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in lost]
-        failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
-        if not failed:
-            return
-        task, end = max(failed, key=lambda entry: entry[1]["time"] or 0.0)
-        host = self._facts.hosts[task.node_index]
-        kind = f"{task.role} worker" if alive else "worker"
-        cause = f"no {kind} is left: the last, {task.worker} rank {task.rank} on {host}, ended by {end['reason']}"
-        told = {"worker": task.worker, "rank": task.rank, "node": host, **end}
-        self._course.begin_stop("terminated_peer", cause, {"failed": told})
-
-    def _pass_warnings_on(self) -> None:
-        """Tell the workers of the time limit, where the job file asks for it: some save their work."""
-        asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
-        while self._signals.warnings:
-            number = self._signals.warnings.pop()
-            name = signal.Signals(number).name
-            if name != f"SIG{asked}" or self._course.stop is not None:
-                continue
-            count = self._crew.warn(number)
-            say(f"{name} before the time limit: passed on to {count} processes of workers")
-            self._course.events.write("checkpoint signal", signal=name, processes=count)
-            if self._may_be_requeued():
-                self._stop_for_requeue()
-
-    def _end_for_requeue(self) -> None:
-        """Some time before the limit, end a job in order that is to go on in the queue."""
-        if self._course.stop is None and self._crew.busy and self._may_be_requeued() and self._left_to_requeue() <= 0.0:
-            self._stop_for_requeue()
-
-    def _may_be_requeued(self) -> bool:
-        requeue = self._plan.slurm.get("requeue") or {}
-        return (
-            bool(requeue.get("time_limit"))
-            and self._time_limit_end is not None
-            and self._facts.attempt < requeue.get("max", 0)
-        )
-
-    def _left_to_requeue(self) -> float:
-        """Seconds that the workers of a job that is queued again still have."""
-        return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
-
-    def _stop_for_requeue(self) -> None:
-        cause = "the time limit is near, and the job is queued again"
-        left = max(0.0, self._left_to_requeue())
-        self._course.begin_stop("time_limit", cause, {"requeue": True}, ask_after_s=left)
-
-    def _heed_signal(self) -> None:
-        """Stop the job for a signal; one that is being stopped because a worker was may learn by it why that was."""
-        course, crew, number = self._course, self._crew, self._signals.ending
-        if number is None:
-            return
-        words = signal_words(number, local=self._facts.job_id.startswith("local-"))
-        if not self._told_signal:
-            self._told_signal = True
-            course.events.write("signal", signal=signal.Signals(number).name, cause=words)
-            if course.stop is not None and crew.ends_by_itself:
-                course.begin_kill_wait(self._signals.ending_at)  # it has come later than the word
-        if course.stop is not None and crew.presumed_since is None:
-            return
-        have_been_asked = course.stop is not None and not course.ask
-        self._stop_for_signal(signal.Signals(number).name, words)
-        course.ask = course.ask and not have_been_asked
-        crew.presumed_since = None
-        if crew.ends_by_itself:
-            course.begin_kill_wait(self._signals.ending_at)
-
-    def _stop_for_signal(self, name: str, words: str) -> None:
-        limit, now, since = self._time_limit_end, time.time(), self._crew.asked_since()
-        late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
-        ending = self._steps.ending()
-        self._crew.ends_by_itself = ending.by_itself or ending.unanswered
-        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
-        if ending.reason is not None:
-            self._crew.begin_stop_of(ending, f" ({words})")
-        elif self._crew.presumed_since is not None and not late:
-            return  # the end of that worker says more
-        elif self._signals.orphaned:
-            cause = "the guard of the orchestrator was killed"
-            self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})
-        elif late:
-            self._course.begin_stop("time_limit", f"{name} at the time limit", since=since)
-        else:
-            self._course.begin_stop("cancelled", words, ask=not self._crew.ends_by_itself, since=since)
-
-    def _ask_again(self) -> None:
-        """The place did not say whether it ends the job: where it does not, the tasks are told by us."""
-        if self._ask_again_at is None or time.monotonic() < self._ask_again_at:
-            return
-        ending = self._steps.ending()
-        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
-        if not ending.by_itself and not ending.unanswered:
-            self._crew.ends_by_itself, self._course.ask = False, True
 
 
 def load_plan(run_dir: Path) -> Plan:

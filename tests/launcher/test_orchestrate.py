@@ -1,6 +1,5 @@
-"""What the batch step does when its job is to end, and how long that may take."""
+"""How long the batch step may take for what it does at the end of a job."""
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -14,12 +13,11 @@ from launcher import ending
 from launcher.course import Course
 from launcher.crew import Crew
 from launcher.ending import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
-from launcher.orchestrate import Orchestrator, load_plan
+from launcher.orchestrate import load_plan
 from launcher.plan import RunFacts
 from launcher.report import build_report
 from launcher.signals import Signals
-from launcher.steps import Ending, Steps
-from launcher.survey import Reservation
+from launcher.steps import Steps
 from tests.launcher.support import settled_run_dir
 
 
@@ -115,58 +113,3 @@ def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
     end.finish(None, lambda: None, lambda: None)
     assert seen == [is_there]
     assert not reserve.exists()
-
-
-def signalled(place: Path, **ending: Any) -> tuple[Orchestrator, Mock]:
-    """A batch step that has had its SIGTERM, and steps that say this of the end of the job."""
-    run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
-    steps, signals = Mock(spec=Steps), Signals()
-    signals.ending, signals.ending_at = signal.SIGTERM, time.monotonic()
-    steps.ending.return_value = Ending(**ending)
-    return Orchestrator(
-        load_plan(run_dir), RunFacts("1", run_dir, ("cn01",)), steps, signals, None, Reservation()
-    ), steps
-
-
-def signals_told(made: Orchestrator) -> int:
-    lines = (made._facts.run_dir / records.EVENTS_FILE).read_text().splitlines()
-    return [json.loads(line)["event"] for line in lines].count("signal")
-
-
-def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, steps = signalled(tmp_path, unanswered=True)
-    made._heed_signal()
-    assert (made._course.ask, made._crew.ends_by_itself) == (False, True)
-    now = time.monotonic()
-    for later_s, answer, asks in ((2.0, Ending(unanswered=True), False), (4.0, Ending(), True)):
-        monkeypatch.setattr("launcher.orchestrate.time.monotonic", lambda moment=now + later_s: moment)
-        steps.ending.return_value = answer
-        made._ask_again()
-        assert (made._course.ask, made._crew.ends_by_itself) == (asks, not asks)
-    steps.ending.reset_mock()
-    monkeypatch.setattr("launcher.orchestrate.time.monotonic", lambda: now + 60.0)
-    made._ask_again()
-    steps.ending.assert_not_called()
-
-
-def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
-    made, _ = signalled(tmp_path)
-    number, made._signals.ending = made._signals.ending, None
-    made._crew.begin_stop_of(Ending(True, "time_limit", "Slurm: the time limit was reached"), "")
-    stop, deadline = made._course.stop, made._course.deadline
-    made._signals.ending, made._signals.ending_at = number, time.monotonic() + 4.0
-    for _ in range(2):
-        made._heed_signal()
-    assert (made._course.stop, signals_told(made)) == (stop, 1)
-    assert made._course.deadline == pytest.approx((deadline or 0.0) + 4.0, abs=1.0)
-
-
-def test_a_worker_that_somebody_has_ended_stays_the_cause_where_a_signal_says_no_more(tmp_path: Path) -> None:
-    made, _ = signalled(tmp_path)
-    made._course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
-    made._crew.presumed_since = time.time()
-    stop = made._course.stop
-    made._heed_signal()
-    assert (made._course.stop, signals_told(made)) == (stop, 1)
