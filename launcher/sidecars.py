@@ -3,6 +3,8 @@
 None of it may hold or fail the job: whatever goes wrong here is said, and the job goes on.
 """
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +21,8 @@ START_TIMEOUT_S = 30.0
 """How long the workers wait for the sidecars to listen; then the job goes on without them."""
 TARGETS_EVERY_S = 5.0
 """Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
+KILLED_S = 2.0
+"""How long the end of one that was killed is waited for: it may hang in a system call."""
 END_S = 5.0
 MOST_STARTS = 3
 CANNOT_WORK = 2
@@ -155,6 +159,15 @@ class Sidecars:
                 end = min(end, time.monotonic() + 1.0)
         say(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
 
+    def _kill(self) -> None:
+        """Those that do not end, each with its supervisor: here these lead a group of processes."""
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        end = time.monotonic() + KILLED_S
+        while not self._gone and time.monotonic() < end:
+            self._sleep(0.05)
+
     def end(self, *, hurry: bool) -> None:
         """Let them linger for a last scrape, then end them; the targets go with them."""
         end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + END_S)
@@ -165,8 +178,7 @@ class Sidecars:
                 self._steps.end_sidecars(self._processes)
                 end = time.monotonic() + END_S
             elif time.monotonic() > end:
-                for process in self._processes:
-                    process.kill()
+                self._kill()
                 break
             self._sleep(0.2)
         self._targets.remove()

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -11,12 +13,13 @@ import pytest
 
 from exporter import records
 from exporter.manifest import Task
+from exporter.readers.procfs import is_zombie
 from launcher import sidecars
 from launcher.discovery import Targets, engine_groups, read_sidecars, target_groups
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sidecars import Sidecars
 from launcher.steps import Steps
-from tests.launcher.support import HARD_NAMES, plan_of
+from tests.launcher.support import HARD_NAMES, plan_of, poll
 
 GROUPS = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
 
@@ -168,3 +171,21 @@ def test_sidecars_are_started_again_once_the_old_ones_are_over(run_dir: Path) ->
     steps.are_over.return_value = True
     kept.care(revive=True)
     assert steps.start_sidecars.call_count == 2
+
+
+def test_a_sidecar_that_does_not_end_is_killed_with_its_supervisor(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecars, "END_S", 0.2)
+    deaf = "trap '' TERM; sh -c 'while :; do sleep 600; done' & echo $!; wait; wait"
+    steps = Mock(spec=Steps)
+    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE, start_new_session=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        steps.start_sidecars.return_value = [supervisor]
+        kept = Sidecars(serving_plan(), RunFacts("4459", run_dir, ("cn01",)), steps, time.sleep, lambda: True)
+        kept.start()
+        kept.end(hurry=True)
+        assert supervisor.poll() == -signal.SIGKILL
+    steps.end_sidecars.assert_called_once_with([supervisor])
+    poll(lambda: is_zombie(child) or not Path(f"/proc/{child}").exists(), "the end of the sidecar")
