@@ -46,7 +46,9 @@ class Engine:
         self.requests = 0
         self.tokens = 0
         self.rate = 0.0
-        self.lock = threading.Lock()
+        self.told = 0
+        self.beat = 0
+        self.lock = threading.RLock()  # the handler of a signal takes it too
 
     @property
     def prefills(self) -> bool:
@@ -79,20 +81,23 @@ class Engine:
         }
 
     def write_log(self) -> None:
-        """A line of each batch, for ever; nothing while the worker is idle."""
-        before, beat = 0, 0
+        """A line of each batch, for ever."""
         while True:
             time.sleep(self.options.log_interval)
-            with self.lock:
-                done, running, beat = self.tokens - before, self.running, beat + 1
-                before = self.tokens
+            self.tell()
+
+    def tell(self) -> None:
+        """A line of what has been done since the last; nothing while the worker is idle."""
+        with self.lock:
+            done, running = self.tokens - self.told, self.running
+            self.told, self.beat = self.tokens, self.beat + 1
             if self.options.busy:
-                done, running = 100 + 10 * (beat % 7), 4 + beat % 3
-            self.rate = done / self.options.log_interval
-            if not (done or running) or not self.ready:
-                continue
-            facts = {"running": running, "tokens": done, "usage": min(1.0, done / KV_TOKENS), "rate": self.rate}
-            log((PREFILL_LINE if self.prefills else DECODE_LINE).format(seqs=max(running, 1), **facts))
+                done, running = 100 + 10 * (self.beat % 7), 4 + self.beat % 3
+        self.rate = done / self.options.log_interval
+        if not (done or running) or not self.ready:
+            return
+        facts = {"running": running, "tokens": done, "usage": min(1.0, done / KV_TOKENS), "rate": self.rate}
+        log((PREFILL_LINE if self.prefills else DECODE_LINE).format(seqs=max(running, 1), **facts))
 
     def metrics(self) -> str:
         """What SGLang shows to Prometheus, the part that everybody looks at."""
@@ -177,6 +182,7 @@ def main() -> None:
     engine = Engine(options)
 
     def ends(number: int, frame: object) -> None:
+        engine.tell()
         log(f"SIGTERM received. signum={number} frame={frame!r:.20}. Draining requests and shutting down...")
         if options.on_sigterm != "ignore":
             if options.on_sigterm != "exit":

@@ -66,7 +66,7 @@ class Guarded:
             timestamp="20251122_041341",
             python=sys.executable,
             local=True,
-            kill_wait_s=5.0,
+            kill_wait_s=60.0,  # nothing is killed because it is late
         )
         changed = tuple(
             dataclasses.replace(planned, **tasks.get(planned.task.worker, tasks.get(planned.task.role, {})))
@@ -119,11 +119,11 @@ class Guarded:
             found = self.events(name)
             return found[count - 1] if len(found) >= count else None
 
-        return poll(look, f"event {name} ({self.log})", 40.0)
+        return poll(look, f"event {name} ({self.log})")
 
     def await_phase(self, phase: str) -> None:
         """Wait until the job is in this phase."""
-        poll(lambda: read_json(self.run_dir / "state.json").get("phase") == phase, f"{phase} ({self.log})", 40.0)
+        poll(lambda: read_json(self.run_dir / "state.json").get("phase") == phase, f"{phase} ({self.log})")
 
     def planned(self, worker: str, local_rank: int = 0) -> TaskPlan:
         """A task of the plan."""
@@ -137,7 +137,7 @@ class Guarded:
         """Pid of one run of a worker, or of its wrapper, as soon as it is there."""
         rank = self.planned(worker, local_rank).task.rank
         path = self.run_dir / "workers" / f"{worker}_rank{rank}_a0_r{restart}.start.json"
-        return int(poll(lambda: read_json(path), f"{path.name} ({self.log})", 30.0)[of])
+        return int(poll(lambda: read_json(path), f"{path.name} ({self.log})")[of])
 
     def output(self, worker: str, restart: int = 0) -> str:
         """Standard output of one run of a worker."""
@@ -148,7 +148,7 @@ class Guarded:
         """The orchestrator, as soon as it is there."""
         return int(poll(lambda: read_json(self.run_dir / "orchestrator.json"), f"orchestrator ({self.log})")["pid"])
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 90.0) -> int:
         """Status of the guard."""
         try:
             return self.guard.wait(timeout)

@@ -102,7 +102,7 @@ def clean_environment(**over: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | over
 
 
-def poll(condition: Callable[[], T | None], what: str, timeout: float = 30.0) -> T:
+def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
     """The first true value of ``condition``; fails when there is none in time."""
     end = time.monotonic() + timeout
     while True:
@@ -148,7 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def gpujob(
-    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 30.0
+    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
     """A command of ``gpujob`` from its start to its end, its output through pipes."""
     return subprocess.run(
@@ -199,7 +199,7 @@ class LocalJob:
         self.process.wait()
         kill_all_with(self.folder)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = 90.0) -> int:
         """Exit status of the command."""
         return self.process.wait(timeout)
 
@@ -243,8 +243,8 @@ class LocalJob:
 
         return poll(look, f"a sidecar of {self.run_dir}")
 
-    def phase(self, name: str, timeout: float = 15.0) -> None:
-        """Wait until the job is in this phase."""
+    def phase(self, name: str, timeout: float = 60.0) -> None:
+        """Wait until the job is in this phase, which has to last: it is looked for now and then."""
         poll(lambda: self.json("state.json").get("phase") == name, f"phase {name} of {self.run_dir}", timeout)
 
     def lines(self) -> int:

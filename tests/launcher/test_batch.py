@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from launcher.crew import NOTICE_GRACE_S
-from launcher.orchestrate import REQUEUE_MARGIN_S
+from launcher.stopping import REQUEUE_MARGIN_S
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import gpujob, kill_all_with, poll, processes_with, read_json
 
@@ -76,7 +76,7 @@ class Submitted:
         try:
             if meanwhile is not None:
                 meanwhile(step)
-            return Batch(self.slurm, self.run_dir, step.wait(40))
+            return Batch(self.slurm, self.run_dir, step.wait(90))
         finally:
             step.kill()
             step.wait()
@@ -89,13 +89,21 @@ with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
     print(json.dumps({"done": 1, "total": 1}), file=out)
 figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
 proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=20)
+proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=60)
 """
 """A worker that tells its progress and a figure of merit."""
 
 
 AT_ONCE = 3
 """Plays at a time: what stands for Slurm's commands has to answer in the time that those are given."""
+PLAYED_S = 300.0
+"""Within which a play is over; those before it are waited for as well."""
+
+
+def await_workers(job: Submitted, count: int) -> None:
+    """Wait until the job runs and so many workers have said that they are up, with their traps set."""
+    poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running")
+    poll(lambda: [path.read_text() for path in job.run_dir.glob("cn*_w*.out")] == ["up\n"] * count, "all workers")
 
 
 def play_to_the_end(folder: Path) -> Batch:
@@ -109,7 +117,7 @@ def play_a_signal(folder: Path) -> Batch:
     job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
 
     def end(step: subprocess.Popen[bytes]) -> None:
-        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
+        await_workers(job, 4)
         step.terminate()
 
     return job.run(end)
@@ -130,7 +138,7 @@ def play_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
         job.slurm.say("scontrol", "err", "scontrol: error: Requeue is disabled for the job\n")
 
     def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
-        poll(lambda: [call for call in job.slurm.calls("scontrol") if "requeue" in call["argv"]], "a requeue", 60)
+        poll(lambda: [call for call in job.slurm.calls("scontrol") if "requeue" in call["argv"]], "a requeue")
         if not refused:
             step.terminate()
 
@@ -150,19 +158,20 @@ def play_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
         "resources": {"nodes": 1},
     }
     enough = shlex.quote(str(folder / "enough"))
-    script = f"trap '' USR1; while [ ! -e {enough} ]; do sleep 0.05; done; echo Processed 5/{total} items"
+    script = f"trap '' USR1; echo up; while [ ! -e {enough} ]; do sleep 0.05; done; echo Processed 5/{total} items"
+    helper = "trap '' USR1; echo up; while :; do sleep 0.05; done"
     workers = [
         {"count": 4, "command": ["sh", "-c", script]},
-        {"role": "helper", "critical": False, "command": ["sh", "-c", "trap '' USR1; while :; do sleep 0.05; done"]},
+        {"role": "helper", "critical": False, "command": ["sh", "-c", helper]},
     ]
     job = Submitted(folder, "", **over, workers=workers)
 
     def warn(step: subprocess.Popen[bytes]) -> None:
-        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
+        await_workers(job, 5)
         step.send_signal(signal.SIGUSR1)
-        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop", 20)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
         (folder / "enough").touch()
-        poll(lambda: (job.run_dir / "report.json").exists(), "the report", 30)
+        poll(lambda: (job.run_dir / "report.json").exists(), "the report")
         step.terminate()  # as Slurm does to a job that is queued again
 
     end = time.time() + REQUEUE_MARGIN_S + 600.0
@@ -181,12 +190,12 @@ def play_a_killed_srun(folder: Path) -> Batch:
 
     def kill(_: subprocess.Popen[bytes]) -> None:
         first, second = (job.run_dir / f"workers/worker_w0_rank0_a0_r{run}.start.json" for run in (0, 1))
-        wrapper = int(poll(lambda: read_json(first), "the first run", 20)["wrapper_pid"])
-        poll((job.slurm.folder / "steps" / "4459.0").exists, "the whole step", 20)
+        wrapper = int(poll(lambda: read_json(first), "the first run")["wrapper_pid"])
+        poll((job.slurm.folder / "steps" / "4459.0").exists, "the whole step")
         mine = str(job.slurm.folder.parent)
         (srun,) = (of for of, words in processes_with("--job-name=worker_w0").items() if mine in " ".join(words))
         os.kill(srun, signal.SIGKILL)
-        poll(lambda: read_json(second), "the second run", 20)
+        poll(lambda: read_json(second), "the second run")
         assert not os.path.exists(f"/proc/{wrapper}/exe")
         (folder / "enough").touch()
 
@@ -194,18 +203,18 @@ def play_a_killed_srun(folder: Path) -> Batch:
 
 
 def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
-    """Slurm's SIGTERM comes to one worker, a service, and much later to the batch step.
+    """Slurm's SIGTERM comes to one worker, a service, and much later to the batch step and the rest.
 
     Meanwhile ``scontrol show job`` says what is ``shown``, and late ``words`` come into the job's error log.
     """
     enough = shlex.quote(str(folder / "enough"))
-    rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; while :; do sleep 0.05; done"
+    rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; echo up; while :; do sleep 0.05; done"
     workers = [
         {
             "role": "first",
             "count": 1,
             "service": True,
-            "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"],
+            "command": ["sh", "-c", "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"],
         },
         {"role": "rest", "count": 3, "command": ["sh", "-c", rest]},
     ]
@@ -213,14 +222,20 @@ def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
     job.slurm.say("scontrol", "job", f"   {shown} Dependency=(null)\n")
 
     def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
-        poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running", 20)
-        os.kill(read_json(job.run_dir / "workers/first_w0_rank0_a0_r0.start.json")["wrapper_pid"], signal.SIGTERM)
+        await_workers(job, 4)
+        first, *others = (
+            int(read_json(job.run_dir / f"workers/{name}_a0_r0.start.json")["wrapper_pid"])
+            for name in ("first_w0_rank0", *(f"rest_w{n}_rank{n + 1}" for n in range(3)))
+        )
+        os.kill(first, signal.SIGTERM)
         if words:
             time.sleep(NOTICE_GRACE_S + 1.0)
             (job.run_dir / "log.err").open("a").write(words)
-        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop", 20)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
         step.terminate()
-        poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason", 20)
+        poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason")
+        for wrapper in others:
+            os.kill(wrapper, signal.SIGTERM)
         (folder / "enough").touch()
 
     return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
@@ -256,7 +271,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
 
 
 def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_to_the_end"].result(90)
+    batch = played["play_to_the_end"].result(PLAYED_S)
     assert batch.status == 0, batch.log() + batch.log("log.err")
     report, calls = batch.report, batch.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
@@ -279,7 +294,7 @@ def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
 
 
 def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_signal"].result(90)
+    batch = played["play_a_signal"].result(PLAYED_S)
     assert batch.status == 5, batch.log() + batch.log("log.err")
     report = batch.report
     assert (report["state"], report["cause"]) == ("CANCELLED", None)
@@ -290,7 +305,7 @@ def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) ->
 
 
 def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_refusal"].result(90)
+    batch = played["play_a_refusal"].result(PLAYED_S)
     assert batch.status == 1
     assert batch.report["cause"]["reason"] == "launch_failed"
     assert "Invalid credential" in batch.log("log.err")
@@ -298,7 +313,7 @@ def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) ->
 
 
 def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_requeue"].result(90)
+    batch = played["play_a_requeue"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", True, 3)
     assert {worker["exit"]["reason"] for worker in batch.report["workers"]} == {"time_limit"}
     assert [call["argv"] for call in batch.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
@@ -306,13 +321,13 @@ def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Futur
 
 
 def test_a_job_that_cannot_be_queued_again_says_so(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_refused_requeue"].result(90)
+    batch = played["play_a_refused_requeue"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
     assert "The job is not queued again: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
 
 
 def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_an_end_after_the_warning"].result(90)
+    batch = played["play_an_end_after_the_warning"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
     assert batch.report["stopped"]["reason"] == "completed"
     assert "The job is not stopped: its work is done" in batch.log()
@@ -320,13 +335,13 @@ def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, 
 
 
 def test_a_job_whose_workers_have_saved_their_state_is_queued_again(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_saved_state_after_the_warning"].result(90)
+    batch = played["play_a_saved_state_after_the_warning"].result(PLAYED_S)
     assert (batch.report["state"], batch.report["requeued"]) == ("TIMEOUT", True), batch.log()
     assert [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 
 def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Future[Batch]]) -> None:
-    batch = played["play_a_killed_srun"].result(90)
+    batch = played["play_a_killed_srun"].result(PLAYED_S)
     assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
     assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
     assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]
@@ -343,9 +358,9 @@ def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Futu
 def test_a_time_limit_that_comes_to_a_worker_first_is_told_as_such(
     play: Callable[[Path], Batch], cause: str, played: dict[str, Future[Batch]]
 ) -> None:
-    batch = played[play.__name__].result(90)
+    batch = played[play.__name__].result(PLAYED_S)
     assert (batch.report["state"], batch.status) == ("TIMEOUT", 3), batch.log() + batch.log("log.err")
-    assert batch.report["stopped"]["cause"] == cause
+    assert batch.report["stopped"]["cause"].startswith(cause), "how it came is said behind it"
     assert batch.report["cause"] is None
     reasons = {worker["worker"]: worker["exit"]["reason"] for worker in batch.report["workers"]}
     assert reasons == {"first_w0": "completed", **{f"rest_w{n}": "time_limit" for n in range(3)}}

@@ -12,8 +12,8 @@ from tests.launcher.guarded import Guarded
 from tests.launcher.support import poll
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
-SECONDS = 15.0
-"""Within which a job has ended, on a machine that does other things as well."""
+SECONDS = 60.0
+"""Within which a job has ended, on a machine that does other things as well; its workers would go on for longer."""
 
 
 def job_of(folder: Path, command: str = "sleep 600", **over: Any) -> Guarded:
@@ -28,6 +28,12 @@ def killed(job: Guarded, pid: int) -> int:
     poll(lambda: not job.left_over(), f"the end of all processes: {job.left_over()}", SECONDS)
     assert time.monotonic() - began < SECONDS
     return status
+
+
+def await_both(job: Guarded) -> None:
+    """Wait until both workers have set what they do at a signal, and said so."""
+    job.await_phase("running")
+    poll(lambda: all("up" in job.output(f"worker_w{rank}") for rank in (0, 1)), "both workers")
 
 
 def test_the_end_of_the_orchestrator_is_told(tmp_path: Path) -> None:
@@ -46,7 +52,7 @@ def test_the_end_of_the_orchestrator_is_told(tmp_path: Path) -> None:
 
 def test_workers_that_do_not_listen_do_not_outlive_the_orchestrator(tmp_path: Path) -> None:
     with job_of(tmp_path, STUBBORN) as job:
-        job.await_phase("running")
+        await_both(job)
         assert killed(job, job.orchestrator_pid()) == 1
     assert "Killing workers that did not end in time" in job.log
     assert set(job.reasons().values()) == {"terminated_peer"}
@@ -54,7 +60,7 @@ def test_workers_that_do_not_listen_do_not_outlive_the_orchestrator(tmp_path: Pa
 
 def test_an_orchestrator_that_is_killed_while_it_ends_the_job_keeps_the_reason(tmp_path: Path) -> None:
     with job_of(tmp_path, STUBBORN) as job:
-        job.await_phase("running")
+        await_both(job)
         job.guard.terminate()
         job.await_event("job stopping")
         assert killed(job, job.orchestrator_pid()) == 5
@@ -63,10 +69,11 @@ def test_an_orchestrator_that_is_killed_while_it_ends_the_job_keeps_the_reason(t
 
 
 def test_what_had_failed_before_the_orchestrator_was_killed_is_diagnosed(tmp_path: Path) -> None:
-    command = "sh -c 'echo up; [ $RANK = 0 ] && exit 3; sleep 60'"
+    command = "sh -c 'echo up; [ $RANK = 0 ] && exit 3; sleep 600'"
     workers = [{"role": "worker", "count": 2, "critical": False, "command": command}]
     with Guarded(tmp_path, workers, {}) as job:
         job.await_event("worker ended")
+        poll(lambda: "up" in job.output("worker_w1"), "the other worker")
         assert killed(job, job.orchestrator_pid()) == 1
     assert "exit status 3" in (job.run_dir / "diagnostics" / "worker_w0.txt").read_text()
     assert job.report["diagnoses"] == ["diagnostics/worker_w0.txt"]
@@ -97,8 +104,7 @@ def test_a_wrapper_that_is_killed_ends_the_job(tmp_path: Path) -> None:
 
 def test_a_signal_reaches_the_job_once(tmp_path: Path) -> None:
     with job_of(tmp_path, "sh -c 'trap \"echo told; exit 7\" TERM; echo up; while :; do sleep 0.05; done'") as job:
-        job.await_phase("running")
-        poll(lambda: all("up" in job.output(f"worker_w{rank}") for rank in (0, 1)), "both workers")
+        await_both(job)
         job.guard.terminate()
         assert job.wait() == 5
     assert [job.output(f"worker_w{rank}") for rank in (0, 1)] == ["up\ntold\n"] * 2
@@ -114,6 +120,6 @@ def test_a_job_that_ends_by_itself_ends_its_guard_alike(tmp_path: Path) -> None:
 
 def test_what_cannot_even_begin_has_no_aftermath(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-B", "-m", "launcher.guard", str(tmp_path), "--local"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "is this a run directory?" in done.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []

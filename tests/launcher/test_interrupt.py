@@ -12,7 +12,7 @@ from tests.launcher.support import GPUJOB
 def python(program: str) -> "subprocess.CompletedProcess[str]":
     """A program of ours, in an interpreter of its own."""
     argv = [sys.executable, "-I", "-c", program]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
 
 
 def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback() -> None:
@@ -44,14 +44,14 @@ def test_ctrl_c_in_a_command_is_130() -> None:
 @pytest.mark.parametrize("words", ["schema", "--help", "plan --help"])
 def test_a_reader_that_goes_away_is_141_without_a_word(words: str) -> None:
     script = f'{{ "$0" {words}; echo $? >&2; }} | true'
-    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr in ("141\n", "0\n"), "0 where all of it fits into the pipe before its reader ends"
 
 
 @pytest.mark.parametrize("words", ["schema", "--help", "--version"])
 def test_output_that_cannot_be_written_is_one_line(words: str) -> None:
     script = f'"$0" {words} > /dev/full'
-    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "gpujob: cannot write: No space left on device\n")
 
 

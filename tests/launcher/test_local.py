@@ -35,5 +35,5 @@ def test_each_sidecar_knows_where_the_gpus_of_its_node_begin(
     plan = replace(plan_of(job_spec(resources=resources), local=True), python=str(python))
     hosts = local_hosts(plan, "here")
     for sidecar in LocalSteps(plan, RunFacts("local-1", tmp_path, hosts)).start_sidecars():
-        assert sidecar.wait(10) == 0
+        assert sidecar.wait(60) == 0
     assert [(tmp_path / f"{host}_sidecar.log").read_text().strip() for host in hosts] == told

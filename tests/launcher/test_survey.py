@@ -64,6 +64,12 @@ class Job:
         return self.facts
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are slow have the time that they need; a job that waits for nothing is seen to have waited."""
+    monkeypatch.setattr("launcher.survey.SURVEY_S", 120.0)
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Any]:
     made: list[Job] = []
@@ -125,13 +131,10 @@ def test_without_a_free_offset_the_job_says_so_and_goes_on(jobs: Any, capfd: pyt
     assert jobs(plan_with(port)).look().port_offset == 0
     assert "No offset leaves all ports of the job free on their nodes" in capfd.readouterr().out
     assert all(held)
-    assert time.monotonic() - begun < 15.0  # it has not waited for what cannot come
+    assert time.monotonic() - begun < 60.0  # it has not waited for what cannot come
 
 
-def test_a_node_that_cannot_look_costs_the_others_no_time(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("launcher.survey.SURVEY_S", 120.0)
+def test_a_node_that_cannot_look_costs_the_others_no_time(jobs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     held = reserve([port])
     job = jobs(plan_with(port, port + 1))
