@@ -177,7 +177,7 @@ class Sidecars:
                 asked = True
                 self._steps.end_sidecars(self._processes)
                 end = time.monotonic() + END_S
-            elif time.monotonic() > end:
+            elif asked and time.monotonic() > end:
                 self._kill()
                 break
             self._sleep(0.2)
