@@ -303,6 +303,7 @@ class GpuHost:
                 self._note(seat, part, told)
             else:
                 self._note_gpus(told)
+                self._changed.notify_all()  # from now on a call that hangs is known sooner
 
     def _open(self) -> tuple[GpuReader, Driver]:
         """The first reader that opens; raises GpuUnavailable with the reason that says most.
