@@ -28,6 +28,20 @@ BLOCK = 4096
 FREE_BLOCKS, BLOCKS = 25_000_000, 50_000_000
 """What it says of its space: 102 GB of 205 GB."""
 SOURCE = "gpujob-test"
+WAIT_S = 60.0
+"""How long to wait for the server."""
+
+
+def seen_file(control: str | Path) -> Path:
+    """Where the server says which word it has seen last."""
+    return Path(f"{control}.seen")
+
+
+def write(path: Path, word: str) -> None:
+    """Have a file say this at once and as a whole."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(word, encoding="ascii")
+    beside.replace(path)
 
 
 class Server:
@@ -38,6 +52,7 @@ class Server:
         self._names: dict[int, str] = {}
         self._nodes: dict[str, int] = {}
         self._taken: list[bytes] = []
+        self._seen = ""
         self._fd = os.open("/dev/fuse", os.O_RDWR)
         options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,allow_other"
         mount = ctypes.CDLL(None, use_errno=True).mount
@@ -48,6 +63,9 @@ class Server:
         """Answer until the mount is gone."""
         while True:
             mode = self._mode()
+            if mode != self._seen:
+                write(seen_file(self._control), mode)
+                self._seen = mode
             while mode == "answer" and self._taken:
                 self._answer(self._taken.pop(0))
             if mode == "ignore" or not select.select([self._fd], [], [], 0.01)[0]:
@@ -162,10 +180,10 @@ class FuseMount:
         self.folder, self.point, self._control = place / "served", place / "fuse", place / "control"
         self.folder.mkdir()
         self.point.mkdir()
-        self.say("answer")
+        write(self._control, "answer")
         argv = [sys.executable, __file__, str(self.folder), str(self.point), str(self._control)]
         self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/")
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S
         while not os.path.ismount(self.point):
             if self._process.poll() is not None:
                 _, words = self._process.communicate()
@@ -175,10 +193,11 @@ class FuseMount:
 
     def say(self, mode: str) -> None:
         """``answer``, ``ignore`` or ``swallow`` from now on."""
-        beside = self._control.with_name("control.new")
-        beside.write_text(mode, encoding="ascii")
-        beside.replace(self._control)
-        time.sleep(0.05)  # it looks every few milliseconds
+        write(self._control, mode)
+        seen, end = seen_file(self._control), time.monotonic() + WAIT_S
+        while self._process.poll() is None and not (seen.exists() and seen.read_text("ascii") == mode):
+            assert time.monotonic() < end, f"the server does not {mode}"
+            time.sleep(0.005)
 
     def close(self) -> None:
         """End the server, which ends whatever waits for it, and take the mount away."""

@@ -112,13 +112,13 @@ class GpuJob:
                 argv, env={**kept, **self._environment}, stdout=log, stderr=log, cwd=self.run_dir
             )
         self._started.append(self.process)
-        wait_for(lambda: self._address() not in (None, before), 20, "the sidecar's address", logs=self.log)
+        wait_for(lambda: self._address() not in (None, before), 60, "the sidecar's address", logs=self.log)
 
     def until_ready(self) -> None:
         """Wait for the first look of everybody."""
         wait_for(
             lambda: self._request("/-/ready")[0] == 200,
-            20,
+            60,
             "the first looks",
             retry=(OSError,),
             logs=self.log,
@@ -127,7 +127,7 @@ class GpuJob:
 
     def until_it_listens(self) -> None:
         """Wait until the sidecar has the driver tell it of errors: what happened before it is not told."""
-        wait_for(lambda: self._waits_for_events() > self._waits, 20, "a wait for events", logs=self.log)
+        wait_for(lambda: self._waits_for_events() > self._waits, 60, "a wait for events", logs=self.log)
 
     def _waits_for_events(self) -> int:
         return calls(self._calls)["nvmlEventSetWait_v2"]
@@ -136,7 +136,7 @@ class GpuJob:
         return records.read_json(self.run_dir / records.SIDECARS_DIR / f"{NODE}.json")
 
     def _request(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", int(str((self._address() or {})["port"])), timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", int(str((self._address() or {})["port"])), timeout=60)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -153,7 +153,7 @@ class GpuJob:
         found: dict[str, Any] = json.loads(self._request("/status")[1])
         return found
 
-    def until(self, holds: Callable[[Page], object], what: str, timeout_s: float = 20.0) -> Page:
+    def until(self, holds: Callable[[Page], object], what: str, timeout_s: float = 60.0) -> Page:
         """The first page of which something holds."""
         return wait_for(
             lambda: page if holds(page := self.page()) else None,
@@ -217,7 +217,7 @@ class GpuJob:
         """Leave nothing behind."""
         self.stop()
         for process in self._started:
-            process.wait(timeout=20)
+            process.wait(timeout=60)
         self.wrappers.close()
         for path in self._processes.iterdir():
             self._end_child(path.name)

@@ -18,6 +18,7 @@ from exporter.collectors.base import Context
 from exporter.collectors.gpu_metrics import HEADER, GpuMetricsCollector, lines_of
 from exporter.families import Samples
 from exporter.manifest import PathGroup
+from exporter.readers import file_host
 from exporter.readers.file_host import FileHost, Hanging
 from exporter.readers.gpu import Gpu, GpuActivity, GpuLook, GpuState
 from exporter.readers.metrics_file import LineFile
@@ -199,7 +200,7 @@ def test_lines_that_are_late_come_whole_and_before_the_next(
             collector.read()
     gate.set()
     until(lambda: (tmp_path / "out" / "gpu_metrics.csv").exists(), "the late lines")
-    monkeypatch.setattr(gpu_metrics, "WAIT_S", 5.0)
+    monkeypatch.setattr(gpu_metrics, "WAIT_S", 60.0)
     context.board.gpus = look_at(gpu(0), after_s=60.0)
     until(lambda: _reads(collector), "a write that works")
     assert [line.split(",")[0] for line in lines(tmp_path)] == [MOMENT, "2023-11-14T22:14:20Z"]
@@ -213,7 +214,11 @@ def _reads(collector: GpuMetricsCollector) -> bool:
     return True
 
 
-def test_another_process_writes_where_a_file_system_may_hang(context: Context, tmp_path: Path) -> None:
+def test_another_process_writes_where_a_file_system_may_hang(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_host, "START_S", 60.0)
+    monkeypatch.setattr(gpu_metrics, "WAIT_S", 60.0)
     files = FileHost(SystemClock(), process=True)
     collector = GpuMetricsCollector(replace(context, files=files))
     try:
@@ -230,6 +235,7 @@ def test_a_file_system_that_hangs_costs_the_file_alone(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount = FuseMount(tmp_path)
+    monkeypatch.setattr(file_host, "START_S", 60.0)
     monkeypatch.setattr(gpu_metrics, "WAIT_S", 0.3)
     (mount.folder / "gpu_metrics.csv").write_text(f"{HEADER}\n")
     manifest = replace(context.manifest, groups=(PathGroup("output", str(mount.point), None),))

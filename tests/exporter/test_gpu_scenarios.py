@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.exporter.gpu_job import LOOK_S, SUPERVISOR, GpuJob, Page
-from tests.exporter.support import AT_ONCE_S, until
+from tests.exporter.support import SOON_S, until
 from tests.fakenvml import Scenario, compiler, profiles
 
 NO_ACTIVITY = {"gpu_info", "gpu_up", "gpu_state", "gpu_workers", "gpu_foreign_processes"}
 """All that may be told of a GPU that does not answer."""
-SLACK_S = 5.0
+SLACK_S = 30.0
 """What a busy machine may add to the time between two looks."""
 CALL_S = 2.0
 """After which a call counts as one that hangs."""
@@ -173,7 +173,7 @@ def test_a_driver_that_answers_nobody_holds_up_nothing_else_and_is_read_again_la
     job.until(lambda page: not page.by("gpu", "gpu_energy_joules_total"), "that nothing old is shown")
     scenario.release()
     job.write()
-    page = job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "that all are back", 40)
+    page = job.until(lambda page: page.by("gpu", "gpu_up") == dict.fromkeys("0123", 1), "that all are back")
     assert page.by("state", "gpu_driver_state") == {"ok": 1}
 
 
@@ -185,10 +185,8 @@ def test_a_sidecar_ends_in_time_while_the_driver_answers_nobody(begin: Begin) ->
     scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[1])
     job.write()
     job.until(lambda page: page.by("state", "gpu_state") == {"hanging": 1}, "the hang")
-    began = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
-    assert job.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < AT_ONCE_S
+    assert job.process.wait(timeout=SOON_S) == 0
     assert "Traceback" not in job.log.read_text("utf-8")
 
 
@@ -203,7 +201,7 @@ def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Beg
     for gpu, code in ((1, 79), (2, 94), (3, 31), (3, 31)):
         scenario.xid(code, scenario.gpus[gpu])
     job.write()
-    page = job.until(lambda page: sum(page.by("xid", "gpu_xid_errors_total").values()) == 4, "the errors", 5)
+    page = job.until(lambda page: sum(page.by("xid", "gpu_xid_errors_total").values()) == 4, "the errors", SLACK_S)
     counts = page.by("xid", "gpu_xid_errors_total")
     assert {code: count for code, count in counts.items() if count} == {"79": 1, "94": 1, "31": 2}
     times = page.by("gpu", "gpu_xid_last_timestamp_seconds")
@@ -226,7 +224,7 @@ def test_xids_are_counted_from_0_on_and_over_a_restart_of_the_sidecar(begin: Beg
     job.until_it_listens()
     scenario.xid(31, scenario.gpus[3])
     job.write()
-    page = job.until(lambda page: page.by("xid", "gpu_xid_errors_total")["31"] > 2, "one more", 5)
+    page = job.until(lambda page: page.by("xid", "gpu_xid_errors_total")["31"] > 2, "one more", SLACK_S)
     assert page.by("xid", "gpu_xid_errors_total") == {**counts, "31": 3}
 
 
@@ -294,12 +292,12 @@ def test_a_supervised_sidecar_is_replaced_with_the_driver_and_keeps_what_it_coun
     scenario.broken = "LIB_RM_VERSION_MISMATCH"  # and so soon after the first time
     job.write()
     job.until(lambda page: page.by("state", "gpu_driver_state") == {"version_mismatch": 1}, "its state")
-    until(lambda: "goes on without GPUs" in job.log.read_text("utf-8"), "that it stays", 10)
+    until(lambda: "goes on without GPUs" in job.log.read_text("utf-8"), "that it stays")
     until_collectors_go_on(job)
     assert job.log.read_text("utf-8").count("starting it again") == 1
     scenario.broken = 0
     job.write()
-    page = job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "that they are read again", 30)
+    page = job.until(lambda page: page.by("gpu", "gpu_up") == {"0": 1, "1": 1}, "that they are read again")
     assert page.value("gpu_xid_errors_total", xid="31") == 1
     assert job.log.read_text("utf-8").count("starting it again") == 1
 

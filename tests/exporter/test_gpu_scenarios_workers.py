@@ -151,7 +151,7 @@ def test_a_program_with_an_error_of_its_own_on_a_gpu_ends_by_a_gpu_fault_of_the_
     job.until(lambda page: page.value("gpu_workers", gpu=str(FAULTY)) == 1, "the worker", LOOKS_S)
     job.scenario.xid(31, job.scenario.gpus[FAULTY])
     job.write()
-    job.until(lambda page: page.value("gpu_xid_errors_total", xid="31") == 1, "the error", 5)
+    job.until(lambda page: page.value("gpu_xid_errors_total", xid="31") == 1, "the error", 30)
     evidence = ends(job, FAULTY, "gpu_fault")
     place = f"Xid 31 on GPU {FAULTY} ({profiles.uuid_of(FAULTY)})"
     assert evidence[0] == "exit status 1"
@@ -167,7 +167,7 @@ def test_a_program_whose_gpu_has_fallen_off_the_bus_ends_by_a_gpu_fault(job: Gpu
     job.scenario.xid(79, job.scenario.gpus[OFF_THE_BUS])
     job.scenario.gpus[OFF_THE_BUS].state = "lost"
     job.write()
-    job.until(lambda page: page.value("gpu_xid_errors_total", xid="79") == 1, "the error", 5)
+    job.until(lambda page: page.value("gpu_xid_errors_total", xid="79") == 1, "the error", 30)
     evidence = ends(job, OFF_THE_BUS, "gpu_fault")
     assert f"Xid 79 on GPU {OFF_THE_BUS} ({profiles.uuid_of(OFF_THE_BUS)}): fallen off the bus" in evidence
 

@@ -23,7 +23,8 @@ from exporter import __version__, records
 from exporter.__main__ import OWN_HASHES, SHA2
 from exporter.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.sidecar import declared_families
-from tests.exporter.support import AT_ONCE_S, NODE, Wrappers, make_manifest, make_task, until, write_manifest
+from tests.exporter.support import NODE, SOON_S, Wrappers, make_manifest, make_task, until, write_manifest
+from tests.launcher.test_node_facts import free_port
 
 EXPORTER = (sys.executable, "-I", "-m", "exporter")
 SCRIPT = Path(sys.executable).with_name("gpujob-exporter")
@@ -57,7 +58,7 @@ class SidecarProcess:
 
     def request(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of one request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("GET", path, headers={"Accept-Encoding": "identity", **named})
         answer = connection.getresponse()
@@ -146,7 +147,7 @@ def test_promtool_finds_nothing_to_say_about_the_page(running: SidecarProcess) -
         input=running.text("/metrics"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -232,7 +233,7 @@ def test_it_may_keep_many_files_open(running: SidecarProcess) -> None:
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[Callable[..., SidecarProcess]]:
     """Starts sidecars over a job without workers of its own."""
-    write_manifest(make_manifest(tmp_path, linger_s=60.0))
+    write_manifest(make_manifest(tmp_path, check_interval_s=60.0, linger_s=60.0))  # no end waits for either
     records.write_state(str(tmp_path), "running")
     started: list[SidecarProcess] = []
 
@@ -249,10 +250,8 @@ def test_sigterm_ends_it_at_once_with_a_final_status(sidecar: Callable[..., Side
     one = sidecar()
     one.until_ready()
     one.text("/metrics")
-    began = time.monotonic()
     one.process.terminate()
-    assert one.process.wait(timeout=20) == 0
-    assert time.monotonic() - began < AT_ONCE_S
+    assert one.process.wait(timeout=SOON_S) == 0
     assert (records.read_json(one.run_dir / records.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
     assert "Traceback" not in one.log.read_text("utf-8")
 
@@ -260,25 +259,26 @@ def test_sigterm_ends_it_at_once_with_a_final_status(sidecar: Callable[..., Side
 def test_it_ends_by_itself_once_the_job_is_finished(sidecar: Callable[..., SidecarProcess]) -> None:
     one = sidecar()
     records.write_state(str(one.run_dir), "finished")
-    assert one.process.wait(timeout=20) == 0
+    assert one.process.wait(timeout=SOON_S) == 0
     status = records.read_json(one.run_dir / records.STATUS_DIR / f"{NODE}.json") or {}
     assert status["final"] is True
     assert "Traceback" not in one.log.read_text("utf-8")
 
 
 def test_a_restarted_sidecar_keeps_its_port_where_it_can(sidecar: Callable[..., SidecarProcess]) -> None:
-    first = sidecar("--web.listen-address", "127.0.0.1:0")
+    first = sidecar("--web.listen-address", f"127.0.0.1:{free_port()}")  # one that the kernel gives to nobody else
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    again = sidecar("--web.listen-address", "127.0.0.1:0")
+    assert again.port == first.port
     beside = sidecar("--web.listen-address", "127.0.0.1:0")
     assert beside.port != first.port, "it is taken"
-    beside.process.send_signal(signal.SIGKILL)
-    beside.process.wait()
-    assert sidecar("--web.listen-address", "127.0.0.1:0").port == beside.port
 
 
 def run(*arguments: str, argv: tuple[str, ...] = EXPORTER, **more: str) -> subprocess.CompletedProcess[str]:
     """A command that is expected to end by itself."""
     return subprocess.run(
-        [*argv, *arguments], capture_output=True, text=True, timeout=20, check=False, env=environment(**more)
+        [*argv, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment(**more)
     )
 
 

@@ -11,6 +11,7 @@ from exporter.readers import stacks
 from exporter.readers.stacks import MOST_BYTES, find_py_spy, python_processes, read_stacks
 from tests.exporter.conftest import Start
 from tests.exporter.support import SOON_S, until
+from tests.realstack.waiting import readable
 
 Install = Callable[[str], Path]
 
@@ -81,8 +82,15 @@ def test_one_that_cannot_be_started_is_said(install: Install) -> None:
     assert "cannot be started" in read_stacks([11])[11]
 
 
-def test_one_that_hangs_is_ended(install: Install) -> None:
+def test_one_that_hangs_is_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("echo partial; exec sleep 60")
+    output = stacks._output
+
+    def once_it_has_begun(fd: int, deadline: float) -> tuple[bytes, bool]:
+        assert readable(fd, SOON_S)
+        return output(fd, time.monotonic() + 0.3)
+
+    monkeypatch.setattr(stacks, "_output", once_it_has_begun)
     began = time.monotonic()
     found = read_stacks(range(8), timeout_s=0.3)
     assert set(found.values()) == {"partial\n... (no end in 0.3 s)"}
@@ -97,7 +105,7 @@ def test_one_that_closes_its_output_and_stays_is_ended(install: Install) -> None
 def test_endless_output_is_cut(install: Install) -> None:
     install("exec yes")
     began = time.monotonic()
-    found = read_stacks([11], timeout_s=30)[11]
+    found = read_stacks([11], timeout_s=2 * SOON_S)[11]
     assert len(found) < MOST_BYTES + 100
     assert found.endswith(f"\n... (no more than {MOST_BYTES} bytes are taken)")
     assert time.monotonic() - began < SOON_S
@@ -126,4 +134,4 @@ def test_the_real_one_shows_where_a_program_waits(start: Start) -> None:
     process = start(sys.executable, "-c", code)
     assert process.stdout is not None
     process.stdout.readline()
-    assert "waiting" in read_stacks([process.pid], timeout_s=10)[process.pid]
+    assert "waiting" in read_stacks([process.pid], timeout_s=60)[process.pid]
