@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from launcher.course import OWN_TEARDOWN_S
 from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster
 
 ROOT_DIR = Path(__file__).resolve().parents[2]
@@ -37,6 +38,11 @@ def diagnosis(run_dir: Path, worker: str) -> dict[str, Any]:
     return found
 
 
+def was_asked(report: dict[str, Any], end: dict[str, Any]) -> bool:
+    """Whether a worker that ran was asked to end; killed is only what has not ended in the time that it was given."""
+    return end["signal"] == "SIGTERM" or bool(end["time"] >= report["stopped"]["time"] + OWN_TEARDOWN_S)
+
+
 def embed_job(
     name: str,
     *,
@@ -46,9 +52,10 @@ def embed_job(
     nodes: int = 4,
     count: int = 8,
     gpus_per_node: int = 2,
+    linger: float = 8,
     **over: Any,
 ) -> dict[str, Any]:
-    """A job file of the embedding example."""
+    """A job file of the embedding example. A Prometheus that scrapes the job cuts its ``linger`` short."""
     command = f"python3 embed.py --items {items} --rate {rate} --log-every 20 --checkpoint-every 100 {options}"
     return {
         "name": name,
@@ -57,7 +64,7 @@ def embed_job(
         "slurm": {"partition": "gpu", "time_limit": "00:10:00"},
         "patterns": {"output": "output_worker_*.jsonl", "checkpoints": "checkpoint_*.json"},
         "progress": {"total_items": items},
-        "monitoring": {"check_interval": 1, "linger": 8, "stall_timeout": 60},
+        "monitoring": {"check_interval": 1, "linger": linger, "stall_timeout": 60},
         **over,
     }
 
@@ -70,11 +77,11 @@ class Job:
         self.job_id = job_id
         self.run_dir = run_dir
 
-    def wait(self, timeout: float = 120) -> str:
+    def wait(self, timeout: float = 180) -> str:
         """Slurm's final state of the job."""
         return self.space.cluster.wait_for_job(int(self.job_id), timeout)
 
-    def wait_for_phase(self, phase: str, timeout: float = 60) -> None:
+    def wait_for_phase(self, phase: str, timeout: float = 120) -> None:
         """Wait until the orchestrator has published this phase."""
         self.space.cluster.wait_for(lambda: self.json("state.json").get("phase") == phase, timeout, f"phase {phase}")
 

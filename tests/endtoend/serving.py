@@ -31,6 +31,18 @@ if "GPUJOB_WORKER" in os.environ:
 """For ``sitecustomize``, which Python imports at its start: each program of the job writes down how it was started."""
 
 
+BACK = "back"
+"""File that a worker which has ended before waits for"""
+WAITS = f"""
+import os, time
+ended = "{{GPUJOB_RUN_DIR}}/workers/{{GPUJOB_WORKER}}_rank{{RANK}}_a0_r0.exit.json"
+if "GPUJOB_WORKER" in os.environ and os.path.exists(ended.format_map(os.environ)):
+    while not os.path.exists("{BACK}"):
+        time.sleep(0.1)
+"""
+"""with this as ``sitecustomize``: it stays away until all have seen that it is."""
+
+
 def place_stand_ins(folder: Path) -> None:
     """The engines, the benchmark and a folder for the model, for a job whose working directory this is."""
     for source, module in MODULES.items():

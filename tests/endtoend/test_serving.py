@@ -13,9 +13,11 @@ import yaml
 
 from tests.endtoend.jobs import EMBED, Job, JobSpace
 from tests.endtoend.serving import (
+    BACK,
     ENOUGH,
     RECORDS,
     RESULTS,
+    WAITS,
     events,
     place_stand_ins,
     readiness_lines,
@@ -32,9 +34,7 @@ Serve = Callable[..., Job]
 EXAMPLE = EMBED.parents[1] / "serve"
 
 GANG_KILL_S = 10.0
-"""From the death of a worker without which the job cannot go on to the end of all others."""
-BACK_S = 14.0
-"""Until a worker is started again: longer than it takes to look again at what is ready."""
+"""From the moment that the job is given up for one worker to the end of all others: SIGKILL comes after 8 s."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def kill_engine(job: Job, worker: str, rank: int) -> float:
 def await_service(job: Job) -> None:
     """Wait until the benchmark uses the engines."""
     job.wait_for_phase("running", 90)
-    job.space.cluster.wait_for(lambda: used_by_the_benchmark(job), 60, f"a round of the benchmark of {job.run_dir}")
+    job.space.cluster.wait_for(lambda: used_by_the_benchmark(job), 90, f"a round of the benchmark of {job.run_dir}")
 
 
 def test_two_prefill_two_decode_routers_nginx_and_a_benchmark_on_four_nodes(serve: Serve) -> None:
@@ -172,8 +172,10 @@ def test_a_critical_decode_that_is_killed_ends_the_whole_job_within_seconds(serv
     assert job.wait(60) == "FAILED"
     seconds = time.time() - killed
     assert job.our_processes() == []
-    assert seconds <= GANG_KILL_S
-    print(f"\ndecode killed, critical: the job and all its processes are gone after {seconds:.1f} s")
+    (stopping,) = events(job.run_dir, "job stopping")
+    last = max(event["time"] for event in events(job.run_dir, "worker ended"))
+    assert last - stopping["time"] <= GANG_KILL_S
+    print(f"\ndecode killed, critical: all others have ended {last - killed:.1f} s later, and the job {seconds:.1f} s")
     report = job.report()
     assert (report["state"], report["cause"]["worker"], report["cause"]["reason"]) == (
         *("FAILED", "decode_w1", "killed_unknown"),
@@ -197,9 +199,9 @@ def test_a_job_goes_on_without_a_decode_that_is_tolerated(serve: Serve, cluster:
     def another_round() -> bool:
         return (job.run_dir / "benchmark.out").read_text().count("Completed benchmark with concurrency: 4") > before + 1
 
-    cluster.wait_for(another_round, 60, "rounds with the other decode worker")
+    cluster.wait_for(another_round, 90, "rounds with the other decode worker")
     (jobs.directory / ENOUGH).touch()
-    assert job.wait(60) == "COMPLETED", log_of(job)
+    assert job.wait() == "COMPLETED", log_of(job)
     assert (job.report()["state"], ends(job)["decode_w1"], ends(job)["decode_w0"]) == (
         *("COMPLETED", "killed_unknown", "completed"),
     )
@@ -209,18 +211,20 @@ def test_a_job_goes_on_without_a_decode_that_is_tolerated(serve: Serve, cluster:
 def test_a_decode_that_is_started_again_makes_the_job_ready_again(
     serve: Serve, cluster: Cluster, jobs: JobSpace
 ) -> None:
-    job = serve(until_told=True, workers=[{"role": "decode", "restart": {"max": 1, "backoff": BACK_S}}])
+    (jobs.directory / "engines" / "sitecustomize.py").write_text(WAITS)
+    job = serve(until_told=True, workers=[{"role": "decode", "restart": {"max": 1, "backoff": 1}}])
     await_service(job)
-    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 30, "series of a job that is ready")
+    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 60, "series of a job that is ready")
     kill_engine(job, "decode_w1", 3)
     lost = await_event(job, "not ready")
     await_line(job, "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.")
     assert await_event(job, "worker restarted")["worker"] == "decode_w1"
+    (jobs.directory / BACK).touch()
     back = await_event(job, "ready", 2)
     assert back["time"] > lost["time"]
-    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 30, "series of a job that is ready again")
+    cluster.wait_for(lambda: ready_values(job) == (1.0, 2.0), 60, "series of a job that is ready again")
     (jobs.directory / ENOUGH).touch()
-    assert job.wait(60) == "COMPLETED", log_of(job)
+    assert job.wait() == "COMPLETED", log_of(job)
     report = job.report()
     assert report["state"] == "COMPLETED"
     (decode,) = [worker for worker in report["workers"] if worker["worker"] == "decode_w1"]

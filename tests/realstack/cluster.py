@@ -236,7 +236,7 @@ class Cluster:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_for(
             lambda: process.poll() is not None or _started(children),
-            10,
+            60,
             f"process {process.pid} to start its command",
             interval=0.01,
         )
@@ -288,7 +288,7 @@ class Cluster:
         return sorted(found)
 
     def job_state(self, job_id: int) -> str:
-        """The job's state from the controller: no accounting needed, ended jobs are known for 5 minutes.
+        """The job's state from the controller: no accounting needed, ended jobs are known for an hour.
 
         Components of a heterogeneous job have a line each; theirs is told once they agree.
         """
@@ -449,7 +449,7 @@ def _kill_group(process: subprocess.Popen[str]) -> tuple[str, str]:
     except ProcessLookupError:
         pass
     try:
-        stdout, stderr = process.communicate(timeout=5)
+        stdout, stderr = process.communicate(timeout=15)
     except subprocess.TimeoutExpired:  # a child with a session of its own keeps the pipes open
         return "", ""
     return stdout or "", stderr or ""
