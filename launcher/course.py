@@ -15,6 +15,8 @@ KILL_MARGIN_S = 3.0
 """Kept free of KillWait for the report,"""
 MOST_KILL_MARGIN = 0.4
 """and no more than this share of it."""
+QUESTION_S = 3.0
+"""The longest wait for an answer about the end of the job, with some margin."""
 OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
@@ -63,6 +65,8 @@ class Course:
         """Whether the tasks have still to be asked to end,"""
         self.ask_at = 0.0
         """and when, by the monotonic clock."""
+        self.asked = False
+        """Whether they have been: a second SIGTERM is "hurry" to many programs."""
         self.workers_ended = False
         self._run_dir = str(facts.run_dir)
         self._kill_wait_s = kill_wait_s
@@ -81,8 +85,14 @@ class Course:
             lambda: records.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
         )
 
-    def allow_time(self) -> None:
+    @property
+    def has_time(self) -> bool:
+        """Whether there is time for a question that may stay unanswered before what runs is killed."""
+        return self.deadline is None or self.deadline - time.monotonic() > QUESTION_S
+
+    def have_asked(self) -> None:
         """The tasks have been asked to end by now, however long that took; Slurm's KillWait is as long as it is."""
+        self.ask, self.asked = False, True
         if self.deadline is not None and self._signals.ending is None:
             self.deadline = max(self.deadline, time.monotonic() + OWN_TEARDOWN_S)
 
@@ -140,7 +150,7 @@ class Course:
         else:
             self.deadline = self.ask_at + OWN_TEARDOWN_S
         self.stop = {"reason": reason, "cause": cause, "time": min(now, since or now), **(origin or {})}
-        self.ask = ask
+        self.ask = ask and not self.asked
         say(f"Stopping the job: {cause}")
         self._write_state("completing")  # first: it is what tells the reason when this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)

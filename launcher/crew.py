@@ -70,6 +70,8 @@ class Crew:
         """Why each task last ended, by rank."""
         self.ends_by_itself = False
         """Whether the place ends all tasks without us."""
+        self.ask_again_at: float | None = None
+        """When the place is to be asked once more whether it does, by the monotonic clock."""
         self.given_up: dict[str, str] = {}
         """Roles of the workers that have failed for good while the job goes on, by their names."""
         self.presumed_since: float | None = None
@@ -100,8 +102,10 @@ class Crew:
         """Tasks that have ended for us, and of which the place still has something."""
         self._killed_at: float | None = None
         self._asked_at = 0.0
+        self._is_being_ended = False
+        """Whether the place has said that it ends the job,"""
         self._is_announced = False
-        """Whether the place has said that it ends the job."""
+        """or could not be asked."""
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -204,6 +208,8 @@ class Crew:
         if self._ended:
             attempt_to("list the records", self._records.refresh)
         for rank, (running, code, since) in list(self._ended.items()):
+            if self._signals.ending is not None and self._course.stop is None:
+                break  # it has just come: first the reason
             record, waited = self._records.read_exit(running), now - since
             hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not hopeless:
@@ -214,7 +220,7 @@ class Crew:
                 if waited > ASK_AFTER_S and now - self._asked_at > ASK_AGAIN_S:
                     self._ask_why()
                 continue
-            if record is None and self._asked_at < since:
+            if record is None and self._asked_at < since and self._course.has_time:
                 if self._course.stop is None:
                     self._ask_why()
                 else:
@@ -260,7 +266,8 @@ class Crew:
     def _ask_why(self) -> None:
         """A worker has ended and nothing here says why: what does the place say?"""
         ending = self._steps.ending()
-        self._asked_at, self._is_announced = time.monotonic(), ending.by_itself or ending.unanswered
+        self._asked_at, self._is_being_ended = time.monotonic(), ending.by_itself
+        self._is_announced = ending.by_itself or ending.unanswered
         if ending.reason is not None or ending.failed_nodes:
             self.begin_stop_of(ending, "")
 
@@ -305,20 +312,24 @@ class Crew:
         if ended["reason"] == "completed" or course.stop is not None or unit.failed:
             return
         unit.failed = True
-        if restart < planned.restart_max:
+        ended_by_place = self._is_being_ended and ended["reason"] in _ASKED_FROM_OUTSIDE
+        if restart < planned.restart_max and not ended_by_place:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
             who = f"rank {task.rank}" if len(unit.tasks) > 1 else "it"
             say(f"{_named(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
-        elif planned.critical:
+        elif planned.critical or ended_by_place:
+            self.ends_by_itself = ended_by_place
             self.presumed_since = ended["time"] if ended["reason"] in _ASKED_FROM_OUTSIDE else None
             course.begin_stop(
                 "terminated_peer",
                 f"{task.worker} rank {task.rank} on {host} ended by {ended['reason']}"
                 + (f", restarted {restart} of {planned.restart_max} times" if planned.restart_max else ""),
                 {"rank": task.rank, "restart": restart},
+                ask=not ended_by_place,
+                ended_in_s=0.0 if ended_by_place else None,
             )
         else:
             say(f"{task.worker} is not critical: the job goes on without it")
@@ -369,16 +380,21 @@ class Crew:
     def begin_stop_of(self, ending: Ending, how: str) -> None:
         """Stop the job for a reason that the place has given."""
         self.signal_by = ending.signal_by if self._signals.ending is None else None
-        self.ends_by_itself = ending.by_itself
+        self.note_ending(ending)
         reason, cause = _of_nodes(ending)
         self._course.begin_stop(
             reason,
             cause + how,
             {"nodes": list(ending.failed_nodes)} if ending.failed_nodes else None,
-            ask=not ending.by_itself,
-            ended_in_s=max(0.0, (ending.ends_at or 0.0) - time.time()) if ending.by_itself else None,
+            ask=not self.ends_by_itself,
+            ended_in_s=max(0.0, (ending.ends_at or 0.0) - time.time()) if self.ends_by_itself else None,
             since=self.asked_since(),
         )
+
+    def note_ending(self, ending: Ending) -> None:
+        """Whether the place ends all tasks: no answer is no reason to do so in its stead, but one to ask again."""
+        self.ends_by_itself = ending.by_itself or ending.unanswered
+        self.ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
 
     def asked_since(self) -> float | None:
         """When the first worker was asked to end, of those whose ends wait for the reason or were taken for one."""
@@ -399,10 +415,9 @@ class Crew:
     def ask_to_end(self) -> None:
         """SIGTERM to all that runs, if that is still to be done."""
         if self._course.ask and time.monotonic() >= self._course.ask_at:
-            self._course.ask = False
             if self._running:
                 self._steps.terminate(self.running)
-                self._course.allow_time()
+            self._course.have_asked()
 
     def kill_in_time(self) -> bool:
         """Kill what did not end by the deadline; whether there is still something to wait for.

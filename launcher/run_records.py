@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from exporter import records
-from exporter.derive.exits import signal_name
 from launcher.plan import RunFacts, TaskPlan
 from launcher.steps import Running
 
@@ -87,10 +86,8 @@ class RunRecords:
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
         if code < 0 or code > 128 or (code == 0 and not exact):
             # who ended it with which signal is not known from srun's status, and srun itself may have been killed
-            killed = (
-                f"was killed by {signal_name(-code)}" if exact and code < 0 else "has ended" if code > 128 else None
-            )
-            return {"end": time.time(), **({"wrapper": killed} if started and killed else {})}
+            killed = started and code == (-signal.SIGKILL if exact else 128 + signal.SIGKILL)
+            return {"end": time.time(), **({"wrapper": "was killed by SIGKILL"} if killed else {})}
         service = {"service": True} if running.planned.service else {}
         return {"code": code, "end": time.time(), **service}
 

@@ -368,7 +368,7 @@ class SlurmSteps:
                 process.terminate()
 
     def ending(self) -> Ending:
-        """By the words in the job's error log, which come before the signals; else by asking, once.
+        """By the words in the job's error log, which come before the signal of the batch step; else by asking.
 
         A job that is preempted with a grace time still runs: its steps alone have been signalled.
         """
@@ -381,14 +381,13 @@ class SlurmSteps:
             return Ending(unanswered=True, failed_nodes=words.failed_nodes)
         if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
             return Ending(True, *TIME_LIMIT, words.failed_nodes)
-        ends_at, runs = parse_preemption_end(text), "JobState=RUNNING" in text
+        if "JobState=RUNNING" not in text:
+            return Ending(by_itself=True, failed_nodes=words.failed_nodes)  # the words will tell why
+        ends_at = parse_preemption_end(text)
         if ends_at is None:
-            return Ending(by_itself=not runs, failed_nodes=words.failed_nodes)
-        cause = "Slurm: preempted by another job"
-        if not runs:
-            return Ending(True, "preempted", cause, words.failed_nodes)
-        late = ends_at + SIGNAL_LATE_S
-        return Ending(True, "preempted", f"{cause}, with a grace time", words.failed_nodes, False, ends_at, late)
+            return Ending(failed_nodes=words.failed_nodes)
+        cause, late = "Slurm: preempted by another job, with a grace time", ends_at + SIGNAL_LATE_S
+        return Ending(True, "preempted", cause, words.failed_nodes, False, ends_at, late)
 
     def _await_words(self) -> SlurmWords:
         """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""

@@ -50,7 +50,7 @@ class Ending:
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
     unanswered: bool = False
-    """Whether the place could not be asked."""
+    """Whether the place could not be asked: it may be ending them or not."""
     ends_at: float | None = None
     """When the place ends a job that still has a grace time: a moment."""
     signal_by: float | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from exporter.derive.exits import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.course import Course, lost
-from launcher.crew import ASK_AGAIN_S, Crew, is_work
+from launcher.crew import Crew, is_work
 from launcher.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.report import build_report
 from launcher.say import say
@@ -41,8 +41,6 @@ class Stopping:
         self._stages = stages
         self._time_limit_end = time_limit_end
         self._told_signal = False
-        self._ask_again_at: float | None = None
-        """When the place is to be asked once more whether it ends the job, by the monotonic clock."""
 
     def heed_signals(self) -> None:
         """Those that end the job, and warnings before that."""
@@ -164,11 +162,11 @@ class Stopping:
             course.events.write("signal", signal=signal.Signals(number).name, cause=words)
             if course.stop is not None and crew.ends_by_itself:
                 course.begin_kill_wait(self._signals.ending_at)  # it has come later than the word
-        if course.stop is not None and crew.presumed_since is None:
+        stop = course.stop
+        may_wait = stop is not None and stop.get("requeue") and course.ask  # for its time to save, or to be done
+        if stop is not None and crew.presumed_since is None and not may_wait:
             return
-        have_been_asked = course.stop is not None and not course.ask
         self._stop_for_signal(signal.Signals(number).name, words)
-        course.ask = course.ask and not have_been_asked
         crew.presumed_since = None
         if crew.ends_by_itself:
             course.begin_kill_wait(self._signals.ending_at)
@@ -177,8 +175,8 @@ class Stopping:
         limit, now, since = self._time_limit_end, time.time(), self._crew.asked_since()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
         ending = self._steps.ending()
-        self._crew.ends_by_itself = ending.by_itself or ending.unanswered
-        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
+        self._crew.note_ending(ending)
+        ask = not self._crew.ends_by_itself
         if ending.reason is not None:
             self._crew.begin_stop_of(ending, f" ({words})")
         elif self._crew.presumed_since is not None and not late:
@@ -187,15 +185,19 @@ class Stopping:
             cause = "the guard of the orchestrator was killed"
             self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})
         elif late:
-            self._course.begin_stop("time_limit", f"{name} at the time limit", since=since)
+            self._course.begin_stop("time_limit", f"{name} at the time limit", ask=ask, since=since)
         else:
-            self._course.begin_stop("cancelled", words, ask=not self._crew.ends_by_itself, since=since)
+            self._course.begin_stop("cancelled", words, ask=ask, since=since)
 
     def _ask_again(self) -> None:
-        """The place did not say whether it ends the job: where it does not, the tasks are told by us."""
-        if self._ask_again_at is None or time.monotonic() < self._ask_again_at:
+        """The place did not say whether it ends the job: it may tell why, and where it does not, we tell the tasks."""
+        course, crew = self._course, self._crew
+        if crew.ask_again_at is None or time.monotonic() < crew.ask_again_at or not course.has_time:
             return
         ending = self._steps.ending()
-        self._ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
-        if not ending.by_itself and not ending.unanswered:
-            self._crew.ends_by_itself, self._course.ask = False, True
+        if ending.reason is not None:
+            crew.begin_stop_of(ending, "")
+            return
+        crew.note_ending(ending)
+        if not crew.ends_by_itself:
+            course.ask = not course.asked

@@ -20,7 +20,8 @@ from exporter.derive.exits import PEER_WINDOW_S, Stop
 from exporter.manifest import Task, read_manifest
 from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
-from launcher.crew import ASK_AGAIN_S, NOTICE_GRACE_S, Crew, is_work, units_of
+from launcher.crew import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, Crew, is_work, units_of
+from launcher.errors import SlurmError
 from launcher.judge import Failures, Judge, failures
 from launcher.plan import Plan, RunFacts
 from launcher.report import build_report
@@ -360,6 +361,50 @@ def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
     assert made.course.stop["time"] == ended_at, "ends before the word came belong to the stop"
 
 
+def test_a_signal_that_has_just_come_tells_the_reason_first(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    made.tell_end(0, 143, **TERMINATED)
+    made.tell_end(1, 143, **TERMINATED)
+    made.signals.ending = 15
+    made.crew.reap()
+    assert (made.crew.ends, made.course.stop) == ({}, None)
+    made.course.begin_stop("cancelled", "Slurm: cancelled", ask=False)
+    made.crew.reap()
+    assert {end["reason"] for end in made.crew.ends.values()} == {"cancelled"}
+
+
+def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_signal_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("launcher.crew.time.monotonic", lambda: clock[0])
+    plan = mpi_plan(["solve"])
+    tasks = (dataclasses.replace(planned, restart_max=2, critical=False) for planned in plan.tasks)
+    made = Made(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
+    made.steps.ending.return_value = Ending(by_itself=True)
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    for rank in (0, 1):
+        made.tell_end(rank, 143, **TERMINATED)
+    for waited_s in (0.0, ASK_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
+        clock[0] += waited_s
+        made.crew.reap()
+    assert made.course.stop is not None
+    assert (made.course.ask, made.crew.ends_by_itself) == (False, True)
+    made.crew.look_after_units()
+    assert len(made.processes) == 1
+    made.steps.terminate.assert_not_called()
+
+
+def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.crew.begin_stop_of(Ending(failed_nodes=("cn01",), unanswered=True), "")
+    assert (made.course.ask, made.crew.ends_by_itself, made.crew.ask_again_at is None) == (False, True, False)
+
+
 @pytest.mark.parametrize("grace_s", [None, 120.0])
 def test_who_saves_has_the_time_that_slurm_gives(
     grace_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -517,3 +562,30 @@ def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
     monkeypatch.setattr("launcher.slurm.time.sleep", name)
     named = steps.ending()
     assert (named.cause, named.failed_nodes) == ("Slurm: node cn02 has failed", ("cn02",))
+
+
+LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
+"""A preemption that stays behind in a job that was suspended for it."""
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ("JobState=RUNNING Reason=None", Ending()),
+        ("JobState=COMPLETING Reason=None", Ending(by_itself=True)),
+        ("JobState=COMPLETING Reason=TimeLimit", Ending(True, "time_limit", "Slurm: the time limit was reached")),
+        (f"JobState=COMPLETING Reason=None {LONG_AGO}", Ending(by_itself=True)),
+        (None, Ending(unanswered=True)),
+    ],
+    ids=["it runs", "it is being ended", "at its time limit", "cancelled after a preemption", "no answer"],
+)
+def test_what_slurm_is_asked_about_the_end_of_a_job(
+    shown: str | None, told: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*_: object, **__: object) -> str:
+        if shown is None:
+            raise SlurmError("scontrol did not answer in 2 s")
+        return shown
+
+    monkeypatch.setattr(slurm, "run_command", show)
+    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).ending() == told

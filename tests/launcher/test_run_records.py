@@ -55,8 +55,15 @@ def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "exact", "wrapper"),
-    [(-9, True, "was killed by SIGKILL"), (137, False, "has ended"), (-9, False, None), (0, False, None)],
-    ids=["on this machine", "as srun says", "of a killed srun", "of an srun whose node has failed"],
+    [
+        *((-9, True, "was killed by SIGKILL"), (137, False, "was killed by SIGKILL")),
+        *((-11, True, None), (139, False, None), (-9, False, None), (0, False, None)),
+    ],
+    ids=[
+        *("on this machine", "as srun says"),
+        *("ended like its worker", "ended like its worker, as srun says"),
+        *("of a killed srun", "of an srun whose node has failed"),
+    ],
 )
 def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
     code: int, exact: bool, wrapper: str | None, tmp_path: Path

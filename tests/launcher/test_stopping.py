@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from exporter import records
-from launcher.course import Course
+from launcher.course import QUESTION_S, Course
 from launcher.crew import Crew
 from launcher.orchestrate import load_plan
 from launcher.plan import RunFacts
@@ -57,6 +57,61 @@ def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
     monkeypatch.setattr("launcher.stopping.time.monotonic", lambda: now + 60.0)
     made.stopping.heed_signals()
     made.steps.ending.assert_not_called()
+
+
+def ask_again(made: Made, answer: Ending, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
+    """A turn some time after a question that nobody has answered."""
+    now = time.monotonic()
+    made.steps.ending.return_value = answer
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.stopping.time.monotonic", lambda: now + later_s)
+        made.stopping.heed_signals()
+
+
+def test_a_late_answer_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path, unanswered=True)
+    made.stopping.heed_end()
+    assert made.course.stop is not None
+    assert made.course.stop["reason"] == "cancelled"
+    ask_again(made, Ending(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
+    assert (made.course.stop["reason"], made.course.ask) == ("time_limit", False)
+
+
+def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path, unanswered=True)
+    number, made.signals.ending = made.signals.ending, None
+    made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
+    made.crew.ask_to_end()
+    made.crew.presumed_since = time.time()
+    made.signals.ending = number
+    made.stopping.heed_end()
+    assert made.crew.ends_by_itself
+    ask_again(made, Ending(), monkeypatch)
+    assert (made.course.ask, made.crew.ends_by_itself) == (False, False)
+
+
+def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path, unanswered=True)
+    made.stopping.heed_end()
+    made.steps.ending.reset_mock()
+    made.course.deadline = time.monotonic() + QUESTION_S - 0.5
+    ask_again(made, Ending(), monkeypatch)
+    made.steps.ending.assert_not_called()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(asked: bool, tmp_path: Path) -> None:
+    made = Made(tmp_path, by_itself=True, reason="cancelled", cause="Slurm: cancelled")
+    made.course.begin_stop("time_limit", "the time limit is near", {"requeue": True}, ask_after_s=255.0)
+    if asked:
+        made.course.have_asked()
+    made.stopping.heed_end()
+    assert made.course.stop is not None
+    assert made.course.stop["reason"] == ("time_limit" if asked else "cancelled")
+    if not asked:
+        assert made.course.deadline == pytest.approx(made.signals.ending_at + 27.0)
 
 
 def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
