@@ -27,6 +27,8 @@ KILL_MARGIN_S = 4.0
 """Kept free of KillWait for the last read and the end."""
 LAST_READ_S = 0.6
 """The same after a signal."""
+LAST_WRITE_S = 2.0
+"""How long the final values may then take into a run directory that answers."""
 NOTICE_S = 0.75
 """How long after a signal the orchestrator's notice that the job is being stopped may take."""
 BURST_S = 0.5
@@ -225,7 +227,7 @@ class Service:
                 self.start_again = True
                 return
             await asyncio.sleep(WATCH_S)
-        await self._finish(FINAL_READ_S)
+        await self._finish(FINAL_READ_S, FINAL_READ_S)
         while self._sidecar.phase != "finished":
             await asyncio.sleep(WATCH_S)
         await self._read_all(self._sidecar.slots, FINAL_READ_S)
@@ -254,14 +256,14 @@ class Service:
             if not told or stop.is_set() or now >= end:
                 break
             await asyncio.sleep(WATCH_S)
-        await self._finish(LAST_READ_S)
+        await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)
 
-    async def _finish(self, timeout_s: float) -> None:
+    async def _finish(self, timeout_s: float, write_s: float) -> None:
         """Read everything a last time and publish it as final."""
         await self._read_all(self._sidecar.slots, timeout_s)
         await self._read_all([self._sidecar.diagnostics], timeout_s)
         self._sidecar.final = True
-        await self._read_all([self._sidecar.publisher], timeout_s)
+        await self._read_all([self._sidecar.publisher], write_s)
 
     async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> bool:
         """Wait for a fresh read of these collectors, a hanging one left behind; whether all have answered."""

@@ -29,6 +29,7 @@ from exporter.readers.kept_state import STATE_DIR, write_state
 from exporter.refresh import SUCCESS
 from exporter.service import (
     BURST_S,
+    LAST_READ_S,
     MOST_BODY_BYTES,
     Service,
     is_loopback,
@@ -487,6 +488,28 @@ def test_it_ends_in_time_before_slurm_kills(tmp_path: Path, clock: ShiftedClock)
         assert served.sidecar.final
 
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
+
+
+def test_the_last_values_are_written_also_where_that_takes_its_time(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LAST_WRITE_S", PATIENCE_S)
+    write = records.write_json
+
+    def write_slowly(path: Path, body: Any, *, durable: bool = False) -> None:
+        if durable:
+            time.sleep(LAST_READ_S + 0.4)
+        write(path, body, durable=durable)
+
+    monkeypatch.setattr(records, "write_json", write_slowly)
+
+    async def play(served: Served) -> None:
+        records.write_state(str(tmp_path), "completing", workers_ended=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+    assert (records.read_json(tmp_path / records.STATUS_DIR / f"{NODE}.json") or {})["final"]
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, clock: ShiftedClock) -> None:
