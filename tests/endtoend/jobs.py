@@ -172,3 +172,12 @@ class JobSpace:
             if self.cluster.job_state(int(job.job_id)) not in FINAL_STATES:
                 self.cluster.run(["scancel", job.job_id], user=ROOT)
                 job.wait()
+
+
+def kill_worker(cluster: Cluster, job: Job, rank: int) -> str:
+    """kill -9 of the worker's process on its node; the node."""
+    cluster.wait_for(lambda: "pid" in job.start_record(rank), 60, f"start of rank {rank}")
+    record = job.start_record(rank)
+    done = cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT)
+    assert done.returncode == 0, done.stderr
+    return str(record["node"])

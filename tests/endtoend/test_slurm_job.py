@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.endtoend.jobs import Job, JobSpace, embed_job, was_asked
+from tests.endtoend.jobs import Job, JobSpace, embed_job, kill_worker, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.realstack.stack import Stack
 
@@ -49,15 +49,6 @@ def waiting(cluster: Cluster, condition: Callable[[], object], timeout: float, w
     start = time.monotonic()
     cluster.wait_for(condition, timeout, what)
     return time.monotonic() - start
-
-
-def kill_worker(cluster: Cluster, job: Job, rank: int) -> str:
-    """kill -9 of the worker's process on its node; the node."""
-    cluster.wait_for(lambda: "pid" in job.start_record(rank), 60, f"start of rank {rank}")
-    record = job.start_record(rank)
-    done = cluster.on(record["node"], ["kill", "-9", str(record["pid"])], user=ROOT)
-    assert done.returncode == 0, done.stderr
-    return str(record["node"])
 
 
 def test_a_job_of_eight_workers_is_scraped_from_start_to_end_and_its_numbers_agree(

@@ -704,7 +704,7 @@ def test_the_last_failures_are_written_before_the_final_status(tmp_path: Path) -
     sidecar.start()
     until(lambda: len(notes) == 3, "the first reads")
     notes.clear()
-    asyncio.run(Service(sidecar)._finish(10.0))
+    asyncio.run(Service(sidecar)._finish(10.0, 10.0))
     assert notes == [("workers", False), ("diagnostics", False), ("publish", True)]
 
 

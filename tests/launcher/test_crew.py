@@ -331,7 +331,9 @@ def test_the_time_to_end_begins_when_the_tasks_have_been_asked(tmp_path: Path, m
     assert not made.crew.kill_in_time()
 
 
-TERMINATED = {"signals": [[time.time(), 15, 1]]}
+def terminated(**over: Any) -> dict[str, Any]:
+    """What the record of a task says that was asked to end from outside just now."""
+    return {"signals": [[time.time(), 15, 1]], **over}
 
 
 def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
@@ -343,8 +345,8 @@ def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
     made.crew.start(made.plan.tasks)
     made.processes[0].poll.return_value = 143
     ended_at = time.time() - 3.0
-    made.tell_end(0, 143, **{**TERMINATED, "end": ended_at})
-    made.tell_end(1, 143, **{**TERMINATED, "end": ended_at + 1.0})
+    made.tell_end(0, 143, **terminated(end=ended_at))
+    made.tell_end(1, 143, **terminated(end=ended_at + 1.0))
     made.crew.reap()
     made.steps.ending.return_value = Ending(unanswered=True)
     for waited_s in (NOTICE_GRACE_S + 1.0, ASK_AGAIN_S + 0.1):
@@ -365,8 +367,8 @@ def test_a_signal_that_has_just_come_tells_the_reason_first(tmp_path: Path) -> N
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
     made.processes[0].poll.return_value = 143
-    made.tell_end(0, 143, **TERMINATED)
-    made.tell_end(1, 143, **TERMINATED)
+    made.tell_end(0, 143, **terminated())
+    made.tell_end(1, 143, **terminated())
     made.signals.ending = 15
     made.crew.reap()
     assert (made.crew.ends, made.course.stop) == ({}, None)
@@ -387,7 +389,7 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
     made.crew.start(made.plan.tasks)
     made.processes[0].poll.return_value = 143
     for rank in (0, 1):
-        made.tell_end(rank, 143, **TERMINATED)
+        made.tell_end(rank, 143, **terminated())
     for waited_s in (0.0, ASK_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
         clock[0] += waited_s
         made.crew.reap()
@@ -428,7 +430,7 @@ def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_
     assert made.course.stop is not None
     assert "nodes" not in made.course.stop
     made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
-    made.tell_end(0, 143, **TERMINATED)
+    made.tell_end(0, 143, **terminated())
     made.processes[0].poll.return_value = 137
     made.crew._killed_at = time.monotonic()  # what has left no record by now leaves none
     made.crew.reap()
