@@ -86,6 +86,11 @@ class Course:
         )
 
     @property
+    def leaves_time(self) -> bool:
+        """Whether the tasks of a job that is queued again still have time to save their work, or to be done."""
+        return self.ask and self.stop is not None and bool(self.stop.get("requeue"))
+
+    @property
     def has_time(self) -> bool:
         """Whether there is time for a question that may stay unanswered before what runs is killed."""
         return self.deadline is None or self.deadline - time.monotonic() > QUESTION_S

@@ -12,24 +12,19 @@ from exporter.manifest import Task
 from launcher.announce import launching
 from launcher.course import OWN_TEARDOWN_S, Course, attempt_to
 from launcher.errors import LauncherError
+from launcher.inquiry import ASK_AFTER_S, ASK_AGAIN_S, Inquiry
 from launcher.judge import Failures, Judge
 from launcher.plan import WORKERS, Plan, RunFacts, TaskPlan
 from launcher.run_records import RunRecords
 from launcher.say import say
 from launcher.signals import Signals
 from launcher.step_lines import together
-from launcher.steps import Ending, Running, Steps
+from launcher.steps import Running, Steps
 
 RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
-NOTICE_GRACE_S = 3.0
-"""An end by a signal from outside gets this long for the signal to reach this process too."""
 _ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")
-"""Reasons of such ends as long as nobody has said why the job is being ended."""
-ANNOUNCED_GRACE_S = 10.0
-"""The same, where the place has said that it ends the job, and not why."""
-ASK_AFTER_S, ASK_AGAIN_S = 0.5, 1.0
-"""How long that signal may take before the place is asked for the reason, and asked once more."""
+"""Reasons of ends by a signal from outside, as long as nobody has said why the job is being ended."""
 LOOK_INTO_STEPS_S = 1.0
 """Between two looks for tasks that have ended in a step that goes on."""
 
@@ -68,22 +63,17 @@ class Crew:
     ) -> None:
         self.ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
-        self.ends_by_itself = False
-        """Whether the place ends all tasks without us."""
-        self.ask_again_at: float | None = None
-        """When the place is to be asked once more whether it does, by the monotonic clock."""
         self.given_up: dict[str, str] = {}
         """Roles of the workers that have failed for good while the job goes on, by their names."""
         self.presumed_since: float | None = None
         """When a worker was asked to end, where the job is being stopped for that and nobody has said yet why."""
-        self.signal_by: float | None = None
-        """Until when the end of this process has to wait for a signal that is announced."""
         self._plan = plan
         self._facts = facts
         self._steps = steps
         self._course = course
         self._signals = signals
         self._records = RunRecords(facts)
+        self.inquiry = Inquiry(steps, course, signals, self.asked_since)
         self.judge_of_ends = Judge(plan.manifest, facts.attempt, job_end)
         self._failures = Failures()
         self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
@@ -101,11 +91,6 @@ class Crew:
         self._leaving: dict[int, Running] = {}
         """Tasks that have ended for us, and of which the place still has something."""
         self._killed_at: float | None = None
-        self._asked_at = 0.0
-        self._is_being_ended = False
-        """Whether the place has said that it ends the job,"""
-        self._is_announced = False
-        """or could not be asked."""
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -187,7 +172,7 @@ class Crew:
 
     def reap(self) -> None:
         """See what has ended, say why, and do what its policy asks for."""
-        now = time.monotonic()
+        now, inquiry = time.monotonic(), self.inquiry
         for rank, running in list(self._running.items()):
             code = running.returncode
             if code is not None:
@@ -214,17 +199,17 @@ class Crew:
             hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
-            grace = ANNOUNCED_GRACE_S if self._is_announced else NOTICE_GRACE_S
+            has_asked = inquiry.has_asked_since(since)
             may_be_told = record is not None and self._may_be_told_why(running, record)
-            if may_be_told and (waited < grace or self._asked_at < since):  # a turn may take longer than the grace
-                if waited > ASK_AFTER_S and now - self._asked_at > ASK_AGAIN_S:
-                    self._ask_why()
+            if may_be_told and (waited < inquiry.grace_s or not has_asked):  # a turn may take longer than the grace
+                if waited > ASK_AFTER_S and not inquiry.has_asked_since(now - ASK_AGAIN_S):
+                    inquiry.ask_why()
                 continue
-            if record is None and self._asked_at < since and self._course.has_time:
+            if record is None and not has_asked and self._course.has_time:
                 if self._course.stop is None:
-                    self._ask_why()
+                    inquiry.ask_why()
                 else:
-                    self._ask_which_node()
+                    inquiry.ask_which_node()
             del self._ended[rank]
             if record is None:
                 record = self._records.from_status(
@@ -263,25 +248,6 @@ class Crew:
         nodes = (self._course.stop or {}).get("nodes") or ()
         return self._facts.hosts[running.planned.task.node_index] in nodes
 
-    def _ask_why(self) -> None:
-        """A worker has ended and nothing here says why: what does the place say?"""
-        ending = self._steps.ending()
-        self._asked_at, self._is_being_ended = time.monotonic(), ending.by_itself
-        self._is_announced = ending.by_itself or ending.unanswered
-        if ending.reason is not None or ending.failed_nodes:
-            self.begin_stop_of(ending, "")
-
-    def _ask_which_node(self) -> None:
-        """The job is being stopped for a node that has failed: its name may come later than that word."""
-        stop = self._course.stop or {}
-        if stop.get("reason") != "node_failure" or stop.get("nodes"):
-            return
-        ending = self._steps.ending()
-        self._asked_at = time.monotonic()
-        if ending.failed_nodes:
-            reason, cause = _of_nodes(ending)
-            self._course.name_nodes(reason, cause, ending.failed_nodes)
-
     def _may_be_told_why(self, running: Running, record: dict[str, Any]) -> bool:
         """Whether a worker was asked to end from outside and this process has not been yet.
 
@@ -312,7 +278,7 @@ class Crew:
         if ended["reason"] == "completed" or course.stop is not None or unit.failed:
             return
         unit.failed = True
-        ended_by_place = self._is_being_ended and ended["reason"] in _ASKED_FROM_OUTSIDE
+        ended_by_place = self.inquiry.is_being_ended and ended["reason"] in _ASKED_FROM_OUTSIDE
         if restart < planned.restart_max and not ended_by_place:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
@@ -321,7 +287,7 @@ class Crew:
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
         elif planned.critical or ended_by_place:
-            self.ends_by_itself = ended_by_place
+            self.inquiry.ends_by_itself = ended_by_place
             self.presumed_since = ended["time"] if ended["reason"] in _ASKED_FROM_OUTSIDE else None
             course.begin_stop(
                 "terminated_peer",
@@ -377,29 +343,10 @@ class Crew:
 
     # -- the end of all --------------------------------------------------------------------------
 
-    def begin_stop_of(self, ending: Ending, how: str) -> None:
-        """Stop the job for a reason that the place has given."""
-        self.signal_by = ending.signal_by if self._signals.ending is None else None
-        self.note_ending(ending)
-        reason, cause = _of_nodes(ending)
-        self._course.begin_stop(
-            reason,
-            cause + how,
-            {"nodes": list(ending.failed_nodes)} if ending.failed_nodes else None,
-            ask=not self.ends_by_itself,
-            ended_in_s=max(0.0, (ending.ends_at or 0.0) - time.time()) if self.ends_by_itself else None,
-            since=self.asked_since(),
-        )
-
-    def note_ending(self, ending: Ending) -> None:
-        """Whether the place ends all tasks: no answer is no reason to do so in its stead, but one to ask again."""
-        self.ends_by_itself = ending.by_itself or ending.unanswered
-        self.ask_again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
-
     def asked_since(self) -> float | None:
         """When the first worker was asked to end, of those whose ends wait for the reason or were taken for one."""
-        records_ = (self._records.read_exit(running) for running, _, _ in self._ended.values())
-        ends = [record.get("end") for record in records_ if record is not None and exit_evidence(record).forwarded]
+        left = (self._records.read_exit(running) for running, _, _ in self._ended.values())
+        ends = [record.get("end") for record in left if record is not None and exit_evidence(record).forwarded]
         return min((end for end in (*ends, self.presumed_since) if end is not None), default=None)
 
     def warn(self, number: int) -> int:
@@ -427,22 +374,13 @@ class Crew:
         deadline = self._course.deadline
         if deadline is None or time.monotonic() <= deadline:
             return True
-        if self.ends_by_itself:
+        if self.inquiry.ends_by_itself:
             return False
         if self._killed_at is None and self._running:
             say(f"Killing {len(self._running)} workers that did not end in time")
             self._steps.kill(self.running)
             self._killed_at = time.monotonic()
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0
-
-
-def _of_nodes(ending: Ending) -> tuple[str, str]:
-    """Reason and cause of a stop: what runs beside a failed node ends with it."""
-    nodes = ", ".join(ending.failed_nodes)
-    reason = ending.reason or "node_failure"
-    if reason == "node_failure" and nodes:
-        reason = "terminated_peer"
-    return reason, ending.cause or f"node {nodes} has failed"
 
 
 def _named(unit: Unit) -> str:

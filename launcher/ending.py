@@ -116,15 +116,15 @@ class End:
         self._sidecars.end(hurry=hurry or again)
         if again:
             self._requeue(report)
-        elif self._crew.signal_by is not None:
+        elif self._crew.inquiry.signal_by is not None:
             say("Waiting for Slurm to end the job")
-            self._await_signal(self._crew.signal_by)
+            self._await_signal(self._crew.inquiry.signal_by)
         return status
 
     @property
     def _hurry(self) -> bool:
         """Whether KillWait is running: by the signal, or by what Slurm has said before that came here."""
-        return self._signals.ending is not None or (self._crew.ends_by_itself and self._crew.signal_by is None)
+        return self._signals.ending is not None or self._crew.inquiry.kills_soon
 
     def _write_diagnoses(self) -> None:
         ends = self._crew.ends_of_tasks()

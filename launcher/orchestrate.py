@@ -66,7 +66,7 @@ class Orchestrator:
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
         self._readiness = Readiness(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
-        self._stopping = Stopping(plan, facts, steps, self._course, signals, self._crew, self._stages, time_limit_end)
+        self._stopping = Stopping(plan, facts, self._course, signals, self._crew, self._stages, time_limit_end)
         self._launch = LaunchCheck(plan, facts)
         self._checklist: Checklist | None = None
         self._looks_at_launch = True

@@ -34,8 +34,6 @@ ENDING_TIMEOUT_S = 2.0
 NAMED_S = 2.0
 """How long the name of a failed node may come after the word that one has failed; KillWait is running."""
 LOOK_S = 0.1
-SIGNAL_LATE_S = 90.0
-"""After the end of a grace time: slurmctld looks every half minute."""
 ORPHANS_S = 1.0
 """Between two looks for steps that go on without their srun."""
 MOST_ERROR_BYTES = 256 * 1024
@@ -386,8 +384,8 @@ class SlurmSteps:
         ends_at = parse_preemption_end(text)
         if ends_at is None:
             return Ending(failed_nodes=words.failed_nodes)
-        cause, late = "Slurm: preempted by another job, with a grace time", ends_at + SIGNAL_LATE_S
-        return Ending(True, "preempted", cause, words.failed_nodes, False, ends_at, late)
+        cause = "Slurm: preempted by another job, with a grace time"
+        return Ending(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
 
     def _await_words(self) -> SlurmWords:
         """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""

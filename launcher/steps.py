@@ -52,9 +52,13 @@ class Ending:
     unanswered: bool = False
     """Whether the place could not be asked: it may be ending them or not."""
     ends_at: float | None = None
-    """When the place ends a job that still has a grace time: a moment."""
-    signal_by: float | None = None
-    """Until when the batch step is still to be told: an end of its own before that would count as a failure."""
+    """When the place ends a job that still has a grace time, a moment; the batch step is told then, and an end of its
+    own before that would count as a failure."""
+
+    @property
+    def may_end_all(self) -> bool:
+        """Whether the place ends every process on its own, as far as is known."""
+        return self.by_itself or self.unanswered
 
 
 class Steps(Protocol):

@@ -12,7 +12,6 @@ from launcher.report import build_report
 from launcher.say import say
 from launcher.signals import Signals, signal_words
 from launcher.stages import Stages
-from launcher.steps import Steps
 
 REQUEUE_MARGIN_S = 45.0
 """How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
@@ -25,7 +24,6 @@ class Stopping:
         self,
         plan: Plan,
         facts: RunFacts,
-        steps: Steps,
         course: Course,
         signals: Signals,
         crew: Crew,
@@ -34,18 +32,17 @@ class Stopping:
     ) -> None:
         self._plan = plan
         self._facts = facts
-        self._steps = steps
         self._course = course
         self._signals = signals
         self._crew = crew
         self._stages = stages
         self._time_limit_end = time_limit_end
-        self._told_signal = False
+        self._has_heeded = False
 
     def heed_signals(self) -> None:
         """Those that end the job, and warnings before that."""
         self.heed_end()
-        self._ask_again()
+        self._crew.inquiry.ask_again()
         self._pass_warnings_on()
 
     def look(self) -> None:
@@ -58,8 +55,7 @@ class Stopping:
         """Once all that is critical and no service has completed, nothing is left to help with or to serve."""
         work = [planned for planned in self._plan.tasks if is_work(planned)]
         active, course = self._crew.active(), self._course
-        requeues = course.stop is not None and course.stop.get("requeue") and course.ask
-        if requeues and self._have_completed(work):
+        if course.leaves_time and self._have_completed(work):
             if self._is_whole():
                 course.take_back_stop()
             else:
@@ -99,12 +95,12 @@ class Stopping:
         living = [planned for planned in [*crew.active(), *self._stages.left] if planned.stage == WORKERS]
         serving = {planned.task.role for planned in self._plan.tasks if planned.stage == WORKERS and planned.service}
         alive = {planned.task.role for planned in living if planned.service}
-        lost = serving - alive
+        missing = serving - alive
         if alive:
-            lost &= {PREFILL, DECODE}
-        if not lost or (not alive and living):
+            missing &= {PREFILL, DECODE}
+        if not missing or (not alive and living):
             return
-        ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in lost]
+        ends = [entry for entry in crew.ends_of_tasks() if entry[0].role in missing]
         failed = [(task, end) for task, end in ends if end["reason"] not in CONSEQUENCES]
         if not failed:
             return
@@ -154,31 +150,26 @@ class Stopping:
     def heed_end(self) -> None:
         """Stop the job for a signal; one that is being stopped because a worker was may learn by it why that was."""
         course, crew, number = self._course, self._crew, self._signals.ending
-        if number is None:
+        if number is None or self._has_heeded:
             return
-        words = signal_words(number, local=self._facts.job_id.startswith("local-"))
-        if not self._told_signal:
-            self._told_signal = True
-            course.events.write("signal", signal=signal.Signals(number).name, cause=words)
-            if course.stop is not None and crew.ends_by_itself:
-                course.begin_kill_wait(self._signals.ending_at)  # it has come later than the word
-        stop = course.stop
-        may_wait = stop is not None and stop.get("requeue") and course.ask  # for its time to save, or to be done
-        if stop is not None and crew.presumed_since is None and not may_wait:
-            return
-        self._stop_for_signal(signal.Signals(number).name, words)
-        crew.presumed_since = None
-        if crew.ends_by_itself:
-            course.begin_kill_wait(self._signals.ending_at)
+        self._has_heeded = True
+        name, words = signal.Signals(number).name, signal_words(number, local=self._facts.job_id.startswith("local-"))
+        course.events.write("signal", signal=name, cause=words)
+        if course.stop is None or crew.presumed_since is not None or course.leaves_time:
+            self._stop_for_signal(name, words)
+            crew.presumed_since = None
+        if crew.inquiry.ends_by_itself:
+            course.begin_kill_wait(self._signals.ending_at)  # the word may have come before it
 
     def _stop_for_signal(self, name: str, words: str) -> None:
-        limit, now, since = self._time_limit_end, time.time(), self._crew.asked_since()
+        inquiry, since = self._crew.inquiry, self._crew.asked_since()
+        limit, now = self._time_limit_end, time.time()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
-        ending = self._steps.ending()
-        self._crew.note_ending(ending)
-        ask = not self._crew.ends_by_itself
+        ending = inquiry.ask()
+        inquiry.note(ending)
+        ask = not inquiry.ends_by_itself
         if ending.reason is not None:
-            self._crew.begin_stop_of(ending, f" ({words})")
+            inquiry.stop_for(ending, f" ({words})")
         elif self._crew.presumed_since is not None and not late:
             return  # the end of that worker says more
         elif self._signals.orphaned:
@@ -188,16 +179,3 @@ class Stopping:
             self._course.begin_stop("time_limit", f"{name} at the time limit", ask=ask, since=since)
         else:
             self._course.begin_stop("cancelled", words, ask=ask, since=since)
-
-    def _ask_again(self) -> None:
-        """The place did not say whether it ends the job: it may tell why, and where it does not, we tell the tasks."""
-        course, crew = self._course, self._crew
-        if crew.ask_again_at is None or time.monotonic() < crew.ask_again_at or not course.has_time:
-            return
-        ending = self._steps.ending()
-        if ending.reason is not None:
-            crew.begin_stop_of(ending, "")
-            return
-        crew.note_ending(ending)
-        if not crew.ends_by_itself:
-            course.ask = not course.asked

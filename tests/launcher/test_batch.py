@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.crew import NOTICE_GRACE_S
+from launcher.inquiry import NOTICE_GRACE_S
 from launcher.stopping import REQUEUE_MARGIN_S
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import gpujob, kill_all_with, poll, processes_with, read_json

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,8 +21,9 @@ from exporter.derive.exits import PEER_WINDOW_S, Stop
 from exporter.manifest import Task, read_manifest
 from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
-from launcher.crew import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, Crew, is_work, units_of
+from launcher.crew import Crew, is_work, units_of
 from launcher.errors import SlurmError
+from launcher.inquiry import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, SIGNAL_LATE_S
 from launcher.judge import Failures, Judge, failures
 from launcher.plan import Plan, RunFacts
 from launcher.report import build_report
@@ -394,7 +396,7 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
         clock[0] += waited_s
         made.crew.reap()
     assert made.course.stop is not None
-    assert (made.course.ask, made.crew.ends_by_itself) == (False, True)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
     made.crew.look_after_units()
     assert len(made.processes) == 1
     made.steps.terminate.assert_not_called()
@@ -403,8 +405,12 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
 def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
-    made.crew.begin_stop_of(Ending(failed_nodes=("cn01",), unanswered=True), "")
-    assert (made.course.ask, made.crew.ends_by_itself, made.crew.ask_again_at is None) == (False, True, False)
+    made.crew.inquiry.stop_for(Ending(failed_nodes=("cn01",), unanswered=True), "")
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry._again_at is None) == (
+        False,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("grace_s", [None, 120.0])
@@ -416,17 +422,17 @@ def test_who_saves_has_the_time_that_slurm_gives(
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
     ends_at = None if grace_s is None else time.time() + grace_s
-    signal_by = None if ends_at is None else ends_at + 90.0
-    made.crew.begin_stop_of(Ending(True, "preempted", "Slurm", (), False, ends_at, signal_by), "")
+    signal_by = None if ends_at is None else ends_at + SIGNAL_LATE_S
+    made.crew.inquiry.stop_for(Ending(True, "preempted", "Slurm", ends_at=ends_at), "")
     assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
-    assert (made.course.ask, made.crew.ends_by_itself, made.crew.signal_by) == (False, True, signal_by)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry.signal_by) == (False, True, signal_by)
 
 
 def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
     made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: a node has failed")
-    made.crew.begin_stop_of(made.steps.ending(), "")
+    made.crew.inquiry.stop_for(made.steps.ending(), "")
     assert made.course.stop is not None
     assert "nodes" not in made.course.stop
     made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
@@ -568,6 +574,13 @@ def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
 
 LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
 """A preemption that stays behind in a job that was suspended for it."""
+IN_GRACE = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:22:00 PreemptTime=2026-11-21T12:20:00"
+PREEMPTED = Ending(
+    True,
+    "preempted",
+    "Slurm: preempted by another job, with a grace time",
+    ends_at=datetime.fromisoformat("2026-11-21T12:22:00").timestamp(),
+)
 
 
 @pytest.mark.parametrize(
@@ -577,9 +590,13 @@ LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTim
         ("JobState=COMPLETING Reason=None", Ending(by_itself=True)),
         ("JobState=COMPLETING Reason=TimeLimit", Ending(True, "time_limit", "Slurm: the time limit was reached")),
         (f"JobState=COMPLETING Reason=None {LONG_AGO}", Ending(by_itself=True)),
+        (f"JobState=RUNNING Reason=None {IN_GRACE}", PREEMPTED),
         (None, Ending(unanswered=True)),
     ],
-    ids=["it runs", "it is being ended", "at its time limit", "cancelled after a preemption", "no answer"],
+    ids=[
+        *("it runs", "it is being ended", "at its time limit", "cancelled after a preemption"),
+        *("preempted with a grace time", "no answer"),
+    ],
 )
 def test_what_slurm_is_asked_about_the_end_of_a_job(
     shown: str | None, told: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,7 @@ class Made:
         self.course = Course(facts, 30.0, self.signals)
         self.crew = Crew(plan, facts, self.steps, self.course, self.signals, None)
         stages = Stages(plan, facts, Readiness(plan, facts, self.steps))
-        self.stopping = Stopping(plan, facts, self.steps, self.course, self.signals, self.crew, stages, None)
+        self.stopping = Stopping(plan, facts, self.course, self.signals, self.crew, stages, None)
         self._events = run_dir / records.EVENTS_FILE
 
     def signals_told(self) -> int:
@@ -46,15 +46,15 @@ def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
 ) -> None:
     made = Made(tmp_path, unanswered=True)
     made.stopping.heed_end()
-    assert (made.course.ask, made.crew.ends_by_itself) == (False, True)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
     now = time.monotonic()
     for later_s, answer, asks in ((2.0, Ending(unanswered=True), False), (4.0, Ending(), True)):
-        monkeypatch.setattr("launcher.stopping.time.monotonic", lambda moment=now + later_s: moment)
+        monkeypatch.setattr("launcher.inquiry.time.monotonic", lambda moment=now + later_s: moment)
         made.steps.ending.return_value = answer
         made.stopping.heed_signals()
-        assert (made.course.ask, made.crew.ends_by_itself) == (asks, not asks)
+        assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (asks, not asks)
     made.steps.ending.reset_mock()
-    monkeypatch.setattr("launcher.stopping.time.monotonic", lambda: now + 60.0)
+    monkeypatch.setattr("launcher.inquiry.time.monotonic", lambda: now + 60.0)
     made.stopping.heed_signals()
     made.steps.ending.assert_not_called()
 
@@ -64,7 +64,7 @@ def ask_again(made: Made, answer: Ending, monkeypatch: pytest.MonkeyPatch, later
     now = time.monotonic()
     made.steps.ending.return_value = answer
     with monkeypatch.context() as patch:
-        patch.setattr("launcher.stopping.time.monotonic", lambda: now + later_s)
+        patch.setattr("launcher.inquiry.time.monotonic", lambda: now + later_s)
         made.stopping.heed_signals()
 
 
@@ -85,9 +85,9 @@ def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made.crew.presumed_since = time.time()
     made.signals.ending = number
     made.stopping.heed_end()
-    assert made.crew.ends_by_itself
+    assert made.crew.inquiry.ends_by_itself
     ask_again(made, Ending(), monkeypatch)
-    assert (made.course.ask, made.crew.ends_by_itself) == (False, False)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, False)
 
 
 def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
@@ -117,7 +117,7 @@ def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(a
 def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
     made = Made(tmp_path)
     number, made.signals.ending = made.signals.ending, None
-    made.crew.begin_stop_of(Ending(True, "time_limit", "Slurm: the time limit was reached"), "")
+    made.crew.inquiry.stop_for(Ending(True, "time_limit", "Slurm: the time limit was reached"), "")
     stop, deadline = made.course.stop, made.course.deadline
     made.signals.ending, made.signals.ending_at = number, time.monotonic() + 4.0
     for _ in range(2):
