@@ -19,9 +19,8 @@ from launcher.config import ENGINES, ClusterSpec, JobSpec
 from launcher.errors import TopologyError
 from launcher.frontends import FRONTENDS, dynamo, nginx
 from launcher.frontends.base import Frontend, addresses
-from launcher.plan import BALANCER, BENCHMARK, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
+from launcher.plan import BALANCER, BENCHMARK, COUNTING, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
 from launcher.plan import FRONTENDS as FRONTENDS_STAGE
-from launcher.readiness import COUNTING
 from launcher.roles import Role
 from launcher.spec_resources import SERVING_ROLES, words_of
 from launcher.spec_serving import BenchmarkSpec, FrontendSpec

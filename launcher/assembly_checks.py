@@ -10,7 +10,7 @@ from launcher.benchmarks.base import Endpoint
 from launcher.config import ENGINES
 from launcher.frontends import FRONTENDS
 from launcher.frontends.base import Frontend
-from launcher.readiness import COUNTING
+from launcher.plan import COUNTING
 from launcher.roles import Role
 from launcher.spec_resources import SERVING_ROLES, words_of
 from launcher.spec_serving import BenchmarkSpec, RoleOptions

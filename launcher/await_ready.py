@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exporter import records
-from launcher.plan import BENCHMARK, PLAN_FILE, ReadinessPlan, ReadyRule
+from launcher.plan import BENCHMARK, COUNTING, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.readiness import (
-    COUNTING,
     Reply,
     Standing,
     judge,

@@ -9,7 +9,7 @@ from launcher.container import PYXIS
 from launcher.discovery import SCRAPE_JOB
 from launcher.fill import task_argv, task_environment
 from launcher.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, TaskPlan
-from launcher.planner import file_names
+from launcher.run_dir_files import file_names
 from launcher.step_lines import sidecar_line, steps_of, survey_line, task_line
 from launcher.steps import is_narrowed, visible_gpus
 from launcher.survey import needs_survey

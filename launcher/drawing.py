@@ -11,7 +11,7 @@ from launcher.container import mounts
 from launcher.fill import task_argv
 from launcher.hostlist import fold_hostlist
 from launcher.plan import WORKERS, Plan, RunFacts, TaskPlan
-from launcher.planner import file_names
+from launcher.run_dir_files import file_names
 
 WIDTH = 80
 IDLE, SAME = ".", ":"

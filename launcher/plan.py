@@ -21,6 +21,8 @@ INFRA, WORKERS, FRONTENDS, BALANCER, BENCHMARK = STAGES = ("infra", "workers", "
 """Stages of a job, in the order in which they start."""
 PREFILL, DECODE = "prefill", "decode"
 """Roles of disaggregated serving: each is of no use without the other."""
+COUNTING = ("dynamo", "sglang")
+"""Kinds of readiness whose answers count the registered workers."""
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,14 @@ stands as a placeholder until the orchestrator fills it in.
 """
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification, render_manifest
+from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification
 from launcher.assembly import assemble
 from launcher.config import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
-from launcher.plan import DEFAULT_KILL_WAIT_S, PLAN_FILE, Plan, dump_plan, file_word
-from launcher.ports import SURVEY_FILE, asked_of_nodes
+from launcher.plan import DEFAULT_KILL_WAIT_S, Plan, file_word
 from launcher.secrecy import redacted
-from launcher.secrets_file import SECRETS_FILE
 from launcher.spec_monitoring import EXPORTER_NAMES
 from launcher.spec_types import parse_time_limit
 from launcher.submission import contain, container_plan, run_dir_name, setup_steps, slurm_options, with_dependency
@@ -149,37 +144,3 @@ def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
     return tuple(
         LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
     )
-
-
-def plan_files(plan: Plan, script: str) -> dict[str, str]:
-    """Files of the run directory that are there before the job can start, by name."""
-    import yaml
-
-    asked = asked_of_nodes(plan)
-    return {
-        **({} if asked is None else {SURVEY_FILE: json.dumps(asked) + "\n"}),
-        "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
-        "manifest.json": json_lines(render_manifest(plan.manifest)),
-        "sbatch_script.sh": script,
-        PLAN_FILE: json_lines(dump_plan(plan)),
-    }
-
-
-def json_lines(body: Mapping[str, Any]) -> str:
-    """A JSON object with a line for each key, and one for each entry of a list.
-
-    An indent throughout would be longer and take seconds for thousands of tasks: Python has no fast encoder with it.
-    """
-    encode = json.JSONEncoder(ensure_ascii=False).encode
-
-    def text(value: object) -> str:
-        return "[\n " + ",\n ".join(map(encode, value)) + "\n]" if value and isinstance(value, list) else encode(value)
-
-    return "{\n" + ",\n".join(f"{encode(name)}: {text(value)}" for name, value in body.items()) + "\n}\n"
-
-
-def file_names(plan: Plan) -> list[str]:
-    """Names of all files that the job finds in its run directory, without making them."""
-    secrets = (SECRETS_FILE,) if plan.secrets else ()
-    asked = () if asked_of_nodes(plan) is None else (SURVEY_FILE,)
-    return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 from exporter.derive.redact import redact
 from exporter.readers.worker_logs import log_paths, read_end
-from launcher.plan import DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
+from launcher.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
 
 PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/v1/models"), "http": ("/health",)}
 """What each kind asks for; a rule's own path stands for the first."""
 
-COUNTING = ("dynamo", "sglang")
-"""Kinds whose answers tell how many workers there are."""
 MOST_LOG_LINES = 5
 MOST_NAMED = 8
 """Workers that are named, and whose logs are shown, of those that are missing."""

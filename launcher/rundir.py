@@ -16,7 +16,7 @@ from exporter import __version__, records
 from launcher.errors import LauncherError
 from launcher.job_ids import job_id_of
 from launcher.plan import PLAN_FILE, Plan
-from launcher.planner import plan_files
+from launcher.run_dir_files import plan_files
 from launcher.secrets_file import write_secrets
 
 PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")

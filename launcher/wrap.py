@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-from exporter import records
+from exporter import oom_kills, records
 from launcher.environment import original_environment
 from launcher.port_claims import claim
 
@@ -204,7 +204,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         name = b"CUDA_VISIBLE_DEVICES"
         environment[name] = visible_devices(options["gpus"], environment.get(name))
     held = claim(map(int, options["ports"].split(","))) if "ports" in options else []
-    oom_before = records.read_oom_kills()
+    oom_before = oom_kills.read_oom_kills()
     waited = FORWARDED | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     start = time.time()
@@ -226,7 +226,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
     status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
     held.clear()
     signaled = os.WIFSIGNALED(status)
-    oom_after = records.read_oom_kills()
+    oom_after = oom_kills.read_oom_kills()
     _write(
         options["run-dir"],
         f"{stem}.exit.json",

@@ -54,6 +54,7 @@ FOUNDATION = (
     "exporter.manifest",
     "exporter.identity",
     "exporter.records",
+    "exporter.oom_kills",
     "exporter.clock",
     "exporter.errors",
     "exporter.events",
@@ -117,7 +118,7 @@ RULES = {
     ),
     "wrapper": Rule(
         ("launcher.wrap", "launcher.environment", "launcher.port_claims"),
-        ("exporter.records", "launcher.environment", "launcher.port_claims"),
+        ("exporter.records", "exporter.oom_kills", "launcher.environment", "launcher.port_claims"),
         never=("dataclasses", "argparse", "typing", "logging"),
     ),
     "supervisor": Rule(("launcher.supervise",), ("launcher.environment",)),

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from exporter.clock import Clock, SystemClock
 from exporter.families import Family, Samples
 from exporter.identity import Identity
 from exporter.manifest import Manifest, Task
 from exporter.readers.file_host import FileHost
-from exporter.readers.gpu import GpuLook
-from exporter.readers.gpu_host import GpuHost
 from exporter.readers.kmsg import KernelLog
 from exporter.readers.pidfd import ExitWatch
+
+if TYPE_CHECKING:  # only annotations name them: a collector is defined before the GPUs are
+    from exporter.readers.gpu import GpuLook
+    from exporter.readers.gpu_host import GpuHost
 
 Snapshot = TypeVar("Snapshot")
 
@@ -43,7 +45,7 @@ class Board:
     """Moments at which its last checkpoint files were written, in order."""
     running: frozenset[int] = frozenset()
     """Ranks of this node's workers that are there while the job is running, not before or after that phase."""
-    gpus: GpuLook | None = None
+    gpus: "GpuLook | None" = None
     """The last look at all GPUs that this sidecar sees."""
     own_gpus: tuple[str, ...] = ()
     """UUIDs of the job's own among them, in the order of the plan."""
@@ -82,7 +84,7 @@ class Context:
     board: Board = field(default_factory=Board)
     files: FileHost = field(default_factory=lambda: FileHost(SystemClock(), process=False))
     """What looks at files that may hang."""
-    gpus: GpuHost | None = None
+    gpus: "GpuHost | None" = None
     """What reads the GPUs."""
 
     @property

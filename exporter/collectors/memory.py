@@ -6,7 +6,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from exporter import records
+from exporter import oom_kills, records
 from exporter.collectors.base import Context, Status
 from exporter.families import Family, Samples
 from exporter.manifest import Task
@@ -80,7 +80,7 @@ class _Kills:
     count: int = 0
 
     def look(self) -> int:
-        self.count = max(self.count, records.parse_oom_kills(self.file.read()) or 0)
+        self.count = max(self.count, oom_kills.parse_oom_kills(self.file.read()) or 0)
         return self.count
 
 
@@ -221,7 +221,7 @@ class MemoryCollector:
     def _kills_of(self, cgroup: MemoryCgroup) -> int:
         kills = self._kills.get(cgroup.directory)
         if kills is None:
-            kills = _Kills(KeptFile(f"{cgroup.directory}/{records.OOM_FILES[cgroup.version]}"))
+            kills = _Kills(KeptFile(f"{cgroup.directory}/{oom_kills.OOM_FILES[cgroup.version]}"))
             self._kills[cgroup.directory] = kills
         return kills.look()
 

@@ -1,6 +1,6 @@
 """Memory of control groups, v1 and v2, on kept descriptors (cgroups(7), the kernel's cgroup-v1/memory and cgroup-v2).
 
-Where a cgroup is comes from ``mountinfo`` and ``/proc/PID/cgroup`` alone (``records.memory_cgroup_places``).
+Where a cgroup is comes from ``mountinfo`` and ``/proc/PID/cgroup`` alone (``oom_kills.memory_cgroup_places``).
 A cgroup that has been removed answers ENODEV on an open descriptor: it has no facts any more.
 """
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exporter import records
+from exporter import oom_kills
 
 V1_UNLIMITED = 1 << 60
 """v1 writes "no limit" as the largest multiple of the page size; no machine has this much either."""
@@ -19,13 +19,13 @@ V1_FILES = {
     "used": "memory.usage_in_bytes",
     "peak": "memory.max_usage_in_bytes",
     "stat": "memory.stat",
-    "oom": records.OOM_FILES[1],
+    "oom": oom_kills.OOM_FILES[1],
 }
 V2_FILES = {
     "used": "memory.current",
     "peak": "memory.peak",  # since Linux 5.19
     "stat": "memory.stat",
-    "oom": records.OOM_FILES[2],
+    "oom": oom_kills.OOM_FILES[2],
     "pressure": "memory.pressure",
 }
 
@@ -83,7 +83,7 @@ def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: in
     it, it is that of the mount. A process that is exiting is in no cgroup of v1 any more, though proc says "/".
     With ``start_ticks`` the process must be the one that was started at this time.
     """
-    places = records.memory_cgroup_places(pid, root)
+    places = oom_kills.memory_cgroup_places(pid, root)
     found = next((cgroup for cgroup in (_effective(*place) for place in places) if cgroup is not None), None)
     if found is None or pid == "self":
         return found
@@ -178,7 +178,7 @@ class MemoryReader:
             peak_bytes=parse_number(self._files["peak"].read()),
             # the two are not of the same moment
             working_set_bytes=None if active is None or inactive is None else max(0, used - active - inactive),
-            oom_kills=records.parse_oom_kills(self._files["oom"].read()),
+            oom_kills=oom_kills.parse_oom_kills(self._files["oom"].read()),
             pressure_some_s=pressure.get("some"),
             pressure_full_s=pressure.get("full"),
         )

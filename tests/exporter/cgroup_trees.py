@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import records
+from exporter import oom_kills
 
 V1_MOUNT = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
 V2_MOUNT = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -138,7 +138,7 @@ def real_cgroup(name: str) -> Iterator[RealCgroup]:
     """A cgroup of this name and of this process's id; skips where none can be made."""
     if os.geteuid() != 0:
         pytest.skip("only root may make cgroups")
-    places = records.memory_cgroup_places()
+    places = oom_kills.memory_cgroup_places()
     if not places:
         pytest.skip("no memory cgroups here")
     version, mount, path = places[0]

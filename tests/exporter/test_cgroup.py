@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import records
+from exporter import oom_kills
 from exporter.readers.cgroup import (
     MemoryCgroup,
     MemoryFacts,
@@ -133,7 +133,7 @@ def test_a_memory_cgroup_is_found_in_every_layout(
     (machine.v1 if version == 1 else machine.v2)(made, mount=mount, oom_kills=3)
     found = read_memory_cgroup("self", str(tmp_path))
     assert found == MemoryCgroup(version, f"{tmp_path}{mount}", path)
-    assert records.read_oom_kills(str(tmp_path)) == 3
+    assert oom_kills.read_oom_kills(str(tmp_path)) == 3
     facts = MemoryReader(found).read()
     assert facts is not None
     assert facts.oom_kills == 3
@@ -161,7 +161,7 @@ def test_what_is_not_shown_here_is_unknown(tmp_path: Path, mountinfo: str, cgrou
     machine.v1("/a")
     machine.v2("")
     assert read_memory_cgroup("self", str(tmp_path)) is None
-    assert records.read_oom_kills(str(tmp_path)) is None
+    assert oom_kills.read_oom_kills(str(tmp_path)) is None
 
 
 def test_a_machine_without_proc_tells_nothing(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_without_the_controller_memory_counts_in_the_nearest_cgroup_that_has_it(
     found = read_memory_cgroup("self", str(tmp_path))
     assert found is not None
     assert found.path == "/system.slice/slurmstepd.scope/job_7"
-    assert records.read_oom_kills(str(tmp_path)) == 2
+    assert oom_kills.read_oom_kills(str(tmp_path)) == 2
 
 
 def test_a_removed_cgroup_of_v2_counts_in_the_one_above(tmp_path: Path) -> None:
@@ -405,9 +405,9 @@ def test_the_wrappers_count_is_that_of_its_own_cgroup() -> None:
     with real_cgroup("wrapper") as real:
         real.limit(32 * MIB)
         program = (
-            "import subprocess, sys; from exporter import records; before = records.read_oom_kills();"
+            "import subprocess, sys; from exporter import oom_kills; before = oom_kills.read_oom_kills();"
             "subprocess.run([sys.executable, '-c', 'bytearray(b\"x\" * (1 << 27))']);"
-            "print(before, records.read_oom_kills())"
+            "print(before, oom_kills.read_oom_kills())"
         )
         out, _ = real.start(program).communicate(timeout=60)
         assert out.split() == [b"0", b"1"]
@@ -459,8 +459,8 @@ def test_a_zombie_is_in_no_cgroup_of_v1() -> None:
 
 def test_a_namespace_without_a_mount_of_its_own_knows_nothing() -> None:
     program = (
-        "from exporter import records; from exporter.readers.cgroup import read_memory_cgroup;"
-        "print(read_memory_cgroup(), records.read_oom_kills())"
+        "from exporter import oom_kills; from exporter.readers.cgroup import read_memory_cgroup;"
+        "print(read_memory_cgroup(), oom_kills.read_oom_kills())"
     )
     script = 'echo $$ > "$1" && exec unshare -C "$2" -I -c "$3"'
     with real_cgroup("namespace") as real:

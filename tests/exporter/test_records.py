@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import records
+from exporter import oom_kills, records
 from tests.exporter.cgroup_trees import V2_MOUNT, Machine
 from tests.strategies import NAME
 
@@ -194,7 +194,7 @@ def test_the_state_holds_phase_stop_and_time(tmp_path: Path, ended: bool) -> Non
     ],
 )
 def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | None) -> None:
-    assert records.parse_oom_kills(text) == count
+    assert oom_kills.parse_oom_kills(text) == count
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_oom_kills_are_counted_by_their_own_key_alone(text: str, count: int | No
 def test_mounts_of_memory_cgroups_are_those_of_v2_and_of_the_controller(
     text: str, mounts: list[tuple[int, str, str]]
 ) -> None:
-    assert records.parse_memory_mounts(text) == mounts
+    assert oom_kills.parse_memory_mounts(text) == mounts
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_mounts_of_memory_cgroups_are_those_of_v2_and_of_the_controller(
     ],
 )
 def test_memory_is_in_v1_where_that_has_the_controller(text: str, named: tuple[int, str] | None) -> None:
-    assert records.parse_memory_cgroup(text) == named
+    assert oom_kills.parse_memory_cgroup(text) == named
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,13 @@ def test_oom_kills_are_read_from_the_own_memory_cgroup(tmp_path: Path, text: str
     machine.process("self", "0::/job_7/step_0\n")
     machine.write("sys/fs/cgroup/job_7/memory.events", V2_EVENTS.format(9))
     machine.write("sys/fs/cgroup/job_7/step_0/memory.events", text)
-    assert records.read_oom_kills(str(tmp_path)) == count
+    assert oom_kills.read_oom_kills(str(tmp_path)) == count
 
 
 def test_a_machine_without_proc_tells_no_oom_kills(tmp_path: Path) -> None:
-    assert records.read_oom_kills(str(tmp_path)) is None
+    assert oom_kills.read_oom_kills(str(tmp_path)) is None
 
 
 def test_this_machine_tells_a_count_or_nothing() -> None:
-    count = records.read_oom_kills()
+    count = oom_kills.read_oom_kills()
     assert count is None or count >= 0

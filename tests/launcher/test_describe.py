@@ -12,7 +12,7 @@ import yaml
 from launcher import slurm
 from launcher.describe import AT_ONCE, describe_plan, json_pieces, planned_facts
 from launcher.plan import Plan
-from launcher.planner import plan_files
+from launcher.run_dir_files import plan_files
 from launcher.sbatch import render_sbatch
 from tests.launcher.support import gpujob, job_spec, plan_of
 

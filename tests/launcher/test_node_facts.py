@@ -20,9 +20,9 @@ from exporter import records
 from launcher import node_facts
 from launcher.node_facts import TOLD, NodeError, busy_ports, interface_address, is_free, own_ports, released_file
 from launcher.plan import Plan
-from launcher.planner import plan_files
 from launcher.port_claims import claim, claimed
 from launcher.ports import OFFSETS
+from launcher.run_dir_files import plan_files
 from tests.launcher.support import clean_environment, job_spec, plan_of
 
 

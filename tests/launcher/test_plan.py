@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from exporter.manifest import parse_manifest, render_manifest
 from launcher.fill import fill, task_argv, task_environment
 from launcher.plan import dump_plan, file_word, parse_plan
-from launcher.planner import json_lines, plan_files
+from launcher.run_dir_files import json_lines, plan_files
 from launcher.sbatch import render_sbatch
 from tests.launcher.support import clean_environment, facts_of, job_spec, plan_of
 

@@ -15,9 +15,9 @@ import pytest
 from exporter import records
 from launcher.local import LocalSteps
 from launcher.plan import Plan, RunFacts
-from launcher.planner import plan_files
 from launcher.port_claims import RESERVED, claimed, reserve
 from launcher.ports import OFFSETS
+from launcher.run_dir_files import plan_files
 from launcher.signals import Signals
 from launcher.slurm import SlurmSteps
 from launcher.survey import (
