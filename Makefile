@@ -57,7 +57,7 @@ lint: install-dev
 	$(BIN)/mypy exporter launcher tests examples bench grafana
 
 check: lint packages
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/exporter/test_golden_pages.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/exporter/sidecar/test_golden_pages.py
 
 bench: install-dev
 	$(BIN)/python -m bench

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from bench.eta_score import Estimator
 from bench.eta_traces import Line, Trace, traces, twins
-from exporter.derive.eta import Estimate
-from exporter.derive.eta import Estimator as OneWorker
+from exporter.progress.eta import Estimate
+from exporter.progress.eta import Estimator as OneWorker
 
 SEED = 1
 LOOKS = 150

@@ -1,7 +1,7 @@
 """Our estimator behind the interface of the scorer of progress traces: ``bench.eta_score:Estimator``."""
 
-from exporter.derive.eta import Alarms, Estimate, peer_pace, slowest
-from exporter.derive.eta import Estimator as OneWorker
+from exporter.progress.eta import Alarms, Estimate, peer_pace, slowest
+from exporter.progress.eta import Estimator as OneWorker
 
 
 class Estimator:

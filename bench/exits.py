@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 from bench.clock import spread
-from exporter.clock import SystemClock
-from exporter.readers.pidfd import Ending, ExitWatch
-from exporter.readers.process_tree import ProcessTree
-from exporter.readers.procfs import read_start_ticks
+from exporter.contract.clock import SystemClock
+from exporter.machine.process_exits import Ending, ExitWatch
+from exporter.machine.process_tree import ProcessTree
+from exporter.machine.procfs import read_start_ticks
 
 KILLS, BATCH, PAUSE_S, POLL_S = 400, 100, 0.02, 1.0
 WORK_S, REST_S = 0.02, 0.08

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bench.clock import spread
-from exporter.families import Family, Samples
+from exporter.collecting.families import Family, Samples
 
 CONSTANT = {"cluster": "c", "job_id": "4711", "job_name": "embed", "user": "ada", "partition": "gpu", "node": "n1"}
 LABELS = ("worker", "role", "rank")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.clock import spread
-from exporter.derive.growth import FilesGrowth
-from exporter.readers.folder import NOBODY, FolderWatch
-from exporter.readers.output_files import OutputWatch, OwnerOf
+from exporter.files.outputs.folder_reader import NOBODY, FolderWatch
+from exporter.files.outputs.growth import FilesGrowth
+from exporter.files.outputs.outputs_reader import OutputWatch, OwnerOf
 
 FILES = 100_000
 ROUNDS = 15

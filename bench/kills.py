@@ -20,8 +20,8 @@ from typing import Any
 
 from bench.clock import cpu_s
 from bench.sidecar import start_sidecar
-from exporter import records
-from exporter.manifest import Manifest, Task, render_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task, render_manifest
 
 TASKS, RUNS = 50, 20
 PATIENCE_S = 60.0
@@ -87,7 +87,7 @@ def measure() -> dict[str, Any]:
 
 
 def _prepare(run_dir: Path) -> None:
-    for name in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
         (run_dir / name).mkdir()
     manifest = Manifest(
         job_name="bench",
@@ -99,8 +99,8 @@ def _prepare(run_dir: Path) -> None:
         check_interval_s=1.0,
         listen_address="127.0.0.1:0",
     )
-    (run_dir / records.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
-    records.write_state(str(run_dir), "running")
+    (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
+    run_files.write_state(str(run_dir), "running")
 
 
 def _start(run_dir: Path, rank: int, restart: int, chosen: random.Random) -> _Run:
@@ -118,8 +118,8 @@ def _end(run_dir: Path, runs: list[_Run], chosen: random.Random) -> dict[tuple[i
     while pending:
         chosen.shuffle(pending)
         for run in pending[:]:
-            name = records.record_name(f"worker_w{run.rank}", run.rank, 0, run.restart)
-            record = records.read_json(run_dir / records.WORKERS_DIR / f"{name}.start.json")
+            name = run_files.record_name(f"worker_w{run.rank}", run.rank, 0, run.restart)
+            record = run_files.read_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json")
             if record is not None and chosen.random() < 0.3:
                 _kill(run, int(str(record["pid"])))
                 pending.remove(run)

@@ -12,11 +12,11 @@ from typing import Any
 
 from bench.clock import spread
 from bench.log_corpus import FLOOD, SHARES, Truth, write_log
-from exporter.derive.findings import Findings
-from exporter.derive.lexicon import GENERIC, Lexicon
-from exporter.derive.patterns import Kind, Pattern, compile_pattern
-from exporter.derive.scanning import Engine
-from exporter.readers.packs import read_errors, read_packs
+from exporter.logs.lexicon import GENERIC, Lexicon
+from exporter.logs.packs_reader import read_errors, read_packs
+from exporter.logs.patterns import Kind, Pattern, compile_pattern
+from exporter.logs.search.engine import Engine
+from exporter.logs.search.findings import Findings
 
 BYTES = 64 << 20
 """Of the log of each profile."""

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from bench.clock import spread
-from exporter.readers.process_tree import ProcessTree
+from exporter.machine.process_tree import ProcessTree
 
 LOADS = {"288 processes": (32, 8), "2,000 descendants": (1, 2000)}
 ROUNDS = 15

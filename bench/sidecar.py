@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.clock import cpu_by_thread, cpu_s, rss_mib
-from exporter import records
-from exporter.manifest import Manifest, PathGroup, Task, render_manifest
-from exporter.readers.thread_name import LONGEST
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.machine.thread_name import LONGEST
 from launcher.wrap import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
@@ -99,7 +99,7 @@ def start_sidecar(run_dir: Path, **environment: str) -> "tuple[subprocess.Popen[
         env={**os.environ, "GPUJOB_NODE": "node", "GPUJOB_JOB_ID": "1", **environment},
         stderr=subprocess.DEVNULL,
     )
-    while (published := records.read_json(run_dir / records.SIDECARS_DIR / "node.json")) is None:
+    while (published := run_files.read_json(run_dir / run_files.SIDECARS_DIR / "node.json")) is None:
         if process.poll() is not None:
             raise RuntimeError(f"the sidecar has ended at once, with status {process.returncode}")
         time.sleep(0.02)
@@ -108,7 +108,7 @@ def start_sidecar(run_dir: Path, **environment: str) -> "tuple[subprocess.Popen[
 
 def prepare(run_dir: Path, gpus: int = 0) -> None:
     """A run directory of all workers, which share so many GPUs evenly."""
-    for name in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR):
+    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
         (run_dir / name).mkdir()
     for index in range(FILES):
         (run_dir / f"output_worker_{index % WORKERS}_{index}.jsonl").write_text("{}\n" * 100)
@@ -132,15 +132,15 @@ def prepare(run_dir: Path, gpus: int = 0) -> None:
         launch_timeout_s=5.0,
         listen_address="127.0.0.1:0",
     )
-    (run_dir / records.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
-    records.write_state(str(run_dir), "running")
+    (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
+    run_files.write_state(str(run_dir), "running")
 
 
 def record_start(run_dir: Path, rank: int, pid: int) -> None:
     """What the wrapper of a worker leaves when it has started it."""
-    name = records.record_name(f"worker_w{rank}", rank, 0, 0)
+    name = run_files.record_name(f"worker_w{rank}", rank, 0, 0)
     facts = {"pid": pid, "start_ticks": read_start_ticks(pid), "pid_namespace": read_pid_namespace()}
-    records.write_json(run_dir / records.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
+    run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
 
 
 def _watch(url: str, pid: int) -> dict[str, Any]:

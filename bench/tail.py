@@ -20,9 +20,9 @@ from typing import Any
 from bench.clock import cpu_s
 from bench.log_corpus import write_log
 from bench.logs import MTAIL_PROGRAM, PATTERNS
-from exporter.derive.scanning import Engine
-from exporter.readers.tail import STILL_LOOKS, TRUSTED_LOOKS, LogTail
-from exporter.readers.wakeups import Wakeups
+from exporter.logs.inotify_reader import Wakeups
+from exporter.logs.search.engine import Engine
+from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
 
 FILES, LINES_PER_S = 32, 100
 SECONDS = 10.0

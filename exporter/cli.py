@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from exporter import __version__
-from exporter.clock import SystemClock
-from exporter.collectors.base import Context
-from exporter.errors import ExporterError
-from exporter.identity import Identity, identify
-from exporter.manifest import Manifest, read_manifest
-from exporter.readers.file_host import FileHost
-from exporter.readers.gpu_host import GpuHost
-from exporter.readers.kmsg import KernelLog
-from exporter.readers.vendors import READERS
-from exporter.refresh import Slot
-from exporter.sidecar import Sidecar, parse_listen_address
+from exporter.collecting.collector import Context
+from exporter.contract.clock import SystemClock
+from exporter.contract.errors import ExporterError
+from exporter.contract.identity import Identity, identify
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.gpus.host_reader import GpuHost
+from exporter.gpus.vendors_reader import READERS
+from exporter.machine.file_host import FileHost
+from exporter.machine.kernel_log import KernelLog
+from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
 INTERRUPTED = 130
@@ -150,7 +150,7 @@ def _glob(text: str) -> str:
 
 
 def _sidecar(arguments: argparse.Namespace) -> None:
-    from exporter.attach import FLAGS, flag_of
+    from exporter.attach.settings import FLAGS, flag_of
 
     flags = {name: getattr(arguments, name, None) for name in (*FLAGS, "config")}
     given = [flag_of(name) for name, value in flags.items() if value is not None]
@@ -168,7 +168,7 @@ def _sidecar(arguments: argparse.Namespace) -> None:
 
 def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
     """Watch a job that gpujob has launched."""
-    from exporter import service  # aiohttp is needed by this command alone
+    from exporter.sidecar import service  # aiohttp is needed by this command alone
 
     manifest = read_manifest(arguments.run_dir)
     identity = identify(manifest, os.environ, socket.gethostname())
@@ -182,12 +182,14 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
 
 def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> NoReturn:
     """Watch a job that others have started, and say how it ended."""
-    from exporter import attach, outcome, service
-    from exporter.finder import Finder
+    from exporter.attach import outcome
+    from exporter.attach import settings as attach
+    from exporter.attach.finder import Finder
+    from exporter.sidecar import service
 
     file, config = flags["config"], dict[str, Any]()
     if file is not None:
-        from exporter.monitor_config import read_monitor_config  # yaml is needed for this file alone
+        from exporter.attach.monitor_config import read_monitor_config  # yaml is needed for this file alone
 
         config = read_monitor_config(file, [name for name, value in flags.items() if value is not None])
     settings = attach.merge_settings({name: flags[name] for name in attach.FLAGS}, config)
@@ -225,7 +227,7 @@ def _make(manifest: Manifest, identity: Identity) -> Sidecar:
 
 def _listen(sidecar: Sidecar, port: int) -> socket.socket:
     """A listening socket; for port 0 on the port that this sidecar had before, if it has been restarted."""
-    from exporter import service
+    from exporter.sidecar import service
 
     if port == 0 and (known := service.known_port(sidecar)) is not None:
         try:
@@ -271,8 +273,8 @@ def _check_config(arguments: argparse.Namespace) -> None:
 
 
 def _check_monitor_config(file: str) -> None:
-    from exporter import attach
-    from exporter.monitor_config import read_monitor_config
+    from exporter.attach import settings as attach
+    from exporter.attach.monitor_config import read_monitor_config
 
     settings = attach.merge_settings({}, read_monitor_config(file))
     for notice in attach.notices(settings):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporter import records
-from exporter.derive.exits import signal_name
-from exporter.events import EventLog
-from exporter.readers.procfs import is_zombie, read_environment
+from exporter.contract import run_files
+from exporter.contract.events import EventLog
+from exporter.machine.procfs import is_zombie, read_environment
+from exporter.workers.exit_reason import signal_name
 from launcher.course import OWN_TEARDOWN_S, attempt_to, lost
 from launcher.discovery import Targets
 from launcher.ending import tell_report, write_diagnoses
@@ -112,7 +112,7 @@ class Aftermath:
     """Ends the job for the orchestrator."""
 
     def __init__(self, plan: Plan, run_dir: Path, leftovers: Leftovers, status: int) -> None:
-        told: Any = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+        told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
@@ -122,7 +122,7 @@ class Aftermath:
         start, local = float(told.get("start", 0.0)), bool(told.get("local"))
         self._job_end = time_limit_end(plan, start, local=local) if told else None
         self._job_id = str(told.get("job_id", job_id_of(run_dir)))
-        self._events = EventLog(run_dir / records.EVENTS_FILE, self._job_id)
+        self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
         self._status = status
         self._stop: dict[str, Any] = {}
 
@@ -130,7 +130,7 @@ class Aftermath:
         """Exit status of the job; ``since`` is when its orchestrator was started."""
         cause, now = how(self._status), time.time()
         say(f"Stopping the job: {cause}")
-        state: Any = records.read_json(self._run_dir / records.STATE_FILE) or {}
+        state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
         earlier = state.get("stop") if state.get("time", 0.0) >= since else None
         killed_by = signal_name(os.WTERMSIG(self._status)) if os.WIFSIGNALED(self._status) else None
         code = None if killed_by else os.WEXITSTATUS(self._status)
@@ -142,7 +142,7 @@ class Aftermath:
         self._end_tasks()
         self._publish("completing", workers_ended=True)
         self._until(self._have_final_values, FINAL_VALUES_S)
-        records.release_reserve(self._run_dir)
+        run_files.release_reserve(self._run_dir)
         status = EXIT_STATUS["UNKNOWN"]
         try:
             status = self._report()
@@ -156,8 +156,8 @@ class Aftermath:
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
         attempt_to(
-            f"write {records.STATE_FILE}",
-            lambda: records.write_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
+            f"write {run_files.STATE_FILE}",
+            lambda: run_files.write_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
         )
 
     def _end_tasks(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher import ports
 from launcher.assembly_checks import Parts, problems_of
 from launcher.backends import BACKENDS

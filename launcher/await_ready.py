@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.plan import BENCHMARK, COUNTING, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.readiness import (
     Reply,
@@ -257,8 +257,8 @@ class Course:
     """What is told of readiness, in the file and in lines."""
 
     def __init__(self, run_dir: Path, targets: Sequence[Target], attempt: int, readiness: ReadinessPlan) -> None:
-        self._path = run_dir / records.READINESS_FILE
-        self._given_up_path = run_dir / records.GIVEN_UP_FILE
+        self._path = run_dir / run_files.READINESS_FILE
+        self._given_up_path = run_dir / run_files.GIVEN_UP_FILE
         self._given_up: dict[str, str] = {}
         """Roles of the workers that nobody waits for any more, by their names."""
         self._given_up_due = 0.0
@@ -298,7 +298,7 @@ class Course:
         if self._was_ready or now < self._given_up_due:
             return
         self._given_up_due = now + GIVEN_UP_EVERY_S
-        told: Any = records.read_json(self._given_up_path)
+        told: Any = run_files.read_json(self._given_up_path)
         if told is not None and told.get("attempt") == self._attempt:
             self._given_up = told["workers"]
 
@@ -312,7 +312,7 @@ class Course:
         now: float,
     ) -> None:
         body = {
-            "schema": records.RECORD_SCHEMA,
+            "schema": run_files.RECORD_SCHEMA,
             "attempt": self._attempt,
             "ready": self.ready,
             "since": self._since,
@@ -336,7 +336,7 @@ class Course:
         if body == self._written and now - self._written_at < AGAIN_S:
             return
         try:
-            records.write_json(self._path, {**body, "time": time.time()}, durable=False)
+            run_files.write_json(self._path, {**body, "time": time.time()}, durable=False)
         except OSError as error:
             problem = f"cannot write {self._path}: {error.strerror}"
             if problem != self._problem:
@@ -348,7 +348,7 @@ class Course:
 
 def load(run_dir: Path) -> tuple[ReadinessPlan, tuple[Target, ...], int] | None:
     """How readiness is waited for, where each rule is asked, and the attempt; None while the files are not there."""
-    plan, orchestrator = (records.read_json(run_dir / name) for name in (PLAN_FILE, records.ORCHESTRATOR_FILE))
+    plan, orchestrator = (run_files.read_json(run_dir / name) for name in (PLAN_FILE, run_files.ORCHESTRATOR_FILE))
     if plan is None or orchestrator is None:
         return None
     body: Any = plan.get("readiness") or {"rules": ()}

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from exporter.derive.progress_lines import PATTERN as PROGRESS_FILE
-from exporter.manifest import Manifest
+from exporter.contract.manifest import Manifest
+from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
 from launcher.verify_tokens import without_text, without_text_in_part
 
 ROLE = "benchmark"

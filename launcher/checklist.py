@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from exporter.readers.inventory import Inventory, read_inventory
+from exporter.gpus.inventory_reader import Inventory, read_inventory
 from launcher import machine, preflight, preflight_job
 from launcher.errors import ConfigError
 from launcher.fill import shell_text_index

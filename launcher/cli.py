@@ -13,8 +13,9 @@ from typing import Any, Self
 
 import click
 
-from exporter import __version__, records
-from exporter.errors import ExporterError
+from exporter import __version__
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
 from launcher.cli_parts import (
     INTERRUPTED,
     JOB,
@@ -304,7 +305,7 @@ def _say_difference(found: Mapping[str, Any]) -> None:
     elif differs := verification.get("differs"):
         before = verification["state_before"]
         states = f" ({before} there, {found['state']} now)" if before != found["state"] else ""
-        click.echo(f"gpujob: not as in {records.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
+        click.echo(f"gpujob: not as in {run_files.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
 
 
 class _VerifyLine:
@@ -346,7 +347,7 @@ def stop(job: str) -> None:
     if view["state"] not in UNFINISHED:
         click.echo(f"job {view['job_id']} has ended: {view['state']}")
         return
-    orchestrator = records.read_json(client.run_dir / records.ORCHESTRATOR_FILE) or {}
+    orchestrator = run_files.read_json(client.run_dir / run_files.ORCHESTRATOR_FILE) or {}
     if orchestrator.get("local"):
         pid = int(str(orchestrator["pid"]))
         try:

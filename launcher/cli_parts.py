@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from exporter import records
+from exporter.contract import run_files
 
 if TYPE_CHECKING:
     from launcher.client import JobClient
@@ -69,7 +69,7 @@ def open_job(job: str) -> "JobClient":
     from launcher.config import load_cluster, resolve_directory
     from launcher.rundir import find_run_dir
 
-    if (Path(job) / records.MANIFEST_FILE).is_file():
+    if (Path(job) / run_files.MANIFEST_FILE).is_file():
         return JobClient(Path(job).resolve())
     logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
     return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))

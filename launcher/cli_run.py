@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.cli_parts import INTERRUPTED, INTERVAL, JOB, RESUME, checked_plan, fail, print_report
 from launcher.cli_watch import show
 
@@ -63,7 +63,7 @@ def run(
             with contextlib.suppress(OSError):
                 click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
     code = await_end(started.process, run_dir)
-    report = records.read_json(run_dir / records.REPORT_FILE)
+    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
     if report is None:
         see = log_of_no_report(run_dir)
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)

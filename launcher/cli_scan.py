@@ -10,7 +10,7 @@ import click
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
-    from exporter.derive.lexicon import Lexicon
+    from exporter.logs.lexicon import Lexicon
     from launcher.standing import Totals
 
 
@@ -49,9 +49,9 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
 
 def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, Totals]":
     """The patterns and the totals that were asked for; raises LauncherError for a pack that is not there."""
-    from exporter.derive.lexicon import AUTO
-    from exporter.readers.lexicon import make_lexicon
-    from exporter.readers.packs import pack_names
+    from exporter.logs.lexicon import AUTO
+    from exporter.logs.lexicon_reader import make_lexicon
+    from exporter.logs.packs_reader import pack_names
     from launcher.standing import Totals
 
     known = (AUTO, *pack_names())

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.eta import Estimate, slowest
-from exporter.derive.gpu_account import worker_devices
-from exporter.derive.marks import PHASES as PHASES_OF_LOGS
-from exporter.derive.time_limit import met_probability
-from exporter.derive.work import rate_of, work_of
-from exporter.manifest import Manifest, read_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.gpus.analysis.node_status import worker_devices
+from exporter.progress.eta import Estimate, slowest
+from exporter.progress.outlook import met_probability
+from exporter.progress.phases import PHASES as PHASES_OF_LOGS
+from exporter.progress.work import rate_of, work_of
 from launcher.discovery import read_sidecars
 from launcher.job_ids import job_id_of
 from launcher.report import build_report
@@ -50,8 +50,8 @@ class JobClient:
     def look(self) -> dict[str, Any]:
         """The job now. When it has ended, its report is in ``report``."""
         now = time.time()
-        orchestrator = records.read_json(self.run_dir / records.ORCHESTRATOR_FILE)
-        report = records.read_json(self.run_dir / records.REPORT_FILE)
+        orchestrator = run_files.read_json(self.run_dir / run_files.ORCHESTRATOR_FILE)
+        report = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
             report = None
         self._forget_before(orchestrator, report)
@@ -71,7 +71,7 @@ class JobClient:
 
         With ``verify`` its files are looked at anew; ``progress`` is told how far that is.
         """
-        found = records.read_json(self.run_dir / records.REPORT_FILE)
+        found = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
         if found is not None:
             return verify_again(self.run_dir, found, progress) if verify else found
         state = self.look()["state"]
@@ -115,7 +115,7 @@ class JobClient:
         if report is not None:
             return str(report["state"])
         if orchestrator is None and self.run_dir.name.startswith("local-"):
-            age = time.time() - (self.run_dir / records.MANIFEST_FILE).stat().st_mtime
+            age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return "PENDING" if age < STARTING_S else "UNKNOWN"
         if orchestrator is None:
             return "PENDING" if self._queue.look().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
@@ -169,7 +169,7 @@ class JobClient:
         self._tell_of_stages(workers, runs=state == "RUNNING")
         work = work_of(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
-        published = {} if coming is not None else records.read_json(self.run_dir / records.STATE_FILE) or {}
+        published = {} if coming is not None else run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
         start = orchestrator.get("start")
         limit_end = job.get("end") or (start + limit if start and limit else None)

@@ -5,8 +5,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exporter import records
-from exporter.events import EventLog
+from exporter.contract import run_files
+from exporter.contract.events import EventLog
 from launcher.plan import RunFacts
 from launcher.say import say
 from launcher.signals import Signals
@@ -55,7 +55,7 @@ class Course:
     """Phase of a job and, once it is being stopped, the reason and the deadline."""
 
     def __init__(self, facts: RunFacts, kill_wait_s: float, signals: Signals) -> None:
-        self.events = EventLog(facts.run_dir / records.EVENTS_FILE, facts.job_id)
+        self.events = EventLog(facts.run_dir / run_files.EVENTS_FILE, facts.job_id)
         self.phase = ""
         self.stop: dict[str, Any] | None = None
         """As ``state.json`` has it."""
@@ -81,8 +81,8 @@ class Course:
 
     def _write_state(self, phase: str) -> None:
         attempt_to(
-            f"write {records.STATE_FILE}",
-            lambda: records.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
+            f"write {run_files.STATE_FILE}",
+            lambda: run_files.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
         )
 
     @property

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter import records
-from exporter.derive.exits import exit_evidence, parse_stop, signal_name
-from exporter.manifest import Task
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.workers.exit_reason import exit_evidence, parse_stop, signal_name
 from launcher.announce import launching
 from launcher.course import OWN_TEARDOWN_S, Course, attempt_to
 from launcher.errors import LauncherError
@@ -262,7 +262,7 @@ class Crew:
     def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Say why a task ended, and do what its policy asks for."""
         task, course = planned.task, self._course
-        state = records.read_json(self._facts.run_dir / records.STATE_FILE) or {}
+        state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         peers = self._failures.before(task.rank, record.get("end"))
         ended = self.judge_of_ends.judge(task, restart, host, record, parse_stop(state), peers)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from exporter.identity import safe_label
+from exporter.contract.identity import safe_label
 from launcher.container import PYXIS
 from launcher.discovery import SCRAPE_JOB
 from launcher.fill import task_argv, task_environment

@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.diagnostics import Moment, build_failure, render
-from exporter.derive.exits import CONSEQUENCES
-from exporter.manifest import Manifest, Task
-from exporter.readers.diagnostics import is_written, read_run_files, write_diagnostics
-from exporter.readers.packs import read_errors
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.logs.packs_reader import read_errors
+from exporter.workers.diagnosis import Moment, build_failure, render
+from exporter.workers.diagnosis_reader import is_written, read_run_files, write_diagnostics
+from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.statuses import read_statuses
 
 
@@ -22,4 +22,4 @@ def write_missing(manifest: Manifest, attempt: int, task: Task, node: str, ended
     body = build_failure(files, Moment(time.time(), status), ended, read_errors())
     if is_written(manifest.run_dir, body) or not write_diagnostics(manifest.run_dir, body, render(body)):
         return None
-    return manifest.run_dir / records.DIAGNOSTICS_DIR / f"{task.worker}.txt"
+    return manifest.run_dir / run_files.DIAGNOSTICS_DIR / f"{task.worker}.txt"

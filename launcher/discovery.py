@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.identity import safe_label
+from exporter.contract import run_files
+from exporter.contract.identity import safe_label
 from launcher.plan import Plan, RunFacts, TaskPlan, file_word
 
 SCRAPE_JOB = "gpujob-sidecar"
@@ -18,11 +18,11 @@ def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
     """What the sidecars of this attempt have published, by node."""
     found: dict[str, dict[str, Any]] = {}
     try:
-        paths = sorted((run_dir / records.SIDECARS_DIR).iterdir())
+        paths = sorted((run_dir / run_files.SIDECARS_DIR).iterdir())
     except OSError:
         return found
     for path in paths:
-        record = records.read_json(path) if path.suffix == ".json" and not path.name.startswith(".") else None
+        record = run_files.read_json(path) if path.suffix == ".json" and not path.name.startswith(".") else None
         if record is not None and record.get("attempt") == attempt and isinstance(record.get("address"), str):
             found[path.stem] = record
     return found
@@ -74,7 +74,7 @@ class Targets:
     """The target files of one job."""
 
     def __init__(self, run_dir: Path, target_dir: str | None) -> None:
-        self._paths = [run_dir / records.TARGETS_FILE]
+        self._paths = [run_dir / run_files.TARGETS_FILE]
         if target_dir:
             self._paths.append(Path(target_dir, f"gpujob-{file_word(run_dir.name)}.json"))
         self._published: list[dict[str, Any]] | None = None
@@ -87,7 +87,7 @@ class Targets:
             return False
         for path in self._paths:
             try:
-                records.write_json(path, groups)
+                run_files.write_json(path, groups)
                 path.chmod(0o644)
             except OSError as error:
                 self.problems.append(f"cannot write targets to {path}: {error.strerror}")

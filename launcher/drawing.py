@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.container import mounts
 from launcher.fill import task_argv
 from launcher.hostlist import fold_hostlist

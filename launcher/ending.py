@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from exporter import records
-from exporter.events import EventLog
-from exporter.manifest import Manifest, Task
+from exporter.contract import run_files
+from exporter.contract.events import EventLog
+from exporter.contract.manifest import Manifest, Task
 from launcher.course import Course, attempt_to
 from launcher.crew import Crew
 from launcher.diagnose import write_missing
@@ -94,12 +94,12 @@ class End:
         course.workers_ended = True
         course.publish("completing")
         if hurry:
-            records.release_reserve(self._facts.run_dir)
+            run_files.release_reserve(self._facts.run_dir)
             attempt_to("write a first report", lambda: self._write_first_report(checklist))
         self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
         if checklist is None and not hurry and self._crew.ends:
             checklist = conclude()
-        records.release_reserve(self._facts.run_dir)
+        run_files.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
         again = (course.stop or {}).get("requeue") is True and not hurry

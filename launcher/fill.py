@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from exporter.readers.worker_logs import progress_path
+from exporter.logs.places_reader import progress_path
 from launcher.plan import Plan, RunFacts, TaskPlan
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")

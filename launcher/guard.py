@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.environment import original_environment
 from launcher.wrap import FORWARDED, end_like, wait_forwarding
 
@@ -57,12 +57,12 @@ def wait(pid: int, waited: set[int]) -> int:
 
 def has_begun(run_dir: str, pid: int) -> bool:
     """Whether this orchestrator has got as far as to say that it is there."""
-    return (records.read_json(os.path.join(run_dir, records.ORCHESTRATOR_FILE)) or {}).get("pid") == pid
+    return (run_files.read_json(os.path.join(run_dir, run_files.ORCHESTRATOR_FILE)) or {}).get("pid") == pid
 
 
 def is_finished(run_dir: str, began: float) -> bool:
     """Whether the job has come to its end in this attempt."""
-    state = records.read_json(os.path.join(run_dir, records.STATE_FILE)) or {}
+    state = run_files.read_json(os.path.join(run_dir, run_files.STATE_FILE)) or {}
     moment = state.get("time")
     return state.get("phase") == "finished" and isinstance(moment, float | int) and moment >= began
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.manifest import Manifest
-from exporter.readers.history import run_history, write_history
+from exporter.contract.manifest import Manifest
+from exporter.progress.history_reader import run_history, write_history
 from launcher.statuses import merge_workers, read_statuses
 
 

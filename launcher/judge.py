@@ -7,8 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from exporter import records
-from exporter.derive.exits import (
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.places_reader import extra_logs, log_paths, read_end
+from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
     LastWords,
@@ -20,11 +24,7 @@ from exporter.derive.exits import (
     signal_name,
     verdict,
 )
-from exporter.derive.last_words import last_words
-from exporter.derive.workers import worker_rank
-from exporter.manifest import Manifest, Task
-from exporter.readers.lexicon import lexicon_of
-from exporter.readers.worker_logs import extra_logs, log_paths, read_end
+from exporter.workers.log_evidence import last_words
 
 LOG_TAIL_BYTES = 64 * 1024
 
@@ -58,10 +58,10 @@ class Judge:
 
         ``stop`` is that of the job; a worker that was ended before, while the job went on, has its own.
         """
-        stem = records.record_name(task.worker, task.rank, self._attempt, restart)
-        folder = self._manifest.run_dir / records.WORKERS_DIR
-        found = records.read_json(folder / f"{stem}.found.json") or {}
-        stop = parse_stop(records.read_json(folder / f"{stem}.stop.json") or {}) or stop
+        stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
+        folder = self._manifest.run_dir / run_files.WORKERS_DIR
+        found = run_files.read_json(folder / f"{stem}.found.json") or {}
+        stop = parse_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
         if stop is not None and stop.follows_from(task.rank, restart):
             stop = None
         end = record.get("end")

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.exits import exit_evidence, verdict
-from exporter.derive.launch import LEVELS, Level, NodeLaunch, WorkerLaunch, check_launch
-from exporter.manifest import Task
-from exporter.readers.launch import read_size, why_not_writable
-from exporter.readers.worker_logs import log_paths
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.launch.checks import LEVELS, Level, NodeLaunch, WorkerLaunch, check_launch
+from exporter.launch.facts_reader import read_size, why_not_writable
+from exporter.logs.places_reader import log_paths
+from exporter.workers.exit_reason import exit_evidence, verdict
 from launcher.plan import Plan, RunFacts
 
 CHECKLIST_SCHEMA = 1
@@ -172,8 +172,8 @@ class LaunchCheck:
 
     def _from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
         """What the sidecar of a node has found, once that is final; nothing before."""
-        path = self._facts.run_dir / records.STATUS_DIR / f"{self._facts.hosts[index]}.json"
-        status: Mapping[str, Any] = records.read_json(path) or {}
+        path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
+        status: Mapping[str, Any] = run_files.read_json(path) or {}
         launch = status.get("launch") or {}
         if status.get("attempt") != self._facts.attempt or not (status.get("final") or launch.get("final")):
             return ()
@@ -216,8 +216,8 @@ class LaunchCheck:
         )
 
     def _record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, restart)
-        return records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.{kind}.json")
+        stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
     def _merge(self, now: float, silent: Sequence[int]) -> Checklist:
         """One result for each check that was made on some node."""

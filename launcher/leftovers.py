@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from exporter import records
-from exporter.readers.procfs import ENDED, STAT_BYTES, parse_stat, read_environment, read_file
+from exporter.contract import run_files
+from exporter.machine.procfs import ENDED, STAT_BYTES, parse_stat, read_environment, read_file
 
 TASK = "GPUJOB_WORKER"
 """Variable that each task has, and a shell that somebody has opened in the job has not."""
@@ -69,7 +69,7 @@ def tell(pids: list[int], number: int) -> None:
 def main(arguments: list[str]) -> int:
     """End what the job of this run directory has left on this node, if it is over; the exit status."""
     run = {variable: os.environ.get(variable, "") for variable in RUN}
-    state = records.read_json(Path(arguments[0]) / records.STATE_FILE) or {}
+    state = run_files.read_json(Path(arguments[0]) / run_files.STATE_FILE) or {}
     if state.get("phase") == "finished" and all(run.values()):
         count = end_all(run)
         if count:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from exporter import records
-from exporter.readers.procfs import is_zombie, read_children, read_environment, read_start_ticks
+from exporter.contract import run_files
+from exporter.machine.procfs import is_zombie, read_children, read_environment, read_start_ticks
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.steps import (
     ENDING_SIGNALS,
@@ -207,7 +207,7 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
 def await_end(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
     """Status of the guard. When that was killed, the orchestrator is still ending the job: then after its end."""
     code = guard.wait()
-    told: Mapping[str, Any] = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+    told: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     end = time.monotonic() + ORPHAN_S
     while code < 0 and told and time.monotonic() < end and read_start_ticks(told["pid"]) == told["start_ticks"]:
         time.sleep(0.1)

@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from exporter.readers.tail import CHUNK_BYTES
+from exporter.logs.tail_reader import CHUNK_BYTES
 from launcher.errors import LauncherError
 
 PROBE_BYTES = 64 << 10

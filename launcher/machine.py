@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.readers.inventory import Inventory
-from exporter.readers.space import read_space
+from exporter.files.disks.space_reader import read_space
+from exporter.gpus.inventory_reader import Inventory
 from launcher import aliases
 from launcher.errors import SlurmError
 from launcher.items import Item

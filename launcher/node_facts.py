@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.port_claims import GIVEN, claimed, reserve
 from launcher.ports import END, OFFSETS, SURVEY_FILE
 from launcher.supervise import IGNORED
@@ -106,7 +106,7 @@ def interface_address(name: str) -> str:
 
 def released_file(run_dir: Path, attempt: int, number: int) -> Path:
     """What is there once the ports need not be held any more that were found in this round of an attempt."""
-    return run_dir / records.NODES_DIR / f"released_a{attempt}_{number}"
+    return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{number}"
 
 
 def is_there(path: Path) -> bool:
@@ -138,7 +138,7 @@ def hold_until(released: Path) -> None:
 
 def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
     """Look, and write down what was found; what is wrong with this node, and what holds its ports."""
-    asked: Any = records.read_json(run_dir / SURVEY_FILE)
+    asked: Any = run_files.read_json(run_dir / SURVEY_FILE)
     if asked is None:
         sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
     address = problem = None
@@ -151,12 +151,12 @@ def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | Non
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
     offset, held = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}
-    folder = run_dir / records.NODES_DIR
+    folder = run_dir / run_files.NODES_DIR
     folder.mkdir(exist_ok=True)
-    records.write_json(
+    run_files.write_json(
         folder / f"{node}.json",
         {
-            "schema": records.RECORD_SCHEMA,
+            "schema": run_files.RECORD_SCHEMA,
             "attempt": attempt,
             "round": number,
             "address": address,

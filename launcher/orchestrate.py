@@ -15,8 +15,8 @@ import time
 import traceback
 from pathlib import Path
 
-from exporter import records
-from exporter.manifest import read_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
 from launcher.announce import places, ways_in
 from launcher.course import Course, attempt_to
 from launcher.crew import Crew
@@ -79,7 +79,7 @@ class Orchestrator:
 
     def run(self) -> int:
         """Exit status of the job."""
-        attempt_to("set space aside", lambda: records.make_reserve(self._facts.run_dir))
+        attempt_to("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
         self._keep_earlier_report()
         self._course.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
         self._course.publish("launching")
@@ -113,12 +113,12 @@ class Orchestrator:
     def _keep_earlier_report(self) -> None:
         """The report of an attempt before this one gets its number, as do its statuses: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
-        if earlier >= 0 and not (self._facts.run_dir / records.REPORT_FILE).exists():
+        if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
             say(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
             self._course.events.write("attempt without report", earlier=earlier)
         # the sidecars of this attempt would write over what those of the one before have told of its workers
-        statuses = (records.STATUS_DIR,) if earlier >= 0 else ()
-        for name in (records.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
+        statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
+        for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
             old = self._facts.run_dir / name
             if old.exists():
                 kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
@@ -229,7 +229,7 @@ class Orchestrator:
 
 def load_plan(run_dir: Path) -> Plan:
     """The plan that was written into the run directory."""
-    body = records.read_json(run_dir / PLAN_FILE)
+    body = run_files.read_json(run_dir / PLAN_FILE)
     if body is None:
         sys.exit(f"gpujob: {run_dir / PLAN_FILE} cannot be read: is this a run directory?")
     return parse_plan(body, read_manifest(run_dir))
@@ -258,10 +258,10 @@ def place_of(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[R
 
 def write_facts(facts: RunFacts, *, local: bool) -> None:
     """Tell the others which process this is, and what it knows of the job."""
-    records.write_json(
-        facts.run_dir / records.ORCHESTRATOR_FILE,
+    run_files.write_json(
+        facts.run_dir / run_files.ORCHESTRATOR_FILE,
         {
-            "schema": records.RECORD_SCHEMA,
+            "schema": run_files.RECORD_SCHEMA,
             "job_id": facts.job_id,
             "pid": os.getpid(),
             "start_ticks": read_start_ticks(os.getpid()),
@@ -294,7 +294,7 @@ def main(arguments: list[str]) -> None:
     forget_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
     plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
-    (run_dir / records.WORKERS_DIR).mkdir(exist_ok=True)
+    (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
     facts, steps = place_of(plan, run_dir, start, local=local)
     write_facts(facts, local=local)
     signals = Signals(guard)

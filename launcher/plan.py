@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporter.manifest import Manifest, Task
+from exporter.contract.manifest import Manifest, Task
 
 PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"

@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-from exporter.manifest import LogPattern, Manifest, PathGroup, Task, Verification
+from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
 from launcher.assembly import assemble
 from launcher.config import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
 from launcher.plan import DEFAULT_KILL_WAIT_S, Plan, file_word

@@ -8,7 +8,7 @@ the nodes look for it (``launcher.node_facts``), and ``ports.json`` tells what c
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.errors import TopologyError
 from launcher.plan import Plan, RunFacts
 
@@ -114,7 +114,7 @@ def asked_of_nodes(plan: Plan) -> dict[str, Any] | None:
     ports = [tuple(sorted(on_nodes.get(node, ()))) for node in range(plan.nodes)]
     places = {kind: place for place, kind in enumerate(dict.fromkeys(ports))}
     return {
-        "schema": records.RECORD_SCHEMA,
+        "schema": run_files.RECORD_SCHEMA,
         "network_interface": plan.network_interface,
         "ports": [list(kind) for kind in places],
         "nodes": [places[kind] for kind in ports],
@@ -135,7 +135,7 @@ def ports_in_force(plan: Plan, facts: RunFacts) -> dict[str, Any]:
         if planned.ports
     ]
     return {
-        "schema": records.RECORD_SCHEMA,
+        "schema": run_files.RECORD_SCHEMA,
         "attempt": facts.attempt,
         "port_offset": facts.port_offset,
         "processes": processes,

@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from exporter.derive.extraction import Extractor
-from exporter.derive.lexicon import AUTO, GENERIC
-from exporter.derive.patterns import Kind, Pattern
-from exporter.readers.files import read_files
-from exporter.readers.lexicon import lexicon_of
-from exporter.readers.metrics_file import is_ours
+from exporter.files.outputs.csv_reader import is_ours
+from exporter.logs.lexicon import AUTO, GENERIC
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.extraction import Extractor
+from exporter.machine.folders import read_files
 from launcher.fill import shell_text_index
 from launcher.inputs import check_inputs
 from launcher.items import Item

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from exporter.derive.redact import redact
-from exporter.readers.worker_logs import log_paths, read_end
+from exporter.logs.places_reader import log_paths, read_end
+from exporter.logs.redact import redact
 from launcher.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
 
 PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/v1/models"), "http": ("/health",)}

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.exits import CONSEQUENCES, Stop, parse_stop
-from exporter.derive.gpu_account import account, worker_devices
-from exporter.derive.work import work_of
-from exporter.manifest import Manifest, read_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.gpus.analysis.node_status import account, worker_devices
+from exporter.progress.work import work_of
+from exporter.workers.exit_reason import CONSEQUENCES, Stop, parse_stop
 from launcher.bench_results import count_requests, has_benchmark
 from launcher.job_ids import job_id_of
 from launcher.judge import Judge
@@ -55,7 +55,7 @@ class _Found:
         """What is there of the present attempt; nothing of one that is still ``coming``."""
         if coming is not None:
             return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
-        orchestrator: Any = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+        orchestrator: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         statuses = read_statuses(run_dir, int(orchestrator.get("attempt", 0)))
         return cls(read_manifest(run_dir), orchestrator, statuses, _published(run_dir))
 
@@ -80,7 +80,7 @@ class _Found:
 
 def _published(run_dir: Path) -> Mapping[str, Any]:
     """Phase of the job, and why it is being stopped, as it is now; nothing before its first word."""
-    return records.read_json(run_dir / records.STATE_FILE) or {}
+    return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
 
 
 def build_report(
@@ -242,14 +242,14 @@ def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | N
 def _diagnoses(run_dir: Path, workers: list[dict[str, Any]]) -> list[str]:
     """Diagnoses of the workers that have failed, relative to the run directory."""
     failed = [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
-    names = [f"{records.DIAGNOSTICS_DIR}/{name}.txt" for name in dict.fromkeys(failed)]
+    names = [f"{run_files.DIAGNOSTICS_DIR}/{name}.txt" for name in dict.fromkeys(failed)]
     return [name for name in names if (run_dir / name).exists()]
 
 
 def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | None:
     """Where the diagnosis of this end is: not that of an earlier run or attempt."""
-    place = Path(records.DIAGNOSTICS_DIR, f"{cause['worker']}.json")
-    body = records.read_json(run_dir / place) or {}
+    place = Path(run_files.DIAGNOSTICS_DIR, f"{cause['worker']}.json")
+    body = run_files.read_json(run_dir / place) or {}
     same = all(body.get(key) == cause[key] for key in ("rank", "restart")) and body.get("attempt") == attempt
     return str(place.with_suffix(".txt")) if same else None
 
@@ -265,7 +265,7 @@ def _monitoring(found: _Found, ended: bool) -> dict[str, Any]:
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     """``report.json`` and ``report.md``."""
-    records.write_json(run_dir / records.REPORT_FILE, report)
+    run_files.write_json(run_dir / run_files.REPORT_FILE, report)
     temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
     temporary.write_text(render_report(report), encoding="utf-8", errors="replace")
     temporary.replace(run_dir / REPORT_TEXT_FILE)

@@ -5,11 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.gpu_account import divided, energy_words, missing_words, reason_text, units_of, xid_text
-from exporter.derive.gpu_events import PREFIX
-from exporter.derive.gpu_words import GIB
-from exporter.derive.xid import NOISE
+from exporter.contract import run_files
+from exporter.gpus.analysis.node_status import (
+    PREFIX,
+    divided,
+    energy_words,
+    missing_words,
+    reason_text,
+    units_of,
+    xid_text,
+)
+from exporter.gpus.analysis.xid import NOISE
+from exporter.gpus.records import GIB
 from launcher.report_words import clock, plain
 
 EVENTS_SHOWN = 20
@@ -19,7 +26,7 @@ EVENTS_SHOWN = 20
 def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, Any]]:
     """Events about GPUs that were written down since this attempt of the job began; of any where that is not known."""
     try:
-        with (run_dir / records.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
+        with (run_dir / run_files.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if f'"{PREFIX}' in line and (event := _parse_event(line, since)) is not None:
                     yield event
@@ -77,7 +84,7 @@ def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {clock(event['time'])} {plain(where)}: {plain(event['event'])}: {plain(event['detail'])}"
     more = gpus.get("events_total", 0) - EVENTS_SHOWN
     if more > 0:
-        yield f"- and {more} more, in {records.EVENTS_FILE}"
+        yield f"- and {more} more, in {run_files.EVENTS_FILE}"
 
 
 def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:

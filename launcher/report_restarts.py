@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from exporter.derive.exits import PEER_WINDOW_S, first_cause
+from exporter.workers.exit_reason import PEER_WINDOW_S, first_cause
 from launcher.report_words import end_line, plain
 
 RESTARTS_SHOWN = 8

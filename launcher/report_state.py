@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter.derive.exits import CONSEQUENCES, Stop, first_cause
-from exporter.readers.worker_logs import read_end
+from exporter.logs.places_reader import read_end
+from exporter.workers.exit_reason import CONSEQUENCES, Stop, first_cause
 
 UNFINISHED = ("PENDING", "RUNNING")
 """States of a job that has not ended."""

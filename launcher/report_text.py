@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporter.derive.gpu_account import account_words
-from exporter.derive.work import ITEMS, unit_word, work_of
+from exporter.gpus.analysis.node_status import account_words
+from exporter.progress.work import ITEMS, unit_word, work_of
 from launcher.report_benchmark import benchmark_section
 from launcher.report_gpus import gpu_sections
 from launcher.report_restarts import restart_lines

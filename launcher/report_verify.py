@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive.work import work_of
-from exporter.manifest import Manifest, read_manifest
-from exporter.readers.worker_logs import log_paths, run_suffix
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.logs.places_reader import log_paths, run_suffix
+from exporter.progress.work import work_of
 from launcher.bench_results import RESULT_FILES, ROLE, has_benchmark, read_results
 from launcher.plan import BENCHMARK
 from launcher.report_state import EXIT_STATUS, VERIFIED_STATES
@@ -113,9 +113,9 @@ def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
     """When the first attempt of the job has begun: what it has written is the job's own too."""
     moments = [start]
     for task in manifest.tasks[:1] if attempt else ():
-        stem = records.record_name(task.worker, task.rank, 0, 0)
+        stem = run_files.record_name(task.worker, task.rank, 0, 0)
         moments.append(
-            (records.read_json(manifest.run_dir / records.WORKERS_DIR / f"{stem}.start.json") or {}).get("start")
+            (run_files.read_json(manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}).get("start")
         )
     return min((float(moment) for moment in moments if isinstance(moment, int | float)), default=0.0)
 

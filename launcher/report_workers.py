@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.derive import progress_lines
-from exporter.derive.exits import CONSEQUENCES, Stop
-from exporter.derive.findings import Mark, Position
-from exporter.derive.progress import Track, share_of
-from exporter.derive.work import unit_word
-from exporter.derive.workers import worker_rank
-from exporter.manifest import Manifest, Task
-from exporter.readers.lexicon import lexicon_of
-from exporter.readers.worker_logs import extra_logs, log_paths, progress_path, read_begin, read_end
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.places_reader import extra_logs, log_paths, progress_path, read_begin, read_end
+from exporter.logs.search.findings import Mark, Position
+from exporter.progress import progress_file
+from exporter.progress.track import Track, share_of
+from exporter.progress.work import unit_word
+from exporter.workers.exit_reason import CONSEQUENCES, Stop
 from launcher.judge import Judge, failures, never_started
 from launcher.plan import PLAN_FILE
 
@@ -25,12 +25,12 @@ def read_runs(
     judge: Judge, manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None
 ) -> list[dict[str, Any]]:
     """Every run of one task, oldest first: its records and, once it has ended, why."""
-    folder = manifest.run_dir / records.WORKERS_DIR
+    folder = manifest.run_dir / run_files.WORKERS_DIR
     runs: list[dict[str, Any]] = []
     while True:
-        stem = records.record_name(task.worker, task.rank, attempt, len(runs))
-        start = records.read_json(folder / f"{stem}.start.json")
-        ended = records.read_json(folder / f"{stem}.exit.json")
+        stem = run_files.record_name(task.worker, task.rank, attempt, len(runs))
+        start = run_files.read_json(folder / f"{stem}.start.json")
+        ended = run_files.read_json(folder / f"{stem}.exit.json")
         if start is None and ended is None:
             return runs
         run: dict[str, Any] = {"restart": len(runs), **(start or {}), "record": ended, "exit": None}
@@ -56,7 +56,7 @@ def last_position(
     tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
     track = Track(
         lexicon.preference(pack),
-        epoch_bases={**lexicon.epoch_bases(pack), progress_lines.PATTERN: 0},
+        epoch_bases={**lexicon.epoch_bases(pack), progress_file.PATTERN: 0},
         epochs=manifest.total_epochs,
         steps=manifest.total_steps,
         share=share_of(manifest.total_items, tasks, task.rank),
@@ -65,7 +65,7 @@ def last_position(
         for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
             track.update(path, position, float(moment))
     own = progress_path(task, manifest.run_dir, node, attempt, restart)
-    told = progress_lines.findings(read_end(own, LOG_TAIL_BYTES), 0)
+    told = progress_file.findings(read_end(own, LOG_TAIL_BYTES), 0)
     in_order: list[Position | Mark] = [*told.positions, *told.marks]
     for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
         if isinstance(record, Mark):
@@ -133,7 +133,7 @@ def restarts_allowed(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dic
     """How often each task may be started again, by rank; empty where none was, since plans are large."""
     if not any(worker["restarts"] for worker in workers):
         return {}
-    plan: Any = records.read_json(run_dir / PLAN_FILE) or {}
+    plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
     return {planned["task"]["rank"]: planned.get("restart_max", 0) for planned in plan.get("tasks", ())}
 
 

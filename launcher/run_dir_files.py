@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.manifest import render_manifest
+from exporter.contract.manifest import render_manifest
 from launcher.plan import PLAN_FILE, Plan, dump_plan
 from launcher.ports import SURVEY_FILE, asked_of_nodes
 from launcher.secrets_file import SECRETS_FILE

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.plan import RunFacts, TaskPlan
 from launcher.steps import Running
 
@@ -16,14 +16,14 @@ class RunRecords:
     """Start and exit records of one attempt."""
 
     def __init__(self, facts: RunFacts) -> None:
-        self._folder = facts.run_dir / records.WORKERS_DIR
+        self._folder = facts.run_dir / run_files.WORKERS_DIR
         self._attempt = facts.attempt
         self._not_started: set[str] | None = None
         """Stems of the first runs of tasks that have left no record yet."""
 
     def path(self, planned: TaskPlan, restart: int, kind: str) -> Path:
         """Where the ``start`` or ``exit`` record of a run is."""
-        stem = records.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
+        stem = run_files.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
         return self._folder / f"{stem}.{kind}.json"
 
     def refresh(self) -> set[str]:
@@ -34,7 +34,7 @@ class RunRecords:
         """Whether every task has left a first record; always asked of the same tasks."""
         if self._not_started is None:
             of_tasks = (planned.task for planned in tasks)
-            self._not_started = {records.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
+            self._not_started = {run_files.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
         if self._not_started:
             try:
                 names = self.refresh()
@@ -48,28 +48,28 @@ class RunRecords:
 
     def read_exit(self, running: Running) -> dict[str, Any] | None:
         """The record of an end, as soon as it can be seen here."""
-        return records.read_json(self.path(running.planned, running.restart, "exit"))
+        return run_files.read_json(self.path(running.planned, running.restart, "exit"))
 
     def keep(self, planned: TaskPlan, restart: int, facts: dict[str, Any]) -> None:
         """Write what is known of a run without a record: later runs are found by those before. Raises OSError."""
         task = planned.task
-        body: dict[str, Any] = {"schema": records.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
+        body: dict[str, Any] = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
         body |= {"code": None, "signal": None, **facts}
-        records.write_json_once(self.path(planned, restart, "exit"), body)
+        run_files.write_json_once(self.path(planned, restart, "exit"), body)
 
     def keep_found(self, running: Running, facts: dict[str, Any]) -> None:
         """Write what was found beside the record of a run, unless its sidecar has. Raises OSError."""
         path = self.path(running.planned, running.restart, "found")
-        records.write_json_once(path, {"schema": records.RECORD_SCHEMA, **facts})
+        run_files.write_json_once(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
     def keep_stop(self, running: Running, stop: dict[str, Any]) -> None:
         """Write why one run is being ended by us while the job goes on. Raises OSError."""
-        records.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
+        run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
 
     def keep_given_up(self, workers: Mapping[str, str]) -> None:
         """Write which workers, by name with their roles, have failed while the job goes on. Raises OSError."""
-        body = {"schema": records.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
-        records.write_json(self._folder.parent / records.GIVEN_UP_FILE, body)
+        body = {"schema": run_files.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
+        run_files.write_json(self._folder.parent / run_files.GIVEN_UP_FILE, body)
 
     def from_status(
         self, running: Running, code: int, *, exact: bool, lost: bool, asked: bool = False
@@ -95,7 +95,7 @@ class RunRecords:
 def has_ended(run_dir: Path, attempt: int) -> bool:
     """Whether every run of this attempt that has left a start record has left its exit record as well."""
     try:
-        names = set(os.listdir(run_dir / records.WORKERS_DIR))
+        names = set(os.listdir(run_dir / run_files.WORKERS_DIR))
     except OSError:
         return True
     stems = (name.removesuffix(".start.json") for name in names if name.endswith(".start.json"))

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exporter import __version__, records
+from exporter import __version__
+from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.job_ids import job_id_of
 from launcher.plan import PLAN_FILE, Plan
@@ -42,9 +43,9 @@ def stage(plan: Plan, script: str, into: Path | None = None) -> Path:
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
                 out.write(text)
         write_secrets(staging, plan.secrets, os.environ)
-        for folder in (records.WORKERS_DIR, records.SIDECARS_DIR, records.STATUS_DIR, records.PROGRESS_DIR):
+        for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR, run_files.PROGRESS_DIR):
             (staging / folder).mkdir()
-        records.write_state(str(staging), "launching")
+        run_files.write_state(str(staging), "launching")
         for group in plan.manifest.groups:
             (staging / group.directory).mkdir(parents=True, exist_ok=True)
     except LauncherError:
@@ -70,7 +71,7 @@ def settle(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -
     """
     final = plan.run_dir(job_id)
     try:
-        records.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id, cluster))
+        run_files.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id, cluster))
         staging.rename(final)
     except OSError as error:
         raise LauncherError(f"{final} cannot be made: {error.strerror}") from error
@@ -84,14 +85,14 @@ def discard(staging: Path) -> None:
 
 def cluster_of(run_dir: Path) -> str | None:
     """The cluster to which a job was submitted, where it is not that of this machine."""
-    found = (records.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
+    found = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
     return str(found) if found else None
 
 
 def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, Any]:
     """Who, when, where, state of the source tree, versions."""
     return {
-        "schema": records.RECORD_SCHEMA,
+        "schema": run_files.RECORD_SCHEMA,
         "job_id": job_id,
         "job_name": plan.job_name,
         "cluster": cluster,
@@ -142,20 +143,20 @@ def _git_state(workdir: str) -> dict[str, Any] | None:
 def find_run_dir(job: str, logs_dir: Path) -> Path:
     """The run directory that ``job`` names: itself, or the newest of this job id in the logs directory."""
     place = Path(job)
-    if (place / records.MANIFEST_FILE).is_file():
+    if (place / run_files.MANIFEST_FILE).is_file():
         return place.resolve()
-    if place.name == records.MANIFEST_FILE and place.is_file():
+    if place.name == run_files.MANIFEST_FILE and place.is_file():
         return place.resolve().parent
     if os.sep not in job:
         sweep, name = _literal(job.partition("_")[0]), _literal(job)
         in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the latter of one that was resumed
         for pattern in (f"{name}_*", *in_sweeps):
-            found = [path for path in logs_dir.glob(pattern) if (path / records.MANIFEST_FILE).is_file()]
+            found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
             if found:
                 return max(found, key=lambda path: path.stat().st_mtime).resolve()
         place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
     if (place / SWEEP_FILE).is_file():
-        point = next((path.parent for path in sorted(place.glob(f"*/{records.MANIFEST_FILE}"))), None)
+        point = next((path.parent for path in sorted(place.glob(f"*/{run_files.MANIFEST_FILE}"))), None)
         name = "" if point is None else f", and name one of its points, as in {shlex.quote(str(point))}"
         raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
     raise LauncherError(

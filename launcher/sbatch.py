@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter.identity import safe_label
+from exporter.contract.identity import safe_label
 from launcher.plan import Plan
 
 LEAKING = (

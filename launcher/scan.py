@@ -6,17 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter.derive.extraction import Extractor
-from exporter.derive.findings import Findings
-from exporter.derive.lexicon import GENERIC, Lexicon
-from exporter.derive.literals import safe_length
-from exporter.derive.log_errors import plain_line
-from exporter.derive.log_time import StampReader
-from exporter.derive.packs import END_BYTES, LOOK_BYTES, AutoPack, Pack
-from exporter.derive.patterns import Kind, Pattern
-from exporter.derive.scanning import RECORD_TIMEOUT_S, SMALL_BYTES, Engine
-from exporter.readers.packs import read_packs
-from exporter.readers.tail import CHUNK_BYTES, LogTail
+from exporter.logs.last_error import plain_line
+from exporter.logs.lexicon import GENERIC, Lexicon
+from exporter.logs.packs import END_BYTES, LOOK_BYTES, AutoPack, Pack
+from exporter.logs.packs_reader import read_packs
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.engine import RECORD_TIMEOUT_S, SMALL_BYTES, Engine
+from exporter.logs.search.extraction import Extractor
+from exporter.logs.search.findings import Findings
+from exporter.logs.search.literals import safe_length
+from exporter.logs.tail_reader import CHUNK_BYTES, LogTail
+from exporter.logs.timestamps import StampReader
 from launcher.log_file import (
     PROBE_BYTES,
     Read,

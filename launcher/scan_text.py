@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from exporter.derive.log_errors import plain_line
-from exporter.derive.patterns import Kind
+from exporter.logs.last_error import plain_line
+from exporter.logs.patterns import Kind
 from launcher.log_file import UnreadableLog
 from launcher.scan import Found, LogReport, Record, Unmatched
 from launcher.standing import Standing

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.errors import LauncherError
 
 SECRETS_FILE = "secrets.json"
@@ -36,7 +36,7 @@ def read_secrets(run_dir: Path, names: Sequence[str]) -> dict[str, str]:
     """Values by name for the environment of the tasks; raises LauncherError when the file has lost them."""
     if not names:
         return {}
-    found = records.read_json(run_dir / SECRETS_FILE) or {}
+    found = run_files.read_json(run_dir / SECRETS_FILE) or {}
     if missing := [name for name in names if not isinstance(found.get(name), str)]:
         raise LauncherError(
             f"{run_dir / SECRETS_FILE} is gone or does not hold {', '.join(missing)}; submit the job again"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.manifest import Manifest
-from exporter.readers.readiness import read_readiness
-from exporter.readers.worker_logs import read_end
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest
+from exporter.launch.readiness_reader import read_readiness
+from exporter.logs.places_reader import read_end
 from launcher.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
 EVENTS_TAIL_BYTES = 64 * 1024
@@ -30,7 +30,7 @@ class StageFacts:
     @classmethod
     def read(cls, manifest: Manifest) -> "StageFacts":
         """Those of a run directory. Plans are large: read once."""
-        plan: Any = records.read_json(manifest.run_dir / PLAN_FILE)
+        plan: Any = run_files.read_json(manifest.run_dir / PLAN_FILE)
         if plan is None:
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
             return cls(asked=False, services=frozenset(), stages=stages)
@@ -69,7 +69,7 @@ def readiness_view(
 
 def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
     """When readiness was lost, or the start of a job that never was ready; None where that cannot be told."""
-    for line in reversed(read_end(run_dir / records.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
+    for line in reversed(read_end(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
         if b'"event": "ready"' not in line and b'"event": "not ready"' not in line:
             continue
         try:

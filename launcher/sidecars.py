@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from exporter import records
-from exporter.readers.worker_logs import read_end
+from exporter.contract import run_files
+from exporter.logs.places_reader import read_end
 from launcher.discovery import Targets, engine_groups, metrics_endpoint, read_sidecars, target_groups
 from launcher.plan import Plan, RunFacts
 from launcher.say import say
@@ -111,10 +111,10 @@ class Sidecars:
 
     def _look_for_engines(self) -> set[int]:
         """Ranks of the tasks with metrics of their own whose wrappers have started them."""
-        folder = self._facts.run_dir / records.WORKERS_DIR
+        folder = self._facts.run_dir / run_files.WORKERS_DIR
         for rank, task in self._engines.items():
             if rank not in self._engines_up:
-                record = f"{records.record_name(task.worker, rank, self._facts.attempt, 0)}.start.json"
+                record = f"{run_files.record_name(task.worker, rank, self._facts.attempt, 0)}.start.json"
                 if (folder / record).exists():
                     self._engines_up.add(rank)
         return self._engines_up
@@ -149,7 +149,7 @@ class Sidecars:
         waiting = set(read_sidecars(self._facts.run_dir, self._facts.attempt))
         while time.monotonic() < end:
             for node in sorted(waiting):
-                status = records.read_json(self._facts.run_dir / records.STATUS_DIR / f"{node}.json") or {}
+                status = run_files.read_json(self._facts.run_dir / run_files.STATUS_DIR / f"{node}.json") or {}
                 if status.get("final") and status.get("attempt") == self._facts.attempt:
                     waiting.discard(node)
             if not waiting or self._gone:

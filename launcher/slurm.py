@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporter import records
-from exporter.derive.slurm_words import TIME_LIMIT, SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
+from exporter.contract import run_files
+from exporter.workers.slurm_words import TIME_LIMIT, SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
 from launcher.errors import SlurmError
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sbatch import component_ids, component_of, own_environment, sbatch_arguments, scrub
@@ -272,9 +272,9 @@ class SlurmSteps:
     def _write_step(self, tasks: Sequence[TaskPlan], restart: int) -> None:
         """Write down what each task of a step is."""
         entries = step_entries(self._plan, tasks, self._facts, restart)
-        records.write_json(
+        run_files.write_json(
             step_file(tasks[0], self._facts, restart),
-            {"schema": records.RECORD_SCHEMA, "tasks": entries},
+            {"schema": run_files.RECORD_SCHEMA, "tasks": entries},
             mode=0o600,
         )
 
@@ -343,8 +343,8 @@ class SlurmSteps:
 
     def _step_of(self, entry: Running) -> str | None:
         task = entry.planned.task
-        stem = records.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
-        record = records.read_json(self._facts.run_dir / records.WORKERS_DIR / f"{stem}.start.json") or {}
+        stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
+        record = run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
         step = record.get("step")
         if not isinstance(step, str):
             return None

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from exporter.derive.lexicon import AUTO
-from exporter.derive.patterns import Kind, compile_all
-from exporter.readers.packs import pack_names
+from exporter.logs.lexicon import AUTO
+from exporter.logs.packs_reader import pack_names
+from exporter.logs.patterns import Kind, compile_all
 from launcher.spec_types import Address, Model, NotNegativeSeconds, Seconds, as_float, parts_wrong
 
 EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}

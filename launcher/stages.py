@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
 from launcher.readiness import MOST_NAMED, Standing, describe_missing, waited_for
 from launcher.report_verify import benchmark_log
@@ -51,7 +51,7 @@ class Readiness:
         self._look_at = now + LOOK_S
         if self._process is None or self._process.poll() is not None:
             self._start(now)
-        told = records.read_json(self._facts.run_dir / records.READINESS_FILE)
+        told = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
         if told is not None and told.get("attempt") == self._facts.attempt:
             self.found = told
 

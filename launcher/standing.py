@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from exporter.derive.findings import Findings, Mark, Position
-from exporter.derive.lexicon import Lexicon
-from exporter.derive.progress import Track
+from exporter.logs.lexicon import Lexicon
+from exporter.logs.search.findings import Findings, Mark, Position
+from exporter.progress.track import Track
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from exporter.derive.work import work_of
-from exporter.events import EventLog
+from exporter.contract.events import EventLog
+from exporter.progress.work import work_of
 
 OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
 """Of workers the orchestrator itself tells."""

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter import records
+from exporter.contract import run_files
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
     """The latest status that each sidecar of this attempt has written, by node."""
     found = {}
     try:
-        names = sorted(path for path in (run_dir / records.STATUS_DIR).iterdir() if path.suffix == ".json")
+        names = sorted(path for path in (run_dir / run_files.STATUS_DIR).iterdir() if path.suffix == ".json")
     except OSError:
         return {}
     for path in names:
-        status = records.read_json(path)
+        status = run_files.read_json(path)
         if status is not None and status.get("attempt", attempt) == attempt:
             found[path.stem] = status
     return found

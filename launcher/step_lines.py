@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from exporter import records
-from exporter.readers.worker_logs import run_suffix
+from exporter.contract import run_files
+from exporter.logs.places_reader import run_suffix
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.sbatch import output_pattern, srun_argv
 from launcher.steps import log_files, supervised_sidecar, surveyed, wrapped
@@ -83,8 +83,8 @@ def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts,
 
 def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
     """Where the wrappers of a step of several tasks find which of them they stand for."""
-    stem = records.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
-    return facts.run_dir / records.WORKERS_DIR / f"{stem}.step.json"
+    stem = run_files.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
+    return facts.run_dir / run_files.WORKERS_DIR / f"{stem}.step.json"
 
 
 def _container_options(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:

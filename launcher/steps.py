@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporter import records
-from exporter.readers.worker_logs import run_suffix
+from exporter.contract import run_files
+from exporter.logs.places_reader import run_suffix
 from launcher.fill import task_argv, task_environment
 from launcher.plan import Plan, RunFacts, TaskPlan
 from launcher.secrets_file import read_secrets
@@ -256,7 +256,7 @@ def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int
     ``GPUJOB_RESUME`` is 1 where an attempt before this one may have left checkpoints.
     """
     node = facts.hosts[planned.task.node_index]
-    sidecar = records.read_json(facts.run_dir / records.SIDECARS_DIR / f"{node}.json") or {}
+    sidecar = run_files.read_json(facts.run_dir / run_files.SIDECARS_DIR / f"{node}.json") or {}
     url = sidecar.get("fom") if sidecar.get("attempt") == facts.attempt else None
     resume = {"GPUJOB_RESUME": "1"} if facts.attempt else {}
     ours = {"GPUJOB_FOM_URL": str(url or ""), **resume}

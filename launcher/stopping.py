@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from exporter.derive.exits import CONSEQUENCES, LIMIT_OVERRUN_S
+from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.course import Course, lost
 from launcher.crew import Crew, is_work
 from launcher.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher import aliases
 from launcher.config import ClusterSpec, JobSpec, resolve_directory
 from launcher.errors import TopologyError

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.course import attempt_to
 from launcher.node_facts import TOLD, released_file
 from launcher.plan import Plan, RunFacts
@@ -138,7 +138,7 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
         say(f"Ports of the job: those of the plan + {offset}")
     facts = dataclasses.replace(facts, addresses=addresses(plan, facts, told), port_offset=offset)
     if ports:
-        told_ports = functools.partial(records.write_json, facts.run_dir / PORTS_FILE, ports_in_force(plan, facts))
+        told_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, ports_in_force(plan, facts))
         attempt_to(f"write {PORTS_FILE}", told_ports)
     return facts, reservation
 
@@ -157,7 +157,7 @@ def read_nodes(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, 
     """What the nodes have told in this round of this attempt, by name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
-        told = records.read_json(facts.run_dir / records.NODES_DIR / f"{host}.json") or {}
+        told = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
         if (told.get("attempt"), told.get("round")) == (facts.attempt, number):
             found[host] = told
     return found

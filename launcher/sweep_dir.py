@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.client import JobClient, runs_here
 from launcher.errors import LauncherError, SlurmError
 from launcher.job_ids import job_id_of
@@ -101,14 +101,14 @@ def parse_record(body: Mapping[str, Any]) -> SweepRecord:
 def write_record(home: Path, record: SweepRecord) -> None:
     """Replace ``sweep.json``."""
     try:
-        records.write_json(home / SWEEP_FILE, dump_record(record))
+        run_files.write_json(home / SWEEP_FILE, dump_record(record))
     except OSError as error:
         raise LauncherError(f"{home / SWEEP_FILE} cannot be written: {error.strerror}") from error
 
 
 def read_record(home: Path) -> SweepRecord:
     """The sweep in this directory."""
-    body = records.read_json(home / SWEEP_FILE)
+    body = run_files.read_json(home / SWEEP_FILE)
     if body is None:
         raise LauncherError(f"{home} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
     if body.get("schema") != SWEEP_SCHEMA:
@@ -194,8 +194,8 @@ def _report_of(home: Path, point: SweepPoint) -> dict[str, Any] | None:
     if not point.runs:
         return None
     run_dir = home / point.runs[-1]
-    report = records.read_json(run_dir / records.REPORT_FILE)
-    orchestrator = records.read_json(run_dir / records.ORCHESTRATOR_FILE) or {}
+    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
+    orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
 
 
@@ -214,7 +214,7 @@ def _stand(
     at = (queue or {}).get(job_id)
     if report is not None and at not in WAITING and not (report.get("requeued") and at):
         return _point_state(point, str(report["state"]), job_id, run_dir, report)
-    began = (run_dir / records.ORCHESTRATOR_FILE).exists()
+    began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
         state = str(JobClient(run_dir).look()["state"])
     elif queue is None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import rundir
 from launcher.errors import LauncherError
 from launcher.local import start_orchestrator
@@ -146,6 +146,6 @@ class LocalSweep:
             self._free.append(slot)
             self._ended += 1
             point = self.record.points[index]
-            report = records.read_json(self._home / point.runs[-1] / records.REPORT_FILE) or {}
+            report = run_files.read_json(self._home / point.runs[-1] / run_files.REPORT_FILE) or {}
             state = report.get("state", f"ended without a report (status {process.returncode})")
             self._say(f"{point.name} {state}, {self._ended} of {count} ended")

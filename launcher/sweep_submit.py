@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import rundir, slurm
 from launcher.errors import LauncherError, SlurmError
 from launcher.sweep_dir import JOB_FILE, SweepArray, SweepPoint, SweepRecord, with_runs, write_record
@@ -139,7 +139,7 @@ def settle_point(
     submission = {**record.submission, "job_id": job_id, "job_name": one.plan.job_name, "cluster": cluster}
     try:
         (staged / "sbatch_script.sh").write_text(script, encoding="utf-8", errors="surrogateescape")
-        records.write_json(staged / f"{job_id}.json", submission, durable=False)
+        run_files.write_json(staged / f"{job_id}.json", submission, durable=False)
     except OSError as error:
         raise LauncherError(f"{error.filename} cannot be written: {error.strerror}") from error
     _rename(staged, home / name)

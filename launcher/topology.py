@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.config import JobSpec
 from launcher.errors import TopologyError
 from launcher.roles import Role, roles_of

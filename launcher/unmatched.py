@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from exporter.derive.findings import UNITS
-from exporter.derive.lexicon import UNIT_OF, own_pattern
-from exporter.derive.log_errors import plain_line
-from exporter.derive.packs import looks_like_progress
-from exporter.derive.patterns import Kind, PatternError
+from exporter.logs.last_error import plain_line
+from exporter.logs.lexicon import UNIT_OF, own_pattern
+from exporter.logs.packs import looks_like_progress
+from exporter.logs.patterns import Kind, PatternError
+from exporter.logs.search.findings import UNITS
 
 MOST_SHOWN = 5
 MOST_TRIED = 200

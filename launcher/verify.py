@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exporter.clock import SystemClock
-from exporter.derive.checkpoint_sets import Checkpoint
-from exporter.derive.work import ITEMS, Work
-from exporter.derive.workers import worker_rank
-from exporter.manifest import Manifest, PathGroup, Verification
-from exporter.readers.file_host import FileHost
-from exporter.readers.formats.source import shown
-from exporter.readers.mounts import is_apart, mount_of
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import Manifest, PathGroup, Verification
+from exporter.contract.worker_names import worker_rank
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.formats.source import shown
+from exporter.machine.file_host import FileHost
+from exporter.machine.mounts import is_apart, mount_of
+from exporter.progress.work import ITEMS, Work
 from launcher.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify_files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, Make, OutOfTime, ProgressOf, look_at_all

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import records
-from exporter.readers.formats.source import shown
+from exporter.contract import run_files
+from exporter.files.formats.source import shown
 from launcher.bench_results import UNKNOWN
 from launcher.plan import BENCHMARK, PLAN_FILE
 from launcher.report_words import first_of
@@ -38,7 +38,7 @@ def read_planned(run_dir: Path) -> Planned | None:
 
     The benchmark's variables tell it: a type that is to leave results somewhere is told where.
     """
-    plan: Any = records.read_json(run_dir / PLAN_FILE) or {}
+    plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
     for task in plan.get("tasks", ()):
         given = task.get("env", {})
         if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:

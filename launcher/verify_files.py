@@ -1,6 +1,6 @@
 """Files of a job at its end: its outputs, its last checkpoint, and benchmark results in its logs.
 
-Each is a watch of ``exporter.readers.file_host`` and does a small part of its work at each look: so it can live where a
+Each is a watch of ``exporter.machine.file_host`` and does a small part of its work at each look: so it can live where a
 file server that is gone holds nobody up, can be given up at any moment, and tells how far it has come.
 """
 
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from exporter.derive.checkpoint_names import parse_name
-from exporter.derive.checkpoint_sets import Checkpoint
-from exporter.derive.checkpoints import Checkpoints
-from exporter.derive.workers import worker_rank
-from exporter.readers.checkpoint_files import CheckpointEntry, CheckpointWatch
-from exporter.readers.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
-from exporter.readers.formats.source import shown
-from exporter.readers.metrics_file import is_ours
-from exporter.readers.record_count import ArrayCount, LineCount
+from exporter.contract.worker_names import worker_rank
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointWatch
+from exporter.files.checkpoints.judgement import Checkpoints
+from exporter.files.checkpoints.names import parse_name
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
+from exporter.files.formats.record_count import ArrayCount, LineCount
+from exporter.files.formats.source import shown
+from exporter.files.outputs.csv_reader import is_ours
 from launcher.verify_tokens import RESULT_BYTES, Tokens, add_up, result_text, tokens_in, tokens_in_log
 
 SLICE_S = 0.3

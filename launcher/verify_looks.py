@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from exporter.readers.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watch, Watched
-from exporter.readers.mounts import Mount
+from exporter.machine.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watch, Watched
+from exporter.machine.mounts import Mount
 from launcher.verify_files import TRANSIENT
 
 WAIT_S = 0.1

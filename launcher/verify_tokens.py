@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from exporter.readers.formats import Verdict
-from exporter.readers.formats.source import Damaged, Source, Undecided
+from exporter.files.formats import Verdict
+from exporter.files.formats.source import Damaged, Source, Undecided
 
 RESULT_BYTES = 64 << 10
 """Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from exporter.derive.gpu_account import Trouble
-from exporter.derive.work import unit_word, work_of
+from exporter.gpus.analysis.node_status import Trouble
+from exporter.progress.work import unit_word, work_of
 from launcher.fitted import Fitted
 from launcher.report_restarts import restarted_of, restarted_words
 from launcher.report_words import duration_words

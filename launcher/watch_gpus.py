@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from exporter.derive.gpu_account import FOREIGN, Trouble, device_of, node_troubles, worker_troubles
-from exporter.derive.gpu_words import GIB
+from exporter.gpus.analysis.node_status import FOREIGN, Trouble, device_of, node_troubles, worker_troubles
+from exporter.gpus.records import GIB
 
 MANY = 2
 """Of more GPUs their number is told beside them."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from exporter.derive.work import unit_word
+from exporter.progress.work import unit_word
 from launcher.report_words import duration_words
 from launcher.watch_words import clock_words
 

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-from exporter import oom_kills, records
+from exporter.contract import oom_kills, run_files
 from launcher.environment import original_environment
 from launcher.port_claims import claim
 
@@ -159,7 +159,7 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
 
 def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
     """The command of this task of its step; ``options`` and ``environment`` become those of the task."""
-    entries = (records.read_json(options["step-file"]) or {}).get("tasks")
+    entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
     place = os.environ.get("SLURM_PROCID", "")
     if not isinstance(entries, list) or not place.isdigit() or int(place) >= len(entries):
         sys.exit(f"gpujob: {options['step-file']} does not tell what task {place or 'without SLURM_PROCID'} of it is")
@@ -183,10 +183,10 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         argv = take_place(options, environment)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
-    folder = os.path.join(options["run-dir"], records.WORKERS_DIR)
-    stem = os.path.join(folder, records.record_name(worker, rank, attempt, restart))
+    folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)
+    stem = os.path.join(folder, run_files.record_name(worker, rank, attempt, restart))
     common: dict[str, object] = {
-        "schema": records.RECORD_SCHEMA,
+        "schema": run_files.RECORD_SCHEMA,
         "worker": worker,
         "rank": rank,
         "attempt": attempt,
@@ -252,7 +252,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
 def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
     """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
     try:
-        records.write_urgent(run_dir, path, record)
+        run_files.write_urgent(run_dir, path, record)
     except OSError as error:
         _complain(f"cannot write {path}: {error.strerror}")
 

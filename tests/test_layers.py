@@ -51,26 +51,35 @@ def within(module: str, *packages: str) -> bool:
 MACHINE = ("os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob")
 """Modules by which a calculation would reach the machine or ask what time it is."""
 FOUNDATION = (
-    "exporter.manifest",
-    "exporter.identity",
-    "exporter.records",
-    "exporter.oom_kills",
-    "exporter.clock",
-    "exporter.errors",
-    "exporter.events",
+    "exporter.contract.manifest",
+    "exporter.contract.identity",
+    "exporter.contract.run_files",
+    "exporter.contract.oom_kills",
+    "exporter.contract.clock",
+    "exporter.contract.errors",
+    "exporter.contract.events",
 )
 BELOW_COLLECTORS = (
-    *(*FOUNDATION, "exporter.families", "exporter.readers", "exporter.derive"),
-    *("exporter.collectors.base", "exporter.collectors.runs"),
-    *("exporter.collectors.follow", "exporter.collectors.pace"),
-    *("exporter.collectors.gpu_page", "exporter.collectors.gpu_faults", "exporter.collectors.gpu_owners"),
-    *("exporter.collectors.gpu_totals", "exporter.collectors.end_facts"),
+    *(*FOUNDATION, "exporter.collecting.families", "exporter.readers", "exporter.derive"),
+    *("exporter.collecting.collector", "exporter.workers.runs_reader"),
+    *("exporter.progress.worker_logs_reader", "exporter.progress.job_eta"),
+    *(
+        "exporter.gpus.collectors.page",
+        "exporter.gpus.collectors.faults_reader",
+        "exporter.gpus.collectors.owners_reader",
+    ),
+    *("exporter.gpus.collectors.totals_reader", "exporter.workers.exit_facts_reader"),
 )
-BELOW_SERVICE = (*BELOW_COLLECTORS, "exporter.collectors", "exporter.refresh", "exporter.sidecar")
-LIST = "exporter.collectors.__init__"
-PACKS = ("exporter.readers.packs", "exporter.readers.lexicon")
+BELOW_SERVICE = (
+    *BELOW_COLLECTORS,
+    "exporter.sidecar.collectors",
+    "exporter.sidecar.background_reads",
+    "exporter.sidecar.sidecar",
+)
+LIST = "exporter.sidecar.collectors.__init__"
+PACKS = ("exporter.logs.packs_reader", "exporter.logs.lexicon_reader")
 """Readers of what derive makes patterns of."""
-SEARCH = ("exporter.derive.automata", "exporter.derive.patience")
+SEARCH = ("exporter.logs.search.automata", "exporter.logs.search.time_budget")
 """Parts of the search in logs that are built on a package."""
 
 SERVING = (
@@ -84,7 +93,7 @@ RULES = {
     "package": Rule(
         ("exporter.__init__", "launcher.__init__", "exporter.readers.__init__", "exporter.derive.__init__")
     ),
-    "families": Rule(("exporter.families",), ("prometheus_client",), never=MACHINE),
+    "families": Rule(("exporter.collecting.families",), ("prometheus_client",), never=MACHINE),
     "readers": Rule(
         ("exporter.readers",), (*FOUNDATION, "exporter.readers", "amdsmi", "psutil", "pynvml"), besides=PACKS
     ),
@@ -92,23 +101,24 @@ RULES = {
     "derive": Rule(("exporter.derive",), ("exporter.derive",), never=MACHINE, besides=SEARCH),
     "automata": Rule(SEARCH[:1], ("exporter.derive", "ahocorasick_rs"), never=MACHINE),
     "patience": Rule(SEARCH[1:], ("exporter.derive", "regex"), never=MACHINE),
-    "collectors": Rule(("exporter.collectors",), BELOW_COLLECTORS, besides=(LIST,)),
-    "list of collectors": Rule((LIST,), ("exporter.collectors",)),
-    "refresh": Rule(("exporter.refresh",), BELOW_COLLECTORS),
-    "sidecar": Rule(("exporter.sidecar",), BELOW_SERVICE),
-    "service": Rule(("exporter.service",), (*BELOW_SERVICE, "aiohttp")),
+    "collectors": Rule(("exporter.sidecar.collectors",), BELOW_COLLECTORS, besides=(LIST,)),
+    "list of collectors": Rule((LIST,), ("exporter.sidecar.collectors",)),
+    "refresh": Rule(("exporter.sidecar.background_reads",), BELOW_COLLECTORS),
+    "sidecar": Rule(("exporter.sidecar.sidecar",), BELOW_SERVICE),
+    "service": Rule(("exporter.sidecar.service",), (*BELOW_SERVICE, "aiohttp")),
     "all but service": Rule(
         ("exporter",),
         ("exporter", "prometheus_client", "psutil", "amdsmi", "pynvml", "ahocorasick_rs", "regex"),
         never=("aiohttp", "launcher"),
-        besides=("exporter.service", "exporter.monitor_config"),
+        besides=("exporter.sidecar.service", "exporter.attach.monitor_config"),
     ),
     "monitor config": Rule(
-        ("exporter.monitor_config",), ("exporter.errors", "exporter.manifest", "exporter.derive", "yaml")
+        ("exporter.attach.monitor_config",),
+        ("exporter.contract.errors", "exporter.contract.manifest", "exporter.derive", "yaml"),
     ),
-    "attach": Rule(("exporter.attach",), (*FOUNDATION, "exporter.readers")),
-    "finder": Rule(("exporter.finder",), (*BELOW_SERVICE, "exporter.outcome")),
-    "outcome": Rule(("exporter.outcome",), ("exporter.derive",), never=MACHINE),
+    "attach": Rule(("exporter.attach.settings",), (*FOUNDATION, "exporter.readers")),
+    "finder": Rule(("exporter.attach.finder",), (*BELOW_SERVICE, "exporter.attach.outcome")),
+    "outcome": Rule(("exporter.attach.outcome",), ("exporter.derive",), never=MACHINE),
     "launcher": Rule(
         ("launcher",),
         (
@@ -118,13 +128,13 @@ RULES = {
     ),
     "wrapper": Rule(
         ("launcher.wrap", "launcher.environment", "launcher.port_claims"),
-        ("exporter.records", "exporter.oom_kills", "launcher.environment", "launcher.port_claims"),
+        ("exporter.contract.run_files", "exporter.contract.oom_kills", "launcher.environment", "launcher.port_claims"),
         never=("dataclasses", "argparse", "typing", "logging"),
     ),
     "supervisor": Rule(("launcher.supervise",), ("launcher.environment",)),
     "guard": Rule(
         ("launcher.guard",),
-        ("exporter.records", "launcher.environment", "launcher.wrap"),
+        ("exporter.contract.run_files", "launcher.environment", "launcher.wrap"),
         never=("dataclasses", "argparse", "typing", "logging", "subprocess"),
     ),
     "placement": Rule(("launcher.topology", "launcher.hostlist"), (*FOUNDATION, "launcher"), never=MACHINE),
@@ -198,8 +208,8 @@ def test_pure_modules_open_and_print_nothing() -> None:
     [
         ("import os.path", "os.path"),
         ("from os import environ", "os"),
-        ("from exporter import records, __version__", "exporter.records exporter"),
-        ("from exporter.collectors import base", "exporter.collectors.base"),
+        ("from exporter import records, __version__", "exporter.contract.run_files exporter"),
+        ("from exporter.collecting import collector as base", "exporter.collecting.collector"),
         ("def late():\n    import aiohttp", "aiohttp"),
         ("if TYPE_CHECKING:\n    from launcher.plan import Plan", "launcher.plan"),
         ("from . import eta", "."),
@@ -207,7 +217,7 @@ def test_pure_modules_open_and_print_nothing() -> None:
     ],
 )
 def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
-    assert " ".join(entry.imported for entry in imports(text, "exporter.derive.eta", "eta.py")) == imported
+    assert " ".join(entry.imported for entry in imports(text, "exporter.progress.eta", "eta.py")) == imported
 
 
 @pytest.mark.parametrize(
@@ -215,25 +225,25 @@ def test_every_way_to_import_is_seen(text: str, imported: str) -> None:
     [
         ("derive", "os.path"),
         ("derive", "time"),
-        ("derive", "exporter.readers.tail"),
-        ("readers", "exporter.collectors.base"),
-        ("readers", "exporter.derive.eta"),
-        ("collectors", "exporter.collectors.workers"),
-        ("collectors", "exporter.refresh"),
+        ("derive", "exporter.logs.tail_reader"),
+        ("readers", "exporter.collecting.collector"),
+        ("readers", "exporter.progress.eta"),
+        ("collectors", "exporter.workers.collector"),
+        ("collectors", "exporter.sidecar.background_reads"),
         ("foundation", "psutil"),
-        ("foundation", "exporter.families"),
+        ("foundation", "exporter.collecting.families"),
         ("all but service", "aiohttp.web"),
         ("all but service", "launcher.plan"),
         ("all but service", "yaml"),
         ("service", "launcher.plan"),
         ("monitor config", "pydantic"),
-        ("monitor config", "exporter.readers.files"),
-        ("attach", "exporter.sidecar"),
-        ("finder", "exporter.service"),
+        ("monitor config", "exporter.machine.folders"),
+        ("attach", "exporter.sidecar.sidecar"),
+        ("finder", "exporter.sidecar.service"),
         ("outcome", "time"),
-        ("launcher", "exporter.collectors.workers"),
-        ("launcher", "exporter.service"),
-        ("wrapper", "exporter.manifest"),
+        ("launcher", "exporter.workers.collector"),
+        ("launcher", "exporter.sidecar.service"),
+        ("wrapper", "exporter.contract.manifest"),
         ("wrapper", "argparse"),
         ("placement", "subprocess"),
         ("serving", "os"),
@@ -263,20 +273,38 @@ HEAVY = {
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        (("exporter.manifest", "exporter.records"), HEAVY | {"exporter.families", "exporter.collectors"}),
+        (
+            ("exporter.contract.manifest", "exporter.contract.run_files"),
+            HEAVY | {"exporter.collecting.families", "exporter.sidecar.collectors"},
+        ),
         (
             ("launcher.wrap",),
             (HEAVY - {"launcher"})
             | {"dataclasses", "argparse", "typing", "inspect", "logging", "pathlib", "subprocess", "threading"}
-            | {"exporter.manifest", "launcher.plan", "launcher.config"},
+            | {"exporter.contract.manifest", "launcher.plan", "launcher.config"},
         ),
         (
             ("exporter.cli",),
-            {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.service", "exporter.attach"},
+            {
+                "aiohttp",
+                "pydantic",
+                "launcher",
+                "rich",
+                "yaml",
+                "click",
+                "exporter.sidecar.service",
+                "exporter.attach.settings",
+            },
         ),
-        (("exporter.attach", "exporter.finder"), {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"}),
-        (("exporter.monitor_config",), HEAVY - {"yaml"}),
-        (("exporter.readers.vendors",), HEAVY | {"ctypes", "exporter.readers.nvml", "exporter.readers.amd"}),
+        (
+            ("exporter.attach.settings", "exporter.attach.finder"),
+            {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"},
+        ),
+        (("exporter.attach.monitor_config",), HEAVY - {"yaml"}),
+        (
+            ("exporter.gpus.vendors_reader",),
+            HEAVY | {"ctypes", "exporter.gpus.nvidia.reader", "exporter.gpus.amd.reader"},
+        ),
     ],
     ids=["foundation", "wrapper", "command line", "running job", "monitor config", "vendors"],
 )

@@ -3,7 +3,7 @@
 Options: https://huggingface.co/docs/accelerate/package_reference/cli
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends.base import Launched, Setting, Worker, config_path, option_words, taken_problems
 from launcher.backends.programs import program_words
 from launcher.roles import Role

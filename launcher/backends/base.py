@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.aliases import model_path
 from launcher.config import ClusterSpec, JobSpec
 from launcher.fill import literal

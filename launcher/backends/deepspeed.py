@@ -2,7 +2,7 @@
 ``deepspeed.init_distributed`` and torch.distributed read. Pure.
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends.base import Launched, Setting, Worker, torch_environment
 from launcher.roles import Role
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends import dynamo
 from launcher.backends.base import Backend, Setting, Worker, taken_problems, with_dash
 from launcher.plan import ReadyRule

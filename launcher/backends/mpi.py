@@ -1,6 +1,6 @@
 """MPI: all ranks of a worker in one step, which srun gives the means to find each other. Pure."""
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends.base import Launched, Setting, Worker, torch_environment
 from launcher.backends.deepspeed import no_options
 from launcher.roles import Role

@@ -3,7 +3,7 @@
 Options: https://docs.sglang.ai/advanced_features/server_arguments.html
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends import dynamo
 from launcher.backends.base import DISAGGREGATED, EVERYWHERE, PREFILL, Setting, Worker, config_path, option_words
 from launcher.backends.engine import NAMES, Engine, further_arguments

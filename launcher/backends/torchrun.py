@@ -3,7 +3,7 @@
 Options: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends.base import Launched, Setting, Worker, option_words, taken_problems
 from launcher.backends.programs import program_words
 from launcher.roles import Role

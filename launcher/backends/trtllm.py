@@ -3,7 +3,7 @@
 Options: https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends import dynamo
 from launcher.backends.base import (
     DISAGGREGATED,

@@ -4,7 +4,7 @@ Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
 https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
 """
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends import dynamo
 from launcher.backends.base import DISAGGREGATED, EVERYWHERE, Setting, Worker, config_path, option_words
 from launcher.backends.engine import SIZE_NAMES, Engine, further_arguments

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.derive.xid import PAGING_XIDS
-from tests.promql import metric_names, rule_metric_names, template_metric_names
+from exporter.gpus.analysis.xid import PAGING_XIDS
+from tests.support.promql import metric_names, rule_metric_names, template_metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTMANAGER = ROOT / "alertmanager"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exporter.derive.eta import Prior
-from exporter.readers.history import read_history
+from exporter.progress.eta import Prior
+from exporter.progress.history_reader import read_history
 from tests.endtoend.jobs import EMBED, GPUJOB, JobSpace, embed_job
 from tests.realstack.cluster import ROOT, Cluster
 from tests.realstack.waiting import wait_for

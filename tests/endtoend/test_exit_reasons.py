@@ -22,7 +22,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.derive.exits import CONSEQUENCES
+from exporter.workers.exit_reason import CONSEQUENCES
 from tests.endtoend.jobs import Job, JobSpace, diagnosis, embed_job, events, user_for, was_asked
 from tests.launcher import support
 from tests.launcher.support import LocalJob, poll

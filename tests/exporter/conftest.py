@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.readers.mounts import mount_table
-from exporter.readers.wakeups import Wakeups, tells_of_writes
-from tests.exporter.support import Wrappers
+from exporter.logs.inotify_reader import Wakeups, tells_of_writes
+from exporter.machine.mounts import mount_table
+from tests.support.exporter import Wrappers
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exporter.collectors import gpu_page
-from exporter.families import Family
-from exporter.readers.gpu import ThrottleReason
-from tests.exporter.gpu_job import Page
+from exporter.collecting.families import Family
+from exporter.gpus.collectors import page as gpu_page
+from exporter.gpus.records import ThrottleReason
+from tests.exporter.gpus.collectors.gpu_job import Page
 from tests.gpu.nvidia_smi import MIB, Answer
 
 Verdict = Literal["agrees", "differs", "we do not tell", "it does not tell", "nobody tells"]

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from exporter.readers.nvml import NvmlReader
-from exporter.readers.nvml_calls import Library
+from exporter.gpus.nvidia.calls import Library
+from exporter.gpus.nvidia.reader import NvmlReader
 
 PAUSE_S = 0.02
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.exporter.gpu_job import GpuJob
+from tests.exporter.gpus.collectors.gpu_job import GpuJob
 from tests.gpu.nvidia_smi import Device
 from tests.realstack.waiting import wait_for
 

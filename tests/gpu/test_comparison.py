@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.collectors import gpu_page
-from tests.exporter.gpu_job import GpuJob
+from exporter.gpus.collectors import page as gpu_page
+from tests.exporter.gpus.collectors.gpu_job import GpuJob
 from tests.fakenvml import compiler, profiles
 from tests.gpu import nvidia_smi
 from tests.gpu.comparison import ELSEWHERE, PAIRS, SOURCES, TEXTS, Line, compare, faults, table

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from exporter import records
-from tests.exporter.support import NODE
+from exporter.contract import run_files
 from tests.gpu.hardware import HardwareJob
+from tests.support.exporter import NODE
 
 LONGEST_S = 2.0
 BUSY = ("nvidia-smi", "--query", "--loop-ms=20")
@@ -40,7 +40,7 @@ def test_sigterm_ends_it_at_once_while_the_driver_is_busy(job: HardwareJob, busy
     job.process.send_signal(signal.SIGTERM)
     assert job.process.wait(timeout=20) == 0
     assert time.monotonic() - began < LONGEST_S
-    assert (records.read_json(job.run_dir / records.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
+    assert (run_files.read_json(job.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
     assert "Traceback" not in job.log.read_text("utf-8")
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from exporter.readers.nvml_activity import SLOW_EVERY_S
+from exporter.gpus.nvidia.activity import SLOW_EVERY_S
 from tests.gpu import nvidia_smi
 from tests.gpu.comparison import SOURCES, Line, columns, compare, faults, table
 from tests.gpu.conftest import Show

@@ -14,7 +14,7 @@ import pytest
 from grafana.build import __main__ as build
 from grafana.build import job, queries
 from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, substitute, variables
-from tests.promql import metric_names
+from tests.support.promql import metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import await_ready
 from launcher.await_ready import Course, Poller, Question, Target, introduce
 from launcher.plan import ReadinessPlan, ReadyRule
@@ -381,9 +381,9 @@ def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path,
 def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path, said: list[str]) -> None:
     course = Course(tmp_path, [FRONT], 0, PLAN)
     course.tell(sees(4, 1), 100.0, complete=True)
-    first = records.read_json(tmp_path / "readiness.json") or {}
+    first = run_files.read_json(tmp_path / "readiness.json") or {}
     course.tell(sees(4, 0), 101.0, complete=True)
-    lost = records.read_json(tmp_path / "readiness.json") or {}
+    lost = run_files.read_json(tmp_path / "readiness.json") or {}
     course.tell(sees(5, 2), 102.0, complete=True)
     assert said == [
         "Model is ready. Have 4 prefills and 1 decodes.",
@@ -412,7 +412,7 @@ def test_what_is_written_is_what_others_read(tmp_path: Path, said: list[str]) ->
     etcd = Target(rule("tcp", 2379, subject="etcd", before="workers"), "cn01", 2379)
     course = Course(tmp_path, [etcd, FRONT], 3, PLAN)
     course.tell([Standing(ready=True), *sees(1, 1)], 100.0, complete=True)
-    found = records.read_json(tmp_path / records.READINESS_FILE) or {}
+    found = run_files.read_json(tmp_path / run_files.READINESS_FILE) or {}
     assert abs(float(str(found.pop("time"))) - time.time()) < 600
     assert found == {
         "schema": 1,
@@ -450,7 +450,7 @@ def test_the_file_is_written_when_something_has_changed_and_now_and_then(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[object] = []
-    monkeypatch.setattr(records, "write_json", lambda path, value, durable: written.append(value))
+    monkeypatch.setattr(run_files, "write_json", lambda path, value, durable: written.append(value))
     course = Course(tmp_path, [FRONT], 0, PLAN)
     for now in range(100, 159):
         course.tell(sees(0, 0), float(now), complete=True)
@@ -464,14 +464,14 @@ def test_a_full_disk_is_told_once_and_got_over(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = True
-    write = records.write_json
+    write = run_files.write_json
 
     def write_or_not(path: Path, value: object, *, durable: bool) -> None:
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, value, durable=durable)
 
-    monkeypatch.setattr(records, "write_json", write_or_not)
+    monkeypatch.setattr(run_files, "write_json", write_or_not)
     course = Course(tmp_path, [FRONT], 0, PLAN)
     for now in (100.0, 101.0, 102.0):
         course.tell(sees(4, 1), now, complete=True)
@@ -481,7 +481,7 @@ def test_a_full_disk_is_told_once_and_got_over(
         f"cannot write {tmp_path}/readiness.json: No space left on device",
         "Model is ready. Have 4 prefills and 1 decodes.",
     ]
-    assert (records.read_json(tmp_path / "readiness.json") or {})["ready"] is True
+    assert (run_files.read_json(tmp_path / "readiness.json") or {})["ready"] is True
 
 
 def test_the_front_end_is_introduced_before_all_others() -> None:
@@ -498,9 +498,9 @@ def test_the_front_end_is_introduced_before_all_others() -> None:
 
 def write_job(run_dir: Path, *rules: dict[str, Any], interval_s: float = 0.05, offset: int = 0) -> None:
     plan = {"readiness": {"rules": list(rules), "timeout_s": 1800.0, "interval_s": interval_s}}
-    records.write_json(run_dir / "plan.json", plan)
+    run_files.write_json(run_dir / "plan.json", plan)
     facts = {"hosts": ["cn01"], "addresses": ["127.0.0.1"], "port_offset": offset, "attempt": 1}
-    records.write_json(run_dir / records.ORCHESTRATOR_FILE, facts)
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
 
 
 @contextmanager
@@ -531,7 +531,7 @@ def test_a_job_becomes_ready_loses_a_worker_and_is_ready_again(tmp_path: Path) -
             poll(lambda: len(lines(tmp_path)) == 2, "the first answer")
             router.talk = workers(2)
             poll(lambda: lines(tmp_path)[-1].startswith("Model is ready."), "ready")
-            ready = records.read_json(tmp_path / "readiness.json") or {}
+            ready = run_files.read_json(tmp_path / "readiness.json") or {}
             assert (ready["ready"], ready["attempt"], ready["seen"]) == (True, 1, expected)
             router.talk = workers(1)
             poll(lambda: "not ready" in lines(tmp_path)[-1], "one lost", timeout=30)
@@ -626,7 +626,7 @@ def test_a_plan_without_rules_needs_nobody(tmp_path: Path) -> None:
 
 def test_workers_that_are_given_up_while_the_job_loads_are_not_waited_for(tmp_path: Path, said: list[str]) -> None:
     def give_up(attempt: int, **workers: str) -> None:
-        records.write_json(tmp_path / records.GIVEN_UP_FILE, {"attempt": attempt, "workers": workers})
+        run_files.write_json(tmp_path / run_files.GIVEN_UP_FILE, {"attempt": attempt, "workers": workers})
 
     course = Course(tmp_path, [FRONT], 1, PLAN)
     give_up(0, decode_w0="decode")

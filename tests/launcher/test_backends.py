@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.backends import BACKENDS
 from launcher.backends.base import Worker, merged, option_words, torch_environment
 from launcher.backends.engine import divisors

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from exporter.readers.inventory import Gpu, Inventory
-from exporter.readers.space import SpaceFacts
+from exporter.files.disks.space_reader import SpaceFacts
+from exporter.gpus.inventory_reader import Gpu, Inventory
 from launcher import checklist, machine
 from launcher.checklist import broken_checklist, findings, make_checklist, render, to_json
 from launcher.errors import ConfigError, ConfigErrors

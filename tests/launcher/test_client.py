@@ -13,16 +13,16 @@ import pytest
 import yaml
 from rich.console import Console
 
-from exporter import records
-from exporter.manifest import read_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
 from launcher.client import JobClient
 from launcher.report import build_report
 from launcher.serving_view import output_tokens_rate
 from launcher.watch import render
 from launcher.wrap import read_start_ticks
-from tests.gpu_status import gpu, gpus, of_worker, use
 from tests.launcher.fakes import FakeSlurm
 from tests.launcher.support import settled_run_dir
+from tests.support.gpu_status import gpu, gpus, of_worker, use
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def write(path: Path, value: object) -> None:
 
 
 def record(run_dir: Path, kind: str, rank: int = 0, **facts: Any) -> None:
-    stem = records.record_name(f"worker_w{rank}", rank, 0, 0)
+    stem = run_files.record_name(f"worker_w{rank}", rank, 0, 0)
     write(run_dir / f"workers/{stem}.{kind}.json", {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, **facts})
 
 
@@ -181,13 +181,13 @@ def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[
 
 
 def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    records.write_state(str(run_dir), "completing")
+    run_files.write_state(str(run_dir), "completing")
     sidecar.update(status())
     assert JobClient(run_dir).look()["phase"] == "completing"
 
 
 def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    records.write_state(str(run_dir), "running")
+    run_files.write_state(str(run_dir), "running")
     sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
     assert JobClient(run_dir).look()["phase"] == "checkpointing"
 
@@ -346,7 +346,7 @@ def begin(run_dir: Path, *names: str) -> None:
     """Leave the start records of these tasks."""
     ranks = {task.worker: task.rank for task in read_manifest(run_dir).tasks}
     for name in names:
-        stem = records.record_name(name, ranks[name], 0, 0)
+        stem = run_files.record_name(name, ranks[name], 0, 0)
         start = {"schema": 1, "worker": name, "rank": ranks[name], "pid": 77, "start": 1500.0}
         write(run_dir / f"workers/{stem}.start.json", start)
 
@@ -411,7 +411,7 @@ def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
 
 def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None:
     polled(serving)
-    records.write_state(str(serving), "running")
+    run_files.write_state(str(serving), "running")
 
     def since(*told: tuple[float, str]) -> float | None:
         lines = [{"time": moment, "job_id": "local-1", "event": name} for moment, name in told]
@@ -440,7 +440,7 @@ def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> No
         write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
     else:
         stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
-        records.write_state(str(serving), "launching" if stop else "completing", stop)
+        run_files.write_state(str(serving), "launching" if stop else "completing", stop)
     assert JobClient(serving).look()["readiness"] is None
 
 
@@ -468,7 +468,7 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeS
     write(made / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
     record(made, "start", pid=1, start=1000.0)
     record(made, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
-    records.write_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
+    run_files.write_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
     write(made / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
     return made, slurm
 

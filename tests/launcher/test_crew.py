@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import records
-from exporter.derive.exits import PEER_WINDOW_S, Stop
-from exporter.manifest import Task, read_manifest
+from exporter.contract import run_files
+from exporter.contract.manifest import Task, read_manifest
+from exporter.workers.exit_reason import PEER_WINDOW_S, Stop
 from launcher import slurm
 from launcher.course import OWN_TEARDOWN_S, Course
 from launcher.crew import Crew, is_work, units_of
@@ -171,8 +171,8 @@ def test_a_wrapper_that_does_not_know_its_place_says_so(tmp_path: Path) -> None:
 def run_dir_of(folder: Path, workers: list[dict[str, Any]]) -> Path:
     run_dir = settled_run_dir(folder, {"name": "job", "workers": workers})
     (run_dir / "workers").mkdir(exist_ok=True)
-    records.write_json(
-        run_dir / records.ORCHESTRATOR_FILE, {"job_id": "local-1", "hosts": ["cn00"], "attempt": 0, "start": 1.0}
+    run_files.write_json(
+        run_dir / run_files.ORCHESTRATOR_FILE, {"job_id": "local-1", "hosts": ["cn00"], "attempt": 0, "start": 1.0}
     )
     return run_dir
 
@@ -198,7 +198,7 @@ def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path
     judge = Judge(manifest, 0, None)
     assert judge.judge(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
-    records.write_json(f"{stem}.stop.json", {"stop": stop})
+    run_files.write_json(f"{stem}.stop.json", {"stop": stop})
     ended = judge.judge(manifest.tasks[0], 0, "cn00", record, None)
     assert (ended["reason"], ended["evidence"][-1]) == (
         "terminated_peer",
@@ -210,7 +210,7 @@ def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> No
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     failed = {"worker": "orchestrator", "rank": None, "node": "cn00", "reason": "killed_unknown", "evidence": ["x"]}
     stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
-    records.write_state(str(run_dir), "completing", stop)
+    run_files.write_state(str(run_dir), "completing", stop)
     report = build_report(run_dir, now=20.0, ended=True)
     assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
 
@@ -229,7 +229,7 @@ class Made:
     """A crew on steps that the test plays."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        (folder / records.WORKERS_DIR).mkdir()
+        (folder / run_files.WORKERS_DIR).mkdir()
         self.plan, self.facts, self.signals = plan, facts_in(folder), Signals()
         self.steps = Mock(spec=Steps, exact_status=False)
         self.steps.sweep.return_value = 0
@@ -247,7 +247,7 @@ class Made:
     def tell_end(self, rank: int, code: int, **facts: Any) -> None:
         """The exit record of a task's first run."""
         body = {"code": code, "signal": None, "end": time.time(), **facts}
-        records.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
+        run_files.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
 
 
 def serving_step(**over: Any) -> Plan:
@@ -442,7 +442,7 @@ def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_
     made.crew.reap()
     assert made.course.stop["nodes"] == ["cn01"]
     assert {rank: end["reason"] for rank, end in made.crew.ends.items()} == {0: "terminated_peer", 1: "node_failure"}
-    assert read_json(tmp_path / records.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
+    assert read_json(tmp_path / run_files.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
 
 
 def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,10 +452,10 @@ def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, mon
     plan = plan_of(job_spec(workers=[{"count": 3, "command": "x"}]))
     (slurm.folder / "steps").mkdir()
     (slurm.folder / "steps" / "4459.7.name").write_text("worker_w1")
-    (tmp_path / records.WORKERS_DIR).mkdir()
+    (tmp_path / run_files.WORKERS_DIR).mkdir()
     steps, facts = SlurmSteps(plan, facts_in(tmp_path)), facts_in(tmp_path)
     running = [Running(planned, 0, Mock(spec=subprocess.Popen)) for planned in plan.tasks]
-    records.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
+    run_files.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
     steps.terminate(running)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
     assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm knows nothing of the last"  # type: ignore[attr-defined]

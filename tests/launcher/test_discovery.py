@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from exporter import records
-from exporter.manifest import Task
-from exporter.readers.procfs import is_zombie
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.machine.procfs import is_zombie
 from launcher import sidecars
 from launcher.discovery import Targets, engine_groups, read_sidecars, target_groups
 from launcher.plan import Plan, RunFacts, TaskPlan
@@ -137,12 +137,12 @@ class OneSidecar:
 
 def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecars, "TARGETS_EVERY_S", 0.0)
-    (run_dir / records.WORKERS_DIR).mkdir()
+    (run_dir / run_files.WORKERS_DIR).mkdir()
     facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
     for node in facts.hosts:
         labels = {name: value for name, value in LABELS.items() if name != "job"} | {"node": node}
         record = {"attempt": 1, "address": f"{node}:9410", "labels": labels}
-        records.write_json(run_dir / "sidecars" / f"{node}.json", record)
+        run_files.write_json(run_dir / "sidecars" / f"{node}.json", record)
 
     def addresses() -> list[str]:
         return [group["targets"][0] for group in json.loads((run_dir / "targets.json").read_text())]
@@ -151,8 +151,8 @@ def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch
     started.start()
     assert addresses() == ["cn01:9410", "cn02:9410"]
     for worker, rank, attempt in (("decode_w0", 0, 0), ("prefill_w0", 2, 1)):
-        stem = records.record_name(worker, rank, attempt, 0)
-        records.write_json(run_dir / records.WORKERS_DIR / f"{stem}.start.json", {})
+        stem = run_files.record_name(worker, rank, attempt, 0)
+        run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {})
     started.care(revive=False)
     assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # the other was up in an earlier attempt
     started.end(hurry=True)

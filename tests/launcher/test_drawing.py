@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.container import mounts
 from launcher.describe import planned_facts
 from launcher.drawing import WIDTH, draw_nodes, draw_plan

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from exporter import records
-from exporter.derive.launch import LEVELS, NodeLaunch, WorkerLaunch, check_launch
+from exporter.contract import run_files
+from exporter.launch.checks import LEVELS, NodeLaunch, WorkerLaunch, check_launch
 from launcher.launch_check import LOOK_S, MARGIN_S, MOST_LINES, Checklist, LaunchCheck, render_checklist
 from launcher.plan import Plan, RunFacts
-from tests.exporter.support import NODE, Wrappers, until, write_manifest
 from tests.launcher.conftest import Golden
 from tests.launcher.support import clean_environment, job_spec, plan_of
+from tests.support.exporter import NODE, Wrappers, until, write_manifest
 
 START = 1_700_000_000.0
 TIMEOUT_S = 60.0
@@ -41,7 +41,7 @@ class Job:
         self.plan: Plan = plan_of(job_spec(**spec))
         self.facts = RunFacts("4459", run_dir, self.hosts, 0, START)
         self.check = LaunchCheck(self.plan, self.facts)
-        for folder in (records.STATUS_DIR, records.WORKERS_DIR):
+        for folder in (run_files.STATUS_DIR, run_files.WORKERS_DIR):
             (run_dir / folder).mkdir(exist_ok=True)
 
     def workers(self, index: int) -> dict[int, WorkerLaunch]:
@@ -71,13 +71,13 @@ class Job:
 
     def write(self, index: int, body: dict[str, Any]) -> None:
         status = {"attempt": self.facts.attempt, "final": False, **body}
-        records.write_json(self.run_dir / records.STATUS_DIR / f"{self.hosts[index]}.json", status)
+        run_files.write_json(self.run_dir / run_files.STATUS_DIR / f"{self.hosts[index]}.json", status)
 
     def record(self, rank: int, kind: str, restart: int = 0, **body: Any) -> None:
         """A record of a wrapper."""
-        stem = records.record_name(f"worker_w{rank}", rank, self.facts.attempt, restart)
-        records.write_json(
-            self.run_dir / records.WORKERS_DIR / f"{stem}.{kind}.json", {"pid": 7, "start": START, **body}
+        stem = run_files.record_name(f"worker_w{rank}", rank, self.facts.attempt, restart)
+        run_files.write_json(
+            self.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json", {"pid": 7, "start": START, **body}
         )
 
     def log(self, rank: int, node: str, run: str = "") -> None:
@@ -229,7 +229,7 @@ def test_a_job_that_ends_early_is_judged_by_what_was_seen_last(job: Job) -> None
     workers = job.workers(1)
     workers[5] = dataclasses.replace(workers[5], up=False, reason="app_error", evidence="exit status 3")
     job.say(1, workers, final=False)
-    status = records.read_json(job.run_dir / records.STATUS_DIR / "cn02.json") or {}
+    status = run_files.read_json(job.run_dir / run_files.STATUS_DIR / "cn02.json") or {}
     job.write(1, {"launch": status["launch"], "final": True})
     checklist = job.check.conclude(START + 5)
     (fault,) = checklist.faults("issue")
@@ -321,7 +321,7 @@ class Real:
         self.plan = plan_of(spec, local=True)
         self.plan = dataclasses.replace(self.plan, manifest=dataclasses.replace(self.plan.manifest, run_dir=run_dir))
         write_manifest(self.plan.manifest)
-        records.write_state(str(run_dir), "running")
+        run_files.write_state(str(run_dir), "running")
         self.start = time.time()
         self.check = LaunchCheck(self.plan, RunFacts("4459", run_dir, (NODE,), 0, self.start))
         self.wrappers = Wrappers(run_dir)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import leftovers
 from tests.launcher.support import clean_environment, poll
 
@@ -50,7 +50,7 @@ def begin(tmp_path: Path, job: dict[str, str]) -> Iterator[Begin]:
 
 def sweep(run_dir: Path, phase: str, job: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """The program, as the supervisor of a sidecar runs it."""
-    records.write_state(str(run_dir), phase)
+    run_files.write_state(str(run_dir), phase)
     return subprocess.run(
         [sys.executable, "-I", "-B", "-m", "launcher.leftovers", str(run_dir)],
         env=clean_environment(**job),

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from exporter.readers import inventory as nvml
-from exporter.readers.inventory import Gpu, Inventory, read_inventory
-from exporter.readers.space import SpaceFacts
+from exporter.files.disks.space_reader import SpaceFacts
+from exporter.gpus import inventory_reader as nvml
+from exporter.gpus.inventory_reader import Gpu, Inventory, read_inventory
 from launcher import machine, python_modules
 from launcher.machine import (
     GIB,

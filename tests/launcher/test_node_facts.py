@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import node_facts
 from launcher.node_facts import TOLD, NodeError, busy_ports, interface_address, is_free, own_ports, released_file
 from launcher.plan import Plan
@@ -160,7 +160,7 @@ def test_a_node_without_the_network_says_so(tmp_path: Path) -> None:
     done = run(run_dir_of(tmp_path, network_interface="ib7"), "cn02")
     assert done.returncode == 2
     assert done.stderr.startswith('gpujob: cn02: network_interface: there is no network interface "ib7"; there are ')
-    found = records.read_json(tmp_path / records.NODES_DIR / "cn02.json") or {}
+    found = run_files.read_json(tmp_path / run_files.NODES_DIR / "cn02.json") or {}
     assert (found["address"], found["busy"]) == (None, [])
     assert f"gpujob: {found['problem']}\n" == done.stderr
 
@@ -172,7 +172,7 @@ def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> N
 
 
 def test_a_node_that_cannot_write_down_what_it_has_found_says_that_it_has_looked(tmp_path: Path) -> None:
-    (run_dir_of(tmp_path, port=free_port()) / records.NODES_DIR / "cn03.json").mkdir(parents=True)
+    (run_dir_of(tmp_path, port=free_port()) / run_files.NODES_DIR / "cn03.json").mkdir(parents=True)
     done = run(tmp_path, "cn03")
     assert (done.returncode, done.stdout) == (1, TOLD.decode())
     assert "IsADirectoryError" in done.stderr
@@ -214,7 +214,7 @@ class Looking:
         """The one that it has taken, once it tells."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == TOLD
-        return (records.read_json(self.folder / "nodes/cn01.json") or {})["offset"]  # type: ignore[return-value]
+        return (run_files.read_json(self.folder / "nodes/cn01.json") or {})["offset"]  # type: ignore[return-value]
 
     def end(self) -> None:
         self.process.kill()
@@ -334,7 +334,7 @@ def test_virtual_nodes_hold_each_their_own(tmp_path: Path) -> None:
     ]
     try:
         assert all(process.stdout is not None and process.stdout.readline() == TOLD for process in looking)
-        found = [records.read_json(tmp_path / records.NODES_DIR / f"n{index}.json") or {} for index in range(3)]
+        found = [run_files.read_json(tmp_path / run_files.NODES_DIR / f"n{index}.json") or {} for index in range(3)]
         assert [facts["offset"] for facts in found] == [OFFSETS[4]] * 3
     finally:
         for process in looking:

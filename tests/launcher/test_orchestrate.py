@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import ending
 from launcher.course import Course
 from launcher.crew import Crew
@@ -70,7 +70,7 @@ def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_value
     signals, sidecars = Signals(), Mock()
     signals.ending = signal.SIGTERM
     sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
-        records.read_json(next(tmp_path.rglob(records.REPORT_FILE)))
+        run_files.read_json(next(tmp_path.rglob(run_files.REPORT_FILE)))
     )
     end = end_of(tmp_path, signals, sidecars)
     end._course.begin_stop("cancelled", "scancel")
@@ -86,7 +86,7 @@ def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_
     signals.ending = signal.SIGTERM
     end = end_of(tmp_path, signals)
     run_dir = end._facts.run_dir
-    records.write_json(run_dir / records.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
+    run_files.write_json(run_dir / run_files.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
     given: list[dict[str, Any]] = []
 
     def build(run_dir: Path, **values: Any) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
     signals, sidecars = Signals(), Mock()
     signals.ending = number
     end = end_of(tmp_path, signals, sidecars)
-    reserve = end._facts.run_dir / records.RESERVE_FILE
-    records.make_reserve(end._facts.run_dir)
+    reserve = end._facts.run_dir / run_files.RESERVE_FILE
+    run_files.make_reserve(end._facts.run_dir)
     sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
     end.finish(None, lambda: None, lambda: None)
     assert seen == [is_there]

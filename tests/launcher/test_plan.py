@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.manifest import parse_manifest, render_manifest
+from exporter.contract.manifest import parse_manifest, render_manifest
 from launcher.fill import fill, task_argv, task_environment
 from launcher.plan import dump_plan, file_word, parse_plan
 from launcher.run_dir_files import json_lines, plan_files

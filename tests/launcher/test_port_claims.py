@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given as given_by
 from hypothesis import strategies as st
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.node_facts import busy_ports
 from launcher.port_claims import GIVEN, RESERVED, claim, claimed, reserve
 from launcher.ports import OFFSETS
@@ -19,11 +19,11 @@ from tests.launcher.test_node_facts import free_port
 
 def holder(folder: Path, *ports: int) -> "subprocess.Popen[bytes]":
     """A wrapper over a worker that never listens, and which has been started."""
-    (folder / records.WORKERS_DIR).mkdir(exist_ok=True)
+    (folder / run_files.WORKERS_DIR).mkdir(exist_ok=True)
     words = ["--run-dir", str(folder), "--worker", "w0", "--rank", "0", "--ports", ",".join(map(str, ports))]
     argv = [sys.executable, "-I", "-m", "launcher.wrap", *words, "--", "sleep", "60"]
     process = subprocess.Popen(argv, start_new_session=True)
-    poll(lambda: (folder / records.WORKERS_DIR / "w0_rank0_a0_r0.start.json").exists(), "the worker's start")
+    poll(lambda: (folder / run_files.WORKERS_DIR / "w0_rank0_a0_r0.start.json").exists(), "the worker's start")
     return process
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts, TaskPlan
 from launcher.readiness import (
     MOST_NAMED,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from exporter import records
-from exporter.derive.work import work_of
-from exporter.manifest import read_manifest
-from exporter.readers.worker_logs import progress_path
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
+from exporter.logs.places_reader import progress_path
+from exporter.progress.work import work_of
 from launcher.judge import Judge
 from launcher.report import build_report, write_report
 from launcher.report_state import EXIT_STATUS, log_of_no_report
@@ -39,7 +39,7 @@ class RunDir:
 
     def ended(self, rank: int, restart: int = 0, *, end: float = 100.0, log: str = "", **facts: Any) -> "RunDir":
         """One run of a worker, as its wrapper has recorded it."""
-        stem = records.record_name(f"worker_w{rank}", rank, 0, restart)
+        stem = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
         base = {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, "pid": 7, "start": START + 1}
         (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
         record = {**base, "end": START + end, "code": 0, "signal": None, "oom_kills": 0, "signals": [], **facts}
@@ -51,7 +51,7 @@ class RunDir:
     def stop(self, reason: str, cause: str, at: float = 90.0) -> "RunDir":
         """The notice that the job was being ended."""
         notice: dict[str, object] = {"reason": reason, "cause": cause, "time": START + at}
-        records.write_state(str(self.path), "completing", notice)
+        run_files.write_state(str(self.path), "completing", notice)
         return self
 
     def report(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
         "time": START + 90,
         "nodes": ["cn02"],
     }
-    records.write_state(str(run_dir.path), "completing", notice)
+    run_files.write_state(str(run_dir.path), "completing", notice)
 
     report = run_dir.report()
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "node_failure"]
@@ -341,7 +341,7 @@ def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
     failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
     notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
     told = {**failed, "evidence": [notice["cause"], *log]}
-    records.write_state(str(run_dir.path), "completing", {**notice, "failed": told})
+    run_files.write_state(str(run_dir.path), "completing", {**notice, "failed": told})
     text = render_report(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.report_text import render_report
-from tests.gpu_status import GIB, XID_79, XID_NOISE, gpu, gpus, of_worker, use
 from tests.launcher.conftest import Golden
 from tests.launcher.test_report import START, RunDir, _utc  # noqa: F401 - a fixture
+from tests.support.gpu_status import GIB, XID_79, XID_NOISE, gpu, gpus, of_worker, use
 
 
 def told(run_dir: RunDir, node: dict[str, Any], *entries: dict[str, Any]) -> RunDir:

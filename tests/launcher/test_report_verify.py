@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from exporter import records
-from exporter.readers.mounts import Mount
+from exporter.contract import run_files
+from exporter.machine.mounts import Mount
 from launcher.client import JobClient
 from launcher.report import write_report
 from launcher.report_text import FLAWS_SHOWN, render_report
-from tests.exporter.checkpoint_trees import torch_bytes
-from tests.exporter.fuse_server import FuseMount
+from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
+from tests.exporter.machine.fuse_server import FuseMount
 from tests.launcher.support import GPUJOB, clean_environment, gpujob, poll, read_json
 from tests.launcher.test_report import START, RunDir
 
@@ -113,11 +113,11 @@ def test_a_worker_for_which_nothing_was_left_to_do_needs_no_file(tmp_path: Path)
 
 def test_what_the_first_attempt_has_written_is_the_jobs_own(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    facts = read_json(job.path / records.ORCHESTRATOR_FILE)
+    facts = read_json(job.path / run_files.ORCHESTRATOR_FILE)
     again = {**facts, "attempt": 1, "start": START + 1000}
-    (job.path / records.ORCHESTRATOR_FILE).write_text(json.dumps(again))
+    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(again))
     for rank in range(2):
-        stem = records.record_name(f"worker_w{rank}", rank, 1, 0)
+        stem = run_files.record_name(f"worker_w{rank}", rank, 1, 0)
         first = read_json(job.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json")
         (job.path / f"workers/{stem}.exit.json").write_text(json.dumps({**first, "start": START + 1001}))
     assert outcome(job.report(), "valid") is True
@@ -132,7 +132,7 @@ def test_a_finished_job_is_verified_anew(tmp_path: Path) -> None:
     done = job.verify()
     assert (done.returncode, done.stderr) == (0, "")
     assert "COMPLETED and verified" in done.stdout
-    written = (job.path / records.REPORT_FILE).read_bytes()
+    written = (job.path / run_files.REPORT_FILE).read_bytes()
 
     (job.path / "output_worker_1.jsonl").unlink()
     done = job.verify()
@@ -140,7 +140,7 @@ def test_a_finished_job_is_verified_anew(tmp_path: Path) -> None:
     assert "- outputs: FAILED: 1 files, 30 bytes; none of worker_w1" in done.stdout
     assert done.stderr == "gpujob: not as in report.json: outputs, records (COMPLETED there, INCOMPLETE now)\n"
     assert "\r" not in done.stdout + done.stderr
-    assert (job.path / records.REPORT_FILE).read_bytes() == written
+    assert (job.path / run_files.REPORT_FILE).read_bytes() == written
     assert gpujob("report", job.path, cwd=tmp_path).returncode == 0
 
 
@@ -166,7 +166,7 @@ def test_output_on_the_disk_of_another_machine_is_not_gone(tmp_path: Path, monke
             check.update(detail="2 files, 60 bytes", passed=True)
     write_report(job.path, report)
     mounts = (Mount("/", "ext4", "disk"), Mount(str(tmp_path), "nfs4", "server:/home"))
-    monkeypatch.setattr("exporter.readers.mounts.MountTable.current", lambda _: mounts)
+    monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     report = JobClient(job.path).report(verify=True)
     assert (report["state"], outcome(report, "outputs")) == ("COMPLETED", None)
 
@@ -181,7 +181,7 @@ def test_files_that_were_repaired_since_make_a_job_complete(tmp_path: Path) -> N
     assert (done.returncode, report["state"], report["exit_status"]) == (0, "COMPLETED", 0)
     assert report["verification"]["verified"] is True
     assert (report["verification"]["state_before"], report["verification"]["differs"]) == ("INCOMPLETE", ["valid"])
-    assert read_json(job.path / records.REPORT_FILE)["state"] == "INCOMPLETE"
+    assert read_json(job.path / run_files.REPORT_FILE)["state"] == "INCOMPLETE"
 
 
 def test_a_job_that_has_failed_stays_so_whatever_its_files_are(tmp_path: Path) -> None:
@@ -229,16 +229,16 @@ def test_a_file_of_a_cancelled_job_that_is_damaged_is_told(tmp_path: Path) -> No
 
 def test_a_cancelled_job_that_has_left_no_report_is_verified_alike(tmp_path: Path) -> None:
     job = cancelled(tmp_path)
-    (job.path / records.REPORT_FILE).unlink()
-    facts = {**read_json(job.path / records.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
-    (job.path / records.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
+    (job.path / run_files.REPORT_FILE).unlink()
+    facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
+    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
     assert JobClient(job.path).report()["verification"]["checks"] == []
     assert outcome(JobClient(job.path).report(verify=True), "valid") is True
 
 
 def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    (job.path / records.ORCHESTRATOR_FILE).unlink()
+    (job.path / run_files.ORCHESTRATOR_FILE).unlink()
     done = job.verify()
     assert done.returncode == 10
     assert done.stderr == "gpujob: the job has not ended, so there is nothing to verify yet\n"
@@ -246,8 +246,8 @@ def test_a_job_that_has_not_ended_has_nothing_to_verify(tmp_path: Path) -> None:
 
 def test_a_job_whose_orchestrator_was_lost_is_verified_when_it_is_asked_for(tmp_path: Path) -> None:
     job = Finished(tmp_path)
-    facts = {**read_json(job.path / records.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
-    (job.path / records.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
+    facts = {**read_json(job.path / run_files.ORCHESTRATOR_FILE), "local": True, "host": "elsewhere", "start_ticks": 1}
+    (job.path / run_files.ORCHESTRATOR_FILE).write_text(json.dumps(facts))
     done = job.verify("--json")
     assert outcome(json.loads(done.stdout), "records") is True
 
@@ -255,14 +255,14 @@ def test_a_job_whose_orchestrator_was_lost_is_verified_when_it_is_asked_for(tmp_
 def test_of_a_job_that_others_have_started_the_monitor_alone_tells_how_it_went(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     report = job.settle()
-    manifest = read_json(job.path / records.MANIFEST_FILE)
-    (job.path / records.MANIFEST_FILE).write_text(json.dumps({**manifest, "attached": True}))
+    manifest = read_json(job.path / run_files.MANIFEST_FILE)
+    (job.path / run_files.MANIFEST_FILE).write_text(json.dumps({**manifest, "attached": True}))
     unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it"}
     verification = {"verified": False, "checks": [unmet]}
     told = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}
     for worker in told["workers"]:
         worker["exit"] = None
-    records.write_json(job.path / records.REPORT_FILE, told)
+    run_files.write_json(job.path / run_files.REPORT_FILE, told)
     again = JobClient(job.path).report(verify=True)
     assert again["verification"]["checks"][0] == unmet
     assert (again["state"], outcome(again, "valid")) == ("INCOMPLETE", True)

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.identity import safe_label
+from exporter.contract.identity import safe_label
 from tests.launcher.support import (
     HARD_NAMES,
     LocalJob,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.plan import RunFacts
 from launcher.run_records import RunRecords
 from launcher.steps import Running
@@ -15,7 +15,7 @@ from tests.launcher.support import job_spec, plan_of
 def run_of(folder: Path) -> tuple[RunRecords, Running]:
     """A run that has ended, and the records of its attempt, none so far."""
     facts = RunFacts("4459", folder, ("n1",))
-    (folder / records.WORKERS_DIR).mkdir()
+    (folder / run_files.WORKERS_DIR).mkdir()
     with subprocess.Popen(["true"]) as process:
         pass
     return RunRecords(facts), Running(plan_of().tasks[0], 0, process)
@@ -29,14 +29,14 @@ def test_a_step_whose_node_is_lost_does_not_tell_how_its_task_ended(
 ) -> None:
     kept, first = run_of(tmp_path)
     if started:
-        records.write_json(kept.path(first.planned, 0, "start"), {"schema": records.RECORD_SCHEMA})
+        run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
     assert kept.from_status(first, code, exact=exact, lost=True).keys() == {"end"}
 
 
 def test_the_status_of_a_step_on_a_node_that_is_there_is_its_tasks(tmp_path: Path) -> None:
     kept, first = run_of(tmp_path)
     assert "did not start (status 1)" in kept.from_status(first, 1, exact=False, lost=False)["error"]
-    records.write_json(kept.path(first.planned, 0, "start"), {"schema": records.RECORD_SCHEMA})
+    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
     assert kept.from_status(first, 1, exact=False, lost=False)["code"] == 1
 
 
@@ -44,10 +44,10 @@ def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
     kept, _ = run_of(tmp_path)
     tasks = plan_of(job_spec(workers=[{"count": 2, "command": "x"}])).tasks
     assert not kept.have_started(tasks)
-    records.write_json(kept.path(tasks[0], 0, "start"), {})
+    run_files.write_json(kept.path(tasks[0], 0, "start"), {})
     assert not kept.have_started(tasks)
     kept.path(tasks[0], 0, "start").unlink()
-    records.write_json(kept.path(tasks[1], 0, "exit"), {})
+    run_files.write_json(kept.path(tasks[1], 0, "exit"), {})
     assert kept.have_started(tasks)
     kept.path(tasks[1], 0, "exit").unlink()
     assert kept.have_started(tasks)
@@ -70,7 +70,7 @@ def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
 ) -> None:
     kept, first = run_of(tmp_path)
     assert "wrapper" not in kept.from_status(first, code, exact=exact, lost=False)
-    records.write_json(kept.path(first.planned, 0, "start"), {"schema": records.RECORD_SCHEMA})
+    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
     assert kept.from_status(first, code, exact=exact, lost=False).get("wrapper") == wrapper
 
 

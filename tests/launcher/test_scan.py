@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from exporter.derive.lexicon import own_pattern
-from exporter.derive.patterns import Kind
-from exporter.manifest import LogPattern
-from exporter.readers.lexicon import make_lexicon
-from exporter.readers.packs import pack_names
+from exporter.contract.manifest import LogPattern
+from exporter.logs.lexicon import own_pattern
+from exporter.logs.lexicon_reader import make_lexicon
+from exporter.logs.packs_reader import pack_names
+from exporter.logs.patterns import Kind
 from launcher import scan as scanning
 from launcher.cli import commands
 from launcher.log_file import pieces, refusal
@@ -411,7 +411,7 @@ def test_a_log_searched_in_parts_says_the_same_as_a_whole(
     whole = report_of(path, text, own=own, count_all=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scanning, "SEGMENT_BYTES", 64)
-        patch.setattr("exporter.readers.tail.CHUNK_BYTES", 64)
+        patch.setattr("exporter.logs.tail_reader.CHUNK_BYTES", 64)
         patch.setattr("launcher.log_file.CHUNK_BYTES", 64)
         parts = report_of(path, text, own=own, count_all=count_all)
     assert (parts.records, parts.lines) == (whole.records, whole.lines)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.announce import launching, places, ways_in
 from launcher.orchestrate import place_of
 from launcher.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
@@ -69,7 +69,7 @@ class Made:
         seen, expected = totals(rules, standings)
         body = {"attempt": attempt, "ready": all(ready), "waiting": waited_for(rules, standings, seen, expected)}
         body |= {"seen": seen, "expected": expected, "rules": [{"ready": one} for one in ready]}
-        records.write_json(self.folder / "readiness.json", body)
+        run_files.write_json(self.folder / "readiness.json", body)
         self.readiness._look_at = 0.0
         self.readiness.look()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter.events import EventLog
+from exporter.contract.events import EventLog
 from launcher.status_events import StatusEvents
 
 

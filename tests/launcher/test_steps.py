@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.plan import RunFacts
 from launcher.steps import run_environment
 from tests.launcher.support import job_spec, plan_of
@@ -17,8 +17,8 @@ URL = "http://127.0.0.1:40001/fom"
 @pytest.fixture
 def facts(tmp_path: Path) -> RunFacts:
     """A job on two nodes; the sidecar of the second one listens."""
-    (tmp_path / records.SIDECARS_DIR).mkdir()
-    records.write_json(tmp_path / records.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": URL})
+    (tmp_path / run_files.SIDECARS_DIR).mkdir()
+    run_files.write_json(tmp_path / run_files.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": URL})
     return RunFacts("4459", tmp_path, ("cn00", "cn01"))
 
 
@@ -37,7 +37,7 @@ def test_a_sidecar_of_an_earlier_attempt_is_none(facts: RunFacts) -> None:
 
 
 def test_a_sidecar_that_other_addresses_alone_reach_is_none(facts: RunFacts) -> None:
-    records.write_json(facts.run_dir / records.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": None})
+    run_files.write_json(facts.run_dir / run_files.SIDECARS_DIR / "cn01.json", {"attempt": 0, "fom": None})
     assert url_of(facts, 1) == ""
 
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.course import QUESTION_S, Course
 from launcher.crew import Crew
 from launcher.orchestrate import load_plan
@@ -34,7 +34,7 @@ class Made:
         self.crew = Crew(plan, facts, self.steps, self.course, self.signals, None)
         stages = Stages(plan, facts, Readiness(plan, facts, self.steps))
         self.stopping = Stopping(plan, facts, self.course, self.signals, self.crew, stages, None)
-        self._events = run_dir / records.EVENTS_FILE
+        self._events = run_dir / run_files.EVENTS_FILE
 
     def signals_told(self) -> int:
         """How many events are about signals."""

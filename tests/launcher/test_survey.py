@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.local import LocalSteps
 from launcher.plan import Plan, RunFacts
 from launcher.port_claims import RESERVED, claimed, reserve
@@ -138,7 +138,7 @@ def test_a_node_that_cannot_look_costs_the_others_no_time(jobs: Any, capfd: pyte
     port = free_port()
     held = reserve([port])
     job = jobs(plan_with(port, port + 1))
-    (job.facts.run_dir / records.NODES_DIR / "job0-n1.json").mkdir(parents=True)
+    (job.facts.run_dir / run_files.NODES_DIR / "job0-n1.json").mkdir(parents=True)
     begun = time.monotonic()
     assert job.look().port_offset == 17
     assert time.monotonic() - begun < 60.0
@@ -257,7 +257,7 @@ def test_an_offset_is_that_of_the_job_when_all_nodes_hold_it(
 def test_a_node_that_has_told_nothing_keeps_its_name(tmp_path: Path) -> None:
     facts = RunFacts("4459", tmp_path, tuple(f"cn0{index}" for index in range(5)))
     plan = dataclasses.replace(plan_with(*[6100] * 5), network_interface="ib0")
-    (tmp_path / records.NODES_DIR).mkdir()
+    (tmp_path / run_files.NODES_DIR).mkdir()
     told = {
         "cn01": {"attempt": 0, "round": 1, "address": "10.0.0.1", "busy": []},
         "cn02": {"attempt": 1, "round": 1, "address": "10.0.0.2", "busy": []},
@@ -265,6 +265,6 @@ def test_a_node_that_has_told_nothing_keeps_its_name(tmp_path: Path) -> None:
         "cn04": {"attempt": 0, "round": 0, "address": "10.0.0.4"},
     }
     for name, entry in told.items():
-        records.write_json(tmp_path / records.NODES_DIR / f"{name}.json", entry)
+        run_files.write_json(tmp_path / run_files.NODES_DIR / f"{name}.json", entry)
     found = read_nodes(plan, facts, 1)
     assert addresses(plan, facts, found) == ("cn00", "10.0.0.1", "cn02", "cn03", "cn04")

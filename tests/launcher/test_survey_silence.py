@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.node_facts import TOLD, released_file
 from launcher.plan import RunFacts
 from launcher.signals import Signals
@@ -108,10 +108,10 @@ class Deaf:
         self._facts, self._processes, self._tells = facts, processes, tells
 
     def start_survey(self, offsets: Sequence[int], number: int) -> list["subprocess.Popen[bytes]"]:
-        folder = self._facts.run_dir / records.NODES_DIR
+        folder = self._facts.run_dir / run_files.NODES_DIR
         folder.mkdir(exist_ok=True)
         for host, offset in zip(self._facts.hosts, offsets, strict=False) if self._tells else ():
-            records.write_json(folder / f"{host}.json", {"attempt": 0, "round": number, "busy": [], "offset": offset})
+            run_files.write_json(folder / f"{host}.json", {"attempt": 0, "round": number, "busy": [], "offset": offset})
         self._processes.append(told_by("sh", "-c", f"{SAYS * 2 if self._tells else ''} sleep 300"))
         return self._processes[-1:]
 
@@ -121,9 +121,9 @@ def test_a_node_that_the_plan_does_not_need_does_not_answer_for_another(
 ) -> None:
     """The allocation has two nodes, and the one without ports is the first to have looked."""
     facts, plan = facts_in(tmp_path), plan_with(6100)
-    (tmp_path / records.NODES_DIR).mkdir()
+    (tmp_path / run_files.NODES_DIR).mkdir()
     told = json.dumps({"attempt": 0, "round": 0, "busy": [], "offset": 34})
-    late = f"sleep 0.5; echo '{told}' > '{tmp_path}/{records.NODES_DIR}/cn00.json'; {SAYS}"
+    late = f"sleep 0.5; echo '{told}' > '{tmp_path}/{run_files.NODES_DIR}/cn00.json'; {SAYS}"
 
     def start(_offsets: Sequence[int], _number: int) -> list["subprocess.Popen[bytes]"]:
         processes.append(told_by("sh", "-c", f"{SAYS} {late} sleep 300"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.job_ids import job_id_of
 from launcher.rundir import find_run_dir
@@ -77,12 +77,12 @@ def run_dir(home: Path, name: str, state: str | None = None, *, began: bool = Tr
     made.rename(home / name)
     if began:
         facts = {"job_id": f"4459_{index}", "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x"}
-        records.write_json(home / name / records.ORCHESTRATOR_FILE, facts)
+        run_files.write_json(home / name / run_files.ORCHESTRATOR_FILE, facts)
     if state is not None:
         failed = {"worker": "worker_w0", "rank": 0, "node": "cn01", "reason": "app_error"}
         cause = {**failed, "evidence": ["exit status 3", "log: two\nlines"]} if state == "FAILED" else None
         report: dict[str, Any] = {"state": state, "attempt": 0, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
-        records.write_json(home / name / records.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
+        run_files.write_json(home / name / run_files.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
 
 
 def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -151,7 +151,7 @@ def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
 ) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "COMPLETED")
-    records.write_json(tmp_path / "s" / name / records.REPORT_FILE, {"attempt": 0, "cause": None, **report})
+    run_files.write_json(tmp_path / "s" / name / run_files.REPORT_FILE, {"attempt": 0, "cause": None, **report})
     (state,) = look(tmp_path / "s", record_of((name,)))
     assert state.cause == expected
 
@@ -173,8 +173,8 @@ def test_a_point_that_was_requeued_is_on_its_way_while_the_queue_has_it(
 ) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "TIMEOUT")
-    path = tmp_path / "s" / name / records.REPORT_FILE
-    records.write_json(path, {**(records.read_json(path) or {}), "requeued": True})
+    path = tmp_path / "s" / name / run_files.REPORT_FILE
+    run_files.write_json(path, {**(run_files.read_json(path) or {}), "requeued": True})
     slurm.say("squeue", "out", f"4459_0|{at}\n")
     states = look(tmp_path / "s", record_of((name,)))
     assert [point.state for point in states] == [state]

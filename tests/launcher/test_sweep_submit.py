@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter import records
+from exporter.contract import run_files
 from launcher import sweep_submit
 from launcher.cli_sweep import resume_points
 from launcher.errors import LauncherError
@@ -45,8 +45,8 @@ def end(run_dir: Path, state: str) -> None:
     """Write down that a point has ended so."""
     job_id = "_".join(run_dir.name.split("_")[:2])
     facts = {"job_id": job_id, "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x", "local": False}
-    records.write_json(run_dir / records.ORCHESTRATOR_FILE, facts)
-    records.write_json(run_dir / records.REPORT_FILE, {"state": state, "attempt": 0, "cause": None})
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
+    run_files.write_json(run_dir / run_files.REPORT_FILE, {"state": state, "attempt": 0, "cause": None})
 
 
 def left_in_logs(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.manifest import Task
+from exporter.contract.manifest import Task
 from launcher.config import JobSpec
 from launcher.errors import TopologyError
 from launcher.topology import Layout, place

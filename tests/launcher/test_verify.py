@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from exporter.clock import SystemClock
-from exporter.derive.work import Work, work_of
-from exporter.manifest import parse_manifest, read_manifest, render_manifest
-from exporter.readers.file_host import FileHost
-from exporter.readers.mounts import Mount
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import parse_manifest, read_manifest, render_manifest
+from exporter.machine.file_host import FileHost
+from exporter.machine.mounts import Mount
+from exporter.progress.work import Work, work_of
 from launcher.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify import Check, verify
-from tests.exporter.checkpoint_trees import torch_bytes
+from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.launcher.verify_job import COMPLETED, SAMPLES, START, Job
 
 
@@ -45,7 +45,7 @@ def of_nodes(
     groups = tuple(replace(group, directory=str(manifest.directory(group))) for group in manifest.groups)
     manifest = replace(manifest, groups=groups, run_dir=Path("/shared/run"))
     mounts = (Mount("/", fstype, "disk"), Mount("/shared", shared, "server:/shared"))
-    monkeypatch.setattr("exporter.readers.mounts.MountTable.current", lambda _: mounts)
+    monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
     told = {
         node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter import records
+from exporter.contract import run_files
 from launcher.report import build_report, write_report
 from launcher.report_text import render_report
 from launcher.report_verify import verify_again
@@ -48,7 +48,7 @@ class Serving(RunDir):
         """One worker, as its wrapper has recorded it."""
         worker = self.WORKERS[rank]
         base = {"schema": 1, "worker": worker, "rank": rank, "pid": 7, "start": START + 1}
-        stem = records.record_name(worker, rank, 0, 0)
+        stem = run_files.record_name(worker, rank, 0, 0)
         (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
         record = {**base, "end": START + 100, "code": 0, "signal": None, **facts}
         (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from exporter.manifest import read_manifest
-from exporter.readers.formats import NoFile, open_source
-from exporter.readers.record_count import LineCount
+from exporter.contract.manifest import read_manifest
+from exporter.files.formats import NoFile, open_source
+from exporter.files.formats.record_count import LineCount
 from launcher import verify_files
-from tests.exporter.checkpoint_trees import safetensors_bytes, torch_bytes
+from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
 from tests.launcher.verify_job import SAMPLES, START, Job, after, many_slices
 
 

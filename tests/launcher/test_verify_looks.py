@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from exporter.clock import SystemClock
-from exporter.readers.file_host import FileHost
+from exporter.contract.clock import SystemClock
+from exporter.machine.file_host import FileHost
 from launcher import verify_looks
 from launcher.verify_files import OutputFacts, OutputFiles
 from launcher.verify_looks import Answer, look_at_all
-from tests.exporter.checkpoint_trees import torch_bytes
-from tests.exporter.fuse_server import FuseMount
-from tests.exporter.support import SOON_S
+from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
+from tests.exporter.machine.fuse_server import FuseMount
 from tests.launcher.verify_job import Job, after, many_slices
+from tests.support.exporter import SOON_S
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(
             return self.entries.__exit__(*why)
 
     monkeypatch.setattr(
-        "exporter.readers.checkpoint_files.os.scandir",
+        "exporter.files.checkpoints.checkpoints_reader.os.scandir",
         lambda place: Slow(scandir(place)) if isinstance(place, int) else scandir(place),
     )
     monkeypatch.setattr(verify_looks, "PATIENCE_S", 1.2)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from exporter.derive.gpu_account import worker_devices
+from exporter.gpus.analysis.node_status import worker_devices
 from launcher.watch_gpus import gpu_cells, gpu_troubles, index_words, mean_busy
-from tests.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 from tests.launcher.conftest import Golden
 from tests.launcher.test_watch import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
 STRANGER = {"pid": 7, "memory_bytes": 5 * GIB}
 FELL_OFF = {"gpu": "1", "severity": "failure", "words": "it has fallen off the bus (Xid 79)"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from exporter.clock import SystemClock
-from exporter.derive.work import Work, work_of
-from exporter.manifest import read_manifest
-from exporter.readers.file_host import FileHost
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import read_manifest
+from exporter.machine.file_host import FileHost
+from exporter.progress.work import Work, work_of
 from launcher import verify_files
 from launcher.verify import Check, verify
 from tests.launcher.support import settled_run_dir

@@ -1,0 +1,355 @@
+"""Finds the workers of a job that others have started, writes their records, and says which phase the job is in.
+
+It stands in a slot like a collector, on a thread of its own. For each worker that it finds it writes
+the start record that a wrapper would have written, so that all who read records need not know.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from exporter.attach import outcome
+from exporter.attach.workers_reader import PID_FILE_NAME, Sighting, WorkerSearch
+from exporter.collecting.collector import Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+from exporter.contract.events import EventLog
+from exporter.contract.manifest import Task
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.machine.procfs import read_pid_namespace
+from exporter.sidecar.sidecar import Sidecar
+from exporter.workers.collector import WorkersCollector
+
+SETTLE_S = 2.0
+"""A process that carries no number counts once it is this old: then those before it have been seen too."""
+COME_BACK_S = 3.0
+"""How long all workers must have ended for the job to be over: scripts start them again."""
+TICK_SLACK_S = 1.0
+"""How much a start may seem earlier than an end that came before it."""
+
+_ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
+"""Events that are told in the log too, in its words."""
+
+log = logging.getLogger("gpujob.finder")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a worker, as in its start record."""
+
+    pid: int
+    start_ticks: int
+    start: float
+    found_by: str
+    directory: str | None
+    session: int | None
+
+
+class Finder:
+    """Looks every second until all workers are found, then every check interval for those that come back."""
+
+    name = "finder"
+    interval_s = 1.0
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, sidecar: Sidecar, search: WorkerSearch) -> None:
+        context = sidecar.context
+        self.outcome: outcome.Outcome | None = None
+        """How the job has ended, once it has and the last values are in."""
+        self._sidecar = sidecar
+        self._search = search
+        self._context = context
+        self._manifest = context.manifest
+        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self._tasks = {task.rank: task for task in context.tasks}
+        self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
+        self._phase = ""
+        self._shown = ""
+        self._began = context.clock.monotonic()
+        self._looked = float("-inf")
+        self._all_ended_since: float | None = None
+        self._gone: Mapping[int, str] = {}
+        self._problems: tuple[str, ...] = ()
+        self._surplus_told = False
+        self._missing: str | None = None
+        """Which workers were not found in time, as a sentence."""
+        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+        self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
+        self._logged: deque[tuple[Any, ...]] = deque(maxlen=1000)
+
+    def read(self) -> tuple[dict[str, Any], ...]:
+        if self._phase == "finished":
+            return tuple(self._events)
+        now = self._context.clock.time()
+        status = self._sidecar.status()
+        self._keep(status["events"])
+        entries = {int(entry["rank"]): entry for entry in status["workers"] if "rank" in entry}
+        ends = {rank: self._end(rank, entries.get(rank, {})) for rank in self._tasks}
+        if self._is_due(ends):
+            self._looked = self._context.clock.monotonic()
+            self._look(entries, ends, now)
+        self._move_on(ends, now)
+        return tuple(self._events)
+
+    def _keep(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write down the events of the status that are new."""
+        for event in events:
+            key = (event["time"], event["event"], event.get("worker"), event["detail"])
+            if key not in self._logged:
+                self._logged.append(key)
+                if event["event"] in _ENDS:
+                    log.info("%s %s: %s", event["worker"], _ENDS[event["event"]], event["detail"])
+                facts = {name: value for name, value in event.items() if name != "event" and value not in ("", None)}
+                self._log.write(event["event"], **facts)
+
+    def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
+        """Nothing beyond whether looking works: workers have series of their own."""
+
+    def describe(self, snapshot: tuple[dict[str, Any], ...], status: Status) -> None:
+        status.events.extend(snapshot)
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _path(self, task: Task, restart: int) -> Path:
+        stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return self._folder / f"{stem}.start.json"
+
+    def _read_runs(self, task: Task) -> list[_Run]:
+        """Runs that an earlier sidecar of this directory has found."""
+        runs: list[_Run] = []
+        while (record := run_files.read_json(self._path(task, len(runs)))) is not None:
+            directory, session = record.get("directory"), record.get("session")
+            try:
+                run = _Run(
+                    int(str(record["pid"])),
+                    int(str(record["start_ticks"])),
+                    float(str(record["start"])),
+                    str(record["found_by"]),
+                    directory if isinstance(directory, str) else None,
+                    session if isinstance(session, int) else None,
+                )
+            except (KeyError, ValueError):
+                break
+            runs.append(run)
+        return runs
+
+    def _write_run(self, task: Task, sighting: Sighting) -> None:
+        runs, identity = self._runs[task.rank], self._context.identity
+        run_files.write_json(
+            self._path(task, len(runs)),
+            {
+                "schema": run_files.RECORD_SCHEMA,
+                "worker": task.worker,
+                "rank": task.rank,
+                "attempt": identity.attempt,
+                "restart": len(runs),
+                "host": os.uname().nodename,
+                "node": identity.node,
+                "pid_namespace": read_pid_namespace(self._context.proc),
+                "pid": sighting.pid,
+                "start_ticks": sighting.start_ticks,
+                "start": sighting.start,
+                "found_by": sighting.found_by,
+                "directory": sighting.directory,
+                "session": sighting.session,
+            },
+        )
+        runs.append(
+            _Run(
+                sighting.pid,
+                sighting.start_ticks,
+                sighting.start,
+                sighting.found_by,
+                sighting.directory,
+                sighting.session,
+            )
+        )
+        log.info("%s is process %d (found by %s)", task.worker, sighting.pid, sighting.found_by)
+        for slot in self._sidecar.slots:
+            if slot.collector.name == WorkersCollector.name:
+                slot.request()  # watched from now on, an end within the next second is seen too
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _end(self, rank: int, entry: Mapping[str, Any]) -> float | None:
+        """When the latest run of a worker ended; None while it runs, and before there is one."""
+        latest = len(self._runs[rank]) - 1
+        return next((float(end["time"]) for end in entry.get("exits") or () if end["restart"] == latest), None)
+
+    def _is_due(self, ends: Mapping[int, float | None]) -> bool:
+        if self._phase in ("", "launching", "completing"):
+            return True
+        wanted = any(not runs or ends[rank] is not None for rank, runs in self._runs.items())
+        return wanted and self._context.clock.monotonic() - self._looked >= self._manifest.check_interval_s
+
+    def _look(self, entries: Mapping[int, Mapping[str, Any]], ends: dict[int, float | None], now: float) -> None:
+        running = {runs[-1].pid for rank, runs in self._runs.items() if runs and ends[rank] is None}
+        # a worker that has gone into the background runs under another pid than its record says
+        running |= {int(entry["pid"]) for entry in entries.values() if entry.get("up") and entry.get("pid")}
+        found = self._search.look(running, by_name=not self._has_pid_file())
+        self._gone = found.gone
+        for problem in found.problems:
+            if problem not in self._problems:
+                log.warning("%s", problem)
+                self._tell(now, "warning", "pid file", problem)
+        self._problems = found.problems
+        before = {(run.pid, run.start_ticks) for runs in self._runs.values() for run in runs}
+        surplus = []
+        for sighting in found.sightings:
+            if (sighting.pid, sighting.start_ticks) in before:
+                continue
+            rank = self._place(sighting, ends, now)
+            if rank is not None:
+                self._write_run(self._tasks[rank], sighting)
+                ends[rank] = None
+            elif sighting.number is not None or now - sighting.start >= SETTLE_S:
+                surplus.append(f"{sighting.pid} ({sighting.command})" if sighting.command else str(sighting.pid))
+        if surplus and not self._surplus_told and self._all_found():
+            self._surplus_told = True
+            pids = ", ".join(surplus[:16])
+            detail = f"{len(surplus)} more than the {len(self._tasks)} workers expected: pid {pids}"
+            log.warning("processes that look like workers are not watched: %s", detail)
+            self._tell(now, "warning", "surplus", detail)
+
+    def _place(self, sighting: Sighting, ends: Mapping[int, float | None], now: float) -> int | None:
+        """The worker that this process is, if that one is missing or has ended."""
+        if sighting.number is not None:
+            ranks = [sighting.number] if sighting.number in self._tasks else []
+        elif now - sighting.start < SETTLE_S:
+            return None
+        else:
+            ranks = sorted(self._tasks, key=lambda rank: (bool(self._runs[rank]), rank))
+        for rank in ranks:
+            if not self._runs[rank]:
+                return rank
+            end, before = ends[rank], self._runs[rank][-1]
+            if end is None or not _may_follow(before, sighting):
+                continue
+            # what a worker has left behind is older than its end; a file says outright who is who
+            if sighting.start >= end - TICK_SLACK_S or (
+                sighting.found_by == "pid_file" and sighting.start > before.start
+            ):
+                return rank
+        return None
+
+    def _has_pid_file(self) -> bool:
+        """Whether a file of pids has told of a worker: then names tell of none."""
+        return any(run.found_by == "pid_file" for runs in self._runs.values() for run in runs)
+
+    def _all_found(self) -> bool:
+        return all(self._runs.values())
+
+    # -- phases ------------------------------------------------------------------------------------
+
+    def _move_on(self, ends: Mapping[int, float | None], now: float) -> None:
+        running = any(runs and ends[rank] is None for rank, runs in self._runs.items())
+        if running:
+            self._all_ended_since = None
+        elif self._all_ended_since is None and any(self._runs.values()):
+            self._all_ended_since = now
+        over = self._all_ended_since is not None and now - self._all_ended_since >= COME_BACK_S
+        if self._phase in ("", "launching"):
+            missing = [rank for rank, runs in self._runs.items() if not runs]
+            late = self._waited() >= self._manifest.launch_timeout_s
+            if missing and not late and not (over and all(rank in self._gone for rank in missing)):
+                self._enter("launching")
+                return
+            if missing:
+                self._give_up_waiting(missing, now)
+        if running:
+            self._enter("running")
+        elif not over and any(self._runs.values()):
+            self._enter("completing")
+        elif self._sidecar.final and self._phase == "ended":
+            self._conclude(now)
+        else:
+            self._enter("ended")
+
+    def _waited(self) -> float:
+        return self._context.clock.monotonic() - self._began
+
+    def _enter(self, phase: str) -> None:
+        """Publish a phase; ``ended`` is completing with no worker left."""
+        if phase != self._phase:
+            shown = "completing" if phase == "ended" else phase
+            run_files.write_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
+            if shown != self._shown:
+                self._shown = shown
+                self._log.write("phase", phase=shown)
+            self._phase = phase
+
+    def _give_up_waiting(self, missing: Sequence[int], now: float) -> None:
+        names = ", ".join(
+            self._tasks[rank].worker + (f" ({self._gone[rank]})" if rank in self._gone else "") for rank in missing
+        )
+        count, waited = len(self._tasks), min(self._waited(), self._manifest.launch_timeout_s)
+        problems = "".join(f"; {problem}" for problem in self._problems)
+        self._missing = (
+            f"found {count - len(missing)} of {count} workers within {waited:.0f} s; missing: {names}{problems}"
+        )
+        if any(rank not in self._gone for rank in missing):
+            name = "" if self._has_pid_file() else ", or let their command lines hold the job's name"
+            self._missing += f"; write their pids into {PID_FILE_NAME} of the log directory or --pid-file{name}"
+        log.error("%s", self._missing)
+        self._tell(now, "critical", "launch incomplete", self._missing)
+
+    def _conclude(self, now: float) -> None:
+        status = self._sidecar.status()  # the last values are in it by now
+        self._keep(status["events"])
+        severities = lexicon_of(self._manifest).severities
+        critical = {name for name, severity in severities.items() if severity == "critical"}
+        missing = None if self._all_found() else self._missing
+        judged = outcome.judge(status, critical, missing)
+        run_dir = self._manifest.run_dir
+        try:
+            run_files.write_json(
+                run_dir / run_files.REPORT_FILE,
+                outcome.report(status, judged, str(run_dir), self._all_ended_since or now, self._diagnoses()),
+            )
+        except OSError as error:
+            log.warning("cannot write the report: %s", error.strerror)
+        self.outcome = judged
+        self._enter("finished")
+
+    def _diagnoses(self) -> dict[str, outcome.Diagnosis]:
+        """What there is of diagnoses, by worker."""
+        run_dir, found = self._manifest.run_dir, dict[str, outcome.Diagnosis]()
+        for task in self._tasks.values():
+            place = f"{run_files.DIAGNOSTICS_DIR}/{task.worker}"
+            body = run_files.read_json(run_dir / f"{place}.json")
+            if body is not None:
+                found[task.worker] = outcome.Diagnosis(f"{place}.txt", body)
+        return found
+
+    def leave(self) -> None:
+        """Write down that the watching has ended before the job: the workers as they were last seen."""
+        now, run_dir, status = self._context.clock.time(), self._manifest.run_dir, self._sidecar.status()
+        clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
+        try:
+            run_files.write_json(
+                run_dir / run_files.REPORT_FILE,
+                outcome.unfinished_report(status, str(run_dir), now, clock, self._diagnoses()),
+            )
+        except OSError as error:
+            log.warning("cannot write the report: %s", error.strerror)
+
+    def _tell(self, now: float, level: str, kind: str, detail: str) -> None:
+        self._events.append(
+            {"time": now, "level": level, "event": kind, "worker": "", "rank": None, "detail": detail},
+        )
+
+
+def _may_follow(before: _Run, sighting: Sighting) -> bool:
+    """Whether a process can be the next run of a worker: another program may have the name of the job as well.
+
+    A worker comes back by what it was found by. One that was found by its name may come back by
+    what is surer, and by its name only from the same directory or session.
+    """
+    if before.found_by != "name":
+        return sighting.found_by == before.found_by
+    return sighting.found_by != "name" or sighting.is_akin(before.directory, before.session)

@@ -1,0 +1,253 @@
+"""How a job has ended that others have started, out of the last status: state, summary and report."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.gpus.analysis.node_status import Told, account, account_words, worker_devices, worker_troubles
+from exporter.progress.work import Work, unit_word, work_of
+from exporter.workers.exit_reason import CONSEQUENCES, first_cause
+
+COMPLETE_SHARE = 0.99
+"""Share of the work that counts as all of it."""
+REPORT_SCHEMA = 1
+EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
+"""As those of ``gpujob report``, which shows the report."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state of the job, and sentences that say why."""
+
+    state: str
+    why: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_STATUS[self.state]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What has been written of the failure of a worker: where, relative to the run directory, and its facts."""
+
+    place: str
+    body: Mapping[str, Any]
+
+
+def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> Outcome:
+    """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
+
+    Where nobody knows a worker's exit status, the items or steps that its log counts decide: all of them is a
+    completed worker, fewer a failed one. Where all have exited with 0, fewer items than the job has are an incomplete
+    job; fewer steps than a log tells are none: training stops early, and logs skip lines.
+    ``missing`` tells which workers were never found.
+    """
+    workers: Sequence[Mapping[str, Any]] = status["workers"]
+    not_found = [missing] if missing else []
+    failed = [
+        f"{worker['worker']} ended by {worker['exit']['reason']}"
+        for worker in workers
+        if worker["exit"] is not None and not is_unknown(worker) and worker["exit"]["reason"] != "completed"
+    ]
+    doubtful = [worker for worker in workers if is_unknown(worker) or worker["exit"] is None]
+    work = work_of(workers)
+    done, total = work.done, _total(status, work)
+    enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
+    counted = f"{done} of {total} {unit_word({'unit': work.unit})} were done"
+    share = f"{counted}; {COMPLETE_SHARE * 100:.0f} % are enough"
+    short = short_of_their_own(status)
+    if failed:
+        return Outcome("FAILED", (*failed, *not_found))
+    if not doubtful and work.counts_items and done is not None and total is not None and not enough:
+        return Outcome("INCOMPLETE", (share, *not_found))
+    if not doubtful:
+        return Outcome("COMPLETED", (*not_found, *short))
+    for worker in doubtful:
+        found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
+        if found:
+            failed.append(f"the log of {worker['worker']} has {', '.join(sorted(found))}")
+    told = done is not None and total is not None and all(worker.get("items") is not None for worker in doubtful)
+    if told and not enough:
+        failed.append(share)
+    if not enough:
+        failed += not_found
+    if failed:
+        return Outcome("FAILED", tuple(failed))
+    if enough:
+        return Outcome("COMPLETED", (counted,))
+    return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short))
+
+
+def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
+    """Warnings of workers that have exited with 0 before the total of their own logs, where no other is known."""
+    work = work_of(status["workers"])
+    counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
+    known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
+    totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
+    whole = max(totals, default=0)
+    # each log may tell the total of the job
+    of_the_job = work.unit is not None and len(totals) == 1 and COMPLETE_SHARE * whole <= done <= whole
+    if (work.counts_items and _total(status, work)) or of_the_job:
+        return []
+    return [
+        f"warning: {worker['worker']} has exited with 0 after {items} of the {total} {unit_word(worker)} "
+        "that its log tells"
+        for worker, items, total in known
+        if items < COMPLETE_SHARE * total and (worker["exit"] or {}).get("code") == 0
+    ]
+
+
+def is_unknown(worker: Mapping[str, Any]) -> bool:
+    """Whether a worker has ended without anybody knowing its status, or a reason in its stead."""
+    ended = worker["exit"]
+    return (
+        ended is not None
+        and ended["code"] is None
+        and ended["signal"] is None
+        and ended["reason"] in ("completed", "killed_unknown")
+    )
+
+
+def _total(status: Mapping[str, Any], work: Work) -> int | None:
+    """What the job has to do, as far as that is sure: its own total of items, or that of workers in step."""
+    total: int | None = status["job"].get("total_items")
+    if work.counts_items_of(total):
+        return total
+    return work.expected if work.in_step or work.bars else None
+
+
+def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
+    """The end of the job for people: a line for each worker."""
+    job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
+    lines = [f"job {job['job_id']} {_plain(job['job_name'])}: {outcome.state}"]
+    lines += [
+        f"  {worker['worker']:<{width}}  {', '.join([*_end_words(worker), *_item_words(worker)])}"
+        for worker in status["workers"]
+    ]
+    told = [*outcome.why, *_gpu_words(status)]
+    if status.get("gpus") and (gpus := account({status["node"]["name"]: status})):
+        told.append(f"GPUs: {account_words(gpus)}")
+    return "\n".join([*lines, *map(_plain, told), f"run directory: {run_dir}"])
+
+
+def _gpu_words(status: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the GPUs of workers that have not ended well."""
+    told = status.get("gpus") or {}
+    return [
+        f"{worker['worker']}: {trouble.words}"
+        for worker in status["workers"]
+        if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
+        for trouble in worker_troubles(worker, worker_devices(worker, told), told)
+    ]
+
+
+def _end_words(worker: Mapping[str, Any]) -> list[str]:
+    ended = worker["exit"]
+    if ended is None:
+        return ["not found" if worker["pid"] is None else "running"]
+    if is_unknown(worker):
+        return ["exit status unknown"]
+    if ended["signal"] is not None:
+        return [ended["reason"], str(ended["signal"])]
+    return [ended["reason"], "exit status unknown" if ended["code"] is None else f"exit status {ended['code']}"]
+
+
+def _item_words(worker: Mapping[str, Any]) -> list[str]:
+    items, expected = worker.get("items"), worker.get("items_expected")
+    unit = unit_word(worker)
+    return [] if items is None else [f"{items}/{expected} {unit}" if expected else f"{items} {unit}"]
+
+
+def _plain(text: str) -> str:
+    """One line without what moves the cursor of a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def unfinished_report(
+    status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, Diagnosis]
+) -> dict[str, Any]:
+    """The report of a job whose watching has ended before it; ``clock`` is the time of the day."""
+    seen = [worker for worker in status["workers"] if "rank" in worker]  # others have not been looked at yet
+    status, running = {**status, "workers": seen}, sum(bool(worker["up"]) for worker in seen)
+    words = f"{running} worker was" if running == 1 else f"{running} workers were"
+    why = f"the watching was ended at {clock}; {words} running then"
+    stopped = {"reason": "unknown", "cause": why, "time": now}
+    made = report(status, Outcome("UNKNOWN", (why,)), run_dir, now, diagnoses)
+    return made | {"cause": None, "stopped": stopped}
+
+
+def report(
+    status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float, diagnoses: Mapping[str, Diagnosis]
+) -> dict[str, Any]:
+    """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
+    job, node, launch = status["job"], status["node"]["name"], status["launch"]
+    workers = [_report_worker(worker, status.get("gpus") or {}) for worker in status["workers"]]
+    work = work_of(workers)
+    duration = end - job["start"] if job["start"] is not None else None
+    cause = _cause(workers)
+    if cause is not None:
+        cause["diagnosis"] = _diagnosis(diagnoses.get(cause["worker"]), cause, status["attempt"])
+    check = unit_word({"unit": work.unit}) if outcome.state == "INCOMPLETE" else "workers"
+    unmet = outcome.state in ("INCOMPLETE", "FAILED")
+    checks = [{"name": check, "passed": False, "detail": line} for line in outcome.why if unmet and cause is None]
+    return {
+        "schema": REPORT_SCHEMA,
+        "job_id": job["job_id"],
+        "job_name": job["job_name"],
+        "attempt": status["attempt"],
+        "state": outcome.state,
+        "exit_status": outcome.exit_status,
+        "why": list(outcome.why),
+        "cause": cause,
+        "stopped": None,
+        "start": job["start"],
+        "end": end,
+        "duration_s": duration,
+        "unit": work.unit,
+        "items": work.done,
+        "items_expected": _total(status, work),
+        "items_processed": work.processed,
+        "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
+        "verification": {"verified": False, "checks": checks},
+        "gpus": account({node: status}, status.get("events") or ()),
+        "launch": launch if launch.get("final") else None,
+        "tolerated": [],  # nobody says of these workers that the job can do without them
+        "restarted": [],  # nor does anybody start them again
+        "diagnoses": [diagnoses[name].place for name in _failed(workers) if name in diagnoses],
+        "monitoring": {"nodes_with_final_values": [node], "nodes_without": []},
+        "nodes": [node],
+        "workers": workers,
+        "run_dir": run_dir,
+    }
+
+
+def _report_worker(worker: Mapping[str, Any], gpus: Told) -> dict[str, Any]:
+    same = ("worker", "role", "rank", "node", "gpus", "up", "state", "start", "restarts", "exit", "exits")
+    progress = ("unit", "pattern", "items", "items_expected", "items_processed", "items_first", "cpu_s")
+    entry = {name: worker[name] for name in same} | {name: worker.get(name) for name in progress}
+    used = {"gpu_devices": worker_devices(worker, gpus), "gpu_misplaced": worker.get("gpu_misplaced")}
+    return {**entry, **used, "critical": True, "log_errors": worker.get("log_errors") or {}}
+
+
+def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The first failure in time."""
+    ended = [worker for worker in workers if worker["exit"] is not None and not is_unknown(worker)]
+    index = first_cause([(worker["exit"]["time"], worker["exit"]["reason"]) for worker in ended])
+    if index is None:
+        return None
+    worker = ended[index]
+    return {key: worker[key] for key in ("worker", "rank", "node")} | {
+        key: worker["exit"][key] for key in ("reason", "code", "signal", "time", "restart", "evidence")
+    }
+
+
+def _failed(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
+
+
+def _diagnosis(found: Diagnosis | None, cause: Mapping[str, Any], attempt: int) -> str | None:
+    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    if found is None or found.body.get("attempt") != attempt:
+        return None
+    return found.place if all(found.body.get(key) == cause[key] for key in ("rank", "restart")) else None

@@ -1,0 +1,292 @@
+"""Watch a job that others have started: a run directory, a manifest and an identity made from settings.
+
+What a launcher would have written is written here, so that the sidecar, ``gpujob watch`` and
+``gpujob report`` find what they know. The workers themselves are the finder's matter.
+"""
+
+import logging
+import os
+import pwd
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from exporter.attach.workers_reader import PID_FILE_NAME, Sighting, Wanted, WorkerSearch, read_process
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.contract.identity import Identity, identify
+from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, read_manifest, render_manifest
+from exporter.machine.procfs import read_environment
+
+LISTEN_ADDRESS = ":9410"
+ROLE = "worker"
+_NAME_LENGTH = 64
+_SLURM_FACTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_JOB_END_TIME")
+
+log = logging.getLogger("gpujob.attach")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is known of the job, by the names of the flags; paths are absolute, times in seconds."""
+
+    job_name: str
+    num_workers: int
+    output_dir: str
+    log_dir: str
+    gpu_ids: tuple[int, ...] = ()
+    """Empty where the job uses no GPUs."""
+    checkpoint_dir: str | None = None
+    """None: where the outputs are."""
+    total_items: int = 0
+    """0: not known."""
+    check_interval: float = 10
+    launch_timeout: float = 60
+    stall_timeout: float = 300
+    output_pattern: str = "output_worker_*.json"
+    log_pattern: str = "worker_*.log"
+    checkpoint_pattern: str = "checkpoint_*.pt"
+    progress_patterns: tuple[LogPattern, ...] = ()
+    error_patterns: tuple[LogPattern, ...] = ()
+    gpu_metrics: bool = False
+    alert_email: str | None = None
+    email_enabled: bool = True
+    alert_slack: str | None = None
+    slack_enabled: bool = True
+    terminal: bool = False
+    pid_file: str | None = None
+    slurm_job_id: str | None = None
+    state_dir: str | None = None
+
+
+REQUIRED = ("job_name", "num_workers", "output_dir", "log_dir")
+_FROM_THE_FILE = ("progress_patterns", "error_patterns", "email_enabled", "slack_enabled", "terminal")
+FLAGS = tuple(item.name for item in fields(Settings) if item.name not in _FROM_THE_FILE)
+
+
+def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
+    """Flags over what a file gives; raises ExporterError for all that is missing."""
+    given = {**config, **{name: value for name, value in flags.items() if value is not None}}
+    missing = [flag_of(name) for name in REQUIRED if name not in given]
+    if missing:
+        raise ExporterError(
+            f"missing {', '.join(missing)}; a job that is already running is described by flags or by --config FILE, "
+            "one that gpujob has launched by --run-dir DIR"
+        )
+    for name in ("output_dir", "log_dir", "checkpoint_dir", "pid_file", "state_dir"):
+        if given.get(name) is not None:
+            given[name] = os.path.abspath(os.path.expanduser(given[name]))
+    return Settings(**{**given, "gpu_ids": tuple(given.get("gpu_ids", ()))})
+
+
+def flag_of(setting: str) -> str:
+    """The flag that gives a setting."""
+    return "--" + setting.replace("_", "-")
+
+
+def notices(settings: Settings) -> list[str]:
+    """What a person must know who expects the settings to do more than they do; no secrets."""
+    found = []
+    place = "alertmanager/alertmanager.yml"
+    routed = "alerts are rules of Prometheus (alertmanager/rules/) that Alertmanager routes; "
+    if settings.alert_email is not None and settings.email_enabled:
+        found.append(
+            f"alerts by mail: {routed}write {settings.alert_email} as `to:` of an `email_configs:` entry below a "
+            f"receiver in {place}, and the mail server as `smtp_smarthost:` below its `global:`"
+        )
+    if settings.alert_slack is not None and settings.slack_enabled:
+        found.append(
+            f"alerts to Slack: {routed}put the webhook into a file and name that as `api_url_file:` of a "
+            f"`slack_configs:` entry below a receiver in {place}"
+        )
+    if settings.terminal:
+        found.append("the terminal display is a command of its own: gpujob watch, with the run directory named below")
+    for name in ("output_dir", "log_dir", "checkpoint_dir"):
+        path = getattr(settings, name)
+        if path is not None and not os.path.isdir(path):
+            found.append(f"{name}: {path} is not there yet")
+    return found
+
+
+def gpus_of_workers(gpu_ids: tuple[int, ...], workers: int) -> tuple[tuple[int, ...], ...]:
+    """GPUs of each worker: spread evenly when there are more of them than workers, shared when there are fewer."""
+    count = len(gpu_ids)
+    if count < workers:
+        return tuple(gpu_ids[index * count // workers : index * count // workers + 1] for index in range(workers))
+    return tuple(gpu_ids[index * count // workers : (index + 1) * count // workers] for index in range(workers))
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A job that can be watched."""
+
+    manifest: Manifest
+    identity: Identity
+    search: WorkerSearch
+
+
+def attach(settings: Settings, environ: Mapping[str, str], listen_address: str) -> Attached:
+    """Look for the job, and make its run directory or go on with one that an earlier sidecar has left."""
+    job = settings.slurm_job_id or environ.get("SLURM_JOB_ID")
+    gpus = gpus_of_workers(settings.gpu_ids, settings.num_workers)
+    pid_file = Path(settings.pid_file or Path(settings.log_dir, PID_FILE_NAME))
+    search = WorkerSearch(Wanted(settings.job_name, gpus, pid_file, settings.pid_file is not None, job), environ)
+    now = time.time()
+    run_dir = _run_dir(settings, job or f"pid-{os.getpid()}", now)
+    earlier = _earlier(run_dir, settings)
+    sightings = search.look().sightings
+    facts = _slurm_facts(job, environ, sightings)
+    job_id = job or str(earlier.get("job_id") or (run_dir.name if settings.state_dir else f"pid-{os.getpid()}"))
+    start = min((sighting.start for sighting in sightings), default=now)
+    attempt = 0
+    if earlier:
+        attempt = int(str(earlier.get("attempt", 0)))
+        if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
+            attempt += 1  # the job in this directory is over, so this is its next launch
+        else:
+            start = float(str(earlier.get("start", start)))
+    manifest = _manifest(settings, run_dir, gpus, facts, _owner(sightings), listen_address, on_slurm=job is not None)
+    hostname = socket.gethostname()
+    identity = identify(
+        manifest,
+        {
+            **{name: value for name, value in environ.items() if name == "SLURMD_NODENAME"},
+            **facts,
+            "GPUJOB_JOB_ID": job_id,
+            "GPUJOB_NODE_INDEX": "0",
+            "GPUJOB_ATTEMPT": str(attempt),
+            "GPUJOB_START_TIME": repr(start),
+        },
+        hostname,
+    )
+    _write(manifest, identity, hostname)
+    return Attached(manifest, identity, search)
+
+
+def _run_dir(settings: Settings, job_id: str, now: float) -> Path:
+    if settings.state_dir is not None:
+        path = Path(settings.state_dir)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExporterError(f"--state-dir: {path} cannot be made: {error.strerror}") from error
+        return path
+    word = re.sub(r"[^\w.-]+", "_", settings.job_name).strip("._")[:_NAME_LENGTH] or "job"
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
+    path = Path.cwd() / "logs" / f"{job_id}_{word}_{stamp}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        instead = Path(tempfile.mkdtemp(prefix="gpujob-"))
+        log.warning("%s cannot be made (%s); the run directory is %s", path, error.strerror, instead)
+        return instead
+    return path
+
+
+def _earlier(run_dir: Path, settings: Settings) -> Mapping[str, object]:
+    """What an earlier sidecar has written of itself; empty for a new directory."""
+    if not (run_dir / run_files.MANIFEST_FILE).exists():
+        return {}
+    manifest = read_manifest(run_dir)
+    if not manifest.attached:
+        raise ExporterError(
+            f"--state-dir: {run_dir} belongs to a job that gpujob has launched; watch it with --run-dir"
+        )
+    if manifest.job_name != settings.job_name:
+        raise ExporterError(f"--state-dir: {run_dir} belongs to the job {manifest.job_name!r}; give another directory")
+    earlier = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+    pid = earlier.get("pid")
+    process = read_process(pid) if isinstance(pid, int) and earlier.get("host") == socket.gethostname() else None
+    if process is not None and process.start_ticks == earlier.get("start_ticks") and pid != os.getpid():
+        raise ExporterError(f"--state-dir: {run_dir} is in use: process {pid} watches this job already")
+    return earlier
+
+
+def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[Sighting, ...]) -> dict[str, str]:
+    """Cluster, partition, user and time limit of a Slurm job, from our environment or else a worker's."""
+    told: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
+    for sighting in sightings:
+        if told is None and sighting.found_by == "slurm_step":
+            told = read_environment(sighting.pid, _SLURM_FACTS)
+    return {name: value for name, value in (told or {}).items() if name in _SLURM_FACTS}
+
+
+def _owner(sightings: tuple[Sighting, ...]) -> str:
+    uid = os.getuid()
+    if sightings:
+        try:
+            uid = os.stat(f"/proc/{sightings[0].pid}").st_uid
+        except OSError:
+            pass  # it has ended in between
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _manifest(
+    settings: Settings,
+    run_dir: Path,
+    gpus: tuple[tuple[int, ...], ...],
+    facts: Mapping[str, str],
+    user: str,
+    listen_address: str,
+    *,
+    on_slurm: bool,
+) -> Manifest:
+    elsewhere = "" if on_slurm else "local"
+    return Manifest(
+        job_name=settings.job_name,
+        user=user,
+        cluster=facts.get("SLURM_CLUSTER_NAME") or elsewhere,
+        partition=facts.get("SLURM_JOB_PARTITION") or elsewhere,
+        nodes=1,
+        tasks=tuple(Task(f"{ROLE}_w{index}", ROLE, index, index, index, 0, own) for index, own in enumerate(gpus)),
+        groups=(
+            PathGroup("output", settings.output_dir, settings.output_pattern),
+            PathGroup("checkpoint", settings.checkpoint_dir or settings.output_dir, settings.checkpoint_pattern),
+        ),
+        logs=PathGroup("logs", settings.log_dir, settings.log_pattern),
+        progress=settings.progress_patterns,
+        errors=settings.error_patterns,
+        total_items=settings.total_items or None,
+        check_interval_s=settings.check_interval,
+        launch_timeout_s=settings.launch_timeout,
+        stall_timeout_s=settings.stall_timeout,
+        gpu_metrics=settings.gpu_metrics,
+        listen_address=listen_address,
+        attached=True,
+        run_dir=run_dir,
+    )
+
+
+def _write(manifest: Manifest, identity: Identity, hostname: str) -> None:
+    """The files of a run directory, as a launcher leaves them."""
+    run_dir, own = manifest.run_dir, read_process(os.getpid())
+    try:
+        for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
+            (run_dir / folder).mkdir(exist_ok=True)
+        (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of the launch before
+        run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
+        run_files.write_state(str(run_dir), "launching")
+        run_files.write_json(
+            run_dir / run_files.ORCHESTRATOR_FILE,
+            {
+                "schema": run_files.RECORD_SCHEMA,
+                "job_id": identity.job_id,
+                "pid": os.getpid(),
+                "start_ticks": own.start_ticks if own is not None else None,
+                "host": hostname,
+                "hosts": [identity.node],
+                "attempt": identity.attempt,
+                "start": identity.start,
+                "local": True,
+            },
+        )
+    except OSError as error:
+        raise ExporterError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error

@@ -1,0 +1,461 @@
+"""The worker processes of a job that others have started: by a file of pids, by Slurm's variables, by the job's name.
+
+Only processes of this user are looked for, never this one or a parent of it. A process is named by
+its pid and the moment it started, so that a pid which is used again is another process. Of
+environments the few variables named here are read, and nothing of them is kept but a number.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.machine.procfs import CLOCK_TICKS, parse_stat, read_environment
+
+MOST_PROCESSES = 65536
+MOST_ARGUMENT_BYTES = 65536
+MOST_PID_FILE_BYTES = 65536
+LARGEST_PID = 1 << 22
+UNFINISHED_S = 2.0
+"""A last pid without a separator behind it may be half of one while its file is this young."""
+CLOCK_SLACK_S = 10.0
+"""How far the clock of a file server may be behind."""
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's numbers of the batch, extern and interactive steps begin here (slurm.h)."""
+
+PID_FILE_NAME = "worker_pids.txt"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SHELLS = _words("sh bash dash zsh ksh mksh fish csh tcsh ash busybox slurm_script")
+_STARTERS = _words(
+    """
+    accelerate accelerate.commands.launch apptainer conda deepspeed deepspeed.launcher.launch docker doas enroot env
+    horovodrun hydra_pmi_proxy ionice ltrace make mamba mpiexec mpiexec.hydra mpirun ncu nice nohup nsys numactl orterun
+    parallel podman poetry prted prterun setsid singularity stdbuf strace su sudo taskset time timeout torchrun
+    torch.distributed.launch torch.distributed.run uv xargs
+    """
+)
+"""Programs that start others and stay beside them: they name the job, and what they have started does the work."""
+_BYSTANDERS = _words(
+    """
+    ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
+    git glances gpujob gpujob-exporter gpujob_entry gpustat grep gzip head htop hx inotifywait ipython joe journalctl jq
+    jupyter jupyter-lab jupyter-notebook kate kill launcher less ls lsof man mawk mc micro more mosh mosh-server most mv
+    nano ncdu node nvidia-smi nvim nvitop pdsh perf pgrep pkill ps pstree py-spy rclone rg rm rsync sacct salloc sattach
+    sbatch scancel scontrol scp screen script sed sftp sleep squeue srun ssh sshd sshfs sstat stat tail tar tee
+    tensorboard tmux top touch vi view vim vimdiff visidata watch wc wget xxd zip zstd
+    """
+)
+"""Programs whose command line may hold the name of a job that they only look at, copy or submit."""
+
+_NUMBER_FLAGS = _words("--worker-id --worker_id --worker --rank --shard --local_rank --local-rank")
+_NUMBER_VARIABLES = ("RANK", "LOCAL_RANK", "GPUJOB_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one look; ``words`` is its command line, empty for processes of others and zombies."""
+
+    pid: int
+    parent: int
+    start_ticks: int
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A process that is, as far as one can tell, a worker."""
+
+    pid: int
+    start_ticks: int
+    start: float
+    """Epoch seconds."""
+    found_by: str
+    """``pid_file``, ``slurm_step`` or ``name``."""
+    number: int | None
+    """Which worker it is, from 0; None when only its place among the others tells."""
+    directory: str | None = None
+    """Where it works; None when that cannot be read."""
+    session: int | None = None
+    """The session that it was started in."""
+    command: str = ""
+    """The first words of its command line, for people."""
+
+    def is_akin(self, directory: str | None, session: int | None) -> bool:
+        """Whether it works in this directory or comes from this session."""
+        same_directory = directory is not None and self.directory == directory
+        return same_directory or (session is not None and self.session == session)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look has found, those of one finder in the order of the workers."""
+
+    sightings: tuple[Sighting, ...] = ()
+    gone: Mapping[int, str] = field(default_factory=dict)
+    """Why the process that a file names for a worker is not it, by worker."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with a file of pids."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which workers are looked for."""
+
+    job_name: str
+    gpus: tuple[tuple[int, ...], ...]
+    """GPUs of each worker, as many entries as there are workers."""
+    pid_file: Path
+    must_exist: bool = False
+    """Whether it is worth a word that there is no such file."""
+    slurm_job_id: str | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.gpus)
+
+
+def read_boot_time() -> float:
+    """When this machine was started, epoch seconds, finer than the whole seconds of ``/proc/stat``."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_processes(proc: str = "/proc") -> dict[int, Process]:
+    """All processes that can be seen, by pid; command lines of this user's alone."""
+    own, found = os.getuid(), dict[int, Process]()
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if not entry.name.isdigit():
+                continue
+            if len(found) >= MOST_PROCESSES:
+                break
+            process = read_process(int(entry.name), proc)
+            if process is None:
+                continue
+            try:
+                mine = entry.stat().st_uid == own
+            except OSError:
+                continue
+            found[process.pid] = process if mine else Process(process.pid, process.parent, process.start_ticks)
+    return found
+
+
+def read_process(pid: int, proc: str = "/proc") -> Process | None:
+    """One process, or None when it is not there."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as source:
+            stat = parse_stat(source.read(4096))
+    except (OSError, ValueError, IndexError):
+        return None
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as source:
+            text = source.read(MOST_ARGUMENT_BYTES)
+    except OSError:
+        text = b""
+    words = tuple(os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")) if text else ()
+    return Process(pid, stat.parent, stat.start_ticks, words)
+
+
+def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
+    """The parents of a process, up to the first."""
+    found: set[int] = set()
+    while pid in processes and (pid := processes[pid].parent) not in found and pid > 0:
+        found.add(pid)
+    return found
+
+
+class WorkerSearch:
+    """Looks for the workers of one job, again and again."""
+
+    def __init__(self, wanted: Wanted, environ: Mapping[str, str], proc: str = "/proc", own_pid: int | None = None):
+        self._wanted = wanted
+        self._environ = environ
+        self._proc = proc
+        self._own_pid = own_pid if own_pid is not None else os.getpid()
+
+    def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> Look:
+        """What is there now. ``known`` are workers that run: they and their relatives are passed over.
+
+        The name of the job is not looked for when a file of pids tells of a worker.
+        """
+        boot, processes = read_boot_time(), read_processes(self._proc)
+        barred = ancestors(self._own_pid, processes) | {self._own_pid}
+        taken = set(known)
+        named = read_pid_file(self._wanted, barred, boot, self._proc)
+        sightings = [sighting for sighting in named.sightings if sighting.pid not in taken]
+        taken |= {sighting.pid for sighting in sightings}
+        later = find_by_slurm_step(processes, self._wanted, self._environ, barred, boot, self._proc)
+        if by_name and not named.sightings:
+            later += find_by_name(processes, self._wanted, self._environ, barred, boot, self._proc)
+        above = set[int]().union(*(ancestors(pid, processes) for pid in taken))
+        for sighting in later:
+            parents = ancestors(sighting.pid, processes)
+            if sighting.pid not in taken | above and not parents & taken:
+                sightings.append(sighting)
+                taken.add(sighting.pid)
+                above |= parents
+        return Look(tuple(sightings), named.gone, named.problems)
+
+
+def _sighting(process: Process, found_by: str, number: int | None, boot: float, proc: str) -> Sighting:
+    start, pid = boot + process.start_ticks / CLOCK_TICKS, process.pid
+    try:
+        directory = os.readlink(f"{proc}/{pid}/cwd")
+    except OSError:
+        directory = None
+    return Sighting(
+        pid, process.start_ticks, start, found_by, number, directory, _session(process, proc), _shown(process.words)
+    )
+
+
+def _session(process: Process, proc: str) -> int | None:
+    """The session that a process was started in: that of its parent where it leads one of its own."""
+    session = _read_session(process.pid, proc)
+    if session != process.pid:
+        return session
+    return _read_session(process.parent, proc) if process.parent > 1 else None
+
+
+def _read_session(pid: int, proc: str) -> int | None:
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as source:
+            text = source.read(4096)
+        session = int(text[text.rindex(b")") + 2 :].split(None, 4)[3])
+    except (OSError, ValueError, IndexError):
+        return None
+    return session if session > 1 else None  # one that was begun outside of this container, or by its first process
+
+
+def _shown(words: Sequence[str]) -> str:
+    """A program and its script or first argument: what follows may be a secret."""
+    if not words:
+        return ""
+    base, program = os.path.basename(words[0]), _program(words)
+    second = program if program != base else "".join(word for word in words[1:2] if not word.startswith("-"))
+    return "".join(character if character.isprintable() else "?" for character in f"{base} {second}".strip())[:60]
+
+
+# -- a file of pids ----------------------------------------------------------------------------------
+
+
+def parse_pids(text: str, *, finished: bool) -> list[int]:
+    """Pids in the order of the workers, between blanks, newlines or commas; raises ValueError for anything else.
+
+    A last one without a separator behind it is left out unless the file is ``finished``.
+    """
+    words = re.split(r"[\s,]+", text)
+    if not finished:
+        words[-1] = ""
+    pids = []
+    for word in filter(None, words):
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and 0 < int(word) <= LARGEST_PID):
+            raise ValueError(f"{word[:40]!r} is not a process id")
+        pids.append(int(word))
+    return pids
+
+
+def read_pid_file(wanted: Wanted, barred: set[int], boot: float, proc: str = "/proc") -> Look:
+    """The processes that the file names, by their place in it; nothing while there is no such file.
+
+    A process that started after the file was last written is not the one that was written down.
+    """
+    path, name = wanted.pid_file, wanted.pid_file.name
+    try:
+        with path.open("rb") as source:
+            facts, text = os.fstat(source.fileno()), source.read(MOST_PID_FILE_BYTES)
+        pids = parse_pids(text.decode("ascii", "replace"), finished=time.time() - facts.st_mtime > UNFINISHED_S)
+    except FileNotFoundError:
+        return Look(problems=(f"{path}: is not there",) if wanted.must_exist else ())
+    except (OSError, ValueError) as error:
+        return Look(problems=(f"{path}: {getattr(error, 'strerror', None) or error}",))
+    sightings, gone, seen = [], dict[int, str](), set[int]()
+    for number, pid in enumerate(pids):
+        process = read_process(pid, proc)
+        if process is None:
+            gone[number] = f"pid {pid} from {name} is gone"
+        elif boot + process.start_ticks / CLOCK_TICKS > facts.st_mtime + CLOCK_SLACK_S:
+            gone[number] = f"pid {pid} from {name} has ended and is another process now"
+        elif pid in barred:
+            gone[number] = f"pid {pid} from {name} is this program or has started it"
+        elif pid in seen:
+            gone[number] = f"pid {pid} is in {name} twice"
+        else:
+            sightings.append(_sighting(process, "pid_file", number, boot, proc))
+        seen.add(pid)
+    return Look(tuple(sightings), gone)
+
+
+# -- steps of a Slurm job ------------------------------------------------------------------------------
+
+
+def find_by_slurm_step(
+    processes: Mapping[int, Process],
+    wanted: Wanted,
+    environ: Mapping[str, str],
+    barred: set[int],
+    boot: float,
+    proc: str = "/proc",
+) -> list[Sighting]:
+    """The topmost process of each task of the job's ordinary steps on this node, but those of our own step.
+
+    A task is a worker whatever it runs: a shell around the program is watched with what it starts.
+    """
+    if wanted.slurm_job_id is None:
+        return []
+    own_step = environ.get("SLURM_STEP_ID") if environ.get("SLURM_JOB_ID") == wanted.slurm_job_id else None
+    tasks: dict[int, tuple[int, int]] = {}
+    for pid, process in processes.items():
+        values = read_environment(pid, _SLURM_VARIABLES, proc) if process.words and pid not in barred else None
+        if values is None or values.get("SLURM_JOB_ID") != wanted.slurm_job_id:
+            continue
+        step, task = _whole(values.get("SLURM_STEP_ID")), _whole(values.get("SLURM_PROCID"))
+        if step is None or task is None or step >= FIRST_SPECIAL_STEP or str(step) == own_step:
+            continue
+        tasks[pid] = (step, task)
+    first: dict[tuple[int, int], Process] = {}
+    for pid, task_of in tasks.items():
+        process = processes[pid]
+        if tasks.get(process.parent) != task_of and (
+            task_of not in first or process.start_ticks < first[task_of].start_ticks
+        ):
+            first[task_of] = process
+    numbers = [task for _, task in first]
+    # several steps count from 0 each, and a node in the middle of a job from somewhere above
+    numbered = len(set(numbers)) == len(numbers) and all(number < wanted.count for number in numbers)
+    return [
+        _sighting(first[step, task], "slurm_step", task if numbered else None, boot, proc)
+        for step, task in sorted(first)
+    ]
+
+
+# -- the name of the job -------------------------------------------------------------------------------
+
+
+def find_by_name(
+    processes: Mapping[int, Process],
+    wanted: Wanted,
+    environ: Mapping[str, str],
+    barred: set[int],
+    boot: float,
+    proc: str = "/proc",
+) -> list[Sighting]:
+    """Processes whose command line holds the job's name as a word, oldest first.
+
+    Of a process and its descendants the topmost counts: loaders and the like are part of it. Editors,
+    pagers, clients of Slurm and the like never count. What has started two workers or more with
+    numbers of their own (a script, ``torchrun``, ``mpirun``) is none itself; nor is a shell or starter
+    without a number. What such a one has started counts, with a number, even if it does not hold the
+    name: ``bash launch.sh --job-name X`` and its ``python worker.py --worker-id 0``.
+    """
+    pattern = re.compile(rf"(?<![\w-]){re.escape(wanted.job_name)}(?![\w-])")
+    children: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    order = [pid for pid, process in processes.items() if process.parent not in processes]
+    named: dict[int, bool] = {}
+    under: set[int] = set()
+    """Below a process that names the job and may have started its workers."""
+    for pid in order:  # grows while it is walked: parents before their children
+        process = processes[pid]
+        order += children.get(pid, ())
+        program = _program(process.words)
+        named[pid] = program not in _BYSTANDERS and any(pattern.search(word) for word in process.words)
+        if named[pid] or process.parent in under:
+            under.add(pid)
+    numbers = {
+        pid: _numbers(processes[pid], wanted, environ, proc)
+        for pid in under
+        if pid not in barred and _program(processes[pid].words) not in _BYSTANDERS
+    }
+    chosen: dict[int, list[int]] = {}
+    for pid in reversed(order):
+        below = [found for child in children.get(pid, ()) for found in chosen.pop(child, ())]
+        itself = pid in numbers and (named[pid] or bool(numbers[pid]))
+        starter = _program(processes[pid].words) in _SHELLS | _STARTERS and not numbers.get(pid)
+        chosen[pid] = below if not itself or starter or _are_told_apart(below, numbers) else [pid]
+    candidates = sorted(
+        (pid for found in chosen.values() for pid in found), key=lambda pid: (processes[pid].start_ticks, pid)
+    )
+    source = _telling_source([numbers[pid] for pid in candidates])
+    return [_sighting(processes[pid], "name", numbers[pid].get(source), boot, proc) for pid in candidates]
+
+
+def _program(words: Sequence[str]) -> str:
+    """Name of the program: for Python that of its script or module."""
+    if not words or not words[0].strip():
+        return ""
+    base = os.path.basename(words[0].split()[0]).lstrip("-")
+    if not re.fullmatch(r"(?:python|pypy)[\d.]*", base):
+        return base
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, base)
+        if word in ("-X", "-W"):
+            next(rest, None)
+        elif word == "-c":
+            return base
+        elif not word.startswith("-"):
+            return os.path.basename(word)
+    return base
+
+
+def _numbers(process: Process, wanted: Wanted, environ: Mapping[str, str], proc: str) -> dict[str, int]:
+    """Which worker the arguments and the environment of a process say that it is, by source.
+
+    A variable that this process has with the same value was there before any worker.
+    """
+    found: dict[str, int] = {}
+    for at, word in enumerate(process.words):
+        flag, _, value = word.partition("=")
+        if flag in _NUMBER_FLAGS:
+            number = _whole(value or "".join(process.words[at + 1 : at + 2]))
+            if number is not None and number < wanted.count:
+                found.setdefault("arguments", number)
+    values = read_environment(process.pid, (*_NUMBER_VARIABLES, _GPUS, "SLURM_STEP_ID"), proc) or {}
+    if _whole(values.get("SLURM_STEP_ID")) is None:
+        values.pop("SLURM_PROCID", None)  # of a batch script: 0 for all that it starts
+    for name in _NUMBER_VARIABLES:
+        number = _whole(values.get(name))
+        if number is not None and number < wanted.count and values[name] != environ.get(name):
+            found[name] = number
+    devices = values.get(_GPUS)
+    if devices is not None and devices != environ.get(_GPUS):
+        ids = sorted(int(word) for word in devices.split(",") if _whole(word) is not None)
+        owners = [index for index, gpus in enumerate(wanted.gpus) if gpus and sorted(gpus) == ids]
+        if len(owners) == 1:
+            found[_GPUS] = owners[0]
+    return found
+
+
+def _whole(text: str | None) -> int | None:
+    """A number without a sign; ``0/8`` of a shard is 0."""
+    head = (text or "").partition("/")[0]
+    return int(head) if head.isascii() and head.isdigit() and len(head) <= 10 else None
+
+
+def _are_told_apart(pids: Sequence[int], numbers: Mapping[int, Mapping[str, int]]) -> bool:
+    """Whether one source gives these processes two numbers at least."""
+    given: dict[str, set[int]] = {}
+    for pid in pids:
+        for source, number in numbers[pid].items():
+            given.setdefault(source, set()).add(number)
+    return any(len(distinct) > 1 for distinct in given.values())
+
+
+def _telling_source(numbers: Sequence[Mapping[str, int]]) -> str:
+    """The source that tells most of them apart; one that says the same of all of them tells nothing."""
+    best, most = "", 0
+    for source in ("arguments", *_NUMBER_VARIABLES, _GPUS):
+        said = [given[source] for given in numbers if source in given]
+        if len(set(said)) > most and (len(set(said)) > 1 or len(said) == 1):
+            best, most = source, len(set(said))
+    return best

@@ -1,0 +1,45 @@
+"""What a sidecar knows and files no longer tell, kept in the run directory for the one after it."""
+
+import os
+import time
+from typing import Any
+
+from exporter.contract import run_files
+
+STATE_DIR = "state"
+STATE_SCHEMA = 1
+
+
+def _state_path(run_dir: str | os.PathLike[str], node: str, kind: str) -> str:
+    return os.path.join(run_dir, STATE_DIR, f"{node}.{kind}.json")
+
+
+def read_state(
+    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, *, kind: str
+) -> dict[str, Any] | None:
+    """What was kept of this ``kind`` for this attempt of the job; None when there is none to go on from."""
+    try:
+        body = run_files.read_json(_state_path(run_dir, node, kind))
+    except RecursionError:
+        return None  # nested deeper than anything we write
+    if body is None or body.get("schema") != STATE_SCHEMA:
+        return None
+    if body.get("job_id") != job_id or body.get("attempt") != attempt or isinstance(body.get("attempt"), bool):
+        return None
+    found = body.get(kind)
+    return found if isinstance(found, dict) else None
+
+
+def write_state(
+    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, found: dict[str, Any], *, kind: str
+) -> str | None:
+    """Keep ``found`` in place of what was kept of this ``kind``; why that was not possible, or None."""
+    path = _state_path(run_dir, node, kind)
+    body = {"schema": STATE_SCHEMA, "job_id": job_id, "attempt": attempt, "time": time.time(), kind: found}
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # written again within seconds: it need not outlive a power cut
+        run_files.write_json(path, body, durable=False)
+    except (OSError, ValueError) as error:  # ValueError: text that UTF-8 cannot hold
+        return getattr(error, "strerror", None) or str(error)
+    return None

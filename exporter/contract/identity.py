@@ -1,0 +1,103 @@
+"""Who this sidecar is: job id, attempt and node from the environment, the rest from the manifest."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exporter.contract.manifest import Manifest
+
+LABEL_LENGTH = 128
+_UNSAFE = re.compile(r"[^\w.:@+-]")
+
+
+def safe_label(text: str) -> str:
+    """User-chosen text reduced to letters, digits and ``_.:@+-``, at most 128 characters.
+
+    A job name is user input that ends in chat messages, web pages and queries of other people.
+    """
+    return _UNSAFE.sub("_", text)[:LABEL_LENGTH]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One node's part of one attempt of a job."""
+
+    cluster: str
+    job_id: str
+    job_name: str
+    user: str
+    partition: str
+    node: str
+    node_index: int
+    attempt: int
+    start: float | None = None
+    """Start of the job, epoch seconds, where the environment tells."""
+    end: float | None = None
+    """Time limit of the job as a moment, epoch seconds; None without a limit."""
+    first_gpu: int | None = None
+    """Where the GPUs of this node begin among those that it sees, where one machine plays all nodes."""
+    supervised: bool = False
+    """Whether somebody starts this sidecar again when it ends with ``exporter.cli.START_AGAIN``."""
+
+    def constant_labels(self) -> dict[str, str]:
+        """Labels that every series of this job carries."""
+        return {
+            "cluster": safe_label(self.cluster),
+            "job_id": safe_label(self.job_id),
+            "job_name": safe_label(self.job_name),
+            "user": safe_label(self.user),
+            "partition": safe_label(self.partition),
+            "node": safe_label(self.node),
+        }
+
+
+def identify(manifest: Manifest, environ: Mapping[str, str], hostname: str) -> Identity:
+    """Identity of the sidecar with this environment.
+
+    The launcher passes ``GPUJOB_NODES`` (host names in the order of the plan); the node index is
+    the position of this node in it. Without it ``SLURM_NODEID`` serves, which counts the nodes of
+    the step, so the sidecar step must span all nodes of the job.
+    """
+    node = environ.get("GPUJOB_NODE") or environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
+    nodes = [name for name in environ.get("GPUJOB_NODES", "").split(",") if name]
+    if node in nodes:
+        node_index = nodes.index(node)
+    else:
+        node_index = _integer(environ.get("GPUJOB_NODE_INDEX", environ.get("SLURM_NODEID"))) or 0
+    start = _number(environ.get("GPUJOB_START_TIME")) or _number(environ.get("SLURM_JOB_START_TIME"))
+    end = _number(environ.get("SLURM_JOB_END_TIME"))
+    if end is None and start is not None and manifest.time_limit_s is not None:
+        end = start + manifest.time_limit_s
+    return Identity(
+        cluster=manifest.cluster or environ.get("SLURM_CLUSTER_NAME") or "slurm",
+        job_id=environ.get("GPUJOB_JOB_ID") or environ.get("SLURM_JOB_ID") or "unknown",
+        job_name=manifest.job_name,
+        user=environ.get("SLURM_JOB_USER") or manifest.user,
+        partition=environ.get("SLURM_JOB_PARTITION") or manifest.partition,
+        node=node,
+        node_index=node_index,
+        attempt=_integer(environ.get("GPUJOB_ATTEMPT", environ.get("SLURM_RESTART_COUNT"))) or 0,
+        start=start,
+        end=end,
+        first_gpu=_index(environ.get("GPUJOB_FIRST_GPU")),
+        supervised=environ.get("GPUJOB_SUPERVISED") == "1",
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text) if text else None
+    except ValueError:
+        return None
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _integer(text: str | None) -> int | None:
+    number = _number(text)
+    return None if number is None else int(number)
+
+
+def _index(text: str | None) -> int | None:
+    number = _integer(text)
+    return None if number is None else max(0, number)

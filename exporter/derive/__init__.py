@@ -1,1 +1,0 @@
-"""Values in, values out: no clock, no file, no logging. ``now`` is always an argument."""

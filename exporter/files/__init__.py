@@ -1,0 +1,1 @@
+"""Files that a job writes: results, checkpoints, the disks they lie on, and their formats."""

@@ -1,0 +1,1 @@
+"""Checkpoints: which are complete, how old they are, and how many more fit."""

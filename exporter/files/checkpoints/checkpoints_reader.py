@@ -1,0 +1,617 @@
+"""Files and directories of a checkpoint folder: what has changed, what indexes name, which files are damaged."""
+
+import fnmatch
+import heapq
+import itertools
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+from exporter.files.formats import Damaged, NoFile, Source, Undecided, check, open_source
+
+MOST_LEVELS = 4
+"""Of directories that are walked, the checkpoint's own included,"""
+MOST_ENTRIES = 20_000
+"""and of entries in one; of all that are looked at in one look too."""
+HOT_S = 120.0
+"""A directory is walked at each look until nothing in it has changed for so long,"""
+REST_SHARE = 20.0
+"""but then not again before so many times what the last walk took; names are not read again before either."""
+SURE_S, ANYWAY_S = 2.0, 60.0
+"""The time of a folder may be as coarse as this; and after so long its names are read in any case."""
+NEWEST, TURN = 16, 256
+"""Of those that are settled, so many of the newest are looked at each time, and so many of the others in turn."""
+MOST_FOLDERS = 16
+"""Directories within a settled one whose times are looked at."""
+SETTLED_S = 10.0
+"""A file is looked into once it has not changed for so long and at two looks,"""
+AGAIN_S = 10.0
+"""and is damaged when it is so again after this time, unchanged."""
+LOOK_S = 0.3
+"""A look goes on for so long, and the next one goes on from there; a file on a cold server may take milliseconds."""
+EARLY_S = 60.0
+"""Files from before the start by this may be the job's: the clock of a file server may be behind."""
+CHECKS, CHECK_S = 8, 0.05
+"""Files that are looked into at one look, and the time for it."""
+HELD = 8
+"""Directories whose files are kept in memory after they have settled, the newest."""
+MOST_INDEXES = 8
+MOST_INDEX_BYTES = 8 << 20
+MOST_SHARDS = 20_000
+MOST_DAMAGED = 20
+MOST_PASSED_OVER = 20
+MOST_UNITS = 20_000
+"""Checkpoint files and directories that are kept in mind, the newest."""
+NOTHING: dict[str, Any] = {}
+"""In place of an empty dict for each of many; never written to."""
+
+_MARK_AT_END = (
+    r"(?:[-_.](?:tmp|temp|part|partial|incomplete|inprogress|in_progress|writing|unfinished)"
+    r"|[-.]tmp[-_.]?[A-Za-z0-9]{1,32}|\.orbax-checkpoint-tmp(?:-\d+)?|~)$"
+)
+_MARK = re.compile(rf"^\.|^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
+_MARK_BELOW = re.compile(rf"^[._]?tmp[-_.]|{_MARK_AT_END}", re.IGNORECASE)
+"""Within a directory hidden files are ordinary: ``.metadata``, ``.zarray``."""
+_RANDOM = re.compile(r"(?:\.\d{1,20}|[.-](?=[a-z0-9_]*\d)(?=[a-z0-9_]*[a-z])[a-z0-9_]{6,16})$", re.IGNORECASE)
+_BINARY = (
+    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
+    *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
+)
+_TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
+_MAY_BE_RAW = ".bin"
+"""Numbers without a header, of which the first may be zeros."""
+_PART_OF_DISTCP = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+INDEX, DISTCP_INDEX = ".index.json", ".metadata"
+ZEROS_BYTES = 4096
+KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+
+
+class CheckpointFile(NamedTuple):
+    """A regular file at one look; times in epoch seconds."""
+
+    path: str
+    """From the checkpoint folder on."""
+    size: int
+    mtime: float
+    inode: int
+    temporary: bool = False
+
+
+class DamagedFile(NamedTuple):
+    """A file that was found damaged twice."""
+
+    path: str
+    format: str | None
+    reason: str | None
+
+
+class CheckpointIndex(NamedTuple):
+    """An index of shards; paths from the checkpoint folder on."""
+
+    path: str
+    shards: tuple[str, ...]
+
+
+class CheckpointEntry(NamedTuple):
+    """One file or directory directly in the checkpoint folder."""
+
+    name: str
+    bare: str
+    """The name without marks of a temporary file, as ``checkpoint_12.pt`` of ``.checkpoint_12.pt.tmp``."""
+    temporary: bool
+    directory: bool
+    inode: int
+    files: tuple[CheckpointFile, ...]
+    """Of a file, itself; of a directory, all regular files in it."""
+    whole: bool = True
+    """Whether all of its files could be looked at."""
+    indexes: tuple[CheckpointIndex, ...] = ()
+    """Indexes in it that name shards."""
+    valid: int = 0
+    """Files that were looked into and are whole,"""
+    looked_into: int = 0
+    """of so many of which it is sure what they are,"""
+    damaged: tuple[DamagedFile, ...] = ()
+    """and those that are not; of many some."""
+
+
+class CheckpointSight(NamedTuple):
+    """What one look has found."""
+
+    entries: tuple[CheckpointEntry, ...]
+    """Those that are new or have changed since the last look."""
+    names: tuple[str, ...] | None
+    """All that are there, when some have come or gone."""
+    behind: bool = False
+    """Whether some have not been looked at yet."""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    """Names that are those of no files, and what they are; of many some."""
+
+
+def bare_name(name: str) -> str:
+    """A name without the marks of a temporary file; the same name where it has none.
+
+    >>> bare_name(".checkpoint_12.pt.4711.tmp"), bare_name("100.orbax-checkpoint-tmp-1699"), bare_name("tmp-ckpt-5")
+    ('checkpoint_12.pt', '100', 'ckpt-5')
+    """
+    bare = name
+    while (match := _MARK.search(bare)) and len(match[0]) < len(bare):
+        at_end = match.start() > 0
+        bare = bare[: match.start()] + bare[match.end() :]
+        if at_end and (extra := _RANDOM.search(bare)) and "." in bare[: extra.start()]:
+            bare = bare[: extra.start()]  # a number or random letters, as tempfile adds
+    return bare
+
+
+def parse_index(text: str | bytes) -> tuple[str, ...] | None:
+    """Names of the shards in a ``*.index.json`` as of Hugging Face, in order; None where it is of another kind."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    weights = body.get("weight_map") if isinstance(body, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    names = {name for name in weights.values() if isinstance(name, str) and name}
+    return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
+
+
+def _is_same(old: CheckpointFile, file: CheckpointFile) -> bool:
+    return (old.size, old.mtime, old.temporary) == (file.size, file.mtime, file.temporary)
+
+
+def _is_index(path: str) -> bool:
+    return path.endswith((INDEX, f"/{DISTCP_INDEX}"))
+
+
+def _is_side_file(path: str) -> bool:
+    """Whether it is a text beside the weights, which may be written to for ever."""
+    name = path.lower()
+    return name.endswith(_TEXT) and not name.endswith(INDEX)
+
+
+def _is_erased(source: Source) -> bool:
+    """Whether a binary file begins with zeros, as one whose blocks never reached the disk."""
+    name = source.name.lower()
+    try:
+        if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
+            return False
+        return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
+    except (Damaged, Undecided, OSError):
+        return False
+
+
+class _Unit:
+    """One file or directory of the folder."""
+
+    __slots__ = (
+        *(
+            "bare",
+            "changed",
+            "checked",
+            "damaged",
+            "directory",
+            "doubted",
+            "entry",
+            "folders",
+            "indexes",
+            "inode",
+            "looked",
+            "looks",
+        ),
+        *("mtime_ns", "rest_until", "seen", "slim", "temporary"),
+    )
+
+    def __init__(self, bare: str, *, temporary: bool, directory: bool, inode: int, now: float) -> None:
+        self.bare, self.temporary, self.directory, self.inode = bare, temporary, directory, inode
+        self.changed = now
+        """When something in it was last seen to change; when it was written, of what a first look finds."""
+        self.looks = 0
+        """Looks since then."""
+        self.looked = 0
+        """Number of the last look at it."""
+        self.seen = False
+        """Whether it was seen to come or to change."""
+        self.mtime_ns = 0
+        self.entry: CheckpointEntry | None = None
+        self.slim = False
+        """Whether its files are no longer kept."""
+        self.folders: tuple[tuple[str, int], ...] = ()
+        """Directories in it with their times."""
+        self.rest_until = 0.0
+        self.indexes: dict[str, tuple[str, ...]] = NOTHING
+        """What its indexes name, by their paths."""
+        self.checked: dict[str, bool] = NOTHING
+        """Files that are done with, and whether they are known to be whole."""
+        self.doubted: dict[str, float] = NOTHING
+        """Those that were damaged at a first look, and the moment of it,"""
+        self.damaged: dict[str, DamagedFile] = NOTHING
+        """and at a second one."""
+
+    @property
+    def newest(self) -> float:
+        """When it was last written."""
+        files = self.entry.files if self.entry is not None else ()
+        return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
+
+
+class _Walk:
+    """A walk through a directory that goes on at the next look when a look has taken its time."""
+
+    def __init__(self, name: str, mtime_ns: int) -> None:
+        self.name, self.mtime_ns = name, mtime_ns
+        self.files: list[CheckpointFile] = []
+        self.folders: list[tuple[str, int]] = []
+        self.steps: Generator[None, None, bool] | None = None
+        self.spent = 0.0
+
+
+class CheckpointWatch:
+    """The checkpoints of one folder: names that match a glob, and whatever is in directories that do.
+
+    Names count without the marks of a temporary file too. Links are not followed, here and below. A folder that is not
+    there (yet) has none. Runs where a look may hang; ``look`` raises OSError when the folder cannot be read.
+    """
+
+    def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
+        """Files from before ``since`` (epoch seconds) are not looked into; none are without ``verify``."""
+        self._directory = directory
+        self._matches = re.compile(fnmatch.translate(pattern)).match
+        self._hidden = pattern.startswith(".")
+        self._marks = bare_name(pattern) == pattern
+        """Whether names may be those of temporary files: the pattern does not ask for such names itself."""
+        self._since = since
+        self._verify = verify
+        self._units: dict[str, _Unit] = {}
+        self._retired: set[str] = set()
+        self._passed_over: dict[str, str] = {}
+        self._waiting: dict[str, None] = {}
+        """Names that have not been looked at yet."""
+        self._listed_key: tuple[int, int, int] | None = None
+        self._listed_at = 0.0
+        self._list_rest_until = 0.0
+        self._last_look = 0.0
+        self._number = 0
+        """Of this look,"""
+        self._end = 0.0
+        """until when it goes on."""
+        self._budget = 0
+        self._through = False
+        """Whether all that was there at first has been looked at."""
+        self._walking: _Walk | None = None
+        self._changed: dict[str, None] = {}
+
+    def look(self, now: float) -> CheckpointSight:
+        """What has changed since the last look; ``now`` in epoch seconds."""
+        if now < self._last_look:
+            self._begin_again(now)
+        self._last_look, self._changed, self._budget = now, {}, MOST_ENTRIES
+        self._number, self._end = self._number + 1, time.perf_counter() + LOOK_S
+        renewed = self._list(now)
+        for name in self._due(now):
+            renewed |= self._look_at(name, now)
+            if self._budget <= 0 or time.perf_counter() >= self._end:
+                break
+        if self._verify:
+            self._check(now)
+        self._slim(now)
+        found = [unit.entry for name in self._changed if (unit := self._units.get(name)) and unit.entry is not None]
+        renewed |= self._retire()
+        names = tuple(self._units) if renewed else None
+        behind = bool(self._waiting)
+        self._through = self._through or not behind
+        return CheckpointSight(tuple(found), names, behind, tuple(self._passed_over.items()))
+
+    def _begin_again(self, now: float) -> None:
+        """The clock was put back."""
+        self._listed_key, self._list_rest_until = None, 0.0
+        for unit in self._units.values():
+            unit.rest_until, unit.changed = 0.0, min(unit.changed, now)
+            unit.doubted = {path: min(moment, now) for path, moment in unit.doubted.items()}
+
+    # Names
+
+    def _list(self, now: float) -> bool:
+        """Read the names when the folder has changed; whether some have gone."""
+        try:
+            facts = os.stat(self._directory)
+            key = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+            due = key != self._listed_key or now - self._listed_at > ANYWAY_S
+            due = due or self._listed_at - facts.st_mtime_ns / 1e9 < SURE_S
+            if not due or now < self._list_rest_until:
+                return False
+            began = time.perf_counter()
+            with os.scandir(self._directory) as entries:
+                names = {entry.name for entry in entries if self._is_wanted(entry.name)}
+        except (FileNotFoundError, NotADirectoryError):
+            self._listed_key = None
+            return self._keep_only(set())
+        self._listed_key, self._listed_at = key, now
+        self._list_rest_until = now + REST_SHARE * (time.perf_counter() - began)
+        gone = self._keep_only(names)
+        self._waiting.update(dict.fromkeys(sorted(names - self._units.keys() - self._retired)))
+        return gone
+
+    def _is_wanted(self, name: str) -> bool:
+        if (self._hidden or not name.startswith(".")) and self._matches(name):
+            return True
+        return self._marks and _MARK.search(name) is not None and self._matches(bare_name(name)) is not None
+
+    def _keep_only(self, names: set[str]) -> bool:
+        self._retired &= names
+        gone = [name for name in self._units if name not in names]
+        for known in (self._units, self._waiting, self._passed_over):
+            for name in [name for name in known if name not in names]:
+                del known[name]
+        return bool(gone)
+
+    def _retire(self) -> bool:
+        """Forget the oldest when there are very many; whether any was."""
+        if len(self._units) <= MOST_UNITS:
+            return False
+        oldest = sorted(self._units, key=lambda name: self._units[name].newest)
+        for name in oldest[: len(oldest) - MOST_UNITS * 3 // 4]:
+            del self._units[name]
+            self._retired.add(name)
+        return True
+
+    # Facts
+
+    def _due(self, now: float) -> list[str]:
+        """Names to look at: those that may be written to, the newest of the others, and some of the rest in turn."""
+        hot: list[str] = []
+        cold: list[str] = []
+        for name, unit in self._units.items():
+            (hot if now - unit.changed < HOT_S or unit.doubted else cold).append(name)
+        if len(cold) > NEWEST:
+            cold.sort(key=lambda name: self._units[name].newest, reverse=True)
+        hot.sort(key=lambda name: self._units[name].looked)
+        others = heapq.nsmallest(TURN, cold[NEWEST:], key=lambda name: self._units[name].looked)
+        due = [*self._waiting, *hot, *cold[:NEWEST], *others]
+        return due if self._walking is None else [self._walking.name, *due]
+
+    def _look_at(self, name: str, now: float) -> bool:
+        """Look at one entry; whether it has come or gone."""
+        self._budget -= 1
+        first = self._waiting.pop(name, name) is None
+        walking = self._walking is not None and self._walking.name == name
+        try:
+            facts = os.lstat(os.path.join(self._directory, name))
+        except (OSError, ValueError):
+            self._walking = None if walking else self._walking
+            return self._units.pop(name, None) is not None
+        kind, unit = stat.S_IFMT(facts.st_mode), self._units.get(name)
+        directory = kind == stat.S_IFDIR
+        if not directory and walking:
+            self._walking = None
+        if not directory and kind != stat.S_IFREG:
+            # a link is another name of a file that counts on its own, or of one elsewhere
+            if kind != stat.S_IFLNK and len(self._passed_over) < MOST_PASSED_OVER:
+                self._passed_over[name] = KINDS.get(kind, "no regular file")
+            return self._units.pop(name, None) is not None
+        came = unit is None
+        if unit is None or unit.directory != directory:
+            bare = bare_name(name) if self._marks else name
+            unit = _Unit(bare, temporary=bare != name, directory=directory, inode=facts.st_ino, now=now)
+            self._units[name] = unit
+        unit.looked = self._number
+        if directory:
+            if not self._look_into(name, unit, facts.st_mtime_ns, now) and (first or unit.entry is None):
+                self._waiting = {name: None, **self._waiting}
+        else:
+            unit.inode, unit.mtime_ns = facts.st_ino, facts.st_mtime_ns
+            file = CheckpointFile(name, facts.st_size, facts.st_mtime, facts.st_ino)
+            self._note(name, unit, (file,), now, whole=True)
+        return came
+
+    def _note(self, name: str, unit: _Unit, files: tuple[CheckpointFile, ...], now: float, *, whole: bool) -> None:
+        """Files of an entry as they are now."""
+        before = unit.entry
+        known = {file.path: file for file in before.files} if before is not None else {}
+        # some file systems make inodes up: one that differs alone is no change
+        files = tuple(old if (old := known.get(file.path)) and _is_same(old, file) else file for file in files)
+        unit.looks += 1
+        if before is not None and not unit.slim and (before.files, before.whole) == (files, whole):
+            return
+        newest = max((file.mtime for file in files), default=now)
+        unit.changed, unit.looks, unit.slim = now, 0, False
+        unit.seen = unit.seen or self._through
+        if before is None and newest < now - HOT_S:
+            unit.changed, unit.looks = newest, 1
+        same = {file.path for file in files if known.get(file.path) == file}
+        for facts in (unit.indexes, unit.checked, unit.doubted, unit.damaged):
+            for path in [path for path in facts if path not in same]:
+                del facts[path]
+        for file in files:
+            if _is_index(file.path) and file.path not in unit.indexes and len(unit.indexes) < MOST_INDEXES:
+                unit.indexes = {**unit.indexes, file.path: self._read_index(file)}
+        unit.entry = CheckpointEntry(name, unit.bare, unit.temporary, unit.directory, unit.inode, files, whole)
+        self._publish(name, unit)
+
+    def _publish(self, name: str, unit: _Unit) -> None:
+        """Have what is known of an entry told."""
+        if unit.entry is not None:
+            unit.entry = unit.entry._replace(
+                indexes=tuple(CheckpointIndex(*told) for told in sorted(unit.indexes.items()) if told[1]),
+                valid=sum(unit.checked.values()),
+                looked_into=len(unit.checked),
+                damaged=tuple(itertools.islice(unit.damaged.values(), MOST_DAMAGED)),
+            )
+            self._changed[name] = None
+
+    def _look_into(self, name: str, unit: _Unit, mtime_ns: int, now: float) -> bool:
+        """Walk a directory while it may be written to, or when it has changed; whether the walk is through."""
+        walk = self._walking
+        if walk is None or walk.name != name:
+            settled = unit.looks > 0 and now - unit.changed >= HOT_S
+            if settled and mtime_ns == unit.mtime_ns and not self._has_changed_below(unit):
+                return True
+            if now < unit.rest_until:
+                return True
+            if walk is not None and walk.steps is not None:
+                return False  # one after the other
+            walk = self._walking = _Walk(name, mtime_ns)
+            walk.steps = self._walk(name, None, 1, walk.files, walk.folders)
+        began, whole = time.perf_counter(), None
+        while whole is None and walk.steps is not None:
+            try:
+                next(walk.steps)
+            except StopIteration as end:
+                whole = bool(end.value)
+            if whole is None and time.perf_counter() >= self._end:
+                walk.spent += time.perf_counter() - began
+                return False
+        self._walking = None
+        walk.files.sort()
+        unit.mtime_ns, unit.folders = walk.mtime_ns, tuple(walk.folders[:MOST_FOLDERS])
+        self._note(name, unit, tuple(walk.files), now, whole=bool(whole))
+        unit.rest_until = now + REST_SHARE * (walk.spent + time.perf_counter() - began)
+        return True
+
+    def _has_changed_below(self, unit: _Unit) -> bool:
+        for path, mtime_ns in unit.folders:
+            try:
+                if os.lstat(os.path.join(self._directory, path)).st_mtime_ns != mtime_ns:
+                    return True
+            except OSError:
+                return True
+        return False
+
+    def _walk(
+        self, path: str, above: int | None, level: int, files: list[CheckpointFile], folders: list[tuple[str, int]]
+    ) -> Generator[None, None, bool]:
+        """Collect regular files of a directory and of those below, with a pause after each.
+
+        Returns whether all of them could be looked at.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            if above is None:
+                fd = os.open(os.path.join(self._directory, path), flags)
+            else:
+                fd = os.open(path.rpartition("/")[2], flags, dir_fd=above)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        whole = True
+        try:
+            folders.append((path, os.fstat(fd).st_mtime_ns))
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if len(files) + len(folders) >= MOST_ENTRIES:
+                        return False
+                    yield
+                    self._budget -= 1
+                    if entry.name.startswith(".nfs"):
+                        continue  # what a client keeps of a file that was removed while it was open
+                    place = f"{path}/{entry.name}"
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    except OSError:
+                        whole = False
+                        continue
+                    if stat.S_ISDIR(facts.st_mode):
+                        deeper = level < MOST_LEVELS and (yield from self._walk(place, fd, level + 1, files, folders))
+                        whole = whole and deeper
+                    elif stat.S_ISREG(facts.st_mode):
+                        temporary = _MARK_BELOW.search(entry.name) is not None
+                        files.append(CheckpointFile(place, facts.st_size, facts.st_mtime, facts.st_ino, temporary))
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return whole
+
+    def _slim(self, now: float) -> None:
+        """Forget the files of directories that have settled but for the newest."""
+        held = [
+            unit
+            for name, unit in self._units.items()
+            if unit.directory and not unit.slim and now - unit.changed >= HOT_S and name not in self._changed
+        ]
+        if len(held) > HELD:
+            for unit in sorted(held, key=lambda unit: unit.newest)[:-HELD]:
+                if unit.entry is not None:
+                    unit.entry, unit.slim = unit.entry._replace(files=(), indexes=()), True
+                    unit.indexes, unit.checked, unit.doubted, unit.damaged = NOTHING, NOTHING, NOTHING, NOTHING
+
+    # Validity
+
+    def _check(self, now: float) -> None:
+        """Look into some files that have settled and have not been looked into, the newest first."""
+        end = time.perf_counter() + CHECK_S
+        touched: dict[str, _Unit] = {}
+        for name, unit, file in itertools.islice(self._unchecked(now), CHECKS):
+            if touched and time.perf_counter() >= end:
+                break
+            touched[name] = unit
+            self._check_file(unit, file, now)
+        for name, unit in touched.items():
+            self._publish(name, unit)
+
+    def _unchecked(self, now: float) -> Iterator[tuple[str, _Unit, CheckpointFile]]:
+        waiting = [
+            (name, unit, unit.entry.files)
+            for name, unit in self._units.items()
+            if unit.entry is not None
+            and len(unit.checked) < len(unit.entry.files)
+            and not unit.temporary
+            and unit.looks > 0
+            and now - unit.changed >= SETTLED_S
+            and (self._since is None or unit.seen or unit.newest >= self._since - EARLY_S)
+        ]
+        for name, unit, files in sorted(waiting, key=lambda found: found[1].newest, reverse=True):
+            for file in files:
+                doubted = unit.doubted.get(file.path)
+                if file.path not in unit.checked and (doubted is None or now - doubted >= AGAIN_S):
+                    yield name, unit, file
+
+    def _check_file(self, unit: _Unit, file: CheckpointFile, now: float) -> None:
+        """Note what a file's format tells, once it is sure."""
+        state, known_format, reason = "unknown", None, None
+        try:
+            if not (unit.directory and _is_side_file(file.path)):
+                with open_source(self._directory, file.path) as source:
+                    state, known_format, reason, _ = check(source)
+                    if state == "unknown" and _is_erased(source):
+                        state, known_format, reason = "invalid", None, "holds zeros only, as if it was never written"
+        except NoFile as error:
+            reason = str(error)
+        if state == "empty" and file.path.lower().endswith(_BINARY):
+            state = "invalid"
+        if state == "invalid" and not file.temporary:
+            if file.path not in unit.doubted:
+                unit.doubted = {**unit.doubted, file.path: now}
+                return
+            unit.damaged = {**unit.damaged, file.path: DamagedFile(file.path, known_format, reason)}
+        if unit.doubted:
+            unit.doubted.pop(file.path, None)
+        if unit.checked is NOTHING:
+            unit.checked = {}
+        unit.checked[file.path] = state == "valid"
+
+    def _read_index(self, file: CheckpointFile) -> tuple[str, ...]:
+        """Paths of the shards that an index names, from the checkpoint folder on."""
+        if file.size > MOST_INDEX_BYTES:
+            return ()
+        try:
+            fd = os.open(
+                os.path.join(self._directory, file.path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+            with open(fd, "rb") as source:
+                text = source.read(MOST_INDEX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        except OSError:
+            return ()
+        folder, _, own = file.path.rpartition("/")
+        if own == DISTCP_INDEX:
+            names = tuple(sorted({name.decode() for name in _PART_OF_DISTCP.findall(text)}))
+        else:
+            names = parse_index(text) or ()
+        return tuple(f"{folder}/{name}" if folder else name for name in names)

@@ -1,0 +1,264 @@
+"""Checkpoints of the job: how many, whether the last one is whole, and when the next one is due."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.collecting.saved_state import read_state, write_state
+from exporter.contract import run_files
+from exporter.files.checkpoints.checkpoints_reader import EARLY_S, CheckpointSight, CheckpointWatch
+from exporter.files.checkpoints.judgement import Checkpoints, Happened
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.formats.source import shown
+from exporter.machine.file_host import LOOK_WAIT_S, Hanging, Watched
+
+TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written, damaged ones too.", kind="counter")
+LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
+LAST_BYTES = Family("checkpoint_last_bytes", "Its size.")
+VALID = Family(
+    "checkpoint_valid", "Whether its files are whole inside, 0 when one is damaged; absent while that cannot be told."
+)
+WRITING = Family("checkpoint_writing", "Whether a checkpoint is being written.")
+MISSING = Family("checkpoint_shards_missing", "Files that the newest checkpoint should have and has not.")
+INTERVAL = Family(
+    "checkpoint_interval_seconds", "Seconds between checkpoints: set in the job file, else learned from at least three."
+)
+
+CHECKPOINT = "checkpoint"
+"""Name of the group whose files are checkpoints."""
+EVENTS_KEPT = 50
+LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
+SAVE_INTERVAL_S = 30.0
+LOOKS = 4
+"""At most, one after the other while there are names that have not been looked at."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointsSnapshot:
+    """The checkpoints at one look."""
+
+    known: bool = True
+    """False while the file system does not answer."""
+    total: int = 0
+    writing: bool = False
+    last: Checkpoint | None = None
+    """The newest, whole or not,"""
+    last_complete: Checkpoint | None = None
+    """and the newest that was whole."""
+    interval_s: float | None = None
+    interval_steps: float | None = None
+    next_expected: float | None = None
+    passed_over: tuple[tuple[str, str], ...] = ()
+    """Names that are those of no files, and what they are."""
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class CheckpointsCollector:
+    """Follows the files of the checkpoint group.
+
+    Every node does, since each tells when the next checkpoint is due; the first one shows them.
+    """
+
+    name = "checkpoints"
+    families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
+
+    def __init__(self, context: Context) -> None:
+        manifest, start = context.manifest, context.identity.start
+        self.interval_s = manifest.check_interval_s
+        self._clock, self._board = context.clock, context.board
+        self._first_node = context.identity.node_index == 0
+        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s, early_s=self._early_s(context))
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
+        self._restored = False
+        self._saved: dict[str, Any] = self._checkpoints.state()
+        """What is kept for a sidecar after this one,"""
+        self._saved_at: float | None = None
+        """since when,"""
+        self._unsaved: str | None = None
+        """and why the last could not be."""
+        self._state_file = manifest.run_dir / run_files.STATE_FILE
+        self._records = manifest.run_dir / run_files.WORKERS_DIR
+        self._watched: Watched | None = None
+        for group in manifest.groups:
+            if group.name == CHECKPOINT and group.pattern is not None:
+                make = partial(
+                    CheckpointWatch,
+                    str(manifest.directory(group).absolute()),
+                    group.pattern,
+                    start,
+                    verify=self._first_node,
+                )
+                self._watched = context.files.watch("checkpoints", make)
+
+    @staticmethod
+    def _early_s(context: Context) -> float:
+        """By how much files may be older than the start and still be of this attempt.
+
+        None at all where it cannot have written them: what the attempt before has saved at its end, or a job
+        that is started again, is often not a minute old.
+        """
+        start = context.identity.start
+        is_early = start is not None and context.clock.time() - start < EARLY_S
+        return 0.0 if is_early or context.identity.attempt > 0 else EARLY_S
+
+    def _disturbed(self) -> float | None:
+        """When a worker of the job has last left a record of its start or end; None where that is not known."""
+        try:
+            return self._records.stat().st_mtime
+        except OSError:
+            return None
+
+    def read(self) -> CheckpointsSnapshot | None:
+        """What there is; None where nothing can be told, or is not told by this node."""
+        if self._watched is None:
+            return None
+        self._restore()
+        now = self._clock.time()
+        found = self._checkpoints
+        ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
+        disturbed = self._disturbed()
+        for _ in range(LOOKS):
+            wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
+            self._watched.request(now)
+            try:
+                sight: CheckpointSight = self._watched.result(wait_s)
+            except Hanging:
+                return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
+            happened = found.update(
+                *(sight.entries, sight.names, self._clock.monotonic(), now),
+                behind=sight.behind,
+                ended=ended,
+                disturbed=disturbed,
+            )
+            self._events.extend(_event(one, now) for one in happened)
+            if not sight.behind:
+                break
+        self._board.checkpoints = found.saved
+        self._save()
+        if not self._first_node:
+            return None
+        return CheckpointsSnapshot(
+            total=found.total,
+            writing=found.writing,
+            last=found.last,
+            last_complete=found.last_complete,
+            interval_s=found.interval_s,
+            interval_steps=found.interval_steps,
+            next_expected=found.next_expected,
+            passed_over=sight.passed_over,
+            events=tuple(self._events),
+        )
+
+    def _restore(self) -> None:
+        """Go on from where a sidecar before this one was: checkpoints that it has counted may be gone."""
+        if self._restored:
+            return
+        self._restored = True
+        state = read_state(*self._place, kind="checkpoints")
+        if state is None:
+            return
+        try:
+            self._checkpoints.restore(state)
+        except ValueError as error:
+            log.warning("the state of checkpoints is not used, those that are there are counted anew: %s", error)
+        else:
+            self._saved = self._checkpoints.state()
+
+    def _save(self) -> None:
+        """Leave for the next sidecar of this node what this one has counted."""
+        now = self._clock.monotonic()
+        if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
+            return
+        state = self._checkpoints.state()
+        if state == self._saved:
+            return
+        self._saved_at = now
+        problem = write_state(*self._place, state, kind="checkpoints")
+        if problem is None:
+            self._saved = state
+        elif self._unsaved is None:
+            log.warning("the number of checkpoints is not saved: %s; a new sidecar would count anew", problem)
+        self._unsaved = problem
+
+    def render(self, snapshot: CheckpointsSnapshot | None, out: Samples) -> None:
+        if snapshot is None or not snapshot.known:
+            return
+        last, settled = snapshot.last_complete, snapshot.last
+        if settled is not None and settled.state == "writing":
+            settled = last
+        out.add(TOTAL, snapshot.total)
+        out.add(WRITING, int(snapshot.writing))
+        out.add(INTERVAL, snapshot.interval_s)
+        if last is not None:
+            out.add(LAST, last.end)
+            out.add(LAST_BYTES, last.bytes)
+            out.add(VALID, None if last.valid is None else int(last.valid))
+        if settled is not None:
+            out.add(MISSING, settled.missing_count)
+
+    def describe(self, snapshot: CheckpointsSnapshot | None, status: Status) -> None:
+        if snapshot is None:
+            return
+        status.events.extend(snapshot.events)
+        if not snapshot.known:
+            return
+        status.checkpoints.update(
+            count=snapshot.total,
+            writing=snapshot.writing,
+            last=_describe(snapshot.last) if snapshot.last is not None else None,
+            last_complete=_describe(snapshot.last_complete) if snapshot.last_complete is not None else None,
+            interval_s=snapshot.interval_s,
+            interval_steps=snapshot.interval_steps,
+            next_expected=snapshot.next_expected,
+            passed_over=[{"name": shown(name), "kind": kind} for name, kind in snapshot.passed_over],
+        )
+
+
+def _describe(found: Checkpoint) -> dict[str, Any]:
+    """One checkpoint as a JSON object."""
+    return {
+        "name": shown(found.name),
+        "step": found.step,
+        "epoch": found.epoch,
+        "bytes": found.bytes,
+        "files": found.files,
+        "time": found.end,
+        "seconds": found.seconds,
+        "state": found.state,
+        "missing": found.missing_count,
+        "missing_files": [shown(path) for path in found.missing],
+        "valid": found.valid,
+        "reason": shown(found.reason) if found.reason is not None else None,
+        "odd_size": found.odd_size,
+        "odd": shown(found.odd) if found.odd is not None else None,
+    }
+
+
+def _event(happened: Happened, now: float) -> dict[str, Any]:
+    """One event; the time is that of the checkpoint where it tells of its writing."""
+    found = happened.checkpoint
+    detail = f"{shown(found.name)}: "
+    level = LEVELS[happened.kind]
+    if happened.kind == "saved":
+        detail += f"{found.bytes} bytes" if found.files == 1 else f"{found.bytes} bytes in {found.files} files"
+        detail += f", written in {found.seconds:.0f} s" if found.seconds is not None and found.seconds >= 1 else ""
+        if found.odd_size is not None:
+            level = "warning"
+            detail += f"; {found.odd_size:.2g} times the usual size"
+    elif happened.kind == "unusual":
+        detail += shown(found.odd or "")
+    elif found.reason is not None:
+        detail += shown(found.reason)
+    return {
+        "time": found.end if happened.kind == "saved" else now,
+        "level": level,
+        "event": f"checkpoint {happened.kind}",
+        "detail": detail,
+    }

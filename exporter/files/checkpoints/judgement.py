@@ -1,0 +1,463 @@
+"""Checkpoints from the files that are there: which are being written, whole, in parts or damaged, look by look."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from exporter.files.checkpoints.history import REMEMBERED, History
+from exporter.files.checkpoints.names import common_name, is_text, parse_name, shape
+from exporter.files.checkpoints.sets import (
+    ALIAS_S,
+    Checkpoint,
+    CheckpointSet,
+    SeenEntry,
+    SetEntry,
+    State,
+    is_addition,
+    is_other_name,
+    is_superseded,
+    is_written,
+    may_be_other_name,
+    seconds_written,
+)
+
+SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
+"""Files that do not change for so long are written; longer where a writer has been seen to pause for longer."""
+PAUSES = 2.0
+"""How many times such a pause is waited for."""
+PATIENCE = 3.0
+"""What is missing is waited for this many times as long as the longest of the last checkpoints took."""
+MISSING_S = 60.0
+"""But not for less than this: one shard may be gathered for a while before it is written."""
+DAMAGED_S = 60.0
+"""Nothing is damaged that has changed within this time: a writer may pause in the middle of a file."""
+MOST_EARLY_S = 3600.0
+"""By so much the clock of a file server may be behind where files were seen to change."""
+ABANDONED_S = 600.0
+"""A temporary file that has not changed for so long is what is left of a writer that has ended."""
+HELD = 8
+"""Checkpoints whose files are kept in memory, the newest."""
+MOST_NAMES = 20
+"""Of missing files in a report."""
+
+
+class Happened(NamedTuple):
+    """Something that is worth an event."""
+
+    kind: Literal["saved", "damaged", "incomplete", "unusual"]
+    checkpoint: Checkpoint
+
+
+class Checkpoints:
+    """The checkpoints of one job, told of by looks at its checkpoint folder.
+
+    ``now`` is monotonic and only differences of it count; ``wall`` is epoch seconds. Files that are older than
+    ``start`` were left by an earlier job and are none of this one, unless they were seen to change. Those that are
+    older by no more than ``early_s`` count as well, but nothing bad is said of them.
+    """
+
+    def __init__(self, start: float | None = None, interval_s: float | None = None, *, early_s: float = 0.0) -> None:
+        self.last: Checkpoint | None = None
+        """The newest one, whole or not, as it was when it was last there,"""
+        self.last_complete: Checkpoint | None = None
+        """and the newest that was whole, damaged or not."""
+        self.writing = False
+        """Whether one is being written."""
+        self._start, self._early_s = start, early_s
+        self._history = History(interval_s)
+        self._sets: dict[str, CheckpointSet] = {}
+        self._key_of: dict[str, str] = {}
+        self._settle_s = SETTLE_S
+        self._ended = False
+        """Whether nobody writes any more."""
+        self._held: set[str] = set()
+        """Keys of those with directories whose files are kept."""
+        self._older: dict[str, float] = {}
+        """Ends of those that are none of this job, by their keys."""
+        self._doubted: set[str] = set()
+        """Keys of those that seem to be damaged and may still be written to."""
+        self._first = True
+        self._now = 0.0
+
+    def update(
+        self,
+        entries: Iterable[SeenEntry],
+        names: Collection[str] | None,
+        now: float,
+        wall: float,
+        *,
+        behind: bool = False,
+        ended: bool = False,
+        disturbed: float | None = None,
+    ) -> list[Happened]:
+        """Take what a look has found; gives what has happened since the last, oldest first.
+
+        ``entries`` are at least those that have changed, others are no harm; ``names`` all that are there, or None
+        where none has come or gone. ``behind`` says that not all names have been looked at yet: nothing is judged
+        before they are. What was written before the first look is counted, but nothing is told of it. ``ended`` says
+        that all workers have ended: what is there then is not waited for to settle. ``disturbed`` is when one has last
+        begun or ended, by the clock of the files: with what was before, nothing is compared that names ranks.
+        """
+        self._history.disturbed = disturbed
+        first, self._now, self._ended = self._first, now, ended
+        taken = {key for entry in entries if (key := self._take(entry, now, wall)) is not None}
+        if first and behind:
+            return []
+        self._first = False
+        happened: list[Happened] = []
+        waiting = sorted((found for found in self._sets.values() if found.pending), key=lambda found: found.end)
+        for found in waiting:
+            self._history.note_holder(found)
+        there = names if names is None or isinstance(names, (set, frozenset)) else set(names)
+        for name in [name for name in self._key_of if there is not None and name not in there]:
+            self._forget(name, happened)
+        for key in sorted(taken & self._sets.keys()):
+            if not self._sets[key].pending:
+                self._refresh(self._sets[key], happened)
+        for key in sorted(self._doubted - taken):
+            self._refresh(self._sets[key], happened)
+        for found in waiting if not behind else ():
+            if found.entries:
+                self._judge(found, now, happened)
+        self._slim()
+        self.writing = any(
+            found.state == "writing" or self._has_live_temporary(found, now)
+            for found in self._sets.values()
+            if not self._is_beside(found)
+        )
+        return [] if first else happened
+
+    @property
+    def total(self) -> int:
+        """How many have been written; it never falls."""
+        return self._history.total
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two checkpoints: given, or the median of the last; None while fewer than three are known."""
+        return self._history.interval_s
+
+    @property
+    def interval_steps(self) -> float | None:
+        """Steps between two checkpoints, by the median of the last; None while fewer than three tell their steps."""
+        return self._history.interval_steps
+
+    @property
+    def next_expected(self) -> float | None:
+        """When the next one should be whole; in the past where it is late, None when the interval is not known."""
+        return self._history.next_expected
+
+    @property
+    def saved(self) -> tuple[float, ...]:
+        """When the last ones were whole, in order; ranks that do not keep in step are of one."""
+        return self._history.saved
+
+    def state(self) -> dict[str, Any]:
+        """What another one may go on from, as JSON can hold it."""
+        return self._history.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, before the first update; raises ValueError for what ``state`` has never given."""
+        self._history.restore(state)
+
+    # What is there
+
+    def _take(self, entry: SeenEntry, now: float, wall: float) -> str | None:
+        """Note one entry; gives the key of its checkpoint, None for what is none."""
+        name = parse_name(entry.bare, entry.directory)
+        if name is None:
+            return None
+        newest = max((file.mtime for file in entry.files), default=None)
+        # what a first look finds has been as it is since it was written, as far as anybody can tell
+        since = now if not self._first or newest is None else now - max(0.0, wall - newest)
+        found = self._sets.get(name.key)
+        if found is None:
+            found = self._sets[name.key] = CheckpointSet(name.key, name, since, since, watched=not self._first)
+        elif found.name.marker and not name.marker:
+            found.name = name
+        if self._key_of.setdefault(entry.name, name.key) != name.key:
+            self._drop(entry.name)  # a directory has taken the place of a file
+            self._key_of[entry.name] = name.key
+        if entry.files and not name.marker:
+            found.is_note = (
+                not found.has_step
+                and all(is_text(file.path) for file in entry.files)
+                and (not found.has_data or found.is_note)
+            )
+            if not found.is_note and not self._history.real:
+                self._begin_real()
+        if entry.temporary:
+            if found.temporary.get(entry.name) != entry:
+                found.seen = found.seen or not self._first
+                found.temporary[entry.name], found.temporary_changed = entry, since
+                if not found.pending or not found.entries:
+                    found.first_seen = min(found.first_seen, since) if found.pending else since
+            found.inodes.add(entry.inode)
+            return None
+        before = found.entries.get(entry.name)
+        if is_written(found, before, entry):
+            if entry.inode in found.inodes:
+                found.renamed.add(entry.name)
+            if not found.pending:
+                found.pause = since - found.changed
+                if not found.temporary and not found.renamed:
+                    found.first_seen = since
+                found.pending = True
+            elif found.entries:
+                found.pause = max(found.pause, since - found.changed)
+            found.changed = max(found.changed, since) if found.entries else since
+            found.told.clear()
+            if (
+                not self._first
+                and (before is None or not before.slim)
+                and self._older.get(found.key, 0.0) < (newest or 0)
+            ):
+                found.seen = True
+        found.entries[entry.name] = SetEntry(entry, name)
+        if entry.directory:
+            self._held.add(found.key)
+        return found.key
+
+    def _begin_real(self) -> None:
+        """There is more than texts that tell no step: those were no checkpoints."""
+        self._history.begin_real()
+        self._doubted.clear()
+        self.last = self.last_complete = None
+
+    def _is_beside(self, found: CheckpointSet) -> bool:
+        """Whether it is a text beside checkpoints."""
+        return found.is_note and self._history.real
+
+    def _forget(self, name: str, happened: list[Happened]) -> None:
+        """The entry is gone: removed by who keeps the last few only, or renamed."""
+        found = self._sets[self._key_of[name]]
+        ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
+        ours = ours and not self._is_beside(found)
+        if ours and is_superseded(found, self._sets.values()) and not self._missing(found):
+            self._complete(found, happened)  # its writer would not have gone on without
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        """Forget an entry, and its checkpoint with the last of them."""
+        found = self._sets[self._key_of.pop(name)]
+        found.temporary.pop(name, None)
+        found.entries.pop(name, None)
+        found.renamed.discard(name)
+        if not found.entries and not found.temporary:
+            del self._sets[found.key]
+            self._held.discard(found.key)
+            self._doubted.discard(found.key)
+            if self.last is not None and self.last.key == found.key and self.last.state == "writing":
+                self.last = self.last_complete
+
+    def _slim(self) -> None:
+        """Keep the files of the newest directories only in memory."""
+        held = [key for key in self._held if key in self._sets and not self._sets[key].pending]
+        if len(held) > HELD:
+            for key in sorted(held, key=lambda key: self._sets[key].end)[:-HELD]:
+                found = self._sets[key]
+                found.entries = {name: entry._replace(slim=True) for name, entry in found.entries.items()}
+                self._held.discard(key)
+
+    # What it is worth
+
+    def _is_ours(self, found: CheckpointSet) -> bool:
+        """Whether this job has written it."""
+        if self._start is None or found.end >= self._start - self._early_s:
+            return True
+        return found.seen and found.end >= self._start - MOST_EARLY_S
+
+    def _may_be_older(self, found: CheckpointSet) -> bool:
+        """Whether an earlier job may have written it."""
+        return self._start is not None and found.end < self._start and not found.seen
+
+    def _has_live_temporary(self, found: CheckpointSet, now: float) -> bool:
+        """Whether a file under a temporary name is being written."""
+        if (
+            self._ended
+            or not found.temporary
+            or now - found.temporary_changed > max(ABANDONED_S, PATIENCE * self._history.longest_s)
+        ):
+            return False
+        newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
+        return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
+
+    def _judge(self, found: CheckpointSet, now: float, happened: list[Happened]) -> None:
+        """Decide what a checkpoint that was written to is by now."""
+        found.state = None
+        if not self._is_ours(found):
+            found.pending = False
+            self._older[found.key] = found.end
+            while len(self._older) > REMEMBERED:
+                del self._older[next(iter(self._older))]
+            return
+        if self._is_beside(found):
+            found.pending = False
+            return
+        if not found.has_data:
+            return
+        quiet = math.inf if self._ended else now - found.changed
+        if is_other_name(found, self._sets.values()):
+            found.pending = quiet < self._settle_s
+            return
+        missing = self._missing(found)
+        late = self._unusual(found) and quiet < max(self._settle_s, PATIENCE * self._history.longest_s)
+        partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
+        partial = partial or (self._has_live_temporary(found, now) and not found.is_renamed)
+        settled = quiet >= self._settle_s and not late
+        if not missing and not partial and (settled or self._is_sure(found)):
+            if quiet >= ALIAS_S or not may_be_other_name(found, self._sets.values()):
+                self._complete(found, happened)
+            return
+        if partial or not missing or quiet < max(MISSING_S, self._settle_s, PATIENCE * self._history.longest_s):
+            found.state = "writing"
+            if not may_be_other_name(found, self._sets.values()):
+                self._show(found, "writing")
+        else:
+            found.state = "incomplete"
+            shown = self._show(found, "incomplete", missing)
+            if "incomplete" not in found.told and self.last is shown:
+                found.told.add("incomplete")
+                if not found.gaps:
+                    self._history.note_short(found.key, found.shapes)
+                happened.append(Happened("incomplete", shown))
+
+    def _show(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
+        """The checkpoint as it is now, which is the last one when none is newer."""
+        files = found.files()
+        size = sum(file.size for file in files)
+        valid, reason = self._validity(found)
+        unusual = self._unusual(found) if state == "complete" else ()
+        if valid is False and state == "complete":
+            state = "invalid"
+        if missing:
+            reason = f"{missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} files are missing"
+        shown = Checkpoint(
+            key=found.key,
+            name=common_name([entry.seen.bare for entry in found.entries.values() if not entry.name.marker]),
+            state=state,
+            step=found.name.step,
+            epoch=found.name.epoch,
+            files=len(files),
+            bytes=size,
+            end=found.end,
+            seconds=seconds_written(found, files),
+            missing=tuple(missing[:MOST_NAMES]),
+            missing_count=len(missing),
+            valid=valid,
+            reason=reason,
+            odd_size=self._history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
+            odd=_odd(unusual),
+        )
+        if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
+            self.last = shown
+        return shown
+
+    # What belongs to it
+
+    def _missing(self, found: CheckpointSet) -> tuple[str, ...]:
+        """Files that should be there and are not, in order; none where not all could be looked at.
+
+        Only what its own numbers and indexes tell counts: others of the job may have had more files, where it goes on
+        with fewer ranks, or saves all in one file at its end.
+        """
+        if self._may_be_older(found) or not all(entry.seen.whole for entry in found.entries.values()):
+            return ()
+        return (*found.gaps, *self._holes(found))
+
+    def _holes(self, found: CheckpointSet) -> tuple[str, ...]:
+        if not found.holes or found.is_marked or self._history.leaves_out(found.key, found.shapes):
+            return ()
+        return tuple(
+            hole
+            for hole in found.holes
+            if "/" in hole or not self._history.is_elsewhere(shape(hole, found.name), found)
+        )
+
+    def _unusual(self, found: CheckpointSet) -> tuple[str, ...]:
+        """Shapes of shards and markers that all like it have had and that are neither here nor missing, in order."""
+        if not all(entry.seen.whole for entry in found.entries.values()):
+            return ()
+        told = {shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)}
+        left = [
+            usual
+            for usual in self._history.usual(found.key) - found.shapes
+            if usual.removeprefix("/") not in told and not self._history.is_elsewhere(usual, found)
+        ]
+        return tuple(sorted(usual.removeprefix("/") for usual in left))
+
+    # When it is whole
+
+    def _is_sure(self, found: CheckpointSet) -> bool:
+        """Whether it is whole without a wait: renamed into place, marked by its writer, or its writer has gone on."""
+        several = len(found.entries) > 1
+        if found.is_renamed and (not several or (self._history.usual(found.key) and not self._unusual(found))):
+            return True
+        return found.is_marked or is_superseded(found, self._sets.values())
+
+    def _complete(self, found: CheckpointSet, happened: list[Happened]) -> None:
+        """It is whole: count it, unless it was before and has only been added to."""
+        before, files, shapes = found.done, found.files(), found.shapes
+        goes_on = before is not None and is_addition(before, files, found)
+        if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
+            self._settle_s = max(self._settle_s, PAUSES * found.pause)
+        shown = self._show(found, "complete")
+        found.done, found.state, found.pending = shown, shown.state, False
+        found.shrunk, found.pause, found.watched = False, 0.0, True
+        found.inodes.clear()
+        found.renamed.clear()
+        if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
+            self.last_complete = shown
+        if not self._history.count(shown, shapes, addition=goes_on):
+            return
+        happened.append(Happened("saved", shown))
+        if shown.odd is not None:
+            happened.append(Happened("unusual", shown))
+        self._tell_damage(found, shown, happened)
+
+    def _refresh(self, found: CheckpointSet, happened: list[Happened]) -> None:
+        """Note what has been found out about one that is whole."""
+        done = found.done
+        if done is None or not found.entries:
+            return
+        valid, reason = self._validity(found)
+        if valid is None or (valid, reason) == (done.valid, done.reason):
+            return
+        found.done = now = done._replace(state="complete" if valid else "invalid", valid=valid, reason=reason)
+        found.state = now.state
+        if self.last_complete is not None and self.last_complete.key == found.key:
+            self.last_complete = now
+        if self.last is not None and self.last.key == found.key:
+            self.last = now
+        self._tell_damage(found, now, happened)
+
+    def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
+        """Whether its files are whole, and what is wrong with one that is not; None while that may still change."""
+        self._doubted.discard(found.key)
+        for entry in found.entries.values():
+            for bad in entry.seen.damaged:
+                if self._may_be_older(found):
+                    return None, None
+                quiet = self._now - found.changed
+                if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
+                    return False, f"{bad.path}: {bad.reason}"
+                self._doubted.add(found.key)
+                return None, None
+        seen = [entry.seen for entry in found.entries.values()]
+        decided = all(entry.looked_into >= len(entry.files) for entry in seen)
+        return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
+
+    @staticmethod
+    def _tell_damage(found: CheckpointSet, shown: Checkpoint, happened: list[Happened]) -> None:
+        if shown.valid is False and "damaged" not in found.told:
+            found.told.add("damaged")
+            happened.append(Happened("damaged", shown))
+
+
+def _odd(unusual: Sequence[str]) -> str | None:
+    """For a person."""
+    if not unusual:
+        return None
+    if len(unusual) == 1:
+        return f"there is no {unusual[0]}, unlike before"
+    return f"{len(unusual)} files that the ones before had are not there: {unusual[0]}, ..."

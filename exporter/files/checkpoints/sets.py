@@ -1,0 +1,366 @@
+"""The entries of a checkpoint folder that are one checkpoint, and what can be told from them alone."""
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from exporter.files.checkpoints.names import (
+    Name,
+    is_marker,
+    is_sharded,
+    is_weights,
+    missing_numbers,
+    missing_ranks,
+    shape,
+)
+
+State = Literal["writing", "complete", "incomplete", "invalid"]
+
+ALIAS_S = 60.0
+"""``last.ckpt`` that is written within this time of another checkpoint is the same one."""
+MARKED_S = 1.0
+"""A file may be younger than the marker of its checkpoint by this."""
+
+
+class SeenFile(Protocol):
+    """One file; times in epoch seconds."""
+
+    @property
+    def path(self) -> str:
+        """From the checkpoint folder on."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def mtime(self) -> float: ...
+
+    @property
+    def inode(self) -> int: ...
+
+    @property
+    def temporary(self) -> bool: ...
+
+
+class SeenDamage(Protocol):
+    """A file that is damaged."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def reason(self) -> str | None: ...
+
+
+class SeenIndex(Protocol):
+    """An index of shards; paths from the checkpoint folder on."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """What it names."""
+        ...
+
+
+class SeenEntry(Protocol):
+    """One file or directory of the checkpoint folder with the files in it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bare(self) -> str:
+        """The name without marks of a temporary file."""
+        ...
+
+    @property
+    def temporary(self) -> bool: ...
+
+    @property
+    def directory(self) -> bool: ...
+
+    @property
+    def inode(self) -> int: ...
+
+    @property
+    def files(self) -> Sequence[SeenFile]:
+        """Of a file, itself."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its files could be looked at."""
+        ...
+
+    @property
+    def indexes(self) -> Sequence[SeenIndex]: ...
+
+    @property
+    def valid(self) -> int:
+        """Files that were looked into and are whole."""
+        ...
+
+    @property
+    def looked_into(self) -> int:
+        """Files of which it is sure what they are; one that was found damaged once is none of them."""
+        ...
+
+    @property
+    def damaged(self) -> Sequence[SeenDamage]: ...
+
+
+class Checkpoint(NamedTuple):
+    """One checkpoint as it is at one look; times in epoch seconds."""
+
+    key: str
+    name: str
+    state: State
+    step: int | None
+    epoch: int | None
+    files: int
+    bytes: int
+    end: float
+    """When the last of its files was written."""
+    seconds: float | None
+    """How long it was written, where that has been seen."""
+    missing: tuple[str, ...] = ()
+    """Files that should be there, not more than twenty of them,"""
+    missing_count: int = 0
+    """and how many there are."""
+    valid: bool | None = None
+    """Whether all of its files that were looked into are whole; None before any that can be told is."""
+    reason: str | None = None
+    odd_size: float | None = None
+    """Its size by the median of those before it, where it is less than half or more than twice of that."""
+    odd: str | None = None
+    """What those before it had and it has not, which need not mean anything."""
+
+
+class SetEntry(NamedTuple):
+    """One entry of a set as it was last seen."""
+
+    seen: SeenEntry
+    name: Name
+    slim: bool = False
+    """Whether its files are no longer kept."""
+
+    @property
+    def files(self) -> Sequence[SeenFile]:
+        return () if self.slim else [file for file in self.seen.files if not file.temporary]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a file in it still has a temporary name."""
+        return any(file.temporary for file in self.seen.files)
+
+
+class _Facts(NamedTuple):
+    """What the names of a set's files tell."""
+
+    told: frozenset[object]
+    """By which paths and indexes."""
+    shapes: frozenset[str]
+    gaps: tuple[str, ...]
+    holes: tuple[str, ...]
+
+
+@dataclass
+class CheckpointSet:
+    """Entries that are one checkpoint; moments are monotonic."""
+
+    key: str
+    name: Name
+    first_seen: float
+    """When its writing was first seen, that of a new one over an old one too,"""
+    changed: float
+    """and when something of it last changed."""
+    watched: bool
+    """Whether its writing was seen, rather than its end alone."""
+    entries: dict[str, SetEntry] = field(default_factory=dict)
+    temporary: dict[str, SeenEntry] = field(default_factory=dict)
+    temporary_changed: float = 0.0
+    inodes: set[int] = field(default_factory=set)
+    """Of entries that were seen under temporary names,"""
+    renamed: set[str] = field(default_factory=set)
+    """and the names of those that have them now."""
+    pending: bool = True
+    """Whether something has been written since it was last whole."""
+    state: State | None = None
+    done: Checkpoint | None = None
+    """As it was when it was last whole."""
+    shrunk: bool = False
+    """Whether a file of it has become shorter or another one since then."""
+    pause: float = 0.0
+    told: set[str] = field(default_factory=set)
+    """Kinds of events that what is there now has had."""
+    seen: bool = False
+    """Whether something of it was seen to appear or change."""
+    is_note: bool = False
+    """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
+    _facts: _Facts | None = None
+
+    def files(self) -> list[SeenFile]:
+        """All of its files under their final names."""
+        return [file for entry in self.entries.values() for file in entry.files]
+
+    @property
+    def has_step(self) -> bool:
+        """Whether its name tells a step or an epoch, rather than a date or nothing."""
+        return self.name.step is not None or self.name.epoch is not None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is more than a marker or an empty directory."""
+        return any(entry.files for entry in self.entries.values() if not entry.name.marker)
+
+    @property
+    def end(self) -> float:
+        """When the last of its files was written; 0 without any."""
+        return max((file.mtime for file in self.files()), default=0.0)
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        """Shapes of its shards and markers."""
+        return self._read_names().shapes
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Paths of shards that numbers and indexes tell of and that are not there."""
+        return self._read_names().gaps
+
+    @property
+    def holes(self) -> tuple[str, ...]:
+        """Those of ranks between others that are not there."""
+        return self._read_names().holes
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether all of it was renamed into place."""
+        return all(name in self.renamed for name in self.entries)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether its writer has left a marker after all of its files."""
+        marks = [
+            file.mtime
+            for entry in self.entries.values()
+            for file in entry.files
+            if entry.name.marker or (entry.seen.directory and is_marker(file.path))
+        ]
+        return bool(marks) and all(file.mtime <= max(marks) + MARKED_S for file in self.files())
+
+    def _read_names(self) -> _Facts:
+        files = self.files()
+        indexes = [index for entry in self.entries.values() for index in entry.seen.indexes]
+        told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
+        if self._facts is None or self._facts.told != told:
+            there = {file.path for file in files}
+            gaps = set(missing_numbers(there))
+            for index in indexes:
+                if _counts(index, there):
+                    gaps.update(path for path in index.shards if path not in there)
+            shapes = {
+                shape for entry in self.entries.values() for file in entry.files if (shape := _shape(file, entry))
+            }
+            holes = set(missing_ranks(there)) - gaps
+            self._facts = _Facts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
+        return self._facts
+
+
+def _counts(index: SeenIndex, there: Collection[str]) -> bool:
+    """Whether an index is of what is there, rather than left over from other weights."""
+    if any(path in there for path in index.shards):
+        return True
+    folder = index.path.rpartition("/")[0]
+    return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in there)
+
+
+def _shape(file: SeenFile, entry: SetEntry) -> str | None:
+    """The shape of a shard or marker, beginning with a slash within a directory; None for other files."""
+    if not entry.seen.directory:
+        return shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
+    inner = file.path.partition("/")[2]
+    return f"/{shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
+
+
+def is_written(found: CheckpointSet, before: SetEntry | None, entry: SeenEntry) -> bool:
+    """Whether something of the entry has been written since it was last seen; what was removed does not count.
+
+    Notes in the set where a file of it has become shorter or another one.
+    """
+    done = found.done
+    if before is None or before.slim:
+        return done is None or any(file.mtime > done.end for file in entry.files)
+    known = {file.path: file for file in before.seen.files}
+    written = False
+    for file in entry.files:
+        old = known.get(file.path)
+        if old is None or (old.size, old.mtime, old.temporary) != (file.size, file.mtime, file.temporary):
+            written = True
+            if old is not None and (file.size < old.size or file.inode != old.inode):
+                found.shrunk = True
+    return written
+
+
+def is_addition(before: Checkpoint, files: Sequence[SeenFile], found: CheckpointSet) -> bool:
+    """Whether one that was whole has only got more: its files have grown, or most of it is as it was.
+
+    One that is written over the last one grows as well, but not soon after.
+    """
+    newest, size = max(file.mtime for file in files), sum(file.size for file in files)
+    if not found.shrunk:
+        if newest <= before.end:
+            return True
+        if size > before.bytes and (found.name.versioned or found.pause < ALIAS_S):
+            return True
+    if len(files) == 1:
+        return False
+    return 2 * sum(file.size for file in files if file.mtime <= before.end) >= max(before.bytes, 1)
+
+
+def seconds_written(found: CheckpointSet, files: Sequence[SeenFile]) -> float | None:
+    """How long it was written, by the times of its files or by what was seen, whichever is longer; None if unknown."""
+    since = found.done.end if found.done is not None else None
+    times = [file.mtime for file in files if since is None or file.mtime > since]
+    spread = max(times) - min(times) if len(times) > 1 else 0.0
+    seen = found.changed - found.first_seen if found.watched else 0.0
+    return max(spread, seen) or None
+
+
+def is_superseded(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
+    """Whether its writer has begun another one since: it is then done with this one."""
+    if not found.name.versioned or not found.entries or found.temporary:
+        return False
+    end = found.end
+    return any(
+        other is not found
+        and other.name.versioned
+        and other.first_seen >= found.changed
+        and min((file.mtime for file in other.files()), default=0.0) > end
+        and found.shapes <= other.shapes
+        for other in sets
+    )
+
+
+def may_be_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
+    """Whether it is called ``last`` or the like where others tell their step."""
+    return found.name.alias and any(other.name.versioned and other.entries for other in sets)
+
+
+def is_other_name(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
+    """Whether another checkpoint is the same file, or was written at the same time as one called ``last``."""
+    if found.name.versioned:
+        return False
+    inodes = {file.inode for file in found.files()}
+    for other in sets:
+        if other.name.versioned and other.entries:
+            end = other.done.end if other.done is not None else other.end
+            if found.name.alias and abs(end - found.end) < ALIAS_S:
+                return True
+            if inodes & {file.inode for file in other.files()}:
+                return True
+    return False

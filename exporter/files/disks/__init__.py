@@ -1,0 +1,1 @@
+"""Disks of the job: free space, quota, and when they will be full."""

@@ -1,0 +1,243 @@
+"""File systems that the job writes to: whether they answer, what is left of them, and until when."""
+
+import errno
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.files.disks.forecast import Fill, is_low
+from exporter.files.disks.quota_reader import QuotaFacts
+from exporter.files.disks.space_reader import SpaceFacts, SpaceLook, SpaceWatch
+from exporter.machine.file_host import Hanging, HelperEnded, Watched
+
+AVAILABLE = Family(
+    "filesystem_avail_bytes",
+    "Bytes an ordinary user can still write where the group's files go.",
+    labels=("group",),
+)
+SIZE = Family("filesystem_size_bytes", "Size of that file system.", labels=("group",))
+INODES_AVAILABLE = Family("filesystem_inodes_avail", "Files that can still be made there.", labels=("group",))
+INODES = Family("filesystem_inodes", "Files that there can be at all.", labels=("group",))
+RESPONDING = Family("filesystem_responding", "Whether that file system answers within a second.", labels=("group",))
+LOW = Family(
+    "filesystem_low",
+    "Whether less than 10 GB is left there, or a tenth where that is below 1 TB.",
+    labels=("group",),
+)
+FULL = Family(
+    "filesystem_full_timestamp_seconds",
+    "When it is full, of bytes or of files, at the present speed; absent while it is not filling up.",
+    labels=("group",),
+)
+QUOTA_AVAILABLE = Family(
+    "filesystem_quota_avail_bytes", "Bytes that the tightest quota still lets this user write there.", labels=("group",)
+)
+QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "That quota.", labels=("group",))
+
+RUN = "run"
+"""Group of the run directory."""
+UNREACHABLE = frozenset((
+    errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
+    errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
+))  # fmt: skip
+"""What a file system says whose server is gone."""
+HANGS_S = 5.0
+"""A look that takes longer is an event."""
+SOON_S = 3600.0
+"""A disk that is full so soon is an event, as is one that is full before the time limit of the job."""
+AGAIN_S = 600.0
+"""The same is not told again so soon."""
+MOST_EVENTS = 50
+
+
+@dataclass(frozen=True)
+class GroupSpace:
+    """One group at one look; times in epoch seconds."""
+
+    group: str
+    responding: bool | None = None
+    """None while nobody could look."""
+    space: SpaceFacts | None = None
+    quota: QuotaFacts | None = None
+    full_at: float | None = None
+    mount: str | None = None
+    fstype: str | None = None
+    since: float | None = None
+    """Since when it does not answer."""
+    error: str | None = None
+
+    @property
+    def low(self) -> bool | None:
+        """Whether too little is left; None where that is not known."""
+        return None if self.space is None else is_low(self.space.available_bytes, self.space.size_bytes)
+
+
+@dataclass(frozen=True)
+class DiskSnapshot:
+    """All groups, and what happened lately."""
+
+    groups: tuple[GroupSpace, ...]
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class _Group:
+    """One group with its watch and the course of what is free."""
+
+    def __init__(self, name: str, watched: Watched) -> None:
+        self.name = name
+        self.watched = watched
+        self._fills = (Fill(), Fill(), Fill())
+        self.silent_since: float | None = None
+        self.hang_told = False
+        self.low_told = False
+        self.full_told: float | None = None
+
+    def full_at(self, look: SpaceLook) -> float | None:
+        """When bytes, files or the quota are used up, whichever is first."""
+        space, quota = look.space, look.quota
+        left = (
+            space.available_bytes if space is not None else None,
+            space.inodes_available if space is not None else None,
+            quota.available_bytes if quota is not None else None,
+        )
+        moments = []
+        for fill, free in zip(self._fills, left, strict=True):
+            if free is not None:
+                fill.update(look.time, free)
+                moments.append(fill.full_at(look.time))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+
+class DiskCollector:
+    """Space for each path group and for the run directory."""
+
+    name = "disk"
+    families = (
+        AVAILABLE,
+        SIZE,
+        INODES_AVAILABLE,
+        INODES,
+        RESPONDING,
+        LOW,
+        FULL,
+        QUOTA_AVAILABLE,
+        QUOTA_LIMIT,
+    )
+
+    def __init__(self, context: Context) -> None:
+        self.interval_s = max(5.0, context.manifest.check_interval_s)
+        self._clock, self._files, self._end = context.clock, context.files, context.identity.end
+        manifest = context.manifest
+        directories = [(group.name, manifest.directory(group)) for group in manifest.groups]
+        self._groups = [
+            _Group(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
+            for name, directory in (*directories, (RUN, manifest.run_dir))
+        ]
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+
+    def read(self) -> DiskSnapshot:
+        now = self._clock.time()
+        answers = self._files.look([group.watched for group in self._groups], now)
+        found = tuple(self._facts(group, answer, now) for group, answer in zip(self._groups, answers, strict=True))
+        for group, facts in zip(self._groups, found, strict=True):
+            self._tell(group, facts, now)
+        return DiskSnapshot(found, tuple(self._events))
+
+    def _facts(self, group: _Group, answer: object, now: float) -> GroupSpace:
+        mount = group.watched.filesystem
+        unseen = GroupSpace(
+            group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
+        )
+        if isinstance(answer, HelperEnded):
+            return replace(unseen, error=str(answer))
+        if isinstance(answer, Hanging):
+            begun = now - (self._files.clock.monotonic() - answer.since)
+            group.silent_since = min(begun, group.silent_since or begun)
+            return replace(unseen, responding=False, since=group.silent_since)
+        if isinstance(answer, OSError) and answer.errno in UNREACHABLE:
+            group.silent_since = group.silent_since or now
+            return replace(unseen, responding=False, since=group.silent_since, error=answer.strerror)
+        group.silent_since = None
+        if isinstance(answer, OSError):
+            return replace(unseen, responding=True, error=answer.strerror or str(answer))
+        if not isinstance(answer, SpaceLook):
+            raise answer if isinstance(answer, Exception) else TypeError(f"{group.name}: {answer!r} is no answer")
+        return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
+
+    def _tell(self, group: _Group, facts: GroupSpace, now: float) -> None:
+        """Events of what has changed."""
+        where = f"{group.name}: {facts.mount or 'its file system'}"
+        if facts.responding is False and not group.hang_told and (facts.error or now - (facts.since or now) >= HANGS_S):
+            group.hang_told = True
+            self._event(facts.since or now, "critical", "file system hangs", group.name, f"{where} {facts.error or ''}")
+        if facts.responding and group.hang_told:
+            group.hang_told = False
+            self._event(now, "info", "file system answers again", group.name, where)
+        if facts.space is None:
+            return
+        left = f"{_size(facts.space.available_bytes)} of {_size(facts.space.size_bytes)} left"
+        if facts.low and not group.low_told:
+            self._event(now, "warning", "disk low", group.name, f"{where} has {left}")
+        group.low_told = bool(facts.low)
+        before = max(now + SOON_S, self._end or now)
+        if facts.full_at is not None and facts.full_at < before:
+            if group.full_told is None or now - group.full_told > AGAIN_S:
+                in_s = facts.full_at - now
+                soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
+                when = f"in {soon} at the present speed" if in_s > 0 else "now"
+                detail = f"{where} is full {when}: {left}"
+                self._event(now, "warning", "disk full expected", group.name, detail)
+            group.full_told = now
+
+    def _event(self, time: float, level: str, kind: str, group: str, detail: str) -> None:
+        self._events.append(
+            {"time": time, "level": level, "event": kind, "group": group, "detail": detail.rstrip()},
+        )
+
+    def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
+        for facts in snapshot.groups:
+            row = out.row(group=facts.group)
+            row.add(RESPONDING, None if facts.responding is None else int(facts.responding))
+            if facts.space is not None:
+                row.add(AVAILABLE, facts.space.available_bytes)
+                row.add(SIZE, facts.space.size_bytes)
+                row.add(INODES_AVAILABLE, facts.space.inodes_available)
+                row.add(INODES, facts.space.inodes)
+                row.add(LOW, int(bool(facts.low)))
+            row.add(FULL, facts.full_at)
+            if facts.quota is not None:
+                row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)
+                row.add(QUOTA_LIMIT, facts.quota.limit_bytes)
+
+    def describe(self, snapshot: DiskSnapshot, status: Status) -> None:
+        for facts in snapshot.groups:
+            space, quota = facts.space, facts.quota
+            status.filesystems.append(
+                {
+                    "group": facts.group,
+                    "mount": facts.mount,
+                    "fstype": facts.fstype,
+                    "responding": facts.responding,
+                    "since": facts.since,
+                    "error": facts.error,
+                    "available_bytes": None if space is None else space.available_bytes,
+                    "size_bytes": None if space is None else space.size_bytes,
+                    "inodes_available": None if space is None else space.inodes_available,
+                    "inodes": None if space is None else space.inodes,
+                    "low": facts.low,
+                    "full_at": facts.full_at,
+                    "quota": None if quota is None else quota._asdict(),
+                }
+            )
+        status.events.extend(snapshot.events)
+
+
+def _size(count: float) -> str:
+    """Bytes for people, by thousands as the limits are."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e6:.1f} MB"

@@ -1,0 +1,76 @@
+"""Space and inodes of the file system that a directory is on, and the quota there."""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from exporter.files.disks.quota_reader import QuotaFacts, read_quota
+
+
+class SpaceFacts(NamedTuple):
+    """Space of one file system; ``available`` is what an ordinary user can still use."""
+
+    available_bytes: int
+    size_bytes: int
+    inodes_available: int | None = None
+    """None where the file system has no fixed number of them."""
+    inodes: int | None = None
+
+
+class SpaceLook(NamedTuple):
+    """What there was at one moment, in epoch seconds; ``space`` is None where the file system tells none."""
+
+    time: float
+    space: SpaceFacts | None
+    quota: QuotaFacts | None
+
+
+def read_space(directory: str | os.PathLike[str]) -> SpaceFacts | None:
+    """Space of the file system that holds ``directory`` or its nearest existing parent.
+
+    None where the file system tells no space at all, or nothing of the path is there. Raises OSError where it cannot
+    be asked.
+    """
+    found = _nearest(directory)
+    return None if found is None else _facts(found[1])
+
+
+def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result] | None:
+    """The directory or its nearest existing parent, with what statvfs(3) says of it."""
+    for place in _upwards(os.fspath(directory)):
+        try:
+            return place, os.statvfs(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return None
+
+
+def _upwards(place: str) -> Iterator[str]:
+    while True:
+        yield place
+        parent = os.path.dirname(place.rstrip("/")) or (os.sep if place.startswith(os.sep) else os.curdir)
+        if place in (os.sep, os.curdir):
+            return
+        place = parent
+
+
+def _facts(told: os.statvfs_result) -> SpaceFacts | None:
+    if told.f_blocks == 0:
+        return None
+    inodes = (told.f_favail, told.f_files) if told.f_files else (None, None)
+    return SpaceFacts(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize, *inodes)
+
+
+class SpaceWatch:
+    """Looks at the space for one directory, whether or not it is there yet."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def look(self, now: float) -> SpaceLook:
+        """What there is now."""
+        found = _nearest(self._directory)
+        if found is None:
+            return SpaceLook(now, None, None)
+        place, told = found
+        return SpaceLook(now, _facts(told), read_quota(place))

@@ -1,0 +1,202 @@
+"""Whether a file is whole, told without loading it: by its format's own lengths, checksums and ends.
+
+The first bytes say which format it is; its name is a hint only, and the last resort. Nothing is unpickled, and no more
+is read than ``source.MOST_BYTES``. What cannot be told is "unknown".
+"""
+
+import re
+import struct
+import zlib
+from typing import NamedTuple, Protocol
+
+from exporter.files.formats import (
+    arrow,
+    csv_text,
+    gzip_file,
+    hdf5,
+    json_lines,
+    json_text,
+    numpy_file,
+    parquet,
+    safetensors,
+    tfrecord,
+    torch_file,
+    zip_file,
+    zstd_file,
+)
+from exporter.files.formats.source import FIRST_BYTES, Damaged, Found, NoFile, Source, Undecided, open_source, shown
+
+__all__ = ["Damaged", "Format", "Found", "NoFile", "Source", "Undecided", "Verdict", "check", "open_source"]
+
+
+class Verdict(NamedTuple):
+    """What a look at a file has told."""
+
+    state: str
+    """One of valid, invalid, empty, unfinished (only its last line is half-written), unknown."""
+    format: str | None
+    reason: str | None = None
+    """Of every state but valid; of a valid file of which only a part was looked at too."""
+    records: int | None = None
+    """Rows or items, where a header, a footer or a small text tells."""
+
+
+class Format(Protocol):
+    """What a module of a format has."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 -- a constant of the module
+        """What it is called in a verdict."""
+
+    @property
+    def EXTENSIONS(self) -> tuple[str, ...]:  # noqa: N802
+        """How its files are named, in small letters."""
+
+    def claims(self, source: Source) -> bool:
+        """Whether the file begins as this format does. Cheap."""
+
+    def inspect(self, source: Source) -> Found:
+        """What it holds. Raises Damaged or Undecided."""
+
+
+BINARY: tuple[Format, ...] = (
+    *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),  # these share archives: zip comes last
+    *(tfrecord, arrow, safetensors),  # without a magic number: those with more of a structure at their top come first
+)
+TEXT: tuple[Format, ...] = (json_text, json_lines, csv_text)
+JSON: tuple[Format, ...] = (json_text, json_lines)
+"""Of which a file may be the one and be named like the other."""
+OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")
+"""Extensions that promise nothing."""
+OF_TEXTS_TOO = (".pth", ".arrows")
+"""Extensions that texts have too: Python's lists of paths, readline's keys."""
+RAW_TOO = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
+"""Extensions of files without a beginning too: items alone, members of a family of files, parts of an archive."""
+BEGINNINGS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
+"""How those begin that have one."""
+NEAR = 3
+"""A beginning of which one byte in so many is another, or so many of the first are there, was meant to be it."""
+KNOWN_BEGINNINGS = (
+    *((b"\x80" + bytes((protocol,)), "a pickle") for protocol in range(2, 6)),
+    *((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"), (b"GGUF", "GGUF"), (b"CDF", "NetCDF")),
+    *((b"SQLite format 3\0", "SQLite"), (b"MATLAB 5.0", "MATLAB"), (b"\x7fELF", "a program"), (b"%PDF", "PDF")),
+    *((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"RIFF", "RIFF"), (b"OggS", "Ogg"), (b"fLaC", "FLAC")),
+)
+"""Of files that are not looked into, whatever they are named."""
+SHARD = re.compile(r"-\d+-of-\d+$")
+"""What a name has behind its extension when it is one of several files."""
+LONGEST_REASON = 300
+HOSTILE = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
+    *(ValueError, struct.error, zlib.error),
+)
+"""What bytes that no writer has written may lead to."""
+
+
+def check(source: Source) -> Verdict:
+    """Whether the file is whole, as far as can be told. Does not raise: a file that cannot be read is unknown."""
+    if not source.size:
+        return Verdict("empty", None, "is empty")
+    try:
+        return _check(source)
+    except OSError as error:
+        return Verdict("unknown", None, error.strerror or "cannot be read")
+
+
+def _check(source: Source) -> Verdict:
+    name = SHARD.sub("", source.name.lower())
+    for known in BINARY:
+        if _claims(known, source):
+            verdict = _look(known, source)
+            if verdict.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_be_chance(known, source):
+                return verdict
+    for known in TEXT:
+        if name.endswith(known.EXTENSIONS):
+            return _look_at_text(known, source)
+    if beginning := _known_beginning(source, name):
+        return Verdict("unknown", None, f"begins like {beginning}, which is not looked into")
+    for known in BINARY:
+        if name.endswith(known.EXTENSIONS) and not name.endswith(OF_ANYTHING):
+            extension = max((hint for hint in known.EXTENSIONS if name.endswith(hint)), key=len)
+            reason = f"is named {extension}, but does not begin like one"
+            if extension in RAW_TOO and not _is_near(source.head(FIRST_BYTES), BEGINNINGS[known.NAME]):
+                return Verdict("unknown", None, reason)
+            return Verdict("invalid", known.NAME, reason)
+    for known in JSON:
+        if _claims(known, source) and _is_whole(verdict := _look(known, source)):
+            return verdict
+    return Verdict("unknown", None, "is of no format that is known here")
+
+
+def _claims(known: Format, source: Source) -> bool:
+    try:
+        return known.claims(source)
+    except (Damaged, Undecided, *HOSTILE):
+        return False
+
+
+def _look(known: Format, source: Source) -> Verdict:
+    try:
+        found = known.inspect(source)
+    except Damaged as damage:
+        return Verdict("invalid", known.NAME, _reason(str(damage)))
+    except Undecided as doubt:
+        return Verdict("unknown", known.NAME, _reason(str(doubt)))
+    except HOSTILE as error:
+        return Verdict("unknown", known.NAME, f"could not be understood ({type(error).__name__})")
+    reason = None if found.reason is None else _reason(found.reason)
+    return Verdict("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
+
+
+def _is_near(top: bytes, beginning: bytes) -> bool:
+    """Whether a file that does not begin so was meant to: few bytes differ, the rest is lost, or all is NUL."""
+    if not top.strip(b"\0"):
+        return True
+    differ = sum(one != other for one, other in zip(top, beginning, strict=False))
+    if len(top) < len(beginning):
+        return not differ
+    return differ <= len(beginning) // NEAR or top.startswith(beginning[:NEAR])
+
+
+def _look_at_text(named: Format, source: Source) -> Verdict:
+    """As what it is named for; as the other kind of JSON when it is a whole one of those.
+
+    What could not be told of lines that are too long is not told by the two ends of the file either.
+    """
+    verdict = _look(named, source)
+    if verdict.state != "valid" and named in JSON:
+        for known in JSON:
+            if known is not named and _is_whole(other := _look(known, source)):
+                return verdict if verdict.state == "unknown" and other.reason is not None else other
+    return verdict
+
+
+def _is_whole(verdict: Verdict) -> bool:
+    """Whether something in it was whole, which makes it likely that it is this format."""
+    return verdict.state in ("valid", "unfinished") and (verdict.format != json_lines.NAME or verdict.records != 0)
+
+
+def _may_be_chance(known: Format, source: Source) -> bool:
+    """Whether another kind of file may begin like this: a text by its first word, anything where there is no magic."""
+    return known is safetensors or _is_words(source)
+
+
+def _is_words(source: Source) -> bool:
+    """Whether the file begins as a text without special characters."""
+    return bool(re.fullmatch(rb"[\t\n\r -~\x80-\xff]*[\n -~]", source.head(FIRST_BYTES)))
+
+
+def _known_beginning(source: Source, name: str) -> str | None:
+    top = source.head(262)
+    if name.endswith(OF_TEXTS_TOO) and _is_words(source):
+        return "a text"
+    if name.endswith(tfrecord.EXTENSIONS) and top[:1] == b"x" and len(top) > 1 and not int.from_bytes(top[:2]) % 31:
+        return "zlib"
+    if top[257:] == b"ustar":
+        return "a tar archive"
+    return next((name for magic, name in KNOWN_BEGINNINGS if top.startswith(magic)), None)
+
+
+def _reason(text: str) -> str:
+    text = shown(text)
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."

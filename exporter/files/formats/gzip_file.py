@@ -1,0 +1,59 @@
+"""gzip (RFC 1952): small files are unpacked, and thrown away, up to their checksums; of large ones the first part."""
+
+import zlib
+
+from exporter.files.formats.source import MOST_BYTES, Damaged, Found, Source, Undecided
+
+NAME = "gzip"
+EXTENSIONS = (".gz", ".gzip", ".tgz")
+MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31
+"""For zlib: the largest window, with header and checksum of gzip."""
+FIRST_BYTES = 64 << 10
+"""Unpacked of a file that is too large to be looked at whole."""
+PIECE_BYTES = 16 << 10
+MOST_UNPACKED_BYTES = 64 << 20
+
+
+def claims(source: Source) -> bool:
+    """Whether it begins as a gzip file does."""
+    return source.head(len(MAGIC)) == MAGIC
+
+
+def inspect(source: Source) -> Found:
+    """Every member must unpack and agree with its checksum and its length."""
+    whole = source.size <= MOST_BYTES
+    data = memoryview(source.head(source.size if whole else FIRST_BYTES))
+    place = unpacked = 0
+    while place < len(data):
+        if place and not data[place] and not data[place:].tobytes().strip(b"\0"):
+            break  # padding, as on a tape
+        if data[place : place + 2] != MAGIC[: len(data) - place]:
+            raise Damaged(f"has {source.size - place} bytes behind its end that are no gzip data")
+        used, made = _unpack(data[place:], MOST_UNPACKED_BYTES - unpacked, whole)
+        place, unpacked = place + used, unpacked + made
+    if not whole:
+        raise Undecided(f"only its first {FIRST_BYTES >> 10} KiB were looked at")
+    return Found(NAME)
+
+
+def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
+    """Unpack one member: how many bytes it has, and how many come out of it."""
+    engine = zlib.decompressobj(GZIP_WINDOW)
+    taken = made = 0
+    waiting = b""
+    try:
+        while not engine.eof:
+            piece = waiting or data[taken : taken + PIECE_BYTES]
+            taken += 0 if waiting else len(piece)
+            out = len(engine.decompress(piece, PIECE_BYTES))
+            made, waiting = made + out, engine.unconsumed_tail
+            if made > most_bytes:
+                raise Undecided(f"is more than {MOST_UNPACKED_BYTES >> 20} MiB when unpacked")
+            if not piece and not out and not engine.eof:
+                if whole:
+                    raise Damaged("ends in the middle of its data")
+                return taken, made
+    except zlib.error as error:
+        raise Damaged(f"cannot be unpacked: {str(error).rpartition(': ')[2]}") from error
+    return taken - len(engine.unused_data), made

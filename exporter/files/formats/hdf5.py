@@ -1,0 +1,129 @@
+"""HDF5: whether the file reaches to where its superblock says it ends, and how many rows its datasets have.
+
+Follows the HDF5 File Format Specification (sections by number). A superblock (II.A), at the top or behind a user
+block of 512, 1024, 2048, ... bytes, names the end of the file and the root group. Its writer writes it when it closes
+the file, or flushes it: what was written after a flush lies behind that end.
+"""
+
+import struct
+from typing import NamedTuple
+
+from exporter.files.formats.hdf5_objects import DRIVER_INFO, Objects, Unusual, address_of, lookup3
+from exporter.files.formats.source import Damaged, Found, Source, Undecided
+
+NAME = "hdf5"
+EXTENSIONS = (".h5", ".hdf5", ".he5", ".h5ad", ".loom")
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+USER_BLOCK_BYTES = 512
+MOST_USER_BLOCKS = 32
+SUPERBLOCK_BYTES = 128
+"""Enough for each version."""
+OPEN_FOR_WRITING = 1 | 4
+"""Consistency flags of a file that its writer has not closed."""
+
+
+class Superblock(NamedTuple):
+    """What a superblock says of its file."""
+
+    base: int
+    """Byte of the file from which addresses count."""
+    end: int
+    """Bytes that the file has when it is whole, a user block included."""
+    root: int | None
+    """Address of the root group."""
+    address_bytes: int
+    length_bytes: int
+    open: bool
+    """Whether it is marked as open for writing."""
+    several_files: bool
+    """Whether it says how it is spread over several files."""
+    extension: int | None
+
+
+def claims(source: Source) -> bool:
+    """Whether there is a signature where one may be."""
+    return _signature(source) is not None
+
+
+def inspect(source: Source) -> Found:
+    """A file that ends where its superblock says, and begins its root group where that one says."""
+    place = _signature(source)
+    if place is None:
+        raise Damaged("does not begin like an HDF5 file")
+    block = parse_superblock(source.read(place, min(SUPERBLOCK_BYTES, source.size - place)), place)
+    objects = Objects(source, block.base, block.address_bytes, block.length_bytes)
+    if block.open:
+        raise Undecided("is marked as open for writing: its writer is at work, or has not closed it")
+    if block.several_files or _has_driver(objects, block.extension):
+        raise Undecided("is one of several files that belong together")
+    if source.size < block.end:
+        raise Damaged(f"ends {block.end - source.size} bytes too early")
+    if source.size > block.end:
+        raise Undecided(f"goes on for {source.size - block.end} bytes after its end: its writer has not closed it")
+    if block.root is None:
+        raise Damaged("has no root group")
+    try:
+        return Found(NAME, objects.rows(block.root))
+    except (struct.error, IndexError) as error:
+        raise Damaged("has a root group with a damaged object") from error
+    except (Unusual, Undecided):
+        return Found(NAME)
+
+
+def _has_driver(objects: Objects, extension: int | None) -> bool:
+    """Whether a superblock's extension (II.C) says how the file is spread over several (IV.A.2.u)."""
+    try:
+        return extension is not None and any(each.kind == DRIVER_INFO for each in objects.messages(extension))
+    except (Unusual, Damaged, Undecided, struct.error, IndexError):
+        return False
+
+
+def _signature(source: Source) -> int | None:
+    """Where the superblock begins: at 0, 512, 1024, 2048 and so on; only in files named so beyond the first."""
+    if source.head(len(SIGNATURE)) == SIGNATURE:
+        return 0
+    if source.name.lower().endswith(EXTENSIONS):
+        for doubling in range(MOST_USER_BLOCKS):
+            place = USER_BLOCK_BYTES << doubling
+            if place + len(SIGNATURE) > source.size:
+                break
+            if source.read(place, len(SIGNATURE)) == SIGNATURE:
+                return place
+    return None
+
+
+def parse_superblock(text: bytes, place: int) -> Superblock:
+    """From the bytes that begin with the signature at this place of the file (II.A)."""
+    if len(text) < 20:
+        raise Damaged("ends within its superblock")
+    version = text[8]
+    if version > 3:
+        raise Undecided(f"has a superblock of version {version}, which is not known")
+    old = version < 2
+    size, length_bytes = (text[13], text[14]) if old else (text[9], text[10])
+    if size not in (2, 4, 8) or length_bytes not in (2, 4, 8):
+        raise Damaged("has a superblock with impossible lengths")
+    # base, free space or extension, end of file, driver or root; then of the old ones the name and place of the root
+    begin, count = {0: (24, 6), 1: (28, 6)}.get(version, (12, 4))
+    end = begin + count * size
+    if len(text) < end + 4:
+        raise Damaged("ends within its superblock")
+    if old and (text[9] or text[10] or text[12] or not all(struct.unpack_from("<2H", text, 16))):
+        raise Damaged("has a superblock of versions that there are not")
+    if not old and lookup3(text[:end]) != int.from_bytes(text[end : end + 4], "little"):
+        raise Damaged("has a superblock with a wrong checksum")
+    addresses = [address_of(text[at : at + size], size) for at in range(begin, end, size)]
+    base, second, eof, fourth = addresses[:4]
+    if base is None or eof is None:
+        raise Damaged("has a superblock without an end of the file")
+    return Superblock(
+        base=place,
+        end=eof - base + place,  # as the library does, should a user block have been put before it
+        root=addresses[-1],
+        address_bytes=size,
+        length_bytes=length_bytes,
+        open=version == 3 and bool(text[11] & OPEN_FOR_WRITING),
+        several_files=old and fourth is not None,
+        extension=None if old else second,
+    )

@@ -1,0 +1,128 @@
+"""JSON texts (RFC 8259, and what Python's json reads besides): small ones whole, of large ones both ends."""
+
+import json
+import re
+
+from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, Damaged, Found, Source, Undecided
+
+NAME = "json"
+EXTENSIONS = (".json",)
+WINDOW_BYTES = 64 << 10
+"""Looked at of each end of a text that is too large to be parsed."""
+WHITE = b" \t\r\n"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CLOSERS = {b"{": b"}", b"[": b"]", b'"': b'"'}
+INDENTED = re.compile(rb"\s*[\[{][ \t]*\r?\n[ \t]+\S")
+"""The begin of a text of which each level stands further to the right."""
+INDENTED_END = re.compile(rb"\n[ \t]+[\]}]\s*\Z")
+WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+NUMBER_BEGINNINGS = (".", "e", "E", "e+", "e-", "E+", "E-")
+"""What may be left of a number that is cut, behind what is one by itself."""
+IN_THE_MIDDLE = "ends in the middle of a value"
+
+_DECODER = json.JSONDecoder(parse_float=len, parse_int=len)  # no number is too long, and none takes memory
+
+
+def claims(source: Source) -> bool:
+    """Whether the text begins with a bracket."""
+    return source.head(FIRST_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)[:1] in (b"{", b"[")
+
+
+def inspect(source: Source) -> Found:
+    """The number of items if the root is an array. Of a large text both ends must be those of one value."""
+    if source.size > MOST_BYTES:
+        return _look_at_ends(source)
+    value = parse(decode(source.head(source.size)))
+    return Found(NAME, len(value) if isinstance(value, list) else None)
+
+
+def decode(data: bytes) -> str:
+    """The text of a whole JSON file."""
+    try:
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+    except UnicodeDecodeError as error:
+        refuse_nul(data)
+        raise Damaged(f"byte {error.start} (0x{data[error.start]:02x}) is not {error.encoding.upper()}") from error
+    if "\0" in text:
+        refuse_nul(data)
+    return text
+
+
+def refuse_nul(data: bytes, where: str = "") -> None:
+    """Raise Damaged when there are NUL bytes: what is left where a write was lost."""
+    if b"\0" in data:
+        raise Damaged(f"has {data.count(0)} NUL bytes{where}: what was written there is lost")
+
+
+def parse(text: str) -> object:
+    """The value of a text; numbers are not what they were."""
+    try:
+        return _DECODER.decode(text.removeprefix("\ufeff"))
+    except json.JSONDecodeError as error:
+        if not text.strip():
+            raise Damaged("holds nothing but white space") from error
+        if is_cut(error):
+            raise Damaged(IN_THE_MIDDLE) from error
+        raise Damaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise Undecided("is nested too deeply to be looked at") from error
+
+
+def is_cut(error: json.JSONDecodeError) -> bool:
+    """Whether more text could have made it right."""
+    rest = error.doc[error.pos :].rstrip()
+    return (
+        error.msg.startswith("Unterminated string")
+        or (error.msg.startswith("Expecting value") and any(word.startswith(rest) for word in WORDS))
+        or (error.msg.startswith("Invalid \\u") and len(rest) <= len("uXXXX") and '"' not in rest)
+        or rest in ("", *NUMBER_BEGINNINGS)
+    )
+
+
+def _look_at_ends(source: Source) -> Found:
+    head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
+    if json.detect_encoding(head) not in ("utf-8", "utf-8-sig"):
+        raise Undecided("is large and not in UTF-8")
+    refuse_nul(head, " near its beginning")
+    refuse_nul(tail, " near its end")
+    text = head.removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)
+    closer, end = CLOSERS.get(text[:1]), tail.rstrip(WHITE)
+    if not text or not end:
+        raise Undecided("begins or ends with a lot of white space")
+    if closer is None:
+        raise Damaged("begins with no bracket, though it is long")
+    if not end.endswith(closer):
+        raise Damaged(f"begins with {text[:1].decode()} and does not end with {closer.decode()}")
+    if _closes_inner(end):
+        raise Damaged("ends with a bracket that closes an inner value")
+    line, newline, _ = text.partition(b"\n")
+    if newline and _is_value(line):
+        raise Damaged("has text behind its first value")
+    if INDENTED.match(text) and INDENTED_END.search(tail):
+        raise Undecided("ends with a bracket that seems to close an inner value")
+    return Found(NAME, None, "only its ends were looked at")
+
+
+def _closes_inner(end: bytes) -> bool:
+    """Whether the last bracket belongs to one that stands within these last bytes, and so not to the first of all."""
+    if end.endswith(b'"'):
+        return False
+    # the last byte is outside of strings, so every second piece from there is; a first quote may be an escaped one
+    plain = end.lstrip(b'\\"').replace(b"\\\\", b"").replace(b'\\"', b"")
+    depth = 0
+    for code in reversed(b"".join(plain.split(b'"')[::-2][::-1])):
+        if code in b"]}":
+            depth += 1
+        elif code in b"[{":
+            depth -= 1
+            if not depth:
+                return True
+    return False
+
+
+def _is_value(line: bytes) -> bool:
+    try:
+        parse(line.decode("utf-8", "surrogatepass"))
+    except (Damaged, Undecided, UnicodeDecodeError):
+        return False
+    return True

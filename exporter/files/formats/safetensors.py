@@ -1,0 +1,94 @@
+"""Tensors in the format of the library safetensors: a header that says where each one is, and their bytes.
+
+Follows the README of huggingface/safetensors and its ``SafeTensors::read_metadata``: eight bytes with the length of the
+header, the header as JSON, then all tensors without a gap up to the end of the file:
+``{"weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"format": "pt"}}``.
+"""
+
+import json
+import math
+from typing import NamedTuple, TypeGuard
+
+from exporter.files.formats.source import Damaged, Found, Source, Undecided
+
+NAME = "safetensors"
+EXTENSIONS = (".safetensors",)
+
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 100_000_000
+"""The library reads no longer header."""
+MOST_DIMENSIONS = 64
+ITEM_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies, counted from the end of the header."""
+
+    begin: int
+    end: int
+    name: str
+
+
+def claims(source: Source) -> bool:
+    """Whether a possible length is followed by the brace that begins a header."""
+    top = source.head(LENGTH_BYTES + 1)
+    return top[LENGTH_BYTES:] == b"{" and 2 <= int.from_bytes(top[:LENGTH_BYTES], "little") <= MOST_HEADER_BYTES
+
+
+def inspect(source: Source) -> Found:
+    """Tensors that are as long as their types and shapes say, one after the other up to the end of the file."""
+    length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
+    begin = LENGTH_BYTES + length
+    if length > MOST_HEADER_BYTES:
+        raise Damaged("begins with a length that no header has")
+    if begin > source.size:
+        raise Damaged(f"ends {begin - source.size} bytes before the end of its header")
+    end = 0
+    for tensor in sorted(parse_header(source.read(LENGTH_BYTES, length))):
+        if tensor.begin != end:
+            raise Damaged(f"its tensor {tensor.name[:80]!r} does not begin where the one before ends")
+        end = tensor.end
+    left = source.size - begin
+    if end > left:
+        raise Damaged(f"ends {end - left} bytes before the end of its last tensor")
+    if end < left:
+        raise Damaged(f"goes on for {left - end} bytes after its last tensor")
+    return Found(NAME)
+
+
+def parse_header(header: bytes) -> list[Tensor]:
+    """All tensors that a header describes."""
+    try:
+        fields = json.loads(header.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged("has a header that is no JSON") from error
+    if not isinstance(fields, dict):
+        raise Damaged("has a header that is no table of tensors")
+    return [_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
+
+
+def _tensor(name: str, field: object) -> Tensor:
+    if not isinstance(field, dict):
+        raise Damaged(f"its tensor {name[:80]!r} is not described")
+    dtype, shape, offsets = field.get("dtype"), field.get("shape"), field.get("data_offsets")
+    if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise Damaged(f"its tensor {name[:80]!r} has no type, shape and place")
+    if dtype not in ITEM_BITS:
+        raise Undecided(f"has a tensor of type {dtype[:80]!r}, of which the length of an item is not known")
+    if len(shape) > MOST_DIMENSIONS:
+        raise Undecided(f"has a tensor of {len(shape)} dimensions")
+    begin, end = offsets
+    if (end - begin) * 8 != math.prod(shape) * ITEM_BITS[dtype]:
+        raise Damaged(f"its tensor {name[:80]!r} is not as long as its type and shape say")
+    return Tensor(begin, end, name)
+
+
+def _are_counts(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(count) is int and 0 <= count < 1 << 63 for count in value)

@@ -1,0 +1,135 @@
+"""TFRecord: records with their lengths before and CRC-32C of both. Walked as far as the bounds go, and from the end."""
+
+import struct
+
+from exporter.files.formats.source import Damaged, Found, Source, Undecided
+
+NAME = "tfrecord"
+EXTENSIONS = (".tfrecord", ".tfrecords")
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+WINDOW_BYTES = 32 << 10
+WALKED_BYTES = 512 << 10
+"""Read from the top; what is left of the bounds is for the end."""
+WALKED_READS = 1024
+TAIL_BYTES = 128 << 10
+CHECKED_BYTES = 64 << 10
+"""Of the data so much is compared with its checksums."""
+UPPER_HALF = b"\0\0\0\0"
+"""Of the length of every record that is not larger than 4 GiB."""
+CASTAGNOLI = 0x82F63B78
+MASK_DELTA = 0xA282EAD8
+
+
+def _table() -> tuple[int, ...]:
+    values = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (CASTAGNOLI if value & 1 else 0)
+        values.append(value)
+    return tuple(values)
+
+
+_TABLE = _table()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum as TFRecord stores it."""
+    crc = 0xFFFFFFFF
+    for code in data:
+        crc = _TABLE[(crc ^ code) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + MASK_DELTA) & 0xFFFFFFFF
+
+
+def _length(header: bytes) -> int | None:
+    """The length that a header tells, or None when its checksum says that it is none."""
+    length, checksum = struct.unpack("<QI", header)
+    return length if masked_crc32c(header[:8]) == checksum else None
+
+
+def claims(source: Source) -> bool:
+    """Whether the first length has its checksum: one in four thousand million files would by chance."""
+    return source.size >= HEADER_BYTES and _length(source.head(HEADER_BYTES)) is not None
+
+
+def inspect(source: Source) -> Found:
+    """The number of records when all have been walked through."""
+    walk = Walk(source)
+    if source.size <= WALKED_BYTES:
+        source.head(source.size)
+    while walk.place < source.size and source.spent <= WALKED_BYTES and source.reads <= WALKED_READS:
+        walk.step()
+    if walk.place == source.size:
+        return Found(NAME, walk.records)
+    _look_at_end(source)
+    return Found(NAME, None, f"only its first {walk.records} records and its last ones were looked at")
+
+
+class Walk:
+    """Goes from record to record."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._window = b""
+        self._start = 0  # of the window
+        self._checked = 0
+        self._small = True
+        self.place = 0
+        self.records = 0
+
+    def step(self) -> None:
+        """Go over one record. Raises Damaged when it is not whole."""
+        source, number = self._source, self.records + 1
+        if source.size - self.place < HEADER_BYTES:
+            raise Damaged(f"ends in the middle of the header of record {number}")
+        length = _length(self._read(self.place, HEADER_BYTES))
+        if length is None:
+            raise Damaged(f"the length of record {number} does not agree with its checksum")
+        data, end = self.place + HEADER_BYTES, self.place + HEADER_BYTES + length + FOOTER_BYTES
+        if end > source.size:
+            raise Damaged(f"ends {end - source.size} bytes before the end of record {number}")
+        self._small = length < WINDOW_BYTES // 8
+        if self._checked + length <= CHECKED_BYTES:
+            self._checked += length
+            text = self._read(data, length + FOOTER_BYTES)
+            if masked_crc32c(text[:length]) != int.from_bytes(text[length:], "little"):
+                raise Damaged(f"the data of record {number} does not agree with its checksum")
+        self.place, self.records = end, number
+
+    def _read(self, place: int, length: int) -> bytes:
+        start = place - self._start
+        if start < 0 or start + length > len(self._window):
+            most = max(length, WINDOW_BYTES if self._small else 0)
+            self._window = self._source.read(place, min(most, self._source.size - place))
+            self._start, start = place, 0
+        return self._window[start : start + length]
+
+
+def _look_at_end(source: Source) -> None:
+    """Find a record in the last bytes from which others lead exactly to the end of the file."""
+    tail = source.tail(TAIL_BYTES)
+    cut_by = place = 0
+    while (upper := tail.find(UPPER_HALF, place + 4)) >= 0:
+        place = upper - 4
+        end, records = _chain(tail, place)
+        if records and end == len(tail):
+            return
+        if records > 1 and end + HEADER_BYTES > len(tail):
+            cut_by = max(end - len(tail), 1)
+        # what other records have led over cannot hold the first one
+        place = end if records > 1 else place + 1
+    if cut_by:
+        raise Damaged(f"ends at least {cut_by} bytes before the end of its last record")
+    raise Undecided("its last record is longer than what was looked at")
+
+
+def _chain(tail: bytes, place: int) -> tuple[int, int]:
+    """Where the records end that follow each other from here on, and how many there are."""
+    records = 0
+    while place + HEADER_BYTES <= len(tail):
+        length = _length(tail[place : place + HEADER_BYTES])
+        if length is None:
+            break
+        place, records = place + HEADER_BYTES + length + FOOTER_BYTES, records + 1
+    return place, records

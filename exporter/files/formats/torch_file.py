@@ -1,0 +1,170 @@
+"""What ``torch.save`` and ``torch.jit.save`` write: a ZIP archive, or before version 1.6 a row of pickles. No pickle
+is ever loaded: its opcodes are walked with ``pickletools``, and nothing that they name is looked up or called.
+
+Follows torch/serialization.py. An archive has one folder with ``data.pkl`` (the object, whose tensors refer to storages
+by key), ``data/<key>`` (the bytes of each storage) and, written last, ``version``. The older format is the pickles of
+a magic number, a protocol version, facts of the machine, the object, and a list of storage keys; then, in the order
+of that list, the storages: a count of eight bytes and so many items.
+"""
+
+import io
+import re
+from collections.abc import Iterable
+
+from exporter.files.formats import zip_file
+from exporter.files.formats.pickles import ERRORS, walk
+from exporter.files.formats.source import Damaged, Found, Source, Undecided
+
+NAME = "torch"
+EXTENSIONS = (".pt", ".pth", ".ckpt", ".bin")
+LEGACY_NAME = "torch-legacy"
+
+FIRST_MEMBER = re.compile(r"[^/]+/(data\.pkl|constants\.pkl|version|byteorder|\.data/.*|\.format_version|data/\d+)")
+MAGIC = 0x1950A86A20F9469CFC6C
+MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
+"""The magic number as protocols 2 and above write it."""
+PROTOCOL_VERSION = 1001
+PICKLES_BYTES = (1 << 16, 1 << 19)
+"""Read for the pickles of one object, and when they are longer."""
+COUNT_BYTES = 8
+OTHER_ARCHIVES = (".data/extern_modules", "archive_format")
+"""What is in archives of torch.package and torch.export, which torch writes in the same way."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("QInt8Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"), 1),
+    **dict.fromkeys(("ShortStorage", "HalfStorage", "BFloat16Storage"), 2),
+    **dict.fromkeys(("IntStorage", "FloatStorage", "QInt32Storage"), 4),
+    **dict.fromkeys(("LongStorage", "DoubleStorage", "ComplexFloatStorage"), 8),
+    **dict.fromkeys(("ComplexDoubleStorage",), 16),
+}
+
+
+def claims(source: Source) -> bool:
+    """Whether it begins like either format; an archive that may be anything is told by its name."""
+    if source.head(4) == zip_file.LOCAL_MARK:
+        known = FIRST_MEMBER.fullmatch(zip_file.first_name(source)) is not None
+        return known or source.name.lower().endswith(EXTENSIONS)
+    return _is_legacy(source.head(64))
+
+
+def inspect(source: Source) -> Found:
+    """An archive with all that torch looks for, or an object followed by the whole of its storages."""
+    return _archive(source) if source.head(4) == zip_file.LOCAL_MARK else _legacy(source)
+
+
+def _is_legacy(top: bytes) -> bool:
+    return top.startswith(b"\x80") and MAGIC_BYTES in top[:32]
+
+
+def _archive(source: Source) -> Found:
+    directory = zip_file.read_directory(source)
+    if source.name.lower().endswith(".distcp"):
+        raise Undecided("is part of a distributed checkpoint: how long it should be is in the file .metadata")
+    members = {member.name: member for member in directory.members}
+    folder = directory.members[0].name.partition("/")[0] if directory.members else ""
+    has_version = not members.keys().isdisjoint({f"{folder}/version", f"{folder}/.data/version"})
+    if f"{folder}/data.pkl" not in members:
+        if has_version and members.keys().isdisjoint({f"{folder}/{name}" for name in OTHER_ARCHIVES}):
+            raise Damaged("has no data.pkl: torch.save has failed before it wrote one")
+        return Found(zip_file.NAME, None, "an archive of another kind than torch.save writes")
+    if directory.reason is not None:
+        return Found(NAME, None, directory.reason)
+    if not has_version:
+        raise Damaged("has no version in it, which torch.save writes last")
+    return Found(NAME, None, _check_storages(source, members, folder))
+
+
+def _check_storages(source: Source, members: dict[str, zip_file.Member], folder: str) -> str | None:
+    """Raise Damaged when a storage of the object is missing: torch ends the archive in order also when it fails.
+
+    Otherwise what has not been looked at.
+    """
+    pickled = members[f"{folder}/data.pkl"]
+    if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
+        return "which storages it should have was not looked at"
+    try:
+        walked = walk(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
+    except ERRORS as error:
+        raise Damaged("has a data.pkl that is no pickle") from error
+    for key, (kind, items) in _storages(walked.persistent).items():
+        member = members.get(f"{folder}/data/{key}")
+        if member is None:
+            raise Damaged(f"has no storage {key[:80]!r}: torch.save has failed before it wrote it")
+        if kind in ITEM_BYTES and member.size != items * ITEM_BYTES[kind]:
+            raise Damaged(
+                f"its storage {key[:80]!r} has {member.size} bytes, where its object has {items} items of {kind}"
+            )
+    return None
+
+
+def _legacy(source: Source) -> Found:
+    """One object or several, each with its storages: ``torch.save`` may be called again with the open file."""
+    begin = 0
+    while begin < source.size:
+        left = source.size - begin
+        if begin and not _is_legacy(source.read(begin, min(left, 64))):
+            raise Undecided(f"goes on for {left} bytes after its last storage")
+        begin = _object(source, begin)
+    return Found(LEGACY_NAME)
+
+
+def _object(source: Source, begin: int) -> int:
+    """Where the last storage of an object ends that begins here."""
+    storages, keys, offset = _pickles(source, begin)
+    for key in keys:
+        if key not in storages:
+            raise Damaged("lists a storage that its object does not have")
+        kind, items = storages[key]
+        if kind not in ITEM_BYTES:
+            raise Undecided(f"has a {kind}, of which the length of an item is not known")
+        if offset + COUNT_BYTES > source.size:
+            raise Damaged("ends before its last storage")
+        count = int.from_bytes(source.read(offset, COUNT_BYTES), "little", signed=True)
+        if count != items:
+            raise Damaged(f"has a storage of {count} items, where its object has one of {items}")
+        offset += COUNT_BYTES + count * ITEM_BYTES[kind]
+        if offset > source.size:
+            raise Damaged(f"ends {offset - source.size} bytes before the end of a storage")
+    return offset
+
+
+def _pickles(source: Source, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
+    """Type and items of each storage by key, the keys in the order of the storages, and where the first one begins."""
+    left = source.size - begin
+    for most in PICKLES_BYTES:
+        text = source.read(begin, min(left, most))
+        stream = io.BytesIO(text)
+        try:
+            magic, version, _, of_object, keys = (walk(stream) for _ in range(5))
+        except ERRORS as error:
+            if stream.tell() < len(text):
+                raise Damaged("has something else where a pickle should be") from error
+            if len(text) == left:
+                raise Damaged("ends within its pickled object") from error
+            continue  # it may go on
+        if magic.value != MAGIC or version.value != PROTOCOL_VERSION:
+            raise Damaged("does not begin with the numbers of torch.save")
+        return _storages(of_object.persistent), _keys(keys.value), begin + stream.tell()
+    raise Undecided(f"has a pickled object of more than {PICKLES_BYTES[-1] >> 10} KiB")
+
+
+def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
+    """From ``('storage', type, key, location, items)``, in the older format with a sixth; modules are others."""
+    storages: dict[str, tuple[str, int]] = {}
+    for found in persistent:
+        if not isinstance(found, tuple) or not found:
+            raise Damaged("has an object that refers to nothing")
+        if found[0] == "storage":
+            kind, key, items = (found[1], found[2], found[4]) if len(found) in (5, 6) else (None, None, None)
+            if not (isinstance(kind, str) and isinstance(key, str) and isinstance(items, int)):
+                raise Damaged("has an object whose storages cannot be told")
+            storages.setdefault(key, (kind.rpartition(" ")[2], items))  # the first one says how it is written
+    return storages
+
+
+def _keys(value: object) -> list[str]:
+    keys = [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
+    if not isinstance(value, list) or len(keys) != len(value):
+        raise Damaged("has no list of its storages")
+    return keys

@@ -1,0 +1,80 @@
+"""Zstandard (RFC 8878): the headers of all frames and blocks, up to the end of the file. Nothing is unpacked."""
+
+import struct
+
+from exporter.files.formats.source import Damaged, Found, Source, Undecided
+
+NAME = "zstd"
+EXTENSIONS = (".zst", ".zstd")
+MAGIC = 0xFD2FB528
+OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)
+"""Of versions before 0.8, whose frames are others."""
+SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)
+"""Of frames that hold no data: an index, or a note. LZ4 has them too."""
+WHOLE_BYTES = 128 << 10
+"""Read at once from the top."""
+MOST_BLOCK_BYTES = 128 << 10
+RAW, REPEATED, COMPRESSED, RESERVED = range(4)
+
+
+def claims(source: Source) -> bool:
+    """Whether it begins with a frame."""
+    magic = int.from_bytes(source.head(4), "little") if source.size >= 4 else 0
+    return magic == MAGIC or magic in OLD_MAGICS or magic in SKIPPABLE_MAGICS
+
+
+def inspect(source: Source) -> Found:
+    """Each frame must have all its blocks and its checksum, and the last one must end where the file ends."""
+    place, frames = 0, 0
+    source.head(WHOLE_BYTES)
+    while place < source.size:
+        (magic,) = struct.unpack("<I", _part(source, place, 4))
+        if magic == MAGIC:
+            place = _frame(source, place + 4)
+            frames += 1
+        elif magic in SKIPPABLE_MAGICS:
+            (length,) = struct.unpack("<I", _part(source, place + 4, 4))
+            place = _within(source, place + 8 + length)
+        elif magic in OLD_MAGICS:
+            raise Undecided("is of a version before 0.8")
+        elif not frames and not source.name.lower().endswith(EXTENSIONS):
+            raise Undecided("begins with a frame to be skipped, and goes on as no Zstandard file")
+        else:
+            raise Damaged(f"has {source.size - place} bytes at byte {place} that begin no frame")
+    return Found(NAME)
+
+
+def _within(source: Source, place: int) -> int:
+    if place > source.size:
+        raise Damaged(f"ends at least {place - source.size} bytes too early")
+    return place
+
+
+def _part(source: Source, place: int, length: int) -> bytes:
+    return source.read(place, _within(source, place + length) - place)
+
+
+def _frame(source: Source, place: int) -> int:
+    """Where the frame ends whose magic number ends here."""
+    (flags,) = _part(source, place, 1)
+    if flags & 8:
+        raise Damaged("has a reserved bit set in the header of a frame")
+    single, has_checksum = bool(flags & 32), bool(flags & 4)
+    dictionary_bytes = (0, 1, 2, 4)[flags & 3]
+    size_bytes = (int(single), 2, 4, 8)[flags >> 6]
+    place += 1 + (not single) + dictionary_bytes
+    content = int.from_bytes(_part(source, place, size_bytes), "little") + (256 if size_bytes == 2 else 0)
+    place += size_bytes
+    least = most = 0  # what the blocks can come to
+    is_last = False
+    while not is_last:
+        header = int.from_bytes(_part(source, place, 3), "little")
+        is_last, kind, length = bool(header & 1), header >> 1 & 3, header >> 3
+        if kind == RESERVED or (length > MOST_BLOCK_BYTES and kind != REPEATED):
+            raise Damaged(f"the header of the block at byte {place} is damaged")
+        place = _within(source, place + 3 + (1 if kind == REPEATED else length))
+        least += 0 if kind == COMPRESSED else length
+        most += MOST_BLOCK_BYTES if kind == COMPRESSED else length
+    if size_bytes and not least <= content <= most:
+        raise Damaged(f"a frame is said to hold {content} bytes and has blocks for {least} to {most}")
+    return _within(source, place + 4 * has_checksum)

@@ -1,0 +1,1 @@
+"""Result files: growth, records, and stalls."""

@@ -1,0 +1,349 @@
+"""Output and checkpoint files: how many, how large, how they grow, what is in them, and whether they are whole."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.families import Family, Samples
+from exporter.contract.manifest import PathGroup
+from exporter.contract.worker_names import worker_rank
+from exporter.files.formats.source import shown
+from exporter.files.outputs.growth import FilesGrowth
+from exporter.files.outputs.outputs_reader import CLOCK_SLACK_S, Invalid, OutputLook, OutputWatch, Owned, OwnerOf
+from exporter.machine.file_host import Hanging, HelperEnded, Watched
+from exporter.machine.mounts import is_apart, mount_of
+
+FILES = Family("output_files", "Files of the group that this node answers for.", labels=("group",))
+BYTES = Family("output_bytes", "Their size.", labels=("group",))
+GROWTH = Family(
+    "output_growth_bytes_per_second",
+    "Growth over the last two minutes, from one write to another; 0 when nothing has been written in them.",
+    labels=("group",),
+)
+MTIME = Family("output_file_mtime_timestamp_seconds", "When the newest of them was last written.", labels=("group",))
+RECORDS = Family(
+    "output_records",
+    "Records in them: lines of JSONL and CSV, items of JSON arrays, rows of Parquet, Arrow, HDF5 and NumPy files.",
+    labels=("group",),
+)
+VALID = Family(
+    "output_file_valid",
+    "Whether every file that was looked into is whole; only files that nobody writes to are looked into.",
+    labels=("group",),
+)
+INVALID = Family("output_files_invalid", "Files that are damaged.", labels=("group",))
+STALLED = Family(
+    "output_stalled",
+    "Whether the job has written files of the group, and none for the stall timeout while workers run.",
+    labels=("group",),
+)
+WORKER_GROUP = (*WORKER_LABELS, "group")
+WORKER_BYTES = Family("worker_output_bytes", "Size of the files with the worker's number.", labels=WORKER_GROUP)
+WORKER_RECORDS = Family("worker_output_records", "Records in them.", labels=WORKER_GROUP)
+WORKER_MTIME = Family(
+    "worker_output_mtime_timestamp_seconds", "When the newest of them was last written.", labels=WORKER_GROUP
+)
+WORKER_STALLED = Family(
+    "worker_output_stalled",
+    "Whether the worker has written files of the group, and none for the stall timeout while it runs.",
+    labels=WORKER_GROUP,
+)
+
+CHECKPOINT = "checkpoint"
+"""Name of the group whose files are checkpoints: they come rarely, and have a collector of their own."""
+SLOW_S = 5.0
+"""A look that takes longer than it is waited for, and not for longer than this, is slow and does not hang."""
+EVENTS = 50
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """Files of one worker at one look."""
+
+    files: int
+    bytes: int
+    mtime: float | None
+    records: int | None
+    stalled: bool | None
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """One path group at one look; None is not known."""
+
+    name: str
+    files: int
+    bytes: int
+    growth: float | None
+    mtime: float | None
+    records: int | None = None
+    stalled: bool | None = None
+    """None before the job has written anything."""
+    valid: bool | None = None
+    invalid_files: int = 0
+    invalid: tuple[Invalid, ...] = ()
+    first_output: float | None = None
+    workers: Mapping[int, WorkerFacts] = field(default_factory=dict)
+    """By rank, those that have files."""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputsSnapshot:
+    """All groups that could be looked at, and what has happened lately."""
+
+    groups: tuple[GroupFacts, ...]
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class _Silence:
+    """Whether files that were written are written no more, and when that has changed."""
+
+    def __init__(self) -> None:
+        self.stalled = False
+
+    def look(self, last: float | None, running_since: float | None, timeout_s: float, now: float) -> bool | None:
+        """``last``: when the job last wrote; ``running_since``: since when somebody runs who would."""
+        self.stalled = last is not None and running_since is not None and now - max(last, running_since) >= timeout_s
+        return None if last is None else self.stalled
+
+
+class _Group:
+    """What is known of one group from look to look."""
+
+    def __init__(self, group: PathGroup, watched: Watched) -> None:
+        self.group = group
+        self.watched = watched
+        self.growth = FilesGrowth()
+        self.watch: int | None = None
+        """Which watch its growth and numbers are of."""
+        self.facts: GroupFacts | None = None
+        self.silence = _Silence()
+        self.silences: dict[int, _Silence] = {}
+        self.damaged: set[tuple[str, str]] = set()
+        self.has_output = False
+        self.finished = 0
+        self.unreadable: str | None = None
+
+
+class OutputsCollector:
+    """Files of each path group.
+
+    On a shared file system every node sees all files. A node answers for those whose names carry
+    the number of one of its workers; the first node also for those that carry none, so that sums
+    over the nodes count every file once. In a directory of its own a node answers for all.
+    """
+
+    name = "outputs"
+    families = (
+        *(FILES, BYTES, GROWTH, MTIME, RECORDS, VALID, INVALID, STALLED),
+        *(WORKER_BYTES, WORKER_RECORDS, WORKER_MTIME, WORKER_STALLED),
+    )
+
+    def __init__(self, context: Context) -> None:
+        manifest = context.manifest
+        self._clock, self._board, self._files = context.clock, context.board, context.files
+        self._timeout_s = manifest.stall_timeout_s
+        self._start = context.identity.start
+        self.interval_s = manifest.check_interval_s
+        self._tasks = {task.rank: task for task in context.tasks}
+        ranks, mounts = manifest.ranks_of_roles(), self._files.mounts.current()
+        owner_of = OwnerOf(
+            partial(worker_rank, ranks=ranks),
+            ours=frozenset(self._tasks),
+            others=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
+            rest=context.identity.node_index == 0,
+            own_rank_of=partial(worker_rank, ranks=ranks, sure=True),
+        )
+        shared = mount_of(str(manifest.run_dir), mounts)
+        self._groups = []
+        for group in manifest.groups:
+            if group.pattern is not None:
+                directory = str(manifest.directory(group))
+                local = manifest.nodes > 1 and is_apart(mount_of(directory, mounts), shared)
+                owner = replace(owner_of, local=local)
+                make = partial(
+                    OutputWatch, directory, group.pattern, owner, self._start, gpu_metrics=manifest.gpu_metrics
+                )
+                self._groups.append(_Group(group, self._files.watch(f"outputs-{group.name}", make)))
+        self._directories = {group.name: shown(str(manifest.directory(group))) for group in manifest.groups}
+        self._running_since: dict[int, float] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+
+    def read(self) -> OutputsSnapshot:
+        now = self._clock.time()
+        self._running_since = {rank: self._running_since.get(rank, now) for rank in self._board.running}
+        looks = self._files.look([group.watched for group in self._groups], now)
+        found = [self._take(group, look, now) for group, look in zip(self._groups, looks, strict=True)]
+        return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
+
+    def _take(self, group: _Group, look: OutputLook | Exception, now: float) -> GroupFacts | None:
+        """The facts of a group; None when it cannot be looked at."""
+        if isinstance(look, Hanging):
+            return group.facts if self._files.clock.monotonic() - look.since < SLOW_S else None
+        if isinstance(look, OSError):
+            self._note_unreadable(group, None if isinstance(look, HelperEnded) else look.strerror, now)
+            group.facts = None
+        elif isinstance(look, Exception):
+            self._note_unreadable(group, str(look), now)
+            group.facts = None
+        else:
+            self._note_unreadable(group, look.unreadable, now)
+            group.facts = self._facts(group, look, now)
+        return group.facts
+
+    def _facts(self, group: _Group, look: OutputLook, now: float) -> GroupFacts | None:
+        begun = group.watch == look.watch
+        if not look.complete:
+            return None
+        growth = self._growth(group, look, now, begun=begun)
+        if group.group.name != CHECKPOINT:
+            self._note_files(group, look, now, begun=begun)
+        group.watch = look.watch
+        owners = look.owners.values()
+        counted = [owned.records for owned in owners if owned.records is not None]
+        return GroupFacts(
+            name=group.group.name,
+            files=sum(owned.files for owned in owners),
+            bytes=sum(owned.bytes for owned in owners),
+            growth=growth,
+            mtime=max((owned.newest for owned in owners if owned.newest is not None), default=None),
+            records=sum(counted) if counted else None,
+            stalled=self._stalled(group, look, now),
+            valid=not look.invalid_files if look.valid or look.invalid_files else None,
+            invalid_files=look.invalid_files,
+            invalid=look.invalid,
+            first_output=look.first[0] if look.first is not None else None,
+            workers=self._workers(group, look, now),
+            passed_over=look.passed_over,
+            problem=look.unreadable,
+        )
+
+    def _growth(self, group: _Group, look: OutputLook, now: float, *, begun: bool) -> float | None:
+        """Bytes per second, from the second look of a watch on."""
+        if not begun:
+            group.growth = FilesGrowth()
+        for change in look.changes:
+            group.growth.changed(change.file, change.mtime, change.size, change.before, now)
+        for owner, owned in look.owners.items():
+            group.growth.born(owner, owned.born_mtime, owned.born_bytes, now)
+        return group.growth.per_second(now) if begun else None
+
+    def _last_written(self, owned: Owned) -> float | None:
+        """When this job last wrote one of these files, as far as is known; by our own clock where we saw it."""
+        if owned.changed_at is not None:
+            return owned.changed_at
+        if owned.newest is None or self._start is None or owned.newest < self._start - CLOCK_SLACK_S:
+            return None
+        return max(owned.newest, self._start)
+
+    def _stalled(self, group: _Group, look: OutputLook, now: float) -> bool | None:
+        """Whether the group is written no more; tells the event."""
+        if group.group.name == CHECKPOINT:
+            return None
+        written = [last for owned in look.owners.values() if (last := self._last_written(owned)) is not None]
+        before, since = group.silence.stalled, min(self._running_since.values(), default=None)
+        stalled = group.silence.look(max(written, default=None), since, self._timeout_s, now)
+        if group.silence.stalled != before:
+            self._tell_stall(group, now, stalled=not before)
+        return stalled
+
+    def _workers(self, group: _Group, look: OutputLook, now: float) -> dict[int, WorkerFacts]:
+        """Files of each worker, for its own series."""
+        found: dict[int, WorkerFacts] = {}
+        if group.group.name == CHECKPOINT:
+            return found
+        for rank, owned in sorted(look.owners.items()):
+            if rank not in self._tasks:
+                continue
+            silence = group.silences.setdefault(rank, _Silence())
+            before, since = silence.stalled, self._running_since.get(rank)
+            last = self._last_written(owned) if owned.of_worker else None
+            stalled = silence.look(last, since, self._timeout_s, now)
+            if silence.stalled != before and not group.silence.stalled:
+                self._tell_stall(group, now, stalled=not before, rank=rank)
+            if owned.files:
+                found[rank] = WorkerFacts(owned.files, owned.bytes, owned.newest, owned.records, stalled)
+        return found
+
+    def _tell_stall(self, group: _Group, now: float, *, stalled: bool, rank: int | None = None) -> None:
+        words = f"nothing written for {self._timeout_s:g} s" if stalled else "is written again"
+        task = self._tasks.get(rank) if rank is not None else None
+        whose = {} if task is None else {"worker": task.worker, "rank": task.rank}
+        event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
+        self._event(group, now, level, event, words, **whose)
+
+    def _note_files(self, group: _Group, look: OutputLook, now: float, *, begun: bool) -> None:
+        """Events of files."""
+        if look.first is not None and not group.has_output:
+            if begun:  # else it was there before we looked
+                self._event(group, look.first[0], "info", "first output", look.first[1])
+            group.has_output = True
+        if not begun:
+            group.finished = 0
+        for file in look.finished:
+            if file.number > group.finished:
+                group.finished = file.number
+                self._event(group, file.time, "info", "output complete", f"{file.file}, {file.bytes} bytes")
+        damaged = {(file.file, file.reason) for file in look.invalid}
+        for name, reason in sorted(damaged - group.damaged):
+            self._event(group, now, "critical", "output damaged", f"{name} {reason}")
+        group.damaged = damaged
+
+    def _note_unreadable(self, group: _Group, problem: str | None, now: float) -> None:
+        if problem is not None and problem != group.unreadable:
+            self._event(group, now, "warning", "output unreadable", problem)
+        group.unreadable = problem
+
+    def _event(self, group: _Group, moment: float, level: str, event: str, detail: str, **whose: object) -> None:
+        name = group.group.name
+        self._events.append(
+            {"time": moment, "level": level, "event": event, "group": name, **whose, "detail": f"{name}: {detail}"}
+        )
+
+    def render(self, snapshot: OutputsSnapshot, out: Samples) -> None:
+        for group in snapshot.groups:
+            row = out.row(group=group.name)
+            row.add(FILES, group.files)
+            row.add(BYTES, group.bytes)
+            row.add(GROWTH, group.growth)
+            row.add(MTIME, group.mtime)
+            row.add(RECORDS, group.records)
+            row.add(VALID, None if group.valid is None else int(group.valid))
+            row.add(INVALID, None if group.valid is None else group.invalid_files)
+            row.add(STALLED, None if group.stalled is None else int(group.stalled))
+            for rank, facts in group.workers.items():
+                worker = out.row(**worker_labels(self._tasks[rank]), group=group.name)
+                worker.add(WORKER_BYTES, facts.bytes)
+                worker.add(WORKER_RECORDS, facts.records)
+                worker.add(WORKER_MTIME, facts.mtime)
+                worker.add(WORKER_STALLED, None if facts.stalled is None else int(facts.stalled))
+
+    def describe(self, snapshot: OutputsSnapshot, status: Status) -> None:
+        patterns = {group.group.name: group.group.pattern for group in self._groups}
+        for group in snapshot.groups:
+            status.outputs.append(
+                {
+                    "group": group.name,
+                    "directory": self._directories.get(group.name),
+                    "pattern": patterns.get(group.name),
+                    "files": group.files,
+                    "bytes": group.bytes,
+                    "growth_bytes_per_second": group.growth,
+                    "mtime": group.mtime,
+                    "records": group.records,
+                    "stalled": group.stalled,
+                    "valid": group.valid,
+                    "files_invalid": group.invalid_files,
+                    "invalid": [file._asdict() for file in group.invalid],
+                    "first_output": group.first_output,
+                    "workers": {rank: vars(facts) for rank, facts in group.workers.items()},
+                    "passed_over": [{"file": name, "kind": kind} for name, kind in group.passed_over],
+                    "problem": group.problem,
+                }
+            )
+        status.events.extend(snapshot.events)

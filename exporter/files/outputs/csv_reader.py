@@ -1,0 +1,78 @@
+"""Files of measurements that sidecars write into a job's output directory: their names, and lines appended to one."""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+
+NAME = "gpu_metrics"
+MOST_BYTES = 64 << 20
+"""A file that would be larger is put aside as ``.1`` in place of the one before, and begun anew."""
+_WORD_LENGTH = 100
+_NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.-]")
+_OURS = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_WORD_LENGTH + 16}}})?\.csv(?:\.1)?")
+_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def file_name(node: str, node_index: int) -> str:
+    """Name of a node's file: appends of several machines to one file of a network file system can mix."""
+    if node_index == 0:
+        return f"{NAME}.csv"
+    word = _NOT_IN_A_WORD.sub("_", node)[:_WORD_LENGTH]
+    if word != node or not word:
+        word = f"{word}_{node_index}"  # of another node the same may be left
+    return f"{NAME}_{word}.csv"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this name is one that a sidecar writes, or has put aside."""
+    return _OURS.fullmatch(name) is not None
+
+
+class LineFile:
+    """Appends lines to a file, as a watch of ``exporter.machine.file_host``: the file may lie where a server is gone.
+
+    A watch is told the time alone, so the lines of each look stand in a file that the caller fills before it.
+    """
+
+    def __init__(self, directory: str, name: str, header: str, source: str) -> None:
+        """``header`` is the first line; ``source`` is where the lines to append stand, each with its newline."""
+        self._path = os.path.join(directory, name)
+        self._header = header.encode() + b"\n"
+        self._source = source
+
+    def look(self, _now: float) -> None:
+        """Append the lines; raises OSError when not all of them can be written, and then leaves none of them."""
+        with open(self._source, "rb") as source:
+            lines = source.read()
+        if not self._append(lines):
+            os.replace(self._path, f"{self._path}.1")
+            self._append(lines)
+
+    def _append(self, lines: bytes) -> bool:
+        """Whether there was room for them."""
+        fd = os.open(self._path, _OPEN, 0o666)
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file", self._path)
+            size = facts.st_size
+            start = os.pread(fd, len(self._header), 0)
+            if not self._header.startswith(start):
+                raise OSError(errno.EEXIST, "Another file has this name", self._path)
+            if size < len(self._header):
+                if size:
+                    os.ftruncate(fd, 0)  # part of a header, left by a crash
+                size, lines = 0, self._header + lines
+            elif size + len(lines) > MOST_BYTES:
+                return False
+            elif os.pread(fd, 1, size - 1) != b"\n":
+                lines = b"\n" + lines  # a partial line was left by a crash
+            if os.write(fd, lines) < len(lines):
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            return True
+        finally:
+            os.close(fd)

@@ -1,0 +1,1 @@
+"""GPUs of the job: records, inventory, and who uses which device."""

@@ -1,0 +1,408 @@
+"""AMD GPUs, by AMD's Python package ``amdsmi`` (ROCm 6 and 7) where it is installed.
+
+Names, keys and units follow the package's Python API reference
+(https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html) and ``amdsmi.h``. What the reference
+does not say, and is met all the same:
+
+- The library reads files of the driver, and a file that is missing is "not supported". A GPU that is gone, or that is
+  being reset, is therefore not told from one that never knew: it is lost when nothing that answered before does now.
+- ``amdsmi_get_violation_status`` waits 100 ms within the call, ``amdsmi_get_gpu_pci_throughput`` a second: not used.
+- There is no event with a number, as NVIDIA's Xid, and no count of errors of links.
+"""
+
+import contextlib
+import io
+import math
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exporter.contract.clock import Clock, SystemClock
+from exporter.gpus.amd.values import (
+    Throttled,
+    bad_pages,
+    count,
+    energy_j,
+    entries,
+    fan_ratio,
+    gauge,
+    generation,
+    hertz,
+    lanes,
+    limit_w,
+    link_bytes,
+    ratio,
+    table,
+    text,
+)
+from exporter.gpus.records import (
+    Driver,
+    DriverReplaced,
+    DriverState,
+    Gpu,
+    GpuActivity,
+    GpuCondition,
+    GpuEvent,
+    GpuFailed,
+    GpuProcess,
+    GpuUnavailable,
+    ThrottleReason,
+)
+
+INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_MODULE, FAIL_LOAD_SYMBOL = 1, 2, 3, 4, 5
+TIMEOUT, RETRY, NO_PERM, INTERRUPT, OUT_OF_RESOURCES, DIRECTORY_NOT_FOUND = 8, 9, 10, 11, 15, 20
+BUSY, NOT_INIT, NO_SLOT, DRIVER_NOT_LOADED, FILE_NOT_FOUND = 30, 32, 33, 34, 52
+NEVER = frozenset({INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_SYMBOL, DIRECTORY_NOT_FOUND, FILE_NOT_FOUND})
+"""Statuses (``amdsmi_status_t``) of calls that are not worth a second try."""
+GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
+"""Statuses of a driver that was unloaded or replaced; one call may give them for a reason of its own."""
+PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})
+"""Statuses that say nothing of the device."""
+TRIES = 3
+"""After so many failures a call that has never answered is not asked for again, whatever it says."""
+
+VRAM = "AmdSmiMemoryType.VRAM"
+NOW = "AmdSmiTemperatureMetric.CURRENT"
+PROCESSES = "amdsmi_get_gpu_process_list"
+METRICS = "amdsmi_get_gpu_metrics_info"
+METRICS_INTERVAL_S = 10.0
+"""The package makes some 700 Python values of this table (0.4 ms); what is read of it adds up meanwhile."""
+
+_HIP_UUID = re.compile(r"GPU-(?!0+$)[0-9a-fA-F]{8,}")
+
+
+@dataclass(slots=True)
+class _Device:
+    """One handle of the library, what it has answered to and what it never will."""
+
+    handle: object
+    answered: set[str] = field(default_factory=set)
+    failures: dict[str, int] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    processes: tuple[GpuProcess, ...] | None = None
+    """As told last."""
+    untold: int = 0
+    """Looks since then."""
+    throttled: Throttled = field(default_factory=Throttled)
+    throttle_due: float = -math.inf
+
+
+class _Look:
+    """Calls about one device in one go, and what their failures mean together."""
+
+    def __init__(self, library: Any, device: _Device) -> None:
+        self._library = library
+        self._device = device
+        self._answers = 0
+        self._silent: list[str] = []
+        """Words of calls that answered before and do not now."""
+        self._refused: list[tuple[str, str, bool]] = []
+        """Calls that have never answered: name, words, and whether a second try is worth it."""
+
+    def ask(self, name: str, *arguments: str | int) -> Any:
+        """What the package's function of this name returns for the device, or None.
+
+        An argument ``"Enum.MEMBER"`` is looked up in the package, where it may be missing as the function may.
+        """
+        device = self._device
+        call = f"{name}({', '.join(map(str, arguments))})" if arguments else name
+        if call in device.absent:
+            return None
+        try:
+            function = getattr(self._library, name)
+            found = function(device.handle, *(_argument(self._library, argument) for argument in arguments))
+        except Exception as error:  # noqa: BLE001 - the package's own Python breaks on values that it does not expect
+            self._note(call, error)
+            return None
+        self._answers += 1
+        device.answered.add(call)
+        return found
+
+    def judge(self) -> None:
+        """Give up calls for good, or raise GpuFailed when nothing answers that did before."""
+        device = self._device
+        if not self._answers and (self._silent or self._refused):
+            self.ask("amdsmi_get_gpu_memory_usage", VRAM)  # every driver tells it, unless the GPU is not there
+        if self._silent and not self._answers:
+            raise GpuFailed("lost", self._silent[0])
+        for call, words, again in self._refused:
+            device.failures[call] = device.failures.get(call, 0) + 1
+            # Where nothing at all answers, the GPU may be in a reset, in which it refuses everything.
+            if device.failures[call] >= TRIES or (not again and self._answers):
+                device.absent[call] = words
+
+    def _confirm(self) -> None:
+        """Raise DriverReplaced where the library says of all GPUs that it cannot be used."""
+        try:
+            self._library.amdsmi_get_processor_handles()
+        except Exception as error:  # the package's own Python may break too
+            if _code(error) in GONE:
+                raise DriverReplaced(_words(error)) from error
+
+    def _note(self, call: str, error: Exception) -> None:
+        code, words = _code(error), _words(error)
+        if code in GONE:
+            self._confirm()
+        if code in PASSING:
+            return
+        if call in self._device.answered:
+            self._silent.append(f"{call}: {words}")
+        else:
+            self._refused.append((call, words, code not in NEVER and not isinstance(error, AttributeError)))
+
+
+class AmdReader:
+    """A ``GpuReader`` of AMD's GPUs, each partition of one as a GPU of its own.
+
+    The order is that of HIP and of ``ROCR_VISIBLE_DEVICES`` where the library tells it, else that of the bus, which
+    ``amd-smi`` shows; the two differ on some machines. UUIDs are those that HIP and ``ROCR_VISIBLE_DEVICES`` use
+    (``GPU-`` and the GPU's unique number) where they are told, else those of ``amd-smi``.
+    """
+
+    vendor = "amd"
+
+    def __init__(self, clock: Clock | None = None, driver_folder: str = "/sys/module/amdgpu") -> None:
+        self._clock = SystemClock() if clock is None else clock
+        self._driver_folder = driver_folder
+        self._library: Any = None
+        self._gpus: tuple[Gpu, ...] = ()
+        self._devices: dict[str, _Device] = {}
+        self._closed = threading.Event()
+
+    def open(self) -> Driver:
+        """Load the package and list the GPUs; raises GpuUnavailable."""
+        self.close()
+        library = _load()
+        try:
+            library.amdsmi_init()
+        except Exception as error:  # the package's own Python may break too
+            raise GpuUnavailable(self._state(error), _words(error)) from error
+        self._library = library
+        try:
+            devices = [_Device(handle) for handle in library.amdsmi_get_processor_handles()]
+            self._list(devices)
+            return self._driver(devices)
+        except Exception as error:  # as above
+            self.close()
+            raise GpuUnavailable("failing", _words(error)) from error
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """GPUs that were there when the library was opened; it does not look for them again."""
+        return self._gpus
+
+    def activity(self, gpu: Gpu) -> GpuActivity:
+        """Power is ``average`` on MI200 and before and on graphics cards, ``instant`` on MI300 and later."""
+        look = self._look(gpu)
+        use = table(look.ask("amdsmi_get_gpu_activity"))
+        memory = look.ask("amdsmi_get_gpu_memory_usage", VRAM)
+        power = table(look.ask("amdsmi_get_power_info"))
+        energy = table(look.ask("amdsmi_get_energy_count"))
+        heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", NOW)
+        if heat is None:
+            heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", NOW)
+        memory_heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", NOW)
+        clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
+        memory_clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
+        throttle = self._throttle(look, gpu)
+        look.judge()
+        return GpuActivity(
+            utilization_ratio=ratio(use.get("gfx_activity")),
+            memory_utilization_ratio=ratio(use.get("umc_activity")),
+            memory_used_bytes=count(memory),
+            memory_total_bytes=gpu.memory_total_bytes,
+            power_average_w=gauge(power.get("average_socket_power")),
+            power_instant_w=gauge(power.get("current_socket_power")),
+            power_limit_w=limit_w(power.get("power_limit")),
+            energy_j=energy_j(energy),
+            temperature_c=gauge(heat),
+            memory_temperature_c=gauge(memory_heat),
+            sm_clock_hz=hertz(clock.get("clk", clock.get("cur_clk"))),
+            memory_clock_hz=hertz(memory_clock.get("clk", memory_clock.get("cur_clk"))),
+            throttle_s=throttle,
+        )
+
+    def processes(self, gpu: Gpu) -> tuple[GpuProcess, ...] | None:
+        """Processes with a compute queue; their share of the GPU's time is not told. None: nobody tells.
+
+        Older libraries fail as a whole when one of them ends meanwhile or may not be looked into: for a few looks these
+        are then the ones that were told last.
+        """
+        device, look = self._device(gpu), self._look(gpu)
+        told = look.ask(PROCESSES)
+        look.judge()
+        if told is not None:
+            found = [_process(entry) for entry in entries(told)]
+            device.processes, device.untold = tuple(process for process in found if process is not None), 0
+        else:
+            device.untold += 1
+            if device.untold >= TRIES:
+                device.processes = None
+        return device.processes
+
+    def condition(self, gpu: Gpu) -> GpuCondition:
+        """Retired pages are those with errors that could not be corrected: AMD retires none for others."""
+        look = self._look(gpu)
+        errors = table(look.ask("amdsmi_get_gpu_total_ecc_count"))
+        pages = bad_pages(look.ask("amdsmi_get_gpu_bad_page_info"))
+        link = table(look.ask("amdsmi_get_pcie_info"))
+        fixed, present = table(link.get("pcie_static")), table(link.get("pcie_metric"))
+        replays = count(present.get("pcie_replay_count"))
+        if replays is None:
+            replays = count(look.ask("amdsmi_get_gpu_pci_replay_counter"))
+        links = entries(table(look.ask("amdsmi_get_link_metrics")).get("links"))
+        fan = look.ask("amdsmi_get_gpu_fan_speed", 0)
+        fan_most = None if fan is None else look.ask("amdsmi_get_gpu_fan_speed_max", 0)
+        look.judge()
+        return GpuCondition(
+            ecc_corrected=count(errors.get("correctable_count")),
+            ecc_uncorrected=count(errors.get("uncorrectable_count")),
+            pages_retired_uncorrected=None if pages is None else pages.count(True),
+            pages_pending=None if pages is None else False in pages,
+            pcie_replays=replays,
+            pcie_generation=generation(present.get("pcie_speed")),
+            pcie_generation_max=generation(fixed.get("max_pcie_speed")),
+            pcie_width=lanes(present.get("pcie_width")),
+            pcie_width_max=lanes(fixed.get("max_pcie_width")),
+            nvlink_rx_bytes=link_bytes([entry.get("read") for entry in links]),
+            nvlink_tx_bytes=link_bytes([entry.get("write") for entry in links]),
+            fan_ratio=fan_ratio(fan, fan_most),
+        )
+
+    def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
+        """Nothing, after that time: AMD has no numbered errors to wait for."""
+        self._closed.wait(timeout_s)
+        return ()
+
+    def tells_events(self) -> bool:
+        return False
+
+    def absent(self) -> Mapping[str, str]:
+        """Calls that are not asked for again, why, and of which GPUs."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for gpu in self._gpus:
+            for name, reason in list(self._devices[gpu.uuid].absent.items()):
+                places.setdefault((name, reason), []).append(gpu.index)
+        told: dict[str, str] = {}
+        for (name, reason), indices in places.items():
+            words = f"{reason} (GPU {', '.join(indices)})"
+            told[name] = f"{told[name]}; {words}" if name in told else words
+        return told
+
+    def close(self) -> None:
+        """Let go of the library, and of who waits for events."""
+        library, self._library = self._library, None
+        self._gpus, self._devices = (), {}
+        self._closed.set()
+        self._closed = threading.Event()
+        if library is not None:
+            with contextlib.suppress(Exception):  # nothing is left to be done about it
+                library.amdsmi_shut_down()
+
+    def _state(self, error: Exception) -> DriverState:
+        """What a failed start means."""
+        states: dict[int | None, DriverState] = {
+            DRIVER_NOT_LOADED: "no_driver",
+            NO_PERM: "no_permission",
+            FAIL_LOAD_MODULE: "no_library",
+            FAIL_LOAD_SYMBOL: "version_mismatch",
+        }
+        other: DriverState = "failing" if os.path.exists(self._driver_folder) else "no_driver"
+        return states.get(_code(error), other)
+
+    def _list(self, devices: list[_Device]) -> None:
+        """Note the GPUs in HIP's order."""
+        found: list[tuple[int | None, Gpu, _Device]] = []
+        for device in devices:
+            look = _Look(self._library, device)
+            ids = table(look.ask("amdsmi_get_gpu_enumeration_info"))
+            bus = text(look.ask("amdsmi_get_gpu_device_bdf"))
+            uuid = ids.get("hip_uuid")
+            if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
+                uuid = text(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
+            if any(uuid == other.uuid for _, other, _ in found):
+                uuid = f"{uuid}@{bus or len(found)}"  # partitions of one GPU have the number of the whole
+            gpu = Gpu(
+                uuid,
+                "",
+                self.vendor,
+                name=text(table(look.ask("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
+                pci_bus_id=None if bus is None else bus.lower(),
+                memory_total_bytes=count(look.ask("amdsmi_get_gpu_memory_total", VRAM)) or None,
+            )
+            look.judge()
+            found.append((count(ids.get("hip_id")), gpu, device))
+        if all(ordinal is not None for ordinal, _, _ in found):
+            found.sort(key=lambda entry: entry[0] or 0)
+        self._devices = {gpu.uuid: device for _, gpu, device in found}
+        self._gpus = tuple(replace(gpu, index=str(index)) for index, (_, gpu, _) in enumerate(found))
+
+    def _driver(self, devices: list[_Device]) -> Driver:
+        """Versions of the driver and of ROCm; the latter where the package tells it."""
+        version = rocm = None
+        if devices:
+            told = table(_Look(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
+            version = text(told.get("driver_version"))
+        with contextlib.suppress(Exception):  # it loads one more library, which need not be there
+            known, words = self._library.amdsmi_get_rocm_version()
+            rocm = ".".join(str(words).split(".")[:2]) if known else None
+        return Driver(self.vendor, version, rocm)
+
+    def _device(self, gpu: Gpu) -> _Device:
+        device = self._devices.get(gpu.uuid)
+        if device is None:
+            raise GpuFailed("lost", f"{gpu.uuid} is not there any more")
+        return device
+
+    def _throttle(self, look: _Look, gpu: Gpu) -> Mapping[ThrottleReason, float]:
+        """By the counters of the firmware, which MI300 and later have."""
+        device, now = self._device(gpu), self._clock.monotonic()
+        if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
+            device.throttle_due = now + METRICS_INTERVAL_S
+            if not device.throttled.read(table(metrics), now):
+                device.absent[METRICS] = "it has no counters of clocks held down"
+        return dict(device.throttled.seconds)
+
+    def _look(self, gpu: Gpu) -> _Look:
+        return _Look(self._library, self._device(gpu))
+
+
+def _load() -> Any:
+    """The package with its library; raises GpuUnavailable."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):  # it prints that it does not find its library, and then breaks
+            import amdsmi  # costs time and memory, and most machines have no such GPU
+    except AttributeError as error:
+        raise GpuUnavailable("version_mismatch", f"amdsmi is not of its library's version: {error}") from error
+    except (ImportError, OSError, KeyError) as error:
+        raise GpuUnavailable("no_library", " ".join(said.getvalue().split()) or _words(error)) from error
+    return amdsmi
+
+
+def _argument(library: Any, argument: str | int) -> Any:
+    if isinstance(argument, int):
+        return argument
+    enum, _, member = argument.partition(".")
+    return getattr(getattr(library, enum), member)
+
+
+def _code(error: Exception) -> int | None:
+    """The library's status; None of what the package itself raises."""
+    code = getattr(error, "err_code", None)
+    return code if isinstance(code, int) else None
+
+
+def _words(error: Exception) -> str:
+    """What the package says of the status, or what broke in it."""
+    return str(getattr(error, "err_info", None) or f"{type(error).__name__}: {error}")
+
+
+def _process(entry: Mapping[str, Any]) -> GpuProcess | None:
+    """Memory of the driver's account of the process, else of KFD's."""
+    pid, memory = entry.get("pid"), table(entry.get("memory_usage"))
+    if not isinstance(pid, int) or not 0 < pid < 0xFFFFFFFF:
+        return None
+    return GpuProcess(pid, memory_bytes=count(memory.get("vram_mem")) or count(entry.get("mem")))

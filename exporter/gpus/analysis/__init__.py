@@ -1,0 +1,1 @@
+"""Pure calculations on GPU readings: health, hangs, attribution, Xid errors."""

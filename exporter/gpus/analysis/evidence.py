@@ -1,0 +1,88 @@
+"""What a worker's GPUs have to do with its end: what they did in its last minute, and what was wrong with them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from exporter.gpus.analysis.node_status import Told, device_of, worker_devices, worker_troubles
+from exporter.gpus.records import GIB
+
+LAST_S = 60.0
+
+_DEVICE_KEYS = (
+    *("name", "state", "words", "utilization_ratio", "memory_used_bytes", "memory_total_bytes", "temperature_c"),
+    *("power_w", "power_limit_w", "xids", "foreign"),
+)
+
+
+def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
+    """What a worker's GPUs do at one moment, as far as it is known: means of shares, and the sum of its memory."""
+    devices = worker_devices(entry, told)
+    at_work = [device for device in devices if device["used"]] or devices
+    known = {
+        "gpu_utilization_ratio": [device_of(device["uuid"], told).get("utilization_ratio") for device in at_work],
+        "gpu_sm_ratio": [device["sm_ratio"] for device in devices if device["used"]],
+    }
+    shares = {key: [value for value in values if value is not None] for key, values in known.items()}
+    found = {key: fmean(values) for key, values in shares.items() if values}
+    memory = [device["memory_bytes"] for device in devices if device["memory_bytes"] is not None]
+    return {**found, "gpu_memory_bytes": sum(memory)} if memory else found
+
+
+def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Facts about the GPUs of a worker and what is wrong with them; empty of a worker without any.
+
+    What the devices do is of now, when the worker may be gone: ``last_minute`` is of the last minute it was seen.
+    """
+    devices = worker_devices(entry, told)
+    if not devices:
+        return {}
+    troubles = worker_troubles(entry, devices, told)
+    lost = [device for device in told.get("gpus") or () if device.get("lost_since") is not None]
+    times = {f"{device['state']} {device['gpu']}": device["lost_since"] for device in lost}
+    return {
+        "last_minute": _last_minute(course),
+        "devices": [
+            {**device, **{key: device_of(device["uuid"], told).get(key) for key in _DEVICE_KEYS}} for device in devices
+        ],
+        "troubles": [{"words": trouble.words, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
+    }
+
+
+def _last_minute(course: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of shares; memory at its end and at most; only what is known."""
+    late = [sample for sample in course if sample["time"] > course[-1]["time"] - LAST_S]
+    found = {
+        key: fmean(known)
+        for key in ("gpu_utilization_ratio", "gpu_sm_ratio")
+        if (known := [sample[key] for sample in late if key in sample])
+    }
+    memory = [sample["gpu_memory_bytes"] for sample in late if "gpu_memory_bytes" in sample]
+    return {**found, "gpu_memory_bytes": memory[-1], "gpu_memory_peak_bytes": max(memory)} if memory else found
+
+
+def gpu_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    """The evidence for people: a title, what there is to say, and its moment if it has one."""
+    if not found:
+        return
+    for trouble in found["troubles"]:
+        yield "wrong", trouble["words"], trouble["time"]
+    last, words = found["last_minute"], []
+    if "gpu_utilization_ratio" in last:
+        words.append(f"{100 * last['gpu_utilization_ratio']:.0f} % busy")
+    if "gpu_sm_ratio" in last:
+        words.append(f"{100 * last['gpu_sm_ratio']:.0f} % by its own kernels")
+    if "gpu_memory_bytes" in last:
+        memory, peak = last["gpu_memory_bytes"] / GIB, last["gpu_memory_peak_bytes"] / GIB
+        words.append(f"{memory:.1f} GiB of GPU memory at the end, at most {peak:.1f} GiB")
+    if words:
+        yield "last minute", ", ".join(words), None
+    for device in found["devices"]:
+        if device["uuid"] is None:
+            continue  # that it is missing is told among what was wrong
+        whose = "" if device["planned"] else ", not of its plan"
+        idle = ", not used" if device["planned"] and device["used"] is False else ""
+        heat = f", {device['temperature_c']:.0f} °C" if device["temperature_c"] is not None else ""
+        memory = f", {device['memory_total_bytes'] / GIB:.0f} GiB" if device["memory_total_bytes"] else ""
+        name = f"{device['name'] or 'unknown'}{memory}, {device['uuid']}{heat}"
+        yield f"GPU {device['gpu'] if device['gpu'] is not None else '?'}", f"{name}{whose}{idle}", None

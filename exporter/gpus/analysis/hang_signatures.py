@@ -1,0 +1,403 @@
+"""Signatures of workers that hang on their GPUs, do not use them, or are held back by them.
+
+Each is judged from looks at what the GPUs do and what the log says of progress. None is told while a worker comes up,
+and none from what a job does now and then: evaluating, writing checkpoints, ending.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from exporter.gpus.analysis.activity_history import GAP_S, THROTTLE_S, Clock, Hold, MemoryCourse, Throttle
+from exporter.gpus.records import GIB
+
+CONDITIONS = (
+    "busy_without_progress",
+    "busy_without_progress_low_power",
+    "held_idle",
+    "unused",
+    "idle_beside_peers",
+    "throttled",
+    "slow_clock",
+    "memory_filling",
+)
+RUNNING = "running"
+PHASES_OF_WORK = (RUNNING, "checkpointing", "evaluating")
+SAME_START_S = 1.0
+
+BUSY = 0.95
+"""A collective that hangs spins in its kernel, and so shows 100 %; work with a step that ends dips now and then."""
+IDLE = 0.05
+"""A desktop or a monitor draws a little; work does not come to less."""
+WORKING = 0.5
+LOADING_S = 1800.0
+"""How long a worker may hold memory before it has ever worked or told of progress: copying weights counts as no use."""
+LOW_POWER_OF_WORK = 0.6
+"""A kernel that spins takes a third of what work takes, or less; work of one kind varies by less than this."""
+LOW_POWER_OF_LIMIT = 0.35
+"""Where it has not worked yet: idle is about a tenth of the limit, spinning a quarter, work half and more."""
+POWER_S = 60.0
+"""Over so long powers are smoothed, since single readings jump."""
+WORK_POWER_S = 600.0
+"""What work draws is learned over longer: a hang is not known as one at once, and must not pass for work."""
+FRESH_S = 60.0
+"""Progress so young tells that what the GPU does is work; and use so young, that a worker is at work."""
+PEERS_S = 180.0
+"""Work between two collectives, a slow batch among it, does not take so long while all the others wait."""
+THROTTLE_SHARE = 0.2
+"""Short spells of heat are ordinary; a fifth of the time is what one notices in the work done."""
+HEAT = ("thermal", "hw_thermal", "hw_power_brake")
+"""Reasons that are the machine's fault; the power cap is how GPUs ordinarily run at full load, and only told."""
+SLOW_CLOCK = 0.15
+"""Boards of a kind differ by a few percent in the clock that they hold under the same load."""
+SLOW_LEAST_PEERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU of a worker at one look; None where it does not tell."""
+
+    index: str
+    model: str = ""
+    utilization: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_hz: float | None = None
+    throttle_s: Mapping[str, float] = field(default_factory=dict)
+    """Counters by reason."""
+    used: bool | None = None
+    """Whether a process of the worker is on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """One worker at one look."""
+
+    rank: int
+    role: str = "worker"
+    start: float | None = None
+    """When it was started; None while it does not run."""
+    phase: str | None = None
+    """Of the job."""
+    last_rise: float | None = None
+    """When its progress rose last; None before it has, or where nothing tells."""
+    stalled: bool | None = None
+    """Whether its work has stalled by the rhythm of its own log, GPUs not asked; None where no progress is known."""
+    done: bool = False
+    """Whether nothing is left for it to do."""
+    waits: bool = False
+    """Whether it serves requests and has none: there is no progress to be made."""
+    gpus: tuple[GpuSample, ...] = ()
+
+
+class Condition(NamedTuple):
+    """One signature: whether it holds, None where that cannot be told, with its evidence in words."""
+
+    name: str
+    state: bool | None
+    words: str = ""
+    moment: float | None = None
+    """Of memory that fills: when it will be full."""
+
+
+class _Gpu:
+    """What is kept of one GPU of a worker."""
+
+    def __init__(self) -> None:
+        self.sample: GpuSample | None = None
+        self.busy = False
+        """Whether it was when that was told last."""
+        self.power_w: float | None = None
+        """While it is busy, smoothed;"""
+        self.work_power_w: float | None = None
+        """and while its worker makes progress."""
+        self._work_s = 0.0
+        self.absent = Hold()
+        self.clock = Clock()
+        self.throttle = Throttle()
+        self.memory = MemoryCourse()
+
+    def look(self, now: float, gpu: GpuSample, *, passed_s: float, here: bool, at_work: bool, fresh: bool) -> None:
+        """Take in one look."""
+        self.sample = gpu
+        works = gpu.utilization is not None and gpu.utilization >= WORKING
+        if gpu.utilization is not None:
+            self.busy = gpu.utilization >= BUSY
+            self.power_w = self.power_w if works else None
+        if works and gpu.power_w is not None:
+            self.power_w = _smoothed(self.power_w, gpu.power_w, passed_s / POWER_S)
+            if fresh:
+                self._work_s += passed_s
+                share = passed_s / min(self._work_s, WORK_POWER_S) if self._work_s else 0.0
+                self.work_power_w = _smoothed(self.work_power_w, gpu.power_w, share)
+        self.clock.look(now, gpu.sm_clock_hz if works and at_work else None)
+        self.throttle.look(now, gpu.throttle_s)
+        self.absent.look(now, None if gpu.used is None else here and not gpu.used)
+        if here and gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+            self.memory.look(now, gpu.memory_used_bytes, gpu.memory_total_bytes)
+
+    @property
+    def model(self) -> str:
+        """Name of its kind."""
+        return self.sample.model if self.sample is not None else ""
+
+    def low_power(self) -> tuple[bool, str] | None:
+        """Whether it draws too little for work, and how much; None where that is not known."""
+        power, work = self.power_w, self.work_power_w
+        limit = self.sample.power_limit_w if self.sample is not None else None
+        if power is None:
+            return None
+        if work:
+            return power <= LOW_POWER_OF_WORK * work, f"{power:.0f} W, {power / work:.0%} of what its work takes"
+        if limit:
+            return power <= LOW_POWER_OF_LIMIT * limit, f"{power:.0f} W, {power / limit:.0%} of its limit"
+        return None
+
+
+class _Worker:
+    """What is kept of one run of a worker."""
+
+    def __init__(self, start: float, launch_timeout_s: float) -> None:
+        self.start = start
+        self.launch_timeout_s = launch_timeout_s
+        self.sample = WorkerSample(-1)
+        self.seen: float | None = None
+        self.at_work = False
+        """Whether it should be working at the last look."""
+        self.use: float | None = None
+        """Utilization of the busiest of its GPUs, smoothed."""
+        self.spins = Hold()
+        self.idles = Hold()
+        self.beside = Hold()
+        self.still = Hold()
+        """Whether none of its GPUs has done anything."""
+        self.worked: float | None = None
+        self.rise: float | None = None
+        """When its progress last rose in this run."""
+        self.gpus: dict[str, _Gpu] = {}
+
+    def look(self, now: float, sample: WorkerSample) -> None:
+        """Take in one look."""
+        passed_s = 0.0 if self.seen is None or not 0 <= now - self.seen <= GAP_S else now - self.seen
+        if sample.last_rise != self.sample.last_rise:
+            self.spins.reset()
+            self.idles.reset()
+        self.sample, self.seen = sample, now
+        rise = sample.last_rise if sample.last_rise is not None and sample.last_rise >= self.start else None
+        self.rise = rise
+        settled = rise is not None or now - self.start >= self.launch_timeout_s
+        self.at_work = sample.phase == RUNNING and settled and not sample.done and not sample.waits
+        fresh = rise is not None and now - rise <= FRESH_S
+        self.gpus = {gpu.index: self.gpus.get(gpu.index) or _Gpu() for gpu in sample.gpus}
+        here = sample.phase in PHASES_OF_WORK and not sample.done
+        for gpu in sample.gpus:
+            kept = self.gpus[gpu.index]
+            kept.look(now, gpu, passed_s=passed_s, here=here, at_work=self.at_work, fresh=fresh)
+        uses = [gpu.utilization for gpu in sample.gpus if gpu.utilization is not None]
+        if not uses:
+            return
+        most = max(uses)
+        idle = most <= IDLE and len(uses) == len(sample.gpus)
+        self.use = _smoothed(self.use, most, passed_s / POWER_S)
+        self.worked = now if most > IDLE else self.worked
+        self.still.look(now, idle)
+        self.spins.look(now, None if sample.stalled is None else self.at_work and most >= BUSY)
+        held = [gpu.used for gpu in sample.gpus]
+        holds = True if True in held else None if None in held else False
+        self.idles.look(now, None if holds is None else self.at_work and idle and holds)
+
+    def spins_idly(self) -> tuple[bool, str] | None:
+        """Whether all of its busy GPUs draw too little for work, and how much; None where that is not known."""
+        busy = [(index, gpu) for index, gpu in self.gpus.items() if gpu.busy]
+        found = [(index, low) for index, gpu in busy if (low := gpu.low_power()) is not None]
+        if not found:
+            return None
+        return all(low for _, (low, _) in found), ", ".join(f"GPU {index} at {words}" for index, (_, words) in found)
+
+
+class GpuHealth:
+    """Looks at the workers of one node. Each look is an ``update`` of every worker, and ``conditions`` after them."""
+
+    def __init__(self, *, stall_timeout_s: float, launch_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._launch_timeout_s = launch_timeout_s
+        self._workers: dict[int, _Worker] = {}
+        self._roles: dict[str, list[_Worker]] = {}
+        """Workers at the present judgement, by role."""
+        self._clocks: dict[tuple[str, str], dict[_Gpu, float]] = {}
+        """Mean clocks at work of all GPUs, by role and model,"""
+        self._fastest: dict[tuple[str, str], float] = {}
+        """and the highest of them."""
+
+    def update(self, now: float, sample: WorkerSample) -> None:
+        """Take in one worker; a new run of it begins anew, and one that does not run is forgotten."""
+        if sample.start is None:
+            self._workers.pop(sample.rank, None)
+            return
+        worker = self._workers.get(sample.rank)
+        if worker is None or abs(worker.start - sample.start) > SAME_START_S:
+            worker = self._workers[sample.rank] = _Worker(sample.start, self._launch_timeout_s)
+        worker.look(now, sample)
+
+    def busy(self, rank: int, now: float) -> bool | None:
+        """Whether a worker's GPUs have worked in the last minute; None where that is not known.
+
+        Nor is it where they are busy but draw too little for work: a collective that hangs looks like that.
+        """
+        worker = self._workers.get(rank)
+        if worker is None or not worker.still.is_known(now):
+            return None
+        if worker.worked is not None and 0 <= now - worker.worked <= FRESH_S:
+            low = worker.spins_idly() if worker.spins.lasted_s >= FRESH_S else None
+            return None if low is not None and low[0] else True
+        return False if worker.still.lasted_s >= FRESH_S else None
+
+    def conditions(self, now: float) -> dict[int, tuple[Condition, ...]]:
+        """All conditions of each worker that was looked at lately, in the order of ``CONDITIONS``."""
+        self._workers = {
+            rank: worker
+            for rank, worker in self._workers.items()
+            if worker.seen is not None and 0 <= now - worker.seen <= GAP_S
+        }
+        self._clocks, self._roles = {}, {}
+        for worker in self._workers.values():
+            self._roles.setdefault(worker.sample.role, []).append(worker)
+            for gpu in worker.gpus.values():
+                if (hz := gpu.clock.mean_hz) is not None:
+                    self._clocks.setdefault((worker.sample.role, gpu.model), {})[gpu] = hz
+        self._fastest = {kind: max(clocks.values()) for kind, clocks in self._clocks.items()}
+        return {rank: tuple(self._judge(now, worker)) for rank, worker in sorted(self._workers.items())}
+
+    def _judge(self, now: float, worker: _Worker) -> Iterator[Condition]:
+        yield from self._hanging(now, worker)
+        yield self._held_idle(now, worker)
+        yield self._unused(now, worker)
+        yield self._beside_peers(now, worker)
+        yield _throttled(worker)
+        yield self._slow_clock(worker)
+        yield _memory_filling(now, worker)
+
+    def _hanging(self, now: float, worker: _Worker) -> Iterator[Condition]:
+        sample, spins = worker.sample, worker.spins
+        if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
+            words = "its log tells no progress" if sample.stalled is None or sample.last_rise is None else ""
+            yield Condition("busy_without_progress", None, words)
+            yield Condition("busy_without_progress_low_power", None, words)
+            return
+        if not (sample.stalled and spins.lasted_s >= self._stall_timeout_s):
+            yield Condition("busy_without_progress", False)
+            yield Condition("busy_without_progress_low_power", False)
+            return
+        busy = ", ".join(index for index, gpu in worker.gpus.items() if gpu.busy)
+        words = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
+        words += f", no progress for {_time(now - sample.last_rise)}"
+        low = worker.spins_idly()
+        yield Condition("busy_without_progress", True, words)
+        yield Condition(
+            "busy_without_progress_low_power",
+            None if low is None else low[0],
+            f"{words}, {low[1]}" if low is not None and low[0] else "",
+        )
+
+    def _held_idle(self, now: float, worker: _Worker) -> Condition:
+        if not worker.idles.is_known(now):
+            return Condition("held_idle", None)
+        lasted_s = worker.idles.lasted_s
+        loading = worker.worked is None and worker.rise is None
+        least_s = max(self._stall_timeout_s, LOADING_S) if loading else self._stall_timeout_s
+        if lasted_s < least_s:
+            return Condition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
+        rise = worker.sample.last_rise
+        progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log tells no progress"
+        return Condition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
+
+    def _unused(self, now: float, worker: _Worker) -> Condition:
+        known = {index: gpu.absent.lasted_s for index, gpu in worker.gpus.items() if gpu.absent.is_known(now)}
+        if not known:
+            return Condition("unused", None)
+        absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
+        if not absent:
+            return Condition("unused", False)
+        words = f"no process of it on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
+        return Condition("unused", True, words)
+
+    def _beside_peers(self, now: float, worker: _Worker) -> Condition:
+        name = "idle_beside_peers"
+        peers = self._roles[worker.sample.role]
+        known = any(peer.use is not None for peer in peers if peer is not worker)
+        if not worker.still.is_known(now) or not known:
+            return Condition(name, None)
+        if not worker.at_work or worker.still.lasted_s <= 0:
+            worker.beside.look(now, False)
+            return Condition(name, False)
+        uses = [(peer.at_work, peer.use) for peer in peers if peer is not worker and peer.use is not None]
+        working = [use for at_work, use in uses if at_work and use >= WORKING]
+        worker.beside.look(now, 2 * len(working) > len(uses))
+        lasted_s = worker.beside.lasted_s
+        if lasted_s < PEERS_S:
+            return Condition(name, False)
+        words = f"no use for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
+        return Condition(name, True, f"{words}, at {median(working):.0%}" if working else words)
+
+    def _slow_clock(self, worker: _Worker) -> Condition:
+        state: bool | None = None
+        for index, gpu in worker.gpus.items():
+            kind = worker.sample.role, gpu.model
+            peers = self._clocks.get(kind, {})
+            own = peers.get(gpu)
+            if own is None or len(peers) <= SLOW_LEAST_PEERS:
+                continue
+            state = False
+            if own > (1 - SLOW_CLOCK) * self._fastest[kind]:
+                continue  # and so above what is usual, too
+            usual = median(hz for other, hz in peers.items() if other is not gpu)
+            if own <= (1 - SLOW_CLOCK) * usual:
+                words = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
+                return Condition("slow_clock", True, words)
+        return Condition("slow_clock", state)
+
+
+def _throttled(worker: _Worker) -> Condition:
+    most, index, found = 0.0, "", None
+    for number, gpu in worker.gpus.items():
+        shares = gpu.throttle.shares
+        if shares is None:
+            continue
+        # The reasons may hold at the same time: the largest is what is certain.
+        heat = max([shares.get(reason, 0.0) for reason in HEAT])
+        if found is None or heat > most:
+            most, index, found = heat, number, shares
+    if found is None:
+        return Condition("throttled", None)
+    if most <= THROTTLE_SHARE:
+        return Condition("throttled", False)
+    told = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
+    shown = ", ".join(f"{name} {share:.0%}" for share, name in told)
+    return Condition("throttled", True, f"GPU {index} held down in the last {_time(THROTTLE_S)}: {shown}")
+
+
+def _memory_filling(now: float, worker: _Worker) -> Condition:
+    known = {index: gpu.memory for index, gpu in worker.gpus.items() if gpu.memory.is_known(now)}
+    if not known:
+        return Condition("memory_filling", None)
+    full = [(at, index) for index, memory in known.items() if (at := memory.full_at(now)) is not None]
+    if not full:
+        return Condition("memory_filling", False)
+    at, index = min(full)
+    growth = 3600 * (known[index].growth or 0.0) / GIB
+    words = f"the memory of GPU {index} fills by {growth:.1f} GiB an hour, and is full in {_time(at - now)}"
+    return Condition("memory_filling", True, words, at)
+
+
+def _smoothed(before: float | None, value: float, share: float) -> float:
+    """The mean with a new value that counts for this share, 0 to 1."""
+    return value if before is None else before + (value - before) * min(1.0, share)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,267 @@
+"""What the status of a node says of its GPUs, put together: whose they are, what ails them, what they did in all."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from statistics import fmean
+from typing import Any
+
+from exporter.gpus.analysis.xid import LASTING, NOISE
+from exporter.gpus.records import GIB, STATE_WORDS
+
+PREFIX = "GPU "
+"""Begins the name of every event that is about GPUs."""
+MOST_EVENTS = 200
+_RECOVERIES = ("GPU works again", "GPU driver")
+"""Told although they are good news: they say how long something lasted."""
+_KEYS = ("level", "event", "worker", "detail")
+
+
+def gpu_events(events: Iterable[Mapping[str, Any]], node: str | None = None) -> dict[str, Any]:
+    """``events`` in the order in which they happened, the first of too many, and ``events_total``, how many there were.
+
+    Warnings and worse, and that something works again. ``node`` is that of events that name none.
+    """
+    found: list[dict[str, Any]] = [
+        {"time": moment, "node": event.get("node") or node, **{key: event.get(key) for key in _KEYS}}
+        for event in events
+        if str(event.get("event")).startswith(PREFIX)
+        and (event.get("level") != "info" or event.get("event") in _RECOVERIES)
+        # in a line of a log ``time`` is when it was written
+        and isinstance(moment := event.get("happened", event.get("time")), int | float)
+    ]
+    found.sort(key=itemgetter("time"))
+    return {"events": found[:MOST_EVENTS], "events_total": len(found)}
+
+
+FOREIGN = "foreign"
+"""Word that begins the key of a trouble with processes that are not of the job."""
+JOULES_PER_KWH = 3.6e6
+NODES_TOLD = 4
+
+Told = Mapping[str, Any]
+"""The ``gpus`` of a node's status; empty where the job has none."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something wrong with the GPUs of a worker or of a node."""
+
+    key: str
+    """The same as long as it is the same trouble, whatever its words say by now."""
+    words: str
+    over: str
+    """What to say once it is gone; nothing as long as another trouble would have it said too."""
+    time: float | None = None
+    """Of an Xid: when the driver told of it last."""
+
+
+_USE_KEYS = ("memory_bytes", "sm_ratio", "attribution")
+
+
+def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
+    """The GPUs that the plan gives to a worker, then others that it uses, out of its entry in the status.
+
+    ``used`` is None where nobody can tell: before the first look, where the driver tells no processes, and of a GPU
+    that cannot be read. Of a position of the plan for which there is no GPU the ``uuid`` is None, too.
+    """
+    known = {device["uuid"]: device for device in told.get("gpus") or ()}
+    plan, use = entry.get("gpu_plan") or (), entry.get("gpu_use")
+    uses = {used["uuid"]: used for used in use or ()}
+    found: list[dict[str, Any]] = []
+    for uuid in dict.fromkeys((*plan, *uses)):
+        used = uses.get(uuid, {})
+        readable = uuid in known and known[uuid].get("state") in (None, "ok")
+        found.append(
+            {
+                "gpu": known[uuid]["gpu"] if uuid in known else used.get("gpu"),
+                "uuid": uuid,
+                "planned": uuid in plan,
+                "used": True if used else False if use is not None and readable else None,
+                **{key: used.get(key) for key in _USE_KEYS},
+            }
+        )
+    nobody = {"uuid": None, "planned": True, "used": None, **dict.fromkeys(_USE_KEYS)}
+    return [*found, *({"gpu": position, **nobody} for position in entry.get("gpu_missing") or ())]
+
+
+def device_of(uuid: str | None, told: Told) -> Mapping[str, Any]:
+    """What is known of one GPU; empty where it is not among those of the node."""
+    return next((device for device in told.get("gpus") or () if device["uuid"] == uuid), {})
+
+
+def worker_troubles(entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], told: Told) -> list[Trouble]:
+    """What is wrong with a worker on its GPUs, by its entry in the status and its ``worker_devices``.
+
+    What a program has done to a GPU before this run of the worker is no trouble of this run.
+    """
+    found = []
+    if entry.get("gpu_misplaced"):
+        found.append(Trouble("misplaced", str(entry["gpu_misplaced"]), "is not misplaced any more"))
+    lacking = [device["gpu"] for device in devices if device["uuid"] is None]
+    found += [Trouble(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is there") for gpu in lacking]
+    for device in _with_parents(devices, told):
+        found += device_troubles(device, entry.get("start"))
+    conditions = entry.get("gpu_conditions") or {}
+    found += [Trouble(name, f"{name}: {words}", f"{name} is over") for name, words in conditions.items()]
+    return found
+
+
+def device_troubles(device: Mapping[str, Any], since: float | None = None) -> Iterator[Trouble]:
+    """What is wrong with one GPU: it is lost, the driver has told of errors, or others use it."""
+    gpu, state = device["gpu"], device.get("state") or "ok"
+    if state != "ok":
+        # of a lost device the library says the same in other words
+        words = f": {device['words']}" if device.get("words") and state == "hanging" else ""
+        yield Trouble(f"{state} {gpu}", f"GPU {gpu} {STATE_WORDS.get(state, state)}{words}", f"GPU {gpu} works again")
+    for xid in device.get("xids") or ():
+        earlier = since is not None and xid["class"] not in LASTING and (xid["time"] or since) < since
+        if xid["class"] != NOISE and not earlier:
+            over = f"GPU {gpu}: Xid {xid['xid']} is over"
+            yield Trouble(f"xid {gpu} {xid['xid']}", f"GPU {gpu}: {xid_text(xid)}", over, xid["time"])
+    for process in device.get("foreign") or ():
+        memory = process.get("memory_bytes")
+        held = f"holds {memory / GIB:.1f} GiB of" if memory is not None else "is on"
+        name = "".join(letter if letter.isprintable() else "?" for letter in process.get("name") or "")
+        who = f"process {process['pid']}{f' ({name})' if name else ''}"
+        words = f"{who}, which is not of this job, {held} GPU {gpu}"
+        yield Trouble(f"{FOREIGN} {gpu} {process['pid']}", words, f"{who} is no longer on GPU {gpu}")
+
+
+def xid_text(xid: Mapping[str, Any]) -> str:
+    """``Xid 79, GPU has fallen off the bus``, and how often it was told."""
+    words = f", {xid['words']}" if xid.get("words") else ""
+    return f"Xid {xid['xid']}{words}" + (f" ({xid['count']} times)" if xid["count"] > 1 else "")
+
+
+def reason_text(reason: Mapping[str, Any]) -> str:
+    """Why a node is not healthy, with the GPU that it is about if there is one."""
+    return f"GPU {reason['gpu']}: {reason['words']}" if reason.get("gpu") is not None else str(reason["words"])
+
+
+def node_troubles(told: Told) -> list[Trouble]:
+    """Why the GPUs of a node are not what they should be: they cannot be read, are too few, or are not healthy."""
+    state, health = told.get("driver_state"), told.get("health")
+    if state not in (None, "ok") and told.get("allocated"):
+        words = f": {told['words']}" if told.get("words") else ""
+        return [Trouble(f"driver {state}", f"cannot be read ({state}){words}", "can be read again")]
+    found = []
+    if lacking := missing_words(told):
+        found.append(Trouble("missing", lacking, "all that the plan needs are there"))
+    if health not in (None, "healthy"):
+        reasons = told.get("reasons") or ()
+        which = ",".join(sorted({str(reason["gpu"]) for reason in reasons}))
+        words = "; ".join(map(reason_text, reasons))
+        words = f"{health}: {words}" if words else str(health)
+        found.append(Trouble(f"health {health} {which}", words, "healthy again"))
+    return found
+
+
+def missing_words(told: Told) -> str | None:
+    """That the driver shows fewer GPUs than the plan gives away on this node; None where it shows enough, or none."""
+    needed, shown = told.get("allocated") or 0, told.get("visible") or 0
+    if told.get("driver_state") != "ok" or needed <= shown:
+        return None
+    return f"the plan needs {needed} GPU{'s' if needed > 1 else ''} and the driver shows {shown or 'none'}"
+
+
+def _with_parents(devices: Iterable[Mapping[str, Any]], told: Told) -> list[Mapping[str, Any]]:
+    """What is known of GPUs; behind a MIG instance the GPU that it is a part of, whose faults are its own."""
+    found = {}
+    for device in devices:
+        known = device_of(device["uuid"], told)
+        if known:
+            whole = [other for other in told["gpus"] if str(known["gpu"]).startswith(f"{other['gpu']}:")]
+            found.update({other["uuid"]: other for other in (known, *whole)})
+    return list(found.values())
+
+
+def account(
+    statuses: Mapping[str, Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any] | None:
+    """What the GPUs of a job did and what happened to them, by node and in all; None of a job without GPUs.
+
+    Sums are of the GPUs that tell. Of a GPU divided into MIG instances these count, and the energy is that of the
+    whole. ``events`` are those of the job; one that names no node is of the only one.
+    """
+    nodes = [_node(node, told) for node, status in sorted(statuses.items()) if (told := status.get("gpus"))]
+    if not nodes:
+        return None
+    units = [device for node in nodes for device in units_of(node["gpus"])]
+    return {
+        "count": len(units),
+        "names": dict(Counter(device["name"] or "GPU" for device in units)),
+        **_sums([device for node in nodes for device in node["gpus"]], units),
+        "nodes": nodes,
+        **gpu_events(events, node=next(iter(statuses)) if len(statuses) == 1 else None),
+    }
+
+
+_NODE_KEYS = ("driver_state", "words", "vendor", "driver", "cuda", "allocated", "visible", "health", "reasons")
+_DEVICE_KEYS = (
+    *("gpu", "uuid", "name", "state", "words", "utilization_mean_ratio"),
+    *("memory_peak_bytes", "memory_total_bytes", "xids"),
+)
+
+
+def _node(node: str, told: Told) -> dict[str, Any]:
+    devices = [
+        {**{key: device.get(key) for key in _DEVICE_KEYS}, "energy_j": device.get("energy_job_j")}
+        for device in told.get("gpus") or ()
+    ]
+    return {
+        "node": node,
+        **{key: told.get(key) for key in _NODE_KEYS},
+        **_sums(devices, units_of(devices)),
+        "gpus": devices,
+    }
+
+
+def divided(devices: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Indices of the GPUs of which there are MIG instances."""
+    return {str(device["gpu"]).partition(":")[0] for device in devices if ":" in str(device["gpu"])}
+
+
+def units_of(devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that can be given to a worker: GPUs that are not divided, and MIG instances."""
+    wholes = divided(devices)
+    return [device for device in devices if device["gpu"] not in wholes]
+
+
+def _sums(devices: Sequence[Mapping[str, Any]], units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    busy = [unit["utilization_mean_ratio"] for unit in units if unit["utilization_mean_ratio"] is not None]
+    memory = [unit["memory_peak_bytes"] for unit in units if unit["memory_peak_bytes"] is not None]
+    energy = [device["energy_j"] for device in devices if device["energy_j"] is not None]
+    return {
+        "utilization_mean_ratio": fmean(busy) if busy else None,
+        "memory_peak_bytes": max(memory, default=None),
+        "energy_j": sum(energy) if energy else None,
+    }
+
+
+def account_words(found: Mapping[str, Any]) -> str:
+    """``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, or why they could not be read."""
+    words = [", ".join(f"{count} x {name}" for name, count in found["names"].items())]
+    if found["utilization_mean_ratio"] is not None:
+        words.append(f"{100 * found['utilization_mean_ratio']:.0f} % busy")
+    if found["energy_j"] is not None:
+        parts = any(divided(node["gpus"]) for node in found["nodes"])
+        words.append(energy_words(found["energy_j"], whole=parts))
+    unread = [f"{node['node']} ({node['driver_state']})" for node in found["nodes"] if node["driver_state"] != "ok"]
+    if unread:
+        more = f" and {len(unread) - NODES_TOLD} more nodes" if len(unread) > NODES_TOLD else ""
+        words.append(f"could not be read on {', '.join(unread[:NODES_TOLD])}{more}")
+    return ", ".join(filter(None, words))
+
+
+def energy_words(joules: float | None, *, whole: bool = False) -> str:
+    """In kWh, with three digits that count; a dash when it is not known.
+
+    ``whole`` says that it is of a GPU with all of its MIG instances, those of other jobs among them.
+    """
+    if joules is None:
+        return "-"
+    amount = joules / JOULES_PER_KWH
+    words = f"{amount:.0f} kWh" if amount >= 100 else f"{amount:.1f} kWh" if amount >= 1 else f"{amount:.3f} kWh"
+    return f"{words} (whole GPU)" if whole else words

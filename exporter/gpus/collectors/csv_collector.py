@@ -1,0 +1,109 @@
+"""``gpu_metrics.csv`` in the output directory: a line for each of the job's GPUs, for people and tools that read it."""
+
+import os
+import time
+import weakref
+from functools import partial
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract.identity import safe_label
+from exporter.files.outputs.csv_reader import NAME, LineFile, file_name
+from exporter.gpus.records import GpuActivity, GpuLook, GpuState
+from exporter.machine.file_host import Hanging, Watched
+
+HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
+GROUP = "output"
+"""Path group in whose directory the file is."""
+LEAST_INTERVAL_S = 1.0
+NOT_ASKED_FOR_S = 3600.0
+"""Between two reads that have nothing to do."""
+WAIT_S = 5.0
+"""A write that takes longer fails, although it may still be done."""
+GB = 1 << 30
+"""As the makers of GPUs count memory: one that is sold with 80 GB has so many of these."""
+
+
+class GpuMetricsCollector:
+    """Appends what another collector has read of the GPUs; without series of its own.
+
+    The file is written where looks at files are made: one that hangs holds up neither GPUs nor the end of the sidecar.
+    """
+
+    name = NAME
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, context: Context) -> None:
+        manifest, identity = context.manifest, context.identity
+        self._clock, self._board, self._files = context.clock, context.board, context.files
+        self._node = safe_label(identity.node)
+        self._file: Watched | None = None
+        self._lines = -1
+        """Descriptor of what the lines of one look stand in,"""
+        self._taken = True
+        """and whether these have been written, so that others may."""
+        self._last: float | None = None
+        """Moment of the look at the GPUs that was written last."""
+        self.interval_s = NOT_ASKED_FOR_S
+        group = next((group for group in manifest.groups if group.name == GROUP), None)
+        if manifest.gpu_metrics and group is not None:
+            self.interval_s = max(LEAST_INTERVAL_S, manifest.check_interval_s)
+            self._lines = os.memfd_create(NAME)
+            weakref.finalize(self, os.close, self._lines)
+            name, source = file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines}"
+            make = partial(LineFile, os.path.abspath(manifest.directory(group)), name, HEADER, source)
+            self._file = self._files.watch(NAME, make)
+
+    def read(self) -> None:
+        look = self._board.gpus
+        if self._file is None or look is None or look.time == self._last or self._board.job_phase == "finished":
+            return
+        text = lines_of(look, self._board.own_gpus, self._node)
+        if not text:
+            return
+        if not self._taken:
+            self._take(self._file)
+        os.ftruncate(self._lines, 0)
+        os.pwrite(self._lines, text.encode(), 0)
+        self._taken, self._last = False, look.time
+        self._take(self._file)
+
+    def _take(self, file: Watched) -> None:
+        """Have the lines written, and wait for it; raises what has gone wrong."""
+        (answer,) = self._files.look([file], self._clock.time(), WAIT_S)
+        self._taken = not isinstance(answer, Hanging)
+        if isinstance(answer, Exception):
+            raise answer
+
+    def render(self, _snapshot: None, _out: Samples) -> None:
+        """Nothing to show beyond whether writing works."""
+
+    def describe(self, _snapshot: None, _status: Status) -> None:
+        """Nothing to add."""
+
+
+def lines_of(look: GpuLook, uuids: tuple[str, ...], node: str) -> str:
+    """The lines of these GPUs in this order; of one that cannot be read no value but its memory in all."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(look.time))
+    states = {state.gpu.uuid: state for state in look.gpus}
+    return "".join(f"{moment},{node},{_values(states[uuid])}\n" for uuid in uuids if uuid in states)
+
+
+def _values(state: GpuState) -> str:
+    """The fields of one GPU, empty where they are not known."""
+    # what was last read of one that is lost is of another moment
+    found = state.activity if state.state == "ok" and state.activity is not None else GpuActivity()
+    total = state.gpu.memory_total_bytes if found.memory_total_bytes is None else found.memory_total_bytes
+    power = found.power_instant_w if found.power_average_w is None else found.power_average_w
+    fields = (
+        _number(found.busy_ratio, 0, 0.01),
+        _number(found.memory_used_bytes, 2, GB),
+        _number(total, 2, GB),
+        _number(power, 1),
+        _number(found.temperature_c, 0),
+    )
+    return ",".join((state.gpu.index, *fields))
+
+
+def _number(value: float | None, digits: int, unit: float = 1.0) -> str:
+    return "" if value is None else f"{value / unit:.{digits}f}"

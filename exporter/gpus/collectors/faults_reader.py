@@ -1,0 +1,186 @@
+"""Faults of GPUs since the job's start: Xids from the driver and the kernel's log, and memory errors."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from exporter.collecting.collector import Context
+from exporter.collecting.saved_state import read_state, write_state
+from exporter.gpus.analysis.blame import pci_place
+from exporter.gpus.analysis.node_health import since_start
+from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuLook
+from exporter.machine.kernel_log import KernelEvent, Xid
+
+KIND = "gpus"
+UNCONTAINED_XIDS = (95,)
+"""Named for one instance, and still an error of all."""
+
+Entry = TypeVar("Entry", GpuEvent, KernelEvent)
+
+log = logging.getLogger("gpujob.gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """How often a GPU had one Xid since the job's start, and when last."""
+
+    count: int
+    last: float
+
+
+class Faults:
+    """What has happened to this node's GPUs since the job's start, kept in the run directory for the next sidecar.
+
+    The driver and the kernel's log tell of the same errors, and each may miss some: the larger count holds.
+    """
+
+    def __init__(self, context: Context) -> None:
+        identity, run_dir = context.identity, context.manifest.run_dir
+        self._kernel = context.kernel
+        self._place = (run_dir, identity.node, identity.job_id, identity.attempt)
+        self._kept: dict[tuple[str, int], XidCount] | None = None
+        """Of sidecars before this one; None until it was read, since the run directory may hang."""
+        self._ecc: dict[str, list[dict[str, int]]] = {}
+        """By UUID the memory errors by type: those that do not count, and those at the last look."""
+        self._conditions: dict[str, GpuCondition] = {}
+        """By UUID, what these were counted from."""
+        self._told: Counter[tuple[str, int]] = Counter()
+        self._logged: Counter[tuple[str, int]] = Counter()
+        self._last: dict[tuple[str, int], float] = {}
+        self._last_event: GpuEvent | None = None
+        self._last_line: KernelEvent | None = None
+        self._xids: Mapping[str, Mapping[int, XidCount]] = {}
+        self.changes = 0
+        """How often anything was new, so that nobody need compare."""
+
+    def look(self, look: GpuLook, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
+        """Take in what is new; gives the Xids that count anew."""
+        if self._kept is None:
+            self._restore()
+        ours = {gpu.uuid: gpu for gpu in gpus}
+        if not ours:
+            return ()  # whose the lines of the kernel's log are will be known once the driver has told its GPUs
+        risen = self._take_in(look.events, ours)
+        counted = False
+        for state in look.gpus:
+            uuid, condition = state.gpu.uuid, state.condition
+            if uuid in ours and condition is not None and condition is not self._conditions.get(uuid):
+                self._conditions[uuid] = condition
+                counted = self._count_memory_errors(uuid, condition) or counted
+        if counted:
+            self.changes += 1
+        if risen or counted:
+            self._save()
+        return risen
+
+    def _take_in(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
+        """Count the Xids that are new, and give those that raise a count."""
+        told = _after(self._last_event, events)
+        logged = _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
+        if not told and not logged:
+            return ()
+        # the address of a MIG instance is that of its GPU, which is what has the error
+        whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
+        places = {pci_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
+        instances = {(gpu.parent, gpu.gpu_instance) for gpu in ours.values() if gpu.parent is not None}
+        divided = {parent for parent, _ in instances}
+
+        def counts(event: GpuEvent) -> bool:
+            """Whether it is the job's: of a GPU that is divided only what is of the whole, or of its own parts."""
+            if event.uuid not in divided or event.gpu_instance is None or event.xid in UNCONTAINED_XIDS:
+                return event.uuid in ours
+            return (event.uuid, event.gpu_instance) in instances
+
+        fresh: list[GpuEvent] = []
+        for event in told:
+            self._last_event = event
+            if counts(event):
+                self._told[event.uuid, event.xid] += 1
+                fresh.append(event)
+        for line in logged:
+            self._last_line = line
+            if not isinstance(line.what, Xid) or (uuid := places.get(pci_place(line.what.pci))) is None:
+                continue
+            event = GpuEvent(uuid, line.what.code, line.time, line.what.pid, line.what.gpu_instance)
+            if counts(event):
+                self._logged[uuid, line.what.code] += 1
+                fresh.append(event)
+        if not fresh:
+            return ()
+        for seen in fresh:
+            key = seen.uuid, seen.xid
+            self._last[key] = max(self._last.get(key, seen.time), seen.time)
+        before = self._xids
+        self._sum_up()
+        newest = {(seen.uuid, seen.xid): seen for seen in fresh}
+        return tuple(
+            seen
+            for (uuid, xid), seen in newest.items()
+            if xid not in before.get(uuid, {}) or self._xids[uuid][xid].count > before[uuid][xid].count
+        )
+
+    def xids(self, uuid: str) -> Mapping[int, XidCount]:
+        """Counts of a GPU by code, in order."""
+        return self._xids.get(uuid, {})
+
+    def _sum_up(self) -> None:
+        """Bring the counts together."""
+        kept = self._kept or {}
+        found: dict[str, dict[int, XidCount]] = {}
+        for key in sorted({*kept, *self._told, *self._logged}):
+            old = kept.get(key, XidCount(0, 0.0))
+            count = max(old.count + self._told[key], self._logged[key])
+            uuid, xid = key
+            found.setdefault(uuid, {})[xid] = XidCount(count, max(old.last, self._last.get(key, 0.0)))
+        self._xids = found
+        self.changes += 1
+
+    def job_errors(self, uuid: str) -> Mapping[str, int]:
+        """Memory errors of a GPU since the job's start, by type."""
+        base, now = self._ecc.get(uuid, ({}, {}))
+        return {kind: max(0, now[kind] - base.get(kind, 0)) for kind in now}
+
+    def _count_memory_errors(self, uuid: str, condition: GpuCondition) -> bool:
+        """Whether there is anything new."""
+        told = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
+        counts = {kind: count for kind, count in told.items() if count is not None}
+        before = self._ecc.get(uuid, [{}, {}])
+        base, last = before
+        begun = {kind: since_start(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
+        self._ecc[uuid] = [{**base, **begun}, {**last, **counts}]
+        return self._ecc[uuid] != before
+
+    def _restore(self) -> None:
+        self._kept = {}
+        found = read_state(*self._place, kind=KIND) or {}
+        try:
+            for uuid, entry in dict(found.get("gpus", {})).items():
+                for code, (count, last) in entry["xids"].items():
+                    self._kept[str(uuid), int(code)] = XidCount(int(count), float(last))
+                base, last = ({str(kind): int(count) for kind, count in part.items()} for part in entry["ecc"])
+                self._ecc[str(uuid)] = [base, last]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            log.warning("what an earlier sidecar knew of the GPUs is not used: %s", error)
+            self._kept, self._ecc = {}, {}
+        self._sum_up()
+
+    def _save(self) -> None:
+        body: dict[str, dict[str, Any]] = {}
+        for uuid, xids in self._xids.items():
+            counts = {str(code): [xid.count, xid.last] for code, xid in xids.items()}
+            body[uuid] = {"xids": counts, "ecc": [{}, {}]}
+        for uuid, parts in self._ecc.items():
+            body.setdefault(uuid, {"xids": {}})["ecc"] = parts
+        problem = write_state(*self._place, {"gpus": body}, kind=KIND)
+        if problem is not None:
+            log.warning("faults of GPUs are not saved: %s", problem)
+
+
+def _after(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Those that came after the last one that was taken; all when that has been dropped meanwhile."""
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at] is last:
+            return entries[at + 1 :]
+    return entries

@@ -1,0 +1,355 @@
+"""The job's GPUs on this node: what they do, how they are, and what the driver has told of them."""
+
+import os
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract.identity import Identity
+from exporter.contract.manifest import Manifest
+from exporter.gpus.analysis.node_health import HEALTHS, GpuFacts, Judgement, NodeHealth, Reason
+from exporter.gpus.analysis.users import listed_gpus, visible_devices
+from exporter.gpus.analysis.xid import KNOWN_XIDS, xid_class, xid_words
+from exporter.gpus.collectors import page
+from exporter.gpus.collectors.faults_reader import Faults
+from exporter.gpus.collectors.page import GpuEntry
+from exporter.gpus.collectors.totals_reader import Totals
+from exporter.gpus.records import Driver, DriverState, Gpu, GpuCondition, GpuEvent, GpuLook, GpuState
+
+DRIVER_STATE = Family(
+    "gpu_driver_state",
+    "Whether GPUs can be read on this node: ok, no_library, no_driver, no_permission, version_mismatch, failing or "
+    "hanging; 1 for the present state.",
+    labels=("state",),
+)
+VISIBLE = Family("gpus_visible", "GPUs of the job, or MIG instances, that the driver shows on this node.")
+HEALTH = Family(
+    "gpu_health",
+    "Health of the job's GPUs on this node, 1 for the present one; `/status` has the reasons.",
+    labels=("health",),
+)
+XIDS = Family(
+    "gpu_xid_errors_total",
+    "Errors of the job's GPUs on this node since its start that the NVIDIA driver has told, by code.",
+    labels=("xid",),
+    kind="counter",
+)
+
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 1.0, 5.0
+NOTHING_TO_READ_S = 60.0
+"""Between two looks at a job without GPUs."""
+WAIT_S = 1.5
+"""How long a look at the GPUs may take before what is known is shown."""
+JUDGED_S = 15.0
+"""The node is judged anew after so long where nothing has changed: rates fall, and old errors count no more."""
+MOST_EVENTS = 50
+DEVICE_LISTS = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+"""Variables by which a job is told its GPUs, by vendor."""
+EVENT_LEVELS = {"hardware": "critical", "reset": "critical", "application": "warning"}
+
+
+@dataclass(frozen=True)
+class GpusSnapshot:
+    """The job's GPUs at one look; no state where the job has none."""
+
+    state: DriverState | None = None
+    words: str | None = None
+    driver: Driver | None = None
+    allocated: int = 0
+    visible: int = 0
+    missing: tuple[int, ...] = ()
+    """Positions of the plan for which there is no GPU."""
+    lost_since: Mapping[str, float] = field(default_factory=dict)
+    """By UUID."""
+    gpus: tuple[GpuEntry, ...] = ()
+    health: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    xids: Mapping[int, int] | None = None
+    """Errors of all of them by code."""
+    absent: Mapping[str, str] | None = None
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class Judged(NamedTuple):
+    """What follows from states, conditions and errors of the GPUs, and is the same as long as these are."""
+
+    known: tuple[object, ...]
+    """All that it was judged by,"""
+    time: float
+    """and when."""
+    judgement: Judgement
+    xids: Mapping[int, int]
+    """Errors of all GPUs by code."""
+
+
+class GpusCollector:
+    """Looks at the GPUs that the job has on this node, and at no others."""
+
+    name = "gpus"
+    families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *page.FAMILIES)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._positions = {position for task in context.tasks for position in task.gpus}
+        self._faults = Faults(context)
+        self._health = NodeHealth()
+        self._judged: Judged | None = None
+        self._totals = Totals(context)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._states: dict[str, str] = {}
+        self._told_health = "healthy"
+        self._told_driver: DriverState = "ok"
+        self._told_missing: tuple[int, ...] = ()
+
+    @property
+    def interval_s(self) -> float:
+        if not self._wanted:
+            return NOTHING_TO_READ_S
+        return min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, self._context.manifest.check_interval_s))
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether the job has GPUs here: of another job's the page says nothing."""
+        if self._context.gpus is None:
+            return False
+        if self._positions:
+            return True
+        given = None if self._context.manifest.attached else given_devices(os.environ)
+        return given is not None and bool(visible_devices(given))
+
+    def read(self) -> GpusSnapshot:
+        host, now = self._context.gpus, self._context.clock.time()
+        if host is None or not self._wanted:
+            return GpusSnapshot()
+        look = host.look(WAIT_S)
+        if not look.ready and look.state == "ok":
+            return GpusSnapshot()  # the driver has not said yet which there are
+        own = own_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
+        shown = _with_parents(own.values(), look)
+        risen = self._faults.look(look, [state.gpu for state in shown])
+        board = self._context.board
+        board.gpus, board.own_gpus = look, tuple(gpu.uuid for gpu in own.values())
+        board.gpu_positions = {position: gpu.uuid for position, gpu in own.items()}
+        over = board.job_phase == "finished"
+        entries = tuple(self._entry(look.time, state, over=over) for state in shown)
+        self._totals.save()
+        judged = self._judge(now, look, entries)
+        health = judged.judgement
+        missing = tuple(sorted(self._positions - own.keys())) if look.state == "ok" else ()
+        if missing and missing != self._told_missing:
+            words = f"GPU {', '.join(map(str, missing))} of the plan is not there: the driver shows {len(own)}"
+            self._event(now, "critical", "GPU missing", words)
+        self._told_missing = missing
+        self._note_lost(now, entries)
+        self._tell(now, look, entries, risen, health.health, health.reasons)
+        return GpusSnapshot(
+            state=look.state,
+            words=look.words,
+            driver=look.driver,
+            allocated=len(self._positions),
+            visible=len(own),
+            missing=missing,
+            lost_since={uuid: since for uuid, (since, _) in board.gpus_lost.items()},
+            gpus=entries,
+            health=health.health,
+            reasons=health.reasons,
+            xids=judged.xids,
+            absent=look.absent,
+            events=tuple(self._events),
+        )
+
+    def _tells_xids(self, look: GpuLook) -> bool:
+        """Whether an Xid would be heard of: without a word from anybody a count of 0 would be a guess."""
+        kernel = self._context.kernel
+        if look.driver is None or look.driver.vendor != "nvidia":
+            return False
+        return look.tells_events or (kernel is not None and kernel.unavailable is None)
+
+    def _judge(self, now: float, look: GpuLook, entries: Sequence[GpuEntry]) -> Judged:
+        """Health and errors at this look; those of the last one where nothing is new."""
+        tells = self._tells_xids(look)
+        states = [entry.state for entry in entries]
+        parts = [(s.gpu.uuid, s.gpu.index, s.state, s.words, s.condition_time, s.condition) for s in states]
+        known = (look.state, look.words, tells, self._faults.changes, *parts)
+        last = self._judged
+        if last is not None and known == last.known and 0 <= now - last.time < JUDGED_S:
+            return last
+        judgement = self._health.update(now, look.state, [_facts(entry) for entry in entries], look.words)
+        sums = dict.fromkeys(KNOWN_XIDS if tells else (), 0)
+        for entry in entries:
+            for code, xid in entry.xids.items():
+                sums[code] = sums.get(code, 0) + xid.count
+        self._judged = Judged(known, now, judgement, dict(sorted(sums.items())))
+        return self._judged
+
+    def _entry(self, time: float, state: GpuState, *, over: bool) -> GpuEntry:
+        uuid, total = state.gpu.uuid, self._totals.update(time, state, over=over)
+        return GpuEntry(
+            state=state,
+            job_errors=self._faults.job_errors(uuid),
+            xids=self._faults.xids(uuid),
+            utilization_mean_ratio=total.utilization_mean_ratio,
+            memory_peak_bytes=total.memory_peak_bytes,
+            energy_job_j=total.energy_j,
+        )
+
+    def _note_lost(self, now: float, entries: Sequence[GpuEntry]) -> None:
+        """Tell who judges ends which GPUs are lost, and since when."""
+        before = self._context.board.gpus_lost
+        self._context.board.gpus_lost = {
+            entry.state.gpu.uuid: before.get(entry.state.gpu.uuid, (now, entry.state.words or entry.state.state))
+            for entry in entries
+            if entry.state.state in ("lost", "reset_required")
+            or (entry.state.state == "hanging" and entry.state.gpu.uuid in before)
+        }
+
+    def _tell(
+        self,
+        now: float,
+        look: GpuLook,
+        entries: Sequence[GpuEntry],
+        risen: Sequence[GpuEvent],
+        health: str | None,
+        reasons: Sequence[Reason],
+    ) -> None:
+        """Events of what has changed."""
+        if look.state != self._told_driver:
+            if look.state == "ok":
+                self._event(now, "info", "GPU driver", "GPUs can be read again")
+            else:
+                words = f": {look.words}" if look.words else ""
+                self._event(now, "warning", "GPU driver", f"GPUs cannot be read: {look.state}{words}")
+            self._told_driver = look.state
+        for entry in entries:
+            uuid, state = entry.state.gpu.uuid, entry.state.state
+            before = self._states.get(uuid, "ok")
+            if state != "ok" and state != before:
+                level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
+                self._event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.words or state}")
+            elif state == "ok" and before != "ok":
+                self._event(now, "info", "GPU works again", _name(entry.state.gpu))
+            self._states[uuid] = state
+        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if risen else {}
+        for seen in risen:
+            level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
+            who = f", process {seen.pid}" if seen.pid is not None else ""
+            self._event(seen.time, level, "GPU Xid", f"{names[seen.uuid]}: Xid {seen.xid}: {xid_words(seen.xid)}{who}")
+        if health is not None and health != self._told_health:
+            level = {"failure": "critical", "warning": "warning"}.get(health, "info")
+            words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.words}" for r in reasons)
+            self._event(now, level, "GPU health", f"{health}{': ' if words else ''}{words}")
+            self._told_health = health
+
+    def _event(self, time: float, level: str, kind: str, detail: str) -> None:
+        self._events.append({"time": time, "level": level, "event": kind, "detail": detail})
+
+    def render(self, snapshot: GpusSnapshot, out: Samples) -> None:
+        if snapshot.state is None:
+            return
+        out.add(DRIVER_STATE, 1, state=snapshot.state)
+        out.add(VISIBLE, snapshot.visible)
+        if snapshot.health is not None:
+            for health in HEALTHS:
+                out.add(HEALTH, int(health == snapshot.health), health=health)
+        for code, count in (snapshot.xids or {}).items():
+            out.add(XIDS, count, xid=code)
+        readable = snapshot.state == "ok"
+        for entry in snapshot.gpus:
+            page.add_gpu(out.row(gpu=entry.state.gpu.index), entry, snapshot.driver, readable=readable)
+
+    def describe(self, snapshot: GpusSnapshot, status: Status) -> None:
+        if snapshot.state is None:
+            return
+        driver = snapshot.driver
+        status.gpus.update(
+            driver_state=snapshot.state,
+            words=snapshot.words,
+            vendor=driver.vendor if driver else None,
+            driver=driver.version if driver else None,
+            cuda=driver.cuda_version if driver else None,
+            allocated=snapshot.allocated,
+            visible=snapshot.visible,
+            health=snapshot.health,
+            reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.words} for r in snapshot.reasons],
+            absent=dict(snapshot.absent or {}),
+            gpus=[
+                {**page.describe(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
+                for entry in snapshot.gpus
+            ],
+        )
+        status.events.extend(snapshot.events)
+        for task in self._context.tasks if snapshot.missing else ():
+            lacking = [str(position) for position in task.gpus if position in snapshot.missing]
+            status.worker(task.rank).update(gpu_missing=lacking)
+
+
+def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
+    """The list of devices that the environment gives to this job, for one vendor or any; None without one.
+
+    An empty list is none, as the launcher takes it.
+    """
+    names = DEVICE_LISTS.get(vendor, ()) if vendor is not None else sum(DEVICE_LISTS.values(), ())
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def own_gpus(
+    look: GpuLook, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
+) -> dict[int, Gpu]:
+    """GPUs of the job on this node by the plan's positions, in their order.
+
+    A job that others have started names them as the driver numbers them. Where this machine plays several nodes, each
+    has its share of the list; elsewhere all that the job is given are its own, used by the plan or not. One that is
+    given and not there any more leaves its position empty: workers that run keep theirs.
+    """
+    units: list[Gpu | None] = [state.gpu for state in look.gpus if not state.gpu.mig]
+    if manifest.attached:
+        by_index = {gpu.index: gpu for gpu in units if gpu is not None}
+        return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
+    text = given_devices(environ, look.driver.vendor if look.driver is not None else None)
+    if text is not None:
+        listed = listed_gpus(text, [gpu.uuid for gpu in units if gpu is not None])
+        units = [None if at is None else units[at] for at in listed]
+    elif not positions:
+        return {}
+    if identity.first_gpu is not None:
+        units = units[identity.first_gpu : identity.first_gpu + max(positions, default=-1) + 1]
+    return {at: gpu for at, gpu in enumerate(units) if gpu is not None}
+
+
+def _with_parents(own: Collection[Gpu], look: GpuLook) -> tuple[GpuState, ...]:
+    """What is looked at: the job's units, each MIG instance behind the GPU whose faults it shares."""
+    uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
+    return tuple(state for state in look.gpus if state.gpu.uuid in uuids)
+
+
+def _facts(entry: GpuEntry) -> GpuFacts:
+    """What is known of one GPU, for the judgement of the node."""
+    state, activity = entry.state, entry.state.activity
+    condition = state.condition or GpuCondition()
+    return GpuFacts(
+        index=state.gpu.index,
+        state=state.state,
+        words=state.words,
+        ecc_corrected=entry.job_errors.get("corrected"),
+        ecc_uncorrected=entry.job_errors.get("uncorrected"),
+        row_remap_pending=condition.row_remap_pending,
+        row_remap_failure=condition.row_remap_failure,
+        pages_pending=condition.pages_pending,
+        recovery_action=condition.recovery_action,
+        pcie_replays=condition.pcie_replays,
+        pcie_width=condition.pcie_width,
+        pcie_width_max=condition.pcie_width_max,
+        pcie_generation=condition.pcie_generation,
+        pcie_generation_max=condition.pcie_generation_max,
+        nvlink_errors=condition.nvlink_errors,
+        condition_time=state.condition_time,
+        utilization=None if activity is None else activity.utilization_ratio,
+        xids={code: (xid.count, xid.last) for code, xid in entry.xids.items()},
+    )
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid})"

@@ -1,0 +1,124 @@
+"""Whose the processes on GPUs are: those of workers, by their trees, environments and pid namespaces, or others."""
+
+import os
+from collections.abc import Collection, Mapping
+
+from exporter.collecting.collector import Context
+from exporter.gpus.analysis.users import GpuWorker, OnGpu, SeenGpu, Usage, gpu_usage
+from exporter.gpus.holder_reader import Holder, read_holder, read_namespace_pids
+from exporter.gpus.records import GpuLook
+from exporter.machine.procfs import read_environment
+
+MPS = "nvidia-cuda-mps"
+"""Beginning of the names of MPS's own processes, cut as the kernel does: they hold GPUs for their clients."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class Owners:
+    """Looks at the processes that the driver names, and remembers whose those were that have ended since."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tasks = context.tasks
+        self._devices: dict[int, tuple[int, str | None]] = {}
+        """By rank the process of the worker, and the devices that its environment names."""
+        self._holders: dict[int, Holder | None] = {}
+        """Processes on GPUs that are in no worker's tree, by pid."""
+        self._known: set[int] = set()
+        """Processes that were the job's at the last look."""
+
+    @property
+    def holders(self) -> Mapping[int, Holder]:
+        """Processes on GPUs that are in no worker's tree, by pid, as far as they can be looked at."""
+        return {pid: holder for pid, holder in self._holders.items() if holder is not None}
+
+    def usage(self, look: GpuLook) -> Usage:
+        """Who uses which GPU at this look."""
+        board, own = self._context.board, self._context.board.gpu_positions
+        gpus = [
+            SeenGpu(
+                state.gpu.uuid,
+                state.gpu.index,
+                state.gpu.parent,
+                None
+                if state.processes is None
+                else tuple(OnGpu(p.pid, p.memory_bytes, p.sm_ratio, p.kind) for p in state.processes),
+            )
+            for state in look.gpus
+        ]
+        positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
+        told = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        owners = {pid: rank for rank, pids in board.pids.items() for pid in pids}
+        here = self._pids_here(told - owners.keys(), owners)
+        strangers = {here.get(pid, pid) for pid in told} - owners.keys()
+        self._look_at(strangers)
+        pids = {task.rank: frozenset(board.pids.get(task.rank, ())) for task in self._tasks}
+        ignored = {os.getpid(), *self._left(strangers)}
+        for pid, holder in self.holders.items():
+            if holder.name.startswith(MPS):
+                ignored.add(pid)
+            elif holder.job_id == self._context.identity.job_id:
+                # in the background, of a container, or younger than the last look at the tree
+                if holder.rank in pids:
+                    pids[holder.rank] |= {pid}
+                else:
+                    ignored.add(pid)
+        self._known = (self._known & strangers).union(owners, *pids.values())
+        return gpu_usage(
+            gpus,
+            [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
+            [
+                GpuWorker(
+                    rank=task.rank,
+                    positions=task.gpus,
+                    pids=pids[task.rank],
+                    devices=self._devices_of(task.rank),
+                    up=bool(pids[task.rank]),
+                )
+                for task in self._tasks
+            ],
+            visible={*owners, *self.holders},
+            pid_here=here,
+            ignored=ignored,
+        )
+
+    def _left(self, strangers: Collection[int]) -> set[int]:
+        """Those that were the job's and say no more whose they are.
+
+        Most have ended, and the driver's list is some seconds older than that; some have left the tree.
+        """
+        holders = {pid: self._holders[pid] for pid in self._known.intersection(strangers)}
+        return {pid for pid, holder in holders.items() if holder is None or holder.job_id is None}
+
+    def _pids_here(self, unknown: Collection[int], owners: Collection[int]) -> dict[int, int]:
+        """Of pids that are nobody's here those that a worker's process has in a pid namespace of its own."""
+        proc = self._context.proc
+        unknown = {pid for pid in unknown if not os.path.exists(f"{proc}/{pid}")}
+        if not unknown:
+            return {}
+        inner: dict[int, list[int]] = {}
+        for owner in owners:
+            for pid in read_namespace_pids(owner, proc)[1:]:
+                inner.setdefault(pid, []).append(owner)
+        return {pid: inner[pid][0] for pid in unknown if len(inner.get(pid, ())) == 1}
+
+    def _look_at(self, strangers: Collection[int]) -> None:
+        """Look once at each process on a GPU that is in no worker's tree."""
+        self._holders = {
+            pid: self._holders[pid] if self._holders.get(pid) is not None else read_holder(pid, self._context.proc)
+            for pid in strangers
+        }
+
+    def _devices_of(self, rank: int) -> str | None:
+        """The devices that the environment of a worker's process names."""
+        pids = self._context.board.pids.get(rank)
+        if not pids:
+            return None
+        first = min(pids)
+        known = self._devices.get(rank)
+        if known is None or known[0] != first:
+            found = read_environment(first, (DEVICES,), self._context.proc)
+            known = (first, None if found is None else found.get(DEVICES))
+            if found is not None:
+                self._devices[rank] = known
+        return known[1]

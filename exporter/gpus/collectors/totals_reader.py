@@ -1,0 +1,107 @@
+"""What each of the job's GPUs has come to since the job's start: mean use, most memory, energy."""
+
+import logging
+from dataclasses import dataclass
+
+from exporter.collecting.collector import Context
+from exporter.collecting.saved_state import read_state, write_state
+from exporter.gpus.records import GpuState
+
+KIND = "gpu_totals"
+SAVE_INTERVAL_S = 15.0
+"""What a restart of the sidecar costs at most of the mean use; the counter of energy bridges it."""
+GAP_S = 30.0
+"""Between two looks so far apart nothing is known of the use."""
+
+log = logging.getLogger("gpujob.gpus")
+
+
+@dataclass
+class Total:
+    """What one GPU has come to."""
+
+    busy_s: float = 0.0
+    known_s: float = 0.0
+    memory_peak_bytes: int | None = None
+    energy_j: float | None = None
+    """Used since it was first looked at."""
+    counter_j: float | None = None
+    """The driver's counter at the last look."""
+    last: float | None = None
+    """When its use was known last."""
+
+    @property
+    def utilization_mean_ratio(self) -> float | None:
+        """Mean over time."""
+        return self.busy_s / self.known_s if self.known_s else None
+
+    def update(self, now: float, state: GpuState) -> None:
+        """Take in one look."""
+        activity = state.activity
+        if activity is None:
+            self.last = None
+            return
+        if activity.busy_ratio is not None:
+            passed_s = now - self.last if self.last is not None else 0.0
+            if 0 < passed_s <= GAP_S:
+                self.known_s += passed_s
+                self.busy_s += passed_s * activity.busy_ratio
+            self.last = now
+        if activity.memory_used_bytes is not None:
+            self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)
+        if activity.energy_j is not None:
+            if self.counter_j is not None:  # a counter that has fallen began anew
+                self.energy_j = (self.energy_j or 0.0) + max(0.0, activity.energy_j - self.counter_j)
+            self.counter_j = activity.energy_j
+
+
+class Totals:
+    """Totals by UUID, kept in the run directory for the next sidecar."""
+
+    def __init__(self, context: Context) -> None:
+        identity = context.identity
+        self._clock = context.clock
+        self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._totals: dict[str, Total] | None = None
+        """None until it was read what an earlier sidecar has left: the run directory may hang."""
+        self._saved_at: float | None = None
+        self._unsaved: str | None = None
+
+    def update(self, now: float, state: GpuState, *, over: bool = False) -> Total:
+        """The total of one GPU after this look at it; once the job is ``over`` it stays."""
+        if self._totals is None:
+            self._totals = self._restore()
+        total = self._totals.get(state.gpu.uuid)
+        if total is None:
+            total = self._totals[state.gpu.uuid] = Total()
+        if not over:
+            total.update(now, state)
+        return total
+
+    def save(self) -> None:
+        """Leave it for the next sidecar of this node, now and then."""
+        now = self._clock.monotonic()
+        if self._totals is None or (self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S):
+            return
+        self._saved_at = now
+        body = {uuid: vars(total) for uuid, total in self._totals.items()}
+        problem = write_state(*self._place, body, kind=KIND)
+        if problem is not None and self._unsaved is None:
+            log.warning("totals of GPUs are not saved: %s", problem)
+        self._unsaved = problem
+
+    def _restore(self) -> dict[str, Total]:
+        found = {}
+        for uuid, body in (read_state(*self._place, kind=KIND) or {}).items():
+            try:
+                peak, energy, counter = body["memory_peak_bytes"], body["energy_j"], body["counter_j"]
+                found[uuid] = Total(
+                    busy_s=float(body["busy_s"]),
+                    known_s=float(body["known_s"]),
+                    memory_peak_bytes=None if peak is None else int(peak),
+                    energy_j=None if energy is None else float(energy),
+                    counter_j=None if counter is None else float(counter),
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("what an earlier sidecar knew of GPU %s is not used: %s", uuid, error)
+        return found

@@ -1,0 +1,330 @@
+"""Who uses the job's GPUs on this node: workers, as the plan says or not, and processes that are not the job's."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from exporter.collecting.collector import WORKER_LABELS, Context, Status, WorkerProgress, worker_labels
+from exporter.collecting.families import Family, Samples
+from exporter.contract.manifest import Task
+from exporter.gpus.analysis.hang_signatures import Condition, GpuHealth, GpuSample, WorkerSample
+from exporter.gpus.analysis.users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
+from exporter.gpus.collectors.owners_reader import Owners
+from exporter.gpus.holder_reader import Holder
+from exporter.gpus.records import GIB, GpuActivity, GpuState
+
+GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
+
+USE = Family(
+    "worker_gpu_info",
+    "A GPU that the worker uses; attribution says whether by its processes or inferred from the plan.",
+    labels=(*GPU_OF_WORKER, "attribution"),
+    kind="info",
+)
+MEMORY = Family("worker_gpu_memory_bytes", "Memory of the GPU that the worker and its descendants hold.", GPU_OF_WORKER)
+SM = Family(
+    "worker_gpu_sm_utilization_ratio",
+    "Share of the GPU's time in which a kernel of the worker or its descendants ran.",
+    GPU_OF_WORKER,
+)
+MISPLACED = Family(
+    "worker_gpu_misplaced", "Whether the worker uses a GPU that the plan does not give to it.", WORKER_LABELS
+)
+CONDITION = Family(
+    "worker_gpu_condition",
+    "Whether a signature of a worker that hangs on its GPUs, does not use them or is held back by them holds; absent "
+    "where that cannot be told.",
+    labels=(*WORKER_LABELS, "condition"),
+)
+FULL = Family(
+    "worker_gpu_memory_full_timestamp_seconds",
+    "When the memory of a GPU of the worker will be full at the present growth.",
+    WORKER_LABELS,
+)
+FOREIGN = Family("gpu_foreign_processes", "Processes on the GPU that are not of this job.", ("gpu",))
+WORKERS = Family("gpu_workers", "Workers of the job that use the GPU.", ("gpu",))
+
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0
+"""What lasts is judged by looks that are not too far apart."""
+STALE_S = 30.0
+"""A look at the GPUs that is older tells nothing of now."""
+LATELY_S = 60.0
+"""For so long a worker counts as one that was on a GPU: whose an error was is asked once it has ended."""
+MOST_EVENTS = 50
+SETTLED_S = 30.0
+"""Programs load for so long before they use a GPU, and the driver's list is some seconds old."""
+
+
+class LastUse(NamedTuple):
+    """What a worker was last seen to use, and what was wrong with that."""
+
+    uses: tuple[Use, ...]
+    misplaced: str | None
+
+
+@dataclass(frozen=True)
+class GpuWorkersSnapshot:
+    """Who is on the GPUs at one look, what that looks like, and what happened lately."""
+
+    usage: Usage = field(default_factory=Usage)
+    conditions: Mapping[int, tuple[Condition, ...]] | None = None
+    """By rank."""
+    planned: Mapping[int, tuple[str, ...]] | None = None
+    """UUIDs that the plan gives, by rank."""
+    holders: Mapping[int, Holder] | None = None
+    """Whose the foreign processes are, by pid, as far as that can be seen."""
+    ended: Mapping[int, LastUse] = field(default_factory=dict)
+    """What workers that do not run any more were last seen to use, by rank."""
+    young: frozenset[int] = frozenset()
+    """Ranks of those that have just begun: that they use nothing yet tells nothing."""
+    events: tuple[dict[str, Any], ...] = ()
+
+
+class GpuWorkersCollector:
+    """Brings together the processes on GPUs, those of workers, the plan, and the progress of the work."""
+
+    name = "gpu_workers"
+    families = (USE, MEMORY, SM, MISPLACED, CONDITION, FULL, FOREIGN, WORKERS)
+
+    def __init__(self, context: Context) -> None:
+        manifest = context.manifest
+        self._context = context
+        self._tasks = {task.rank: task for task in context.tasks}
+        self._health = GpuHealth(stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s)
+        self._owners = Owners(context)
+        self._lately: dict[tuple[str, int], float] = {}
+        """When a worker was seen on a GPU last, by UUID and rank."""
+        self._last_uses: dict[int, LastUse] = {}
+        """By rank."""
+        self._foreign: dict[tuple[str, int], float | None] = {}
+        """Moment of the list on which a foreign process was seen first, by UUID and pid."""
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
+        self._told: set[tuple[str, ...]] = set()
+        self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, manifest.check_interval_s))
+
+    def read(self) -> GpuWorkersSnapshot:
+        board, now = self._context.board, self._context.clock.time()
+        look, own = board.gpus, board.gpu_positions
+        if look is None or not own or now - look.time > STALE_S:
+            board.gpus_busy = {}
+            return GpuWorkersSnapshot(events=tuple(self._events))
+        usage = self._owners.usage(look)
+        states = {state.gpu.uuid: state for state in look.gpus}
+        held = {(use.rank, use.uuid): use for use in usage.uses}
+        uses: dict[int, list[Use]] = {}
+        for use in usage.uses:
+            uses.setdefault(use.rank, []).append(use)
+        shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
+        standings = {standing.rank: standing for standing in usage.workers}
+        for task in self._tasks.values():
+            gpus = [states[uuid] for uuid in self._gpus_of(task, uses.get(task.rank, ())) if uuid in states]
+            samples = tuple(
+                _sample(
+                    state,
+                    self._held(task, state, held, standings),
+                    alone=state.gpu.uuid not in shared,
+                    use=held.get((task.rank, state.gpu.uuid)),
+                )
+                for state in gpus
+            )
+            self._health.update(now, self._worker_sample(task, samples))
+        conditions = self._health.conditions(now)
+        board.gpu_users = self._users(now, usage, {uuid: state.gpu.parent for uuid, state in states.items()})
+        board.shared_gpus = frozenset(gpu.uuid for gpu in usage.gpus if gpu.foreign)
+        board.gpus_busy = {rank: busy for rank in self._tasks if (busy := self._health.busy(rank, now)) is not None}
+        self._tell(now, usage, states, conditions)
+        planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
+        young = frozenset(rank for rank, start in board.starts.items() if now - start < SETTLED_S)
+        for rank, standing in standings.items():
+            if rank in uses:
+                self._last_uses[rank] = LastUse(tuple(uses[rank]), standing.words if standing.misplaced else None)
+            elif rank not in young and standing.unused is not None:
+                self._last_uses.setdefault(rank, LastUse((), None))
+        ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
+        return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, young, tuple(self._events))
+
+    def _users(self, now: float, usage: Usage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
+        """Ranks of the workers that were on a GPU lately, by UUID; those on a MIG instance were on its GPU too."""
+        self._lately |= {(gpu.uuid, rank): now for gpu in usage.gpus for rank in gpu.workers}
+        self._lately = {key: seen for key, seen in self._lately.items() if now - seen <= LATELY_S}
+        users: dict[str, set[int]] = {gpu.uuid: set() for gpu in usage.gpus}
+        for uuid, rank in self._lately:
+            for place in (uuid, parents.get(uuid)):
+                if place is not None:
+                    users.setdefault(place, set()).add(rank)
+        return {uuid: frozenset(ranks) for uuid, ranks in users.items()}
+
+    # -- what it looks like ---------------------------------------------------------------------------
+
+    def _gpus_of(self, task: Task, uses: Iterable[Use]) -> list[str]:
+        """UUIDs of the GPUs that a worker uses and of those that the plan gives to it."""
+        own = self._context.board.gpu_positions
+        return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
+
+    @staticmethod
+    def _held(
+        task: Task, state: GpuState, held: Collection[tuple[int, str]], standings: Mapping[int, WorkerGpus]
+    ) -> bool | None:
+        """Whether a process of the worker is on a GPU; None where that cannot be told."""
+        if (task.rank, state.gpu.uuid) in held:
+            return True
+        standing = standings.get(task.rank)
+        return False if standing and standing.unused and state.gpu.index in standing.unused else None
+
+    def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...]) -> WorkerSample:
+        board = self._context.board
+        progress = board.progress.get(task.rank, WorkerProgress())
+        return WorkerSample(
+            rank=task.rank,
+            role=task.role,
+            start=board.starts.get(task.rank) if board.pids.get(task.rank) else None,
+            phase=board.job_phase,
+            last_rise=progress.last_rise,
+            stalled=progress.stalled,
+            done=progress.done,
+            waits=progress.waits,
+            gpus=gpus,
+        )
+
+    def _tell(
+        self,
+        now: float,
+        usage: Usage,
+        states: Mapping[str, GpuState],
+        conditions: Mapping[int, tuple[Condition, ...]],
+    ) -> None:
+        """Events of what has begun; each once, and again after it has ended."""
+        present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
+        for standing in usage.workers:
+            if standing.misplaced:
+                task = self._tasks[standing.rank]
+                present["misplaced", task.worker, standing.words] = ("GPU misplaced", standing.words, task)
+        for gpu, process in self._lasting(usage, states):
+            words = f"GPU {gpu.index} ({gpu.uuid}) is also used by {self._who(process)}"
+            present["foreign", gpu.uuid, str(process.pid)] = ("GPU foreign process", words, None)
+        for rank, found in conditions.items():
+            task = self._tasks[rank]
+            for condition in found:
+                if condition.state:
+                    words = f"{condition.name}: {condition.words}"
+                    present["condition", task.worker, condition.name] = ("GPU signature", words, task)
+        for key, (kind, detail, whose) in present.items():
+            if key in self._told:
+                continue
+            event: dict[str, Any] = {"time": now, "level": "warning", "event": kind, "detail": detail}
+            if whose is not None:
+                event.update(worker=whose.worker, rank=whose.rank)
+            self._events.append(event)
+        self._told = set(present)
+
+    def _lasting(self, usage: Usage, states: Mapping[str, GpuState]) -> list[tuple[GpuUsers, OnGpu]]:
+        """Foreign processes on two of the driver's lists: a child that a worker has just started or lost is on one."""
+        found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
+        times = {key: states[key[0]].processes_time for key in found}
+        self._foreign = {key: self._foreign.get(key, times[key]) for key in found}
+        return [whose for key, whose in found.items() if times[key] != self._foreign[key]]
+
+    def _who(self, process: OnGpu) -> str:
+        holder = self._owners.holders.get(process.pid)
+        memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
+        return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
+
+    # -- what is shown --------------------------------------------------------------------------------
+
+    def render(self, snapshot: GpuWorkersSnapshot, out: Samples) -> None:
+        for use in snapshot.usage.uses:
+            row = out.row(**worker_labels(self._tasks[use.rank]))
+            row.add(USE, 1, gpu=use.index, attribution=use.attribution)
+            row.add(MEMORY, use.memory_bytes, gpu=use.index)
+            row.add(SM, use.sm_ratio, gpu=use.index)
+        for standing in snapshot.usage.workers:
+            if standing.misplaced is not None:
+                out.row(**worker_labels(self._tasks[standing.rank])).add(MISPLACED, int(standing.misplaced))
+        for rank, conditions in (snapshot.conditions or {}).items():
+            row = out.row(**worker_labels(self._tasks[rank]))
+            for condition in conditions:
+                if condition.state is not None:
+                    row.add(CONDITION, int(condition.state), condition=condition.name)
+                row.add(FULL, condition.moment)
+        for gpu in snapshot.usage.gpus:
+            row = out.row(gpu=gpu.index)
+            row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
+            row.add(WORKERS, None if gpu.foreign is None and not gpu.workers else len(gpu.workers))
+
+    def describe(self, snapshot: GpuWorkersSnapshot, status: Status) -> None:
+        status.events.extend(snapshot.events)
+        if snapshot.planned is None:
+            return
+        for rank in self._tasks:
+            status.worker(rank).update(_describe_worker(rank, snapshot))
+        names = {rank: task.worker for rank, task in self._tasks.items()}
+        users = {gpu.uuid: gpu for gpu in snapshot.usage.gpus}
+        for entry in status.gpus.get("gpus", ()):
+            found = users.get(entry["uuid"])
+            if found is not None:
+                entry["workers"] = [names[rank] for rank in found.workers]
+                entry["foreign"] = [self._describe_foreign(process, snapshot) for process in found.foreign or ()]
+
+    @staticmethod
+    def _describe_foreign(process: OnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+        holder = (snapshot.holders or {}).get(process.pid)
+        return {
+            "pid": process.pid,
+            "memory_bytes": process.memory_bytes,
+            "name": None if holder is None else holder.name,
+            "uid": None if holder is None else holder.uid,
+        }
+
+
+def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+    standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
+    conditions = (snapshot.conditions or {}).get(rank, ())
+    uses: tuple[Use, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
+    if not uses and (standing is None or standing.unused is None or rank in snapshot.young):
+        uses = None  # nobody tells
+    misplaced = standing.words if standing is not None and standing.misplaced else None
+    if not uses and rank in snapshot.ended:
+        uses, misplaced = snapshot.ended[rank]
+    return {
+        "gpu_plan": list((snapshot.planned or {}).get(rank, ())),
+        "gpu_use": None if uses is None else [_describe_use(use) for use in uses],
+        "gpu_misplaced": misplaced,
+        "gpu_conditions": {condition.name: condition.words for condition in conditions if condition.state},
+        "gpu_memory_full": next((c.moment for c in conditions if c.moment is not None), None),
+    }
+
+
+def _describe_use(use: Use) -> dict[str, Any]:
+    return {
+        "gpu": use.index,
+        "uuid": use.uuid,
+        "memory_bytes": use.memory_bytes,
+        "sm_ratio": use.sm_ratio,
+        "attribution": use.attribution,
+    }
+
+
+def _sample(state: GpuState, used: bool | None, *, alone: bool, use: Use | None) -> GpuSample:
+    """One GPU of a worker, for the judgement of what it looks like.
+
+    Where it is not ``alone`` there, what the GPU does says nothing of this worker: only what is its own counts.
+    """
+    activity = state.activity or GpuActivity()
+    if alone:
+        utilization, power = activity.utilization_ratio, activity.power_average_w
+        power = activity.power_instant_w if power is None else power
+    else:
+        utilization, power = None if use is None else use.sm_ratio, None
+    return GpuSample(
+        index=state.gpu.index,
+        model=state.gpu.name,
+        utilization=utilization,
+        memory_used_bytes=activity.memory_used_bytes,
+        memory_total_bytes=activity.memory_total_bytes,
+        power_w=power,
+        power_limit_w=activity.power_limit_w,
+        sm_clock_hz=activity.sm_clock_hz,
+        throttle_s=dict(activity.throttle_s.items()),
+        used=used,
+    )

@@ -1,0 +1,64 @@
+"""Threads that ask about GPUs and are late: whose doing it is, a device's or the driver's.
+
+The driver may hold a lock while a call about one device hangs: then the calls about others hang too, and say nothing of
+those.
+"""
+
+from dataclasses import dataclass, field
+
+from exporter.gpus.device_state_reader import Part, Seat
+from exporter.gpus.records import GpuReader
+
+MOST_LATE = 3
+"""Threads that hang, before nothing more is asked."""
+
+
+@dataclass(eq=False)
+class Asker:
+    """A thread that asks: whom and for what, and since when. Moments are those of the machine's clock."""
+
+    part: Part | None = None
+    seat: Seat | None = None
+    reader: GpuReader | None = None
+    began: float = 0.0
+    late: bool = False
+    """Whether it was given up."""
+    blamed: bool = False
+    """Whether what it asks for is at fault, and not what hung before it."""
+    answer: float | None = None
+    """When the driver answered another thread after this one was given up; None while it has not."""
+
+
+@dataclass
+class Late:
+    """Those that were given up and are not back."""
+
+    askers: list[Asker] = field(default_factory=list)
+
+    def add(self, asker: Asker) -> None:
+        """Give one up. It is to blame where the driver has answered since the last one, if there is one."""
+        asker.late = True
+        asker.blamed = all(other.answer is not None for other in self.askers)
+        self.askers.append(asker)
+
+    def note_answer(self, now: float) -> None:
+        """The driver has answered: those who are out may have waited for it, and can come back now."""
+        for asker in self.askers:
+            asker.answer = now if asker.answer is None else asker.answer
+
+    def blame(self, now: float, after_s: float) -> list[Asker]:
+        """Those who are to blame from now on: the driver answers others for so long, and not them."""
+        found = [it for it in self.askers if not it.blamed and it.answer is not None and now - it.answer > after_s]
+        for asker in found:
+            asker.blamed = True
+        return found
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody more may ask."""
+        return len(self.askers) >= MOST_LATE
+
+    @property
+    def driver_hangs(self) -> bool:
+        """Whether the driver answers nobody: two are out one directly after the other, or as many as may be."""
+        return self.full or sum(asker.answer is None for asker in self.askers) > 1

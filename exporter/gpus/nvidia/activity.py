@@ -1,0 +1,236 @@
+"""What a GPU does at one moment, by NVML: cheap calls, made each second; of what changes slowly, each five seconds."""
+
+import ctypes
+from ctypes import byref, c_int, c_void_p
+from typing import Any
+
+from exporter.gpus.nvidia.calls import Device, Fields, Memory, MemoryV2, Temperature, Utilization
+from exporter.gpus.nvidia.gpm import Gpm
+from exporter.gpus.records import THROTTLE_REASONS, GpuActivity, GpuFailed, ThrottleReason
+
+CLOCK_SM, CLOCK_MEMORY = 1, 2
+SENSOR_GPU = 0
+SLOW_EVERY_S = 5.0
+"""At most between two readings of the temperature, of the memory's clock and of the activity of parts, a mean of the
+time in between. Each takes calls of its own."""
+UNEVEN_S = 0.3
+"""By so much the next look may come later than this one came after the last."""
+LIMIT_EVERY_S = 60.0
+"""The power limit is set by people."""
+LONGEST_GAP_S = 10.0
+"""Between two looks, for which the state at the second is taken for that of the time between."""
+
+THERMAL_POLICY = "thermal_policy"
+FIELDS = {
+    "power_average": (185, 0),
+    "power_instant": (186, 0),
+    "memory_temperature": (82, 0),
+    "energy": (83, 0),
+    "power_cap": (74, 0),
+    "sync_boost": (76, 0),
+    "thermal": (269, 0),
+    "hw_thermal": (270, 0),
+    "hw_power_brake": (271, 0),
+    THERMAL_POLICY: (75, 0),
+}
+"""By our name; throttle times are in nanoseconds, and that of the thermal policy is the one of older drivers."""
+
+HW_SLOWDOWN = 0x8
+REASON_BITS: dict[ThrottleReason, int] = {
+    "power_cap": 0x4,
+    "sync_boost": 0x10,
+    "thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+}
+AVERAGES_POWER = (8, 6)
+"""Compute capability from which ``nvmlDeviceGetPowerUsage`` is an average over a second: GA100 has 8.0."""
+
+
+class ActivityOf:
+    """Activity of one GPU. What changes slowly is told between its readings as it was read last."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory = MemoryOf(device)
+        self._utilization = Utilization()
+        self._utilization_at = byref(self._utilization)
+        self._temperature = Temperature(Temperature.VERSION, SENSOR_GPU)
+        self._fields = Fields(device, FIELDS)
+        self._begun = False
+        self._tells_power = False
+        self._counters: list[tuple[ThrottleReason, str]] = []
+        """Reasons whose time is told, and the field that tells it,"""
+        self._states: list[ThrottleReason] = []
+        """and those of which only the state is."""
+        self._capability: tuple[int, int] | None = None
+        self._limit_w: float | None = None
+        self._limit_due = float("-inf")
+        self._throttle_s: dict[ThrottleReason, float] = {}
+        self._looked: float | None = None
+        self._read_at: float | None = None
+        self._slow_at: float | None = None
+        """When what changes slowly was read last; None where that was not all."""
+        self._slow: dict[str, Any] = {}
+        self.gpm = Gpm(device)
+
+    def read(self, now: float) -> GpuActivity:
+        """All that it tells; ``now`` in monotonic seconds. Raises GpuFailed when nothing answers."""
+        device = self._device
+        answers, refusals = device.answers, device.refusals
+        found = self._read(now)
+        if device.answers == answers and device.refusals > refusals:
+            raise GpuFailed("lost", device.library.words(device.refusal))
+        return found
+
+    def _read(self, now: float) -> GpuActivity:
+        device = self._device
+        utilization = self._utilization
+        used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_at)
+        memory_used, memory_total = self._memory.read()
+        if not self._begun:
+            self._begin()
+        fields = self._fields.read()
+        if self._tells_power:
+            average, instant = _thousandth(fields.get("power_average")), _thousandth(fields.get("power_instant"))
+        else:
+            average, instant = self._power()
+        energy = fields.get("energy")
+        if energy is None:
+            energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
+        return GpuActivity(
+            utilization_ratio=utilization.gpu / 100 if used else None,
+            memory_utilization_ratio=utilization.memory / 100 if used else None,
+            memory_used_bytes=memory_used,
+            memory_total_bytes=memory_total,
+            power_average_w=average,
+            power_instant_w=instant,
+            power_limit_w=self._limit_w if now < self._limit_due else self._limit(now),
+            energy_j=_thousandth(energy),
+            memory_temperature_c=fields.get("memory_temperature") or None,  # 0 is no temperature of one in use
+            sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
+            throttle_s=self._throttled(fields, now),
+            **self._changing_slowly(now, used=used),
+        )
+
+    def _changing_slowly(self, now: float, *, used: bool) -> dict[str, Any]:
+        """``used``: whether the GPU tells its use, in place of which the activity of its multiprocessors is taken."""
+        before, self._read_at = self._read_at, now
+        if before is not None and self._slow_at is not None and used:
+            next_look = now + (now - before) - UNEVEN_S
+            if next_look <= self._slow_at + SLOW_EVERY_S:
+                return self._slow
+        self._slow, self._slow_at = {}, None
+        self._slow = {
+            "temperature_c": self._degrees(),
+            "memory_clock_hz": _millions(self._device.number("nvmlDeviceGetClockInfo", CLOCK_MEMORY)),
+            **self.gpm.read(now),
+        }
+        if not self.gpm.begins:
+            self._slow_at = now
+        return self._slow
+
+    def _power(self) -> tuple[float | None, float | None]:
+        """Average and instant, of a driver without these fields."""
+        watts = _thousandth(self._device.number("nvmlDeviceGetPowerUsage"))
+        if watts is None:
+            return None, None
+        if self._capability is None:
+            major, minor = c_int(), c_int()
+            self._device.call("nvmlDeviceGetCudaComputeCapability", self._device.handle, byref(major), byref(minor))
+            self._capability = major.value, minor.value
+        return (watts, None) if self._capability >= AVERAGES_POWER else (None, watts)
+
+    def _limit(self, now: float) -> float | None:
+        self._limit_w = _thousandth(self._device.number("nvmlDeviceGetEnforcedPowerLimit"))
+        self._limit_due = now + LIMIT_EVERY_S
+        return self._limit_w
+
+    def _degrees(self) -> float | None:
+        device = self._device
+        if device.library.function("nvmlDeviceGetTemperature") is not None:
+            return device.number("nvmlDeviceGetTemperature", SENSOR_GPU)
+        if device.call("nvmlDeviceGetTemperatureV", device.handle, byref(self._temperature)):
+            return None
+        degrees: int = self._temperature.temperature
+        return degrees
+
+    def _begin(self) -> None:
+        """Find out what the fields tell."""
+        told = self._fields.known()
+        if "thermal" in told:
+            self._fields.drop(THERMAL_POLICY)
+        self._tells_power = not told.isdisjoint(("power_average", "power_instant"))
+        for reason in THROTTLE_REASONS:
+            name = THERMAL_POLICY if reason == "thermal" and reason not in told else reason
+            if name in told:
+                self._counters.append((reason, name))
+            else:
+                self._states.append(reason)
+        self._begun = True
+
+    def _throttled(self, fields: dict[str, float], now: float) -> dict[ThrottleReason, float]:
+        found = {reason: fields[name] / 1e9 for reason, name in self._counters if name in fields}
+        if self._states:
+            self._accumulate(self._states, now)
+            found.update(self._throttle_s)
+        return found
+
+    def _accumulate(self, reasons: list[ThrottleReason], now: float) -> None:
+        """Add the time since the last look to the reasons of this one."""
+        device = self._device
+        newer = device.library.function("nvmlDeviceGetCurrentClocksEventReasons") is not None
+        mask = device.long(
+            "nvmlDeviceGetCurrentClocksEventReasons" if newer else "nvmlDeviceGetCurrentClocksThrottleReasons"
+        )
+        looked, self._looked = self._looked, now
+        if mask is None:
+            return
+        elapsed_s = 0.0 if looked is None else min(now - looked, LONGEST_GAP_S)
+        if mask & HW_SLOWDOWN and not mask & (REASON_BITS["hw_thermal"] | REASON_BITS["hw_power_brake"]):
+            mask |= REASON_BITS["hw_thermal"]  # older drivers do not tell which
+        for reason in reasons:
+            held = elapsed_s if mask & REASON_BITS[reason] else 0.0
+            self._throttle_s[reason] = self._throttle_s.get(reason, 0.0) + held
+
+
+class InstanceActivityOf:
+    """Activity of one MIG instance: its memory, and how busy its parts are; the rest is its GPU's alone."""
+
+    def __init__(self, device: Device, gpu_handle: c_void_p, instance: int | None) -> None:
+        self._memory = MemoryOf(device)
+        self.gpm = None if instance is None else Gpm(device, gpu_handle, instance)
+
+    def read(self, now: float) -> GpuActivity:
+        """What it tells; ``now`` in monotonic seconds."""
+        used, total = self._memory.read()
+        parts: dict[str, Any] = {} if self.gpm is None else self.gpm.read(now)
+        return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, **parts)
+
+
+class MemoryOf:
+    """Memory of a GPU or an instance, used and in all.
+
+    Used is what programs have, as ``nvidia-smi`` shows it; before driver 510 with what the driver keeps for itself.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        newer = device.library.function("nvmlDeviceGetMemoryInfo_v2") is not None
+        self._name = "nvmlDeviceGetMemoryInfo_v2" if newer else "nvmlDeviceGetMemoryInfo"
+        self._memory: ctypes.Structure = MemoryV2(MemoryV2.VERSION) if newer else Memory()
+        self._memory_at = byref(self._memory)
+
+    def read(self) -> tuple[int | None, int | None]:
+        """Both in bytes; None of a device without memory of its own."""
+        if self._device.call(self._name, self._device.handle, self._memory_at):
+            return None, None
+        return self._memory.used, self._memory.total
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _millions(value: int | None) -> float | None:
+    return None if value is None else value * 1e6

@@ -1,0 +1,146 @@
+"""How a GPU is, by NVML: counters of faults and links, once a minute."""
+
+from collections.abc import Iterable
+from ctypes import byref, c_uint
+
+from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, SUCCESS, Device, Fields
+from exporter.gpus.records import GpuCondition, RecoveryAction
+
+CORRECTED, UNCORRECTED = 0, 1
+VOLATILE = 0
+ALL_LINKS = 0xFFFFFFFF
+MOST_LINKS = 18
+"""Asked one by one where their number is not told."""
+
+RECOVERY = "recovery"
+FIELDS = {RECOVERY: (230, 0)}
+RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
+    0: "none",
+    1: "reset",
+    2: "reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    6: "reset",
+    7: "reboot",
+}
+"""By ``nvmlDeviceGpuRecoveryAction_t``: 6 resets the bus, 7 the system. 5 is about a domain of several nodes."""
+SINGLE_BIT, DOUBLE_BIT = 0, 1
+"""Why a page was retired: several errors of one bit, or one of two."""
+LINK_COUNT = {"links": (91, 0)}
+LINK_BYTES = ((139, 138, 1024), (204, 202, 1))
+"""Fields of what came in and what went out, and their unit: KiB before the fifth generation, bytes since."""
+LINK_TOTALS = (38, 45, 52, 59)
+"""Fields of errors of all links together: checksums, replays and recoveries, before the fourth generation."""
+LINK_ERRORS = ((163, 161, 162), (206, 207, 208, 211, 214))
+"""Fields of errors by link: the same, and those of the fifth generation. One fault may be in several of them: what
+matters is that the sum rises."""
+
+
+class ConditionOf:
+    """Condition of one GPU."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rows = tuple(c_uint() for _ in range(4))
+        self._fields = Fields(device, FIELDS)
+        self._count = c_uint()
+        self._links = _Links(device)
+
+    def read(self) -> GpuCondition:
+        """All that it tells."""
+        device = self._device
+        number, long = device.number, device.long
+        rows_told = not device.call("nvmlDeviceGetRemappedRows", device.handle, *map(byref, self._rows))
+        corrected, uncorrected, pending, failure = (row.value if rows_told else None for row in self._rows)
+        # Rows are remapped since Ampere; before that pages were retired.
+        retires = "nvmlDeviceGetRemappedRows" in device.absent
+        fan = number("nvmlDeviceGetFanSpeed")
+        received, sent = self._links.traffic()
+        return GpuCondition(
+            ecc_corrected=long("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
+            ecc_uncorrected=long("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
+            rows_remapped_corrected=corrected,
+            rows_remapped_uncorrected=uncorrected,
+            row_remap_pending=_flag(pending),
+            row_remap_failure=_flag(failure),
+            pages_retired_corrected=self._pages(SINGLE_BIT) if retires else None,
+            pages_retired_uncorrected=self._pages(DOUBLE_BIT) if retires else None,
+            pages_pending=_flag(number("nvmlDeviceGetRetiredPagesPendingStatus")) if retires else None,
+            recovery_action=RECOVERY_ACTIONS.get(int(self._fields.read().get(RECOVERY, -1))),
+            pcie_replays=number("nvmlDeviceGetPcieReplayCounter"),
+            pcie_generation=number("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_generation_max=number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width=number("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_width_max=number("nvmlDeviceGetMaxPcieLinkWidth"),
+            nvlink_rx_bytes=received,
+            nvlink_tx_bytes=sent,
+            nvlink_errors=self._links.errors(),
+            fan_ratio=None if fan is None else fan / 100,
+        )
+
+    def _pages(self, cause: int) -> int | None:
+        """Number of retired pages: what is told of a list for which there is no room."""
+        self._count.value = 0
+        name, device = "nvmlDeviceGetRetiredPages", self._device
+        code = device.call(name, device.handle, cause, byref(self._count), None, key=(name, cause))
+        return self._count.value if code in (SUCCESS, INSUFFICIENT_SIZE) else None
+
+
+class _Links:
+    """NVLink of one GPU. Which fields tell it differs by generation, and is found out at the first look."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._links: int | None = None
+        self._traffic: tuple[Fields, int] | None = None
+        self._errors: Fields | None = None
+
+    def traffic(self) -> tuple[int | None, int | None]:
+        """Bytes that came in and went out, since the driver was loaded."""
+        if self._links is None:
+            self._find()
+        if self._traffic is None:
+            return None, None
+        fields, unit = self._traffic
+        told = fields.read()
+        if len(told) < len(fields.known()):
+            return None, None  # a sum without some of the links would look like a counter that began anew
+        received, sent = (sum(value for name, value in told.items() if name.startswith(way)) for way in ("rx", "tx"))
+        return int(received) * unit, int(sent) * unit
+
+    def errors(self) -> int | None:
+        """Errors of all links."""
+        if self._errors is None:
+            return None
+        told = self._errors.read()
+        return int(sum(told.values())) if len(told) == len(self._errors.known()) else None
+
+    def _find(self) -> None:
+        count = Fields(self._device, LINK_COUNT, noted=False)
+        told = count.read().get("links")
+        links = MOST_LINKS if told is None else int(told)
+        each = range(links)
+        traffic: tuple[Fields, int] | None = None
+        errors: Fields | None = None
+        if links:
+            for scope in ((ALL_LINKS,), each):
+                for received, sent, unit in LINK_BYTES:
+                    if traffic is None and (fields := self._fields(scope, rx=received, tx=sent)):
+                        traffic = fields, unit
+            errors = self._fields((0,), **{f"e{number}": number for number in LINK_TOTALS})
+            for numbers in LINK_ERRORS:
+                for scope in ((ALL_LINKS,), each):
+                    if errors is None:
+                        errors = self._fields(scope, **{f"e{number}": number for number in numbers})
+        # All at once: a GPU that fails in between is asked anew.
+        self._links, self._traffic, self._errors = links, traffic, errors
+
+    def _fields(self, links: Iterable[int], **numbers: int) -> Fields | None:
+        """Fields of these links; None where none of them is told."""
+        wanted = {f"{name} {link}": (number, link) for name, number in numbers.items() for link in links}
+        fields = Fields(self._device, wanted, noted=False)
+        return fields if fields.known() else None
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else bool(value)

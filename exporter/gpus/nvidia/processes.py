@@ -1,0 +1,158 @@
+"""Which processes use a GPU, by NVML: their memory and their share of its time."""
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref, c_uint, c_ulonglong
+from typing import Any
+
+from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, NOT_FOUND, Device
+from exporter.gpus.records import GpuProcess
+
+LARGEST_PID = 1 << 22
+"""PID_MAX_LIMIT. A driver whose records are longer than these gives halves of other numbers, 0 and 4294967295."""
+NOT_AVAILABLE = (1 << 64) - 1
+TRIES = 4
+"""A list that has grown since its length was told is asked for again."""
+FIRST_LENGTH = 16
+FIRST_WINDOW_S = 5.0
+"""A first look at the use of time goes back so far, not over all that the driver keeps."""
+NONE_EVERY_S = 60.0
+"""Graphics are looked for so often on a GPU that has none: a list takes the driver milliseconds, and its lock."""
+
+
+class _Process(ctypes.Structure):
+    """``nvmlProcessInfo_v2_t``, which is that of version 3 too."""
+
+    _fields_ = (("pid", c_uint), ("memory", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
+
+
+class _ProcessV1(ctypes.Structure):
+    """``nvmlProcessInfo_v1_t``."""
+
+    _fields_ = (("pid", c_uint), ("memory", c_ulonglong))
+
+
+class _Sample(ctypes.Structure):
+    """``nvmlProcessUtilizationSample_t``; percents, and microseconds since 1970."""
+
+    _fields_ = (
+        ("pid", c_uint),
+        ("time", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
+    )
+
+
+class _List:
+    """One of the lists of processes, in the newest form that the driver has."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self._device = device
+        forms = (f"{name}_v3", f"{name}_v2", name)
+        self._name = next((form for form in forms if device.library.function(form) is not None), forms[0])
+        self._record: type[ctypes.Structure] = _ProcessV1 if self._name == name else _Process
+        self._records: Any = (self._record * FIRST_LENGTH)()
+        self._count = c_uint()
+        self._count_at = byref(self._count)
+
+    def read(self) -> list[tuple[int, int | None]] | None:
+        """Pids and bytes; None when it is not told."""
+        device, count = self._device, self._count
+        for _ in range(TRIES):
+            count.value = len(self._records)
+            code = device.call(self._name, device.handle, self._count_at, self._records)
+            if code != INSUFFICIENT_SIZE:
+                break
+            self._records = (self._record * _longer(len(self._records), count.value))()
+        if code:
+            return None
+        told = (self._records[position] for position in range(min(count.value, len(self._records))))
+        return [(p.pid, None if p.memory == NOT_AVAILABLE else p.memory) for p in told if 0 < p.pid <= LARGEST_PID]
+
+
+class ProcessesOf:
+    """Processes on one GPU or MIG instance."""
+
+    def __init__(self, device: Device, *, shares: bool = True) -> None:
+        """``shares``: whether it can tell the use of its time, which MIG instances cannot."""
+        self._device = device
+        self._shares = shares
+        self._compute = _List(device, "nvmlDeviceGetComputeRunningProcesses")
+        self._mps = _List(device, "nvmlDeviceGetMPSComputeRunningProcesses")
+        self._graphics = _List(device, "nvmlDeviceGetGraphicsRunningProcesses")
+        self._graphics_due = float("-inf")
+        self._samples = (_Sample * FIRST_LENGTH)()
+        self._count = c_uint()
+        self._seen: int | None = None
+
+    def read(self, now: float, time: float) -> tuple[GpuProcess, ...] | None:
+        """By pid; None when the driver does not tell. ``now`` in monotonic, ``time`` in epoch seconds."""
+        compute = self._compute.read()
+        if compute is None:
+            return None
+        found: dict[int, GpuProcess] = {}
+        for pid, memory in self._drawing(now):
+            found[pid] = GpuProcess(pid, memory, kind="graphics")
+        for pid, memory in compute:
+            found[pid] = GpuProcess(pid, _more(memory, found.get(pid)), kind="compute")
+        for pid, memory in self._mps.read() or ():
+            found[pid] = GpuProcess(pid, _more(memory, found.get(pid)), kind="mps")
+        ratios = self._ratios(time) if found and self._shares else None
+        return tuple(
+            GpuProcess(pid, p.memory_bytes, None if ratios is None else ratios.get(pid, 0.0), p.kind)
+            for pid, p in sorted(found.items())
+        )
+
+    def _drawing(self, now: float) -> list[tuple[int, int | None]]:
+        if now < self._graphics_due:
+            return []
+        found = self._graphics.read() or []
+        if not found:
+            self._graphics_due = now + NONE_EVERY_S
+        return found
+
+    def _ratios(self, time: float) -> dict[int, float] | None:
+        """By pid, of those that have used some; None when it is not told."""
+        device, count = self._device, self._count
+        now_us = int(time * 1e6)
+        if self._seen is None or self._seen > now_us:  # later than now: the clock was set back
+            self._seen = now_us - int(FIRST_WINDOW_S * 1e6)
+        seen = self._seen
+        for _ in range(TRIES):
+            count.value = len(self._samples)
+            code = device.call(
+                "nvmlDeviceGetProcessUtilization", device.handle, self._samples, byref(count), c_ulonglong(seen)
+            )
+            if code != INSUFFICIENT_SIZE:
+                break
+            self._samples = (_Sample * _longer(len(self._samples), count.value))()
+        if code == NOT_FOUND:
+            return {}
+        if code:
+            return None
+        newest: dict[int, tuple[int, float]] = {}
+        for pid, moment, percent in self._told(seen):
+            if moment >= newest.get(pid, (0, 0.0))[0]:
+                newest[pid] = moment, percent / 100
+            self._seen = max(self._seen, moment)
+        return {pid: ratio for pid, (_, ratio) in newest.items()}
+
+    def _told(self, seen: int) -> Iterator[tuple[int, int, int]]:
+        """Samples that make sense: some drivers fill the list up with old ones, and with numbers above 100."""
+        for position in range(min(self._count.value, len(self._samples))):
+            sample = self._samples[position]
+            if sample.time > seen and sample.sm <= 100 and 0 < sample.pid <= LARGEST_PID:
+                yield sample.pid, sample.time, sample.sm
+
+
+def _longer(length: int, told: int) -> int:
+    """Length of a list that was too short, with room for some that begin before it is asked for again."""
+    return max(2 * length, min(told, LARGEST_PID) + FIRST_LENGTH)
+
+
+def _more(memory: int | None, other: GpuProcess | None) -> int | None:
+    """Of a process that is on two lists the larger memory: both tell that of the process, not of a part."""
+    known = None if other is None else other.memory_bytes
+    return memory if known is None else max(known, memory or 0)

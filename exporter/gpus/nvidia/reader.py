@@ -1,0 +1,338 @@
+"""NVIDIA's GPUs through NVML: see ``GpuReader`` for what it promises.
+
+A device is known by its UUID and keeps its handle; only MIG instances, whose handles go stale when they are divided
+anew, are looked up at each listing.
+"""
+
+import contextlib
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_int, c_uint, c_void_p
+from dataclasses import replace
+from threading import get_ident
+from typing import Any
+
+from exporter.contract.clock import Clock, SystemClock
+from exporter.gpus.nvidia.activity import ActivityOf, InstanceActivityOf, MemoryOf
+from exporter.gpus.nvidia.calls import (
+    DRIVER_NOT_LOADED,
+    LIB_RM_VERSION_MISMATCH,
+    LIBRARY_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    OPERATING_SYSTEM,
+    SUCCESS,
+    TEXT_BYTES,
+    Device,
+    Key,
+    Library,
+    PciInfo,
+)
+from exporter.gpus.nvidia.condition import ConditionOf
+from exporter.gpus.nvidia.events import Events
+from exporter.gpus.nvidia.processes import ProcessesOf
+from exporter.gpus.records import (
+    DeviceState,
+    Driver,
+    DriverReplaced,
+    DriverState,
+    Gpu,
+    GpuActivity,
+    GpuCondition,
+    GpuEvent,
+    GpuFailed,
+    GpuProcess,
+    GpuUnavailable,
+)
+
+LIBRARY = "libnvidia-ml.so.1"
+UNAVAILABLE: dict[int, DriverState] = {
+    LIBRARY_NOT_FOUND: "no_library",
+    DRIVER_NOT_LOADED: "no_driver",
+    NO_PERMISSION: "no_permission",
+    LIB_RM_VERSION_MISMATCH: "version_mismatch",
+}
+HIDDEN = frozenset({NO_PERMISSION, OPERATING_SYSTEM, NOT_SUPPORTED})
+"""Answers about a GPU that a control group keeps from us. After any other one its place is kept, though it does not
+even tell its UUID: those after it would seem to be other GPUs."""
+
+
+class _Unit:
+    """One GPU or MIG instance with its readers."""
+
+    def __init__(self, device: Device, gpu: Gpu, parent: "_Unit | None" = None) -> None:
+        self.device = device
+        self.gpu = gpu
+        self.instances: dict[str, _Unit] = {}
+        if parent is None:
+            self.activity: ActivityOf | InstanceActivityOf = ActivityOf(device)
+            self.condition: ConditionOf | None = ConditionOf(device)
+        else:
+            self.activity = InstanceActivityOf(device, parent.device.handle, gpu.gpu_instance)
+            self.condition = None
+        self.processes = ProcessesOf(device, shares=parent is None)
+
+    def free(self) -> None:
+        """Give back what the library keeps for it."""
+        if self.activity.gpm is not None and self.device.inside is None:
+            self.activity.gpm.free()
+
+
+class NvmlReader:
+    """The driver's library, through the binding ``pynvml``."""
+
+    vendor = "nvidia"
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._binding: Any = None
+        self._library: Library | None = None
+        self._events: Events | None = None
+        self._ordinals: dict[int, _Unit] = {}
+        self._units: dict[str, _Unit] = {}
+        self._failed: dict[int, tuple[DeviceState, str]] = {}
+        """By ordinal, GPUs that cannot even tell their UUID."""
+        self._asking: set[int] = set()
+        self._unseen: dict[int, int] = {}
+        """By ordinal, what GPUs have returned that are left out."""
+
+    def open(self) -> Driver:
+        try:
+            ctypes.CDLL(LIBRARY)  # before the binding, which costs memory, and is of no use without it
+        except OSError as error:
+            raise GpuUnavailable("no_library", str(error)) from error
+        try:
+            import pynvml
+        except ImportError as error:
+            raise GpuUnavailable("no_library", f"nvidia-ml-py is not installed ({error})") from error
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise GpuUnavailable(UNAVAILABLE.get(error.value, "failing"), str(error)) from error
+        self._binding, self._library = pynvml, Library(pynvml)
+        self._events = Events(self._library, self._clock, self._handles)
+        try:
+            return Driver(self.vendor, self._driver_version(), self._cuda_version())
+        except DriverReplaced as error:
+            self.close()
+            raise GpuUnavailable("version_mismatch", str(error)) from error
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """``GpuReader.gpus``. One that is lost from the beginning is there under a UUID that is no UUID."""
+        library = self._turn()
+        count = c_uint()
+        if library.call("nvmlDeviceGetCount_v2", byref(count)) == SUCCESS:
+            for ordinal in range(count.value):
+                if ordinal not in self._ordinals:
+                    self._meet(library, ordinal)
+        if self._events is not None:
+            self._events.try_again()
+        found: list[Gpu] = []
+        for ordinal in sorted({*self._ordinals, *self._failed}):
+            unit = self._ordinals.get(ordinal)
+            if unit is None:
+                found.append(Gpu(_unknown(ordinal), str(ordinal), self.vendor))
+                continue
+            self._divide(unit)
+            found += [unit.gpu, *(instance.gpu for instance in unit.instances.values())]
+        self._units = {unit.gpu.uuid: unit for unit in self._ordinals.values()}
+        self._units |= {u.gpu.uuid: u for unit in self._ordinals.values() for u in unit.instances.values()}
+        return tuple(found)
+
+    def activity(self, gpu: Gpu) -> GpuActivity:
+        return self._unit(gpu).activity.read(self._clock.monotonic())
+
+    def processes(self, gpu: Gpu) -> tuple[GpuProcess, ...] | None:
+        unit = self._unit(gpu)
+        if unit.gpu.mig:
+            return ()  # they are at its instances; to list those of all needs rights
+        return unit.processes.read(self._clock.monotonic(), self._clock.time())
+
+    def condition(self, gpu: Gpu) -> GpuCondition:
+        condition = self._unit(gpu).condition
+        return GpuCondition() if condition is None else condition.read()
+
+    def wait_event(self, timeout_s: float) -> tuple[GpuEvent, ...]:
+        return () if self._events is None else self._events.wait(timeout_s)
+
+    def tells_events(self) -> bool:
+        return self._events is not None and self._events.tells
+
+    def absent(self) -> Mapping[str, str]:
+        """``GpuReader.absent``: by call, the answer and the GPUs that gave it."""
+        if self._library is None:
+            return {}
+        places: dict[tuple[str, int], list[str]] = {}
+        for unit in list(self._units.values()):
+            for key, code in list(unit.device.absent.items()):
+                places.setdefault((_name(key), code), []).append(unit.gpu.index)
+        if self._events is not None:
+            refused = dict(self._events.absent)
+            if self._events.unsupported is not None:
+                refused = dict.fromkeys(self._handles(), self._events.unsupported)
+            for uuid, refusal in refused.items():
+                if uuid in self._units:
+                    places.setdefault(refusal, []).append(self._units[uuid].gpu.index)
+        for ordinal, code in list(self._unseen.items()):
+            places.setdefault(("nvmlDeviceGetHandleByIndex_v2", code), []).append(str(ordinal))
+        told: dict[str, str] = {}
+        for (name, code), indices in sorted(places.items()):
+            words = f"{self._library.words(code)} (GPU {', '.join(indices)})"
+            told[name] = f"{told[name]}; {words}" if name in told else words
+        return told
+
+    def close(self) -> None:
+        """Let go of the library, once no other thread is in it."""
+        if self._library is None:
+            return
+        self._turn()
+        with contextlib.suppress(DriverReplaced, GpuFailed):  # the driver has let go of all that by itself then
+            if self._events is not None:
+                self._events.free()
+            for unit in self._units.values():
+                unit.free()
+        with contextlib.suppress(self._binding.NVMLError):
+            self._binding.nvmlShutdown()
+        self._library = self._events = None
+
+    def _turn(self) -> Library:
+        """Have this thread ask: one that has hung in a call, and comes back after this, asks no more."""
+        if self._library is None:
+            raise RuntimeError("NVML is not open")
+        self._library.thread = get_ident()
+        return self._library
+
+    def _unit(self, gpu: Gpu) -> _Unit:
+        """The unit of a GPU; raises GpuFailed when there is none that answers."""
+        self._turn()
+        unit = self._units.get(gpu.uuid)
+        if unit is not None:
+            return unit
+        for ordinal, (state, words) in self._failed.items():
+            if gpu.uuid == _unknown(ordinal):
+                raise GpuFailed(state, words)
+        raise GpuFailed("lost", "it is not there any more")
+
+    def _handles(self) -> Mapping[str, c_void_p]:
+        """Handles of whole GPUs by UUID; for the thread that waits for events."""
+        return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
+
+    def _meet(self, library: Library, ordinal: int) -> None:
+        """Find out which GPU this is; the first call about one can take seconds, or never come back."""
+        if ordinal in self._asking:
+            self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not come back")
+            return
+        self._asking.add(ordinal)
+        try:
+            handle = c_void_p()
+            code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
+            device, uuid = Device(library, handle), None
+            if code and code not in HIDDEN:
+                device.judge(code)
+            if not code:
+                uuid, code = device.told("nvmlDeviceGetUUID")
+            if uuid is not None:
+                self._ordinals[ordinal] = _Unit(device, self._described(device, uuid, ordinal))
+            self._failed.pop(ordinal, None)
+            self._unseen.pop(ordinal, None)
+            if code in HIDDEN:
+                self._unseen[ordinal] = code
+            elif code:
+                self._failed[ordinal] = ("lost", library.words(code))
+        except GpuFailed as error:
+            self._failed[ordinal] = (error.state, str(error))
+        finally:
+            self._asking.discard(ordinal)
+
+    def _described(self, device: Device, uuid: str, ordinal: int) -> Gpu:
+        gpu = Gpu(uuid, str(ordinal), self.vendor)
+        try:
+            persistence = device.number("nvmlDeviceGetPersistenceMode")
+            return replace(
+                gpu,
+                name=device.text("nvmlDeviceGetName") or "",
+                pci_bus_id=_pci_bus_id(device),
+                persistence=None if persistence is None else bool(persistence),
+                memory_total_bytes=MemoryOf(device).read()[1],
+            )
+        except GpuFailed:
+            return gpu  # its UUID is what it is known by
+
+    def _divide(self, unit: _Unit) -> None:
+        """Look its MIG instances up."""
+        device = unit.device
+        if device.inside is not None:
+            return  # a call about it hangs
+        try:
+            current, pending = c_uint(), c_uint()
+            if device.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending)):
+                return
+            unit.gpu = replace(unit.gpu, mig=bool(current.value))
+            most = (device.number("nvmlDeviceGetMaxMigDeviceCount") or 0) if unit.gpu.mig else 0
+            found: dict[str, _Unit] = {}
+            for position in range(most):
+                handle = c_void_p()
+                key: Key = ("nvmlDeviceGetMigDeviceHandleByIndex", position)
+                if device.call(str(key[0]), device.handle, c_uint(position), byref(handle), key=key):
+                    continue  # numbers of instances have holes
+                instance = self._instance(unit, position, handle)
+                if instance is not None:
+                    found[instance.gpu.uuid] = instance
+            for uuid in unit.instances.keys() - found.keys():
+                unit.instances[uuid].free()
+            unit.instances = found
+        except GpuFailed:
+            pass  # what was known stays, and the next look says what it has
+
+    def _instance(self, parent: _Unit, position: int, handle: c_void_p) -> _Unit | None:
+        device = Device(parent.device.library, handle)
+        uuid = device.text("nvmlDeviceGetUUID")
+        if uuid is None:
+            return None
+        known = parent.instances.get(uuid)
+        if known is not None:
+            known.device.handle = handle
+            return known
+        gpu = Gpu(
+            uuid,
+            f"{parent.gpu.index}:{position}",
+            self.vendor,
+            name=device.text("nvmlDeviceGetName") or "",
+            pci_bus_id=parent.gpu.pci_bus_id,
+            parent=parent.gpu.uuid,
+            gpu_instance=device.number("nvmlDeviceGetGpuInstanceId"),
+            memory_total_bytes=MemoryOf(device).read()[1],
+        )
+        return _Unit(device, gpu, parent)
+
+    def _driver_version(self) -> str | None:
+        buffer = ctypes.create_string_buffer(TEXT_BYTES)
+        if self._turn().call("nvmlSystemGetDriverVersion", buffer, c_uint(TEXT_BYTES)):
+            return None
+        return buffer.value.decode("utf-8", "replace")
+
+    def _cuda_version(self) -> str | None:
+        version = c_int()
+        if self._turn().call("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
+            return None
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _pci_bus_id(device: Device) -> str | None:
+    info = PciInfo()
+    if device.call("nvmlDeviceGetPciInfo_v3", device.handle, byref(info)):
+        return None
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _unknown(ordinal: int) -> str:
+    """What a GPU is called that does not tell its UUID."""
+    return f"GPU-unknown-{ordinal}"
+
+
+def _name(key: Key) -> str:
+    """A call as a person writes it, with what selects a part of what it tells."""
+    if isinstance(key, str):
+        return key
+    name, *selectors = (str(part) for part in key)
+    return f"{name}({', '.join(selectors)})" if selectors else name

@@ -1,0 +1,1 @@
+"""Launch check and readiness, as a node sees them."""

@@ -1,0 +1,268 @@
+"""Whether a job has come up as planned: what was seen of one node in, one answer for each check out."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from exporter.gpus.analysis.users import visible_devices
+from exporter.workers.exit_reason import CONSEQUENCES
+
+Level = Literal["issue", "warning"]
+
+LEVELS: Mapping[str, Level] = {
+    "processes": "issue",
+    "count": "issue",
+    "gpus": "issue",
+    "gpu_use": "warning",
+    "logs": "issue",
+    "log_lines": "warning",
+    "output_dir": "issue",
+    "output": "warning",
+    "progress": "warning",
+}
+"""Every check, in the order in which a launch goes through them."""
+
+SETTLE_S = 5.0
+"""A worker has come up once it has lived for so long: what is wrong with its environment shows at once."""
+
+
+@dataclass(frozen=True)
+class WorkerLaunch:
+    """What has been seen of one worker so far. None is "nothing could be seen", not "nothing is there"."""
+
+    worker: str
+    rank: int
+    gpus: tuple[int, ...] = ()
+    """What the plan gives it, by position on its node."""
+    critical: bool = True
+    service: bool = False
+    """Whether it serves until the job is over: its log is not expected to tell a position."""
+    pid: int | None = None
+    started: bool = False
+    up: bool = False
+    age_s: float | None = None
+    reason: str | None = None
+    """Why its last run ended; None while it runs."""
+    evidence: str = ""
+    """What tells that."""
+    devices: str | None = None
+    """``CUDA_VISIBLE_DEVICES`` of its process."""
+    devices_unset: bool = False
+    """Whether its environment could be read and names no devices: it sees all of them."""
+    misplaced: str | None = None
+    """What it uses of the GPUs instead of those of the plan, as the driver tells."""
+    device_files: int | None = None
+    """GPUs that it or a descendant has opened."""
+    log_files: int = 0
+    log_bytes: int = 0
+    items: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """What has been seen of the node."""
+
+    output_dir: str | None = None
+    """None when the job has none to look at."""
+    output_problem: str | None = None
+    output_files: int | None = None
+    """None when files of this node are not told apart from those of others, or none are expected."""
+    gives_progress: bool = False
+    """Whether there is a way to know of progress: otherwise silence means nothing."""
+    has_gpus: bool = False
+    """Whether the job asks for GPUs."""
+    tells_devices: bool = True
+    """Whether its launcher tells every worker its devices; others let them find theirs."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """One worker, or the node itself, that a check has not found in order."""
+
+    worker: str | None
+    rank: int | None
+    found: str
+
+
+@dataclass(frozen=True)
+class LaunchCheck:
+    """The answer of one check; ``passed`` is None as long as there is time for what is lacking."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    lacking: tuple[Lack, ...] = ()
+
+    @property
+    def level(self) -> Level:
+        """What a check that has not passed means for the launch."""
+        return LEVELS[self.name]
+
+
+def check_launch(
+    workers: Sequence[WorkerLaunch],
+    node: NodeLaunch,
+    *,
+    elapsed_s: float,
+    launch_timeout_s: float,
+    over: bool = False,
+) -> tuple[LaunchCheck, ...]:
+    """One answer for each check that applies to this node; ``over`` tells that nothing more will come."""
+    final = over or elapsed_s >= launch_timeout_s
+    settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
+    planned = [worker for worker in workers if worker.gpus]
+    told = [worker for worker in workers if node.tells_devices or not worker.devices_unset] if node.has_gpus else []
+    checks: list[LaunchCheck | None] = [
+        _each("processes", workers, _not_started, final, "started"),
+        _count(workers, settle_s, final=final, over=over),
+        _each("gpus", told, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"),
+        _each("gpu_use", planned, _unused_gpus, final, "with a GPU in use"),
+        _each("logs", workers, _no_log, final, "with a log file"),
+        _each("log_lines", workers, _empty_log, final, "with a first line in the log"),
+        _directory(node, final),
+        _output(node, final),
+        _each("progress", [worker for worker in workers if _works(worker)], _no_progress, final, "with a position")
+        if node.gives_progress
+        else None,
+    ]
+    return tuple(check for check in checks if check is not None)
+
+
+def verified(checks: Iterable[LaunchCheck]) -> bool:
+    """Whether everything is there that a launch cannot do without."""
+    return all(check.passed is True for check in checks if check.level == "issue")
+
+
+NOT_SEEN = ""
+"""What a worker lacks that could not be looked at: an answer that may still come, but never a fault."""
+
+
+def _each(
+    name: str,
+    workers: Sequence[WorkerLaunch],
+    problem: Callable[[WorkerLaunch], str | None],
+    final: bool,
+    word: str,
+) -> LaunchCheck | None:
+    """The check that asks the same of each worker; None when it has nobody, or nothing could be seen in time."""
+    found = [(worker, problem(worker)) for worker in workers]
+    unseen = sum(what == NOT_SEEN for _, what in found)
+    if not workers or (final and unseen == len(found)):
+        return None
+    lacking = tuple(Lack(worker.worker, worker.rank, what) for worker, what in found if what)
+    well = len(found) - len(lacking) - unseen
+    passed = True if not lacking and (final or not unseen) else False if final else None
+    return LaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {word}", lacking), lacking)
+
+
+def _detail(words: str, lacking: Sequence[Lack]) -> str:
+    names = ", ".join(f"{lack.worker} (rank {lack.rank})" for lack in lacking if lack.worker is not None)
+    return f"{words}; not {names}" if names else words
+
+
+def _not_started(worker: WorkerLaunch) -> str | None:
+    if worker.started:
+        return None
+    return f"it could not be started: {worker.evidence}" if worker.reason else "no process of it has been seen"
+
+
+def _count(workers: Sequence[WorkerLaunch], settle_s: float, *, final: bool, over: bool) -> LaunchCheck:
+    """Workers that live, none twice; one that has completed, or was ended from outside, does not lack."""
+    lacking: list[Lack] = []
+    young = 0
+    by_pid: dict[int, str] = {}
+    for worker in workers:
+        found = None
+        if worker.reason is not None:
+            if worker.reason not in CONSEQUENCES:
+                found = f"it has ended: {worker.reason}" + (f" ({worker.evidence})" if worker.evidence else "")
+        elif not worker.started:
+            found = "no process of it has been seen"
+        elif not worker.up:
+            found = None if over else "its process is gone"  # the job is being ended, and so is the worker
+        elif worker.pid is not None and worker.pid in by_pid:
+            found = f"process {worker.pid} is counted for {by_pid[worker.pid]} too"
+        elif worker.age_s is None or worker.age_s < settle_s:
+            young += not final
+        if found is not None:
+            lacking.append(Lack(worker.worker, worker.rank, found))
+        if worker.up and worker.pid is not None:
+            by_pid.setdefault(worker.pid, worker.worker)
+    well = len(workers) - len(lacking)
+    passed = None if young and not lacking else True if not lacking else False if final else None
+    return LaunchCheck(
+        "count", passed, _detail(f"{well} of {len(workers)} workers alive or completed", lacking), tuple(lacking)
+    )
+
+
+def _wrong_gpus(worker: WorkerLaunch, workers: Sequence[WorkerLaunch]) -> str | None:
+    if worker.misplaced is not None:
+        return f"it {worker.misplaced}"
+    if worker.devices_unset:
+        return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
+    if worker.devices is None:
+        return None if worker.reason is not None else NOT_SEEN
+    seen, wanted = visible_devices(worker.devices), len(worker.gpus)
+    if len(seen) != wanted:
+        return (
+            f'CUDA_VISIBLE_DEVICES is "{worker.devices}", {_devices(len(seen))}; '
+            f"the plan gives it {_devices(wanted)}{_positions(worker)}"
+        )
+    for other in workers:
+        if other.rank == worker.rank or other.devices is None or not other.up or not worker.up:
+            continue
+        theirs = visible_devices(other.devices)
+        shared = sorted(set(seen) & set(theirs))
+        # one that has too many is at fault alone
+        if shared and len(theirs) == len(other.gpus) and not set(worker.gpus) & set(other.gpus):
+            return f"it shares device {', '.join(shared)} with {other.worker}; the plan gives each its own"
+    return None
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'' if count == 1 else 's'}"
+
+
+def _positions(worker: WorkerLaunch) -> str:
+    return f" (GPU {', '.join(map(str, worker.gpus))})" if worker.gpus else ""
+
+
+def _unused_gpus(worker: WorkerLaunch) -> str | None:
+    if worker.device_files is None:
+        return None if worker.reason is not None else NOT_SEEN
+    return None if worker.device_files else "neither it nor a process of it has opened a GPU"
+
+
+def _no_log(worker: WorkerLaunch) -> str | None:
+    return None if worker.log_files else "it has no log file"
+
+
+def _empty_log(worker: WorkerLaunch) -> str | None:
+    return None if worker.log_bytes else "its log is empty"
+
+
+def _works(worker: WorkerLaunch) -> bool:
+    """Whether it has work of which a position is expected."""
+    return worker.critical and not worker.service
+
+
+def _no_progress(worker: WorkerLaunch) -> str | None:
+    return None if worker.items is not None else "its log tells no position"
+
+
+def _directory(node: NodeLaunch, final: bool) -> LaunchCheck | None:
+    if node.output_dir is None:
+        return None
+    if node.output_problem is None:
+        return LaunchCheck("output_dir", True, f"{node.output_dir} can be written to")
+    lack = Lack(None, None, node.output_problem)
+    return LaunchCheck("output_dir", False if final else None, node.output_problem, (lack,))
+
+
+def _output(node: NodeLaunch, final: bool) -> LaunchCheck | None:
+    if node.output_files is None:
+        return None
+    if node.output_files:
+        return LaunchCheck("output", True, f"{node.output_files} output files")
+    lack = Lack(None, None, "there is no output file yet")
+    return LaunchCheck("output", False if final else None, "no output file yet", (lack,))

@@ -1,0 +1,267 @@
+"""Whether the job has come up as planned, looked at until it has or its time for that is over."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.contract.worker_names import worker_rank
+from exporter.launch.checks import LEVELS, LaunchCheck, NodeLaunch, WorkerLaunch, check_launch, verified
+from exporter.launch.facts_reader import WriteWatch, read_open_gpus, read_size
+from exporter.logs.lexicon_reader import own_patterns
+from exporter.logs.patterns import Kind
+from exporter.logs.places_reader import extra_logs, log_paths
+from exporter.machine.file_host import Hanging
+from exporter.machine.procfs import read_environment
+
+CHECK = Family(
+    "launch_check",
+    "Whether this check of the launch has passed on this node; absent while there is time, or when it does not apply.",
+    labels=("check",),
+)
+VERIFIED = Family(
+    "launch_verified",
+    "Whether all that a launch cannot do without was seen on this node; once it was, it stays so for the attempt.",
+)
+
+LOOK_S = 1.0
+AFTERWARDS_S = 60.0
+"""Between two reads that only give back the result."""
+LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05
+"""How often facts are asked for that are as young as the end of the job."""
+CLOCK_SLACK_S = 60.0
+"""How far the clock of a file server may be behind."""
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+SOURCES = ("workers", "logs", "outputs")
+"""Collectors whose facts are read here."""
+
+
+@dataclass(frozen=True)
+class LaunchSnapshot:
+    """The checks at one look as JSON objects by name; ``final`` tells that nobody looks again."""
+
+    verified: bool
+    final: bool
+    checks: Mapping[str, Mapping[str, Any]]
+
+
+class LaunchCollector:
+    """Reads what the other collectors have seen, and the little that no other looks at.
+
+    It is not in the list of collectors: its facts are theirs, and ``status`` is how they come here.
+    """
+
+    name = "launch"
+    families = (CHECK, VERIFIED)
+
+    def __init__(self, context: Context, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._context = context
+        self._status = status
+        self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
+        self._begun: float | None = None
+        self._last = LaunchSnapshot(verified=False, final=False, checks={})
+        self._opened: dict[int, int] = {}
+        """GPUs that a process was seen to have open, by pid; one that has opened some is not looked at again."""
+        group = next((group for group in context.manifest.groups if group.name == "output"), None)
+        self._directory = None if group is None else context.manifest.directory(group)
+        self._writable = (
+            None
+            if self._directory is None
+            else context.files.watch("launch-output", partial(WriteWatch, str(self._directory)))
+        )
+
+    @property
+    def interval_s(self) -> float:
+        return AFTERWARDS_S if self._last.final else LOOK_S
+
+    def read(self) -> LaunchSnapshot:
+        if self._begun is None:
+            self._begin()
+        if not self._last.final:
+            self._last = self._look(self._context.clock.time())
+        return self._last
+
+    def _begin(self) -> None:
+        """Note when the launch began, and take over what a sidecar before this one has found."""
+        manifest, identity = self._context.manifest, self._context.identity
+        self._begun = identity.start
+        if manifest.attached or self._begun is None:
+            self._begun = self._context.clock.time()
+        known = run_files.read_json(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
+        launch = known.get("launch")
+        if manifest.attached or known.get("attempt") != identity.attempt or not isinstance(launch, dict):
+            return  # each attachment is a launch of its own
+        try:
+            checks = {str(check["name"]): dict(check) for check in launch["checks"]}
+            self._last = LaunchSnapshot(bool(launch["verified"]), bool(launch["final"]), checks)
+        except (KeyError, TypeError):
+            pass  # written by another version
+
+    def _look(self, now: float) -> LaunchSnapshot:
+        manifest, before = self._context.manifest, self._last
+        status = self._status()
+        over = status["job"].get("phase") in ("completing", "finished")
+        if over:
+            status = self._status_since(now)
+        elif not all(_has_read(status["collectors"].get(name)) for name in SOURCES):
+            return before  # what has not been looked at yet is not lacking
+        entries = {entry["rank"]: entry for entry in status["workers"] if "rank" in entry}
+        logs = extra_logs(manifest, self._rank_of)
+        driver = status.get("gpus", {}).get("driver_state") == "ok"
+        workers = [
+            self._worker(task, entries.get(task.rank, {}), logs, now, drivers_word=driver)
+            for task in self._context.tasks
+            if not task.later
+        ]
+        elapsed_s = now - (self._begun or now)
+        found = check_launch(
+            workers,
+            self._node(status),
+            elapsed_s=elapsed_s,
+            launch_timeout_s=manifest.launch_timeout_s,
+            over=over,
+        )
+        checks = {check.name: _describe(check) for check in found}
+        if before.verified:  # what dies later was launched, and has alerts of its own
+            checks.update((name, dict(check)) for name, check in before.checks.items() if check["level"] == "issue")
+            checks = {name: checks[name] for name in LEVELS if name in checks}
+        everything = all(check["passed"] for check in checks.values())
+        return LaunchSnapshot(
+            verified=before.verified or verified(found),
+            final=over or everything or elapsed_s >= manifest.launch_timeout_s,
+            checks=checks,
+        )
+
+    def _status_since(self, moment: float) -> Mapping[str, Any]:
+        """The status once the workers were looked at after ``moment``, or after a while in any case."""
+        for _ in range(LAST_LOOKS):
+            status = self._status()
+            reading = status["collectors"].get("workers") or {}
+            done, took_s = reading.get("last_success"), reading.get("duration_s")
+            if done is None or took_s is None or done - took_s >= moment - BETWEEN_LAST_LOOKS_S:
+                break
+            time.sleep(BETWEEN_LAST_LOOKS_S)
+        return status
+
+    def _worker(
+        self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, drivers_word: bool
+    ) -> WorkerLaunch:
+        identity, manifest = self._context.identity, self._context.manifest
+        pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
+        reason = ended.get("reason")
+        devices, unset, opened = None, False, None
+        # resident memory is known of a process that was seen here and now; any other pid may be somebody else's
+        if task.gpus or not manifest.attached:
+            devices, unset = self._devices(pid if entry.get("rss_bytes") is not None else None)
+        # the driver tells who computes, also of a worker that has ended; without it, who has opened a device
+        uses = entry.get("gpu_use") if drivers_word and task.gpus else None
+        if uses is not None:
+            opened = len(uses)
+        elif task.gpus and pid is not None and entry.get("rss_bytes") is not None:
+            opened = self._open_gpus(pid)
+        paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
+        sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_size(path)) is not None]
+        return WorkerLaunch(
+            worker=task.worker,
+            rank=task.rank,
+            gpus=task.gpus,
+            critical=task.critical,
+            service=task.service,
+            pid=pid,
+            started=pid is not None or reason not in (None, "launch_failed"),
+            up=bool(entry.get("up")),
+            age_s=now - start if start is not None else None,
+            reason=reason,
+            evidence="; ".join(ended.get("evidence", ())),
+            devices=devices,
+            devices_unset=unset,
+            misplaced=entry.get("gpu_misplaced"),
+            device_files=opened,
+            log_files=len(sizes),
+            log_bytes=sum(sizes),
+            items=entry.get("items"),
+        )
+
+    def _devices(self, pid: int | None) -> tuple[str | None, bool]:
+        """Devices that a process is told to use, and whether it is told of none and sees all."""
+        environment = None if pid is None else read_environment(pid, (DEVICES,), self._context.proc)
+        if environment is None:
+            return None, False
+        return environment.get(DEVICES), DEVICES not in environment
+
+    def _open_gpus(self, pid: int) -> int | None:
+        if not self._opened.get(pid):
+            opened = read_open_gpus(pid, self._context.proc)
+            if opened is not None:
+                self._opened[pid] = opened
+        return self._opened.get(pid)
+
+    def _node(self, status: Mapping[str, Any]) -> NodeLaunch:
+        manifest = self._context.manifest
+        reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
+        files = None
+        # on a shared file system a node counts only files of its own workers, the first one all others too
+        if reported is not None and self._context.identity.node_index == 0:
+            fresh = reported["mtime"] is not None and reported["mtime"] >= (self._begun or 0.0) - CLOCK_SLACK_S
+            files = reported["files"] if fresh or manifest.attached else 0
+        if not files and all(task.service or task.later for task in manifest.tasks):
+            files = None  # what writes them, as a benchmark does, has not been started yet
+        # what starts after the launch, as a benchmark does, says nothing of those that are launched
+        later = {task.rank for task in manifest.tasks if task.later}
+        told = (worker for worker in status["workers"] if worker.get("rank") not in later)
+        known = any(worker.get("items") is not None for worker in told)
+        return NodeLaunch(
+            output_dir=str(self._directory) if self._directory is not None else None,
+            output_problem=self._problem(),
+            output_files=files,
+            gives_progress=known
+            or manifest.total_items is not None
+            or any(pattern.kind is Kind.POSITION for pattern in own_patterns(manifest.progress)),
+            has_gpus=any(task.gpus for task in manifest.tasks),
+            tells_devices=not manifest.attached,
+        )
+
+    def _problem(self) -> str | None:
+        """What keeps the job from writing its output, or None."""
+        if self._writable is None:
+            return None
+        (found,) = self._context.files.look([self._writable], self._context.clock.time())
+        if isinstance(found, Hanging):
+            return f"{self._directory} does not answer: its file system, {found.mount or 'which is not known,'} hangs"
+        if isinstance(found, Exception):
+            raise found
+        problem: str | None = found
+        return problem
+
+    def render(self, snapshot: LaunchSnapshot, out: Samples) -> None:
+        for name, check in snapshot.checks.items():
+            passed = check["passed"]
+            out.add(CHECK, None if passed is None else int(passed), check=name)
+        out.add(VERIFIED, int(snapshot.verified))
+
+    def describe(self, snapshot: LaunchSnapshot, status: Status) -> None:
+        status.launch.update(
+            verified=snapshot.verified, final=snapshot.final, checks=[dict(check) for check in snapshot.checks.values()]
+        )
+
+
+def _has_read(reading: Mapping[str, Any] | None) -> bool:
+    """Whether a collector has read once, well or not, or hangs; one that is not there is not waited for."""
+    return reading is None or reading["duration_s"] is not None or bool(reading["overdue"])
+
+
+def _describe(check: LaunchCheck) -> dict[str, Any]:
+    return {
+        "name": check.name,
+        "level": check.level,
+        "passed": check.passed,
+        "detail": check.detail,
+        "lacking": [asdict(lack) for lack in check.lacking],
+    }

@@ -1,0 +1,69 @@
+"""What of a launch can be looked at beside processes and logs: opened GPUs, and a place to write to."""
+
+import os
+import re
+from pathlib import Path
+
+from exporter.machine.procfs import read_children
+
+MOST_PROCESSES = 256
+"""Of one worker, whose open files are looked at."""
+
+_GPU = re.compile(r"/dev/nvidia\d+")
+
+
+def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:
+    """GPU devices that a process and its descendants have open; None when nobody lets us look."""
+    devices: set[str] = set()
+    seen, pending, pids = False, [pid], 0
+    while pending and pids < MOST_PROCESSES:
+        current = pending.pop()
+        pids += 1
+        pending += read_children(current, proc)
+        try:
+            names = os.listdir(f"{proc}/{current}/fd")
+        except OSError:
+            continue  # it has ended, or is somebody else's
+        seen = True
+        for name in names:
+            try:
+                target = os.readlink(f"{proc}/{current}/fd/{name}")
+            except OSError:
+                continue
+            if _GPU.fullmatch(target):
+                devices.add(target)
+    return len(devices) if seen else None
+
+
+class WriteWatch:
+    """Looks whether a directory can be written to."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def look(self, now: float) -> str | None:
+        """What keeps the user of this process from writing into it, or None."""
+        return why_not_writable(self._directory)
+
+
+def why_not_writable(directory: Path) -> str | None:
+    """What keeps the user of this process from writing into a directory, or None."""
+    try:
+        if not directory.is_dir():
+            return f"{directory} is not a directory" if directory.exists() else f"{directory} is not there"
+        space = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory} cannot be looked at: {error.strerror}"
+    if space.f_flag & os.ST_RDONLY:
+        return f"{directory} is on a file system that is mounted read-only"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} cannot be written to"
+    return None if space.f_bavail else f"{directory} is on a file system that is full"
+
+
+def read_size(path: Path) -> int | None:
+    """Bytes of a file, or None when there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,50 @@
+"""Whether the services of a job are ready, and which of its workers have registered; on its first node."""
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.launch.readiness_reader import Readiness, read_readiness
+
+READY = Family(
+    "ready",
+    "Whether the services of the job take work; on its first node, absent where nothing is waited for.",
+)
+WORKERS = Family("ready_workers", "Workers of a role that front ends or they themselves call ready.", labels=("role",))
+EXPECTED = Family("ready_workers_expected", "Workers of a role that are waited for.", labels=("role",))
+TIMEOUT = Family(
+    "ready_timeout_seconds", "The job's own threshold: time in which its services should be ready; then it ends itself."
+)
+
+LOOK_S = 5.0
+NEVER_MIND_S = 3600.0
+"""On the other nodes, where there is nothing to read."""
+
+
+class ReadinessCollector:
+    """Shows what the poller beside the orchestrator has found: nobody asks the services twice."""
+
+    name = "readiness"
+    families = (READY, WORKERS, EXPECTED, TIMEOUT)
+
+    def __init__(self, context: Context) -> None:
+        self._run_dir = context.manifest.run_dir
+        self._attempt = context.identity.attempt
+        self._is_first = context.identity.node_index == 0
+        self.interval_s = LOOK_S if self._is_first else NEVER_MIND_S
+
+    def read(self) -> Readiness | None:
+        return read_readiness(self._run_dir, self._attempt) if self._is_first else None
+
+    def render(self, readiness: Readiness, out: Samples) -> None:
+        out.add(READY, int(readiness.ready))
+        out.add(TIMEOUT, readiness.timeout_s)
+        for entry in readiness.roles:
+            out.add(WORKERS, entry.seen, role=entry.role)
+            out.add(EXPECTED, entry.expected, role=entry.role)
+
+    def describe(self, readiness: Readiness, status: Status) -> None:
+        status.job["readiness"] = {
+            "ready": readiness.ready,
+            "since": readiness.since,
+            "waiting": readiness.waiting,
+            "workers": {entry.role: {"ready": entry.seen, "expected": entry.expected} for entry in readiness.roles},
+        }

@@ -1,0 +1,1 @@
+"""Logs of the workers: following them, patterns and packs, timestamps, errors, redaction."""

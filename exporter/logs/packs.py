@@ -1,0 +1,400 @@
+"""Packs: what the lines of one producer say, each described in a file of its own, and which of them a log fits.
+
+``exporter/packs/README.md`` describes the files.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from exporter.logs.search.findings import MARKS, UNITS
+from exporter.logs.patterns import Kind, Pattern, PatternError, compile_pattern
+
+GENERIC = "generic"
+LEVELS = (0, 1, 2, 3)
+"""How much evidence of a pack says: of any program, of a library, of a framework, of one program."""
+LOOK_BYTES = 4 * 1024 * 1024
+"""Of a log, looked at as a whole; what is chosen by then is final, unless it is what any program writes."""
+END_BYTES = 16 * 1024
+"""Looked at of each further piece of a log."""
+ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3
+"""Kinds of evidence, or records with it, that make the choice of one program's pack final."""
+SPREAD_BYTES = 64 * 1024
+"""What was fed before evidence of another pack is no longer expected beside that of a single program."""
+
+RECORD_BYTES = 4096
+"""Of a record, looked at."""
+MOST_RECORDS = 10_000
+"""Looked at to find the nearest pack."""
+
+_MACROS = {
+    "@count@": r"\d{1,18}",
+    "@number@": r"[-+]?(?:(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?|[nN]a[nN]|inf)",
+}
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_KINDS = {
+    "position": (Kind.POSITION, {"name", "unit", "regex"}, {"epoch_base"}),
+    "resume": (Kind.RESUME, {"unit", "regex"}, {"name"}),
+    "value": (Kind.VALUE, {"name", "regex"}, {"sets"}),
+    "pairs": (Kind.PAIRS, {"name", "line", "keys"}, set[str]()),
+    "mark": (Kind.MARK, {"name", "regex", "begins"}, set[str]()),
+    "error": (Kind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
+}
+"""Of each table of patterns: its kind, the keys that it needs, and those that it may have."""
+_HEAD = {"name": str, "title": str, "about": str, "level": int, "detect": list, "also": list, "also_unit": str}
+_GROUPS = {
+    Kind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
+    Kind.RESUME: {"done", "total", "epoch", "epochs", "percent", "rank"},
+    Kind.PAIRS: {"rank", "skip"},
+    Kind.MARK: set[str](),
+    Kind.ERROR: set[str](),
+}
+"""Named groups that a pattern may have; those of a value are names of values."""
+_SEVERITIES = ("critical", "warning", "info")
+_POSITION_KEYS = {"pattern", "unit", "done", "total", "epoch", "epochs", "rank", "resumed"}
+_GIVES = {"position", "values", "rank", "begins", "ends", "errors"}
+
+
+class PackError(ValueError):
+    """Every problem of one pack, a line each, with its place in the file."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One or more records as the producer writes them, and all that they say."""
+
+    text: bytes
+    positions: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    rank: int | None = None
+    """Data-parallel rank whose values these are."""
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What the lines of one producer say."""
+
+    name: str
+    title: str
+    about: str
+    level: int
+    patterns: tuple[Pattern, ...]
+    """Those for positions in the order in which they are preferred."""
+    detect: tuple[Pattern, ...]
+    """Each is another kind of evidence that a log is this producer's."""
+    samples: tuple[Sample, ...]
+    also: tuple[str, ...] = ()
+    """Packs of what this producer builds upon: their lines stand in its logs."""
+    also_unit: str | None = None
+    """What the positions of those packs count here."""
+
+
+def parse_pack(text: str, name: str, *, later: bool = False) -> Pack:
+    """The pack that a file describes, without what it takes from others; PackError names every problem of it.
+
+    With ``later`` a pattern is compiled, and a fault of it told, when it is first used: few of those of all
+    packs ever are.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PackError(f"{name}.toml: is not TOML: {error}") from error
+    problems: list[str] = []
+    for key, given in content.items():
+        if key not in _HEAD and key not in _KINDS and key != "sample":
+            known = ", ".join([*_HEAD, *_KINDS, "sample"])
+            problems.append(f"{key}: unknown key (known: {known})")
+        elif key in _HEAD and (not isinstance(given, _HEAD[key]) or isinstance(given, bool)):
+            problems.append(f"{key}: must be a {_HEAD[key].__name__}")
+    problems += [f"{key}: is missing" for key in ("name", "title", "about") if key not in content]
+    if content.get("name", name) != name:
+        problems.append(f'name: is "{content["name"]}" in the file of "{name}"')
+    if content.get("level", 3) not in LEVELS:
+        problems.append(f"level: must be one of {', '.join(map(str, LEVELS))}")
+    if content.get("also_unit", UNITS[0]) not in UNITS:
+        problems.append(f"also_unit: unknown unit (known: {', '.join(UNITS)})")
+    patterns = [
+        pattern
+        for kind in _KINDS
+        for index, table in enumerate(_tables(content, kind, problems))
+        if (pattern := _pattern(kind, table, f"{kind}[{index}]", problems, later)) is not None
+    ]
+    detect = []
+    for index, regex in enumerate(content.get("detect", ()) if isinstance(content.get("detect", ()), list) else ()):
+        table = {"name": f"detect_{index}", "regex": regex}
+        if (pattern := _pattern("value", table, f"detect[{index}]", problems, later)) is not None:
+            detect.append(pattern)
+    samples = [
+        _sample(table, f"sample[{index}]", problems) for index, table in enumerate(_tables(content, "sample", problems))
+    ]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise PackError("\n".join([f"{name}.toml: {count}", *(f"  {problem}" for problem in problems)]))
+    return Pack(
+        name=name,
+        title=content["title"],
+        about=content["about"],
+        level=content.get("level", 3),
+        patterns=tuple(patterns),
+        detect=tuple(detect),
+        samples=tuple(samples),
+        also=tuple(content.get("also", ())),
+        also_unit=content.get("also_unit"),
+    )
+
+
+def _tables(content: Mapping[str, Any], kind: str, problems: list[str]) -> list[dict[str, Any]]:
+    given = content.get(kind, [])
+    if isinstance(given, list) and all(isinstance(table, dict) for table in given):
+        return given
+    problems.append(f"{kind}: must be written as [[{kind}]]")
+    return []
+
+
+def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str], later: bool) -> Pattern | None:
+    """The pattern of one table, or None after telling its problems."""
+    found, needed, allowed = _KINDS[kind]
+    before = len(problems)
+    problems += [
+        f"{place}.{key}: unknown key (known: {', '.join(sorted(needed | allowed))})"
+        for key in table
+        if key not in needed | allowed
+    ]
+    problems += [f"{place}.{key}: is missing" for key in sorted(needed) if key not in table]
+    name, regex = table.get("name", kind), table.get("regex", table.get("line", ""))
+    keys = table.get("keys", {})
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        problems.append(f"{place}.name: {name!r} is not made of lower-case letters, digits and _")
+    if kind == "mark" and name not in MARKS:
+        problems.append(f'{place}.name: unknown mark "{name}" (known: {", ".join(MARKS)})')
+    if kind == "mark" and not isinstance(table.get("begins", True), bool):
+        problems.append(f"{place}.begins: must be true or false")
+    if kind == "error" and table.get("severity", _SEVERITIES[0]) not in _SEVERITIES:
+        problems.append(f'{place}.severity: is "{table["severity"]}" (known: {", ".join(_SEVERITIES)})')
+    if not isinstance(table.get("class", ""), str):
+        problems.append(f"{place}.class: must be a text")
+    base = table.get("epoch_base", 0)
+    if isinstance(base, bool) or base not in (0, 1):
+        problems.append(f"{place}.epoch_base: must be 0 or 1")
+    if not isinstance(keys, dict) or not all(isinstance(of, str) and _NAME.fullmatch(of) for of in keys.values()):
+        problems.append(f"{place}.keys: must give each key of the log the name of its value")
+    sets = table.get("sets", {})
+    if not (isinstance(sets, dict) and all(map(_NAME.fullmatch, sets)) and {*map(type, sets.values())} <= {int, float}):
+        problems.append(f"{place}.sets: must give names of values their numbers")
+    if not isinstance(regex, str):
+        problems.append(f"{place}.regex: must be a text")
+    if len(problems) > before:
+        return None
+    for macro, expression in _MACROS.items():
+        regex = regex.replace(macro, expression)
+    field_name = "line" if kind == "pairs" else "regex"
+    try:
+        pattern = compile_pattern(
+            name,
+            regex,
+            table.get("severity"),
+            kind=found,
+            unit=table.get("unit"),
+            error_class=table.get("class"),
+            begins=table.get("begins", True),
+            keys=keys,
+            epoch_base=base,
+            sets=sets,
+            later=later,
+        )
+    except PatternError as error:
+        problems.append(f"{place}.{field_name}: {error}" + "".join(f"\n    {line}" for line in _caret(error, regex)))
+        return None
+    if later:
+        return pattern
+    groups = _GROUPS.get(found)
+    problems += [
+        f'{place}.{field_name}: unknown group "{group}"'
+        for group in pattern.regex.groupindex
+        if (not _NAME.fullmatch(group) if groups is None else group not in groups)
+    ]
+    return pattern
+
+
+def _caret(error: PatternError, regex: str) -> list[str]:
+    return [] if error.position is None else error.caret(regex).split("\n")
+
+
+def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> Sample:
+    problems += [f"{place}.{key}: unknown key (known: text, gives)" for key in table if key not in ("text", "gives")]
+    text, gives = table.get("text"), table.get("gives")
+    if not isinstance(text, str) or not isinstance(gives, dict):
+        problems.append(f"{place}: needs a text, and a table of what it gives, which is {{}} for nothing")
+        return Sample(b"")
+    problems += [
+        f"{place}.gives.{key}: unknown key (known: {', '.join(sorted(_GIVES))})" for key in gives if key not in _GIVES
+    ]
+    given = gives.get("position", [])
+    positions = given if isinstance(given, list) else [given]
+    lists = [gives.get(key, []) for key in ("begins", "ends", "errors")]
+    if not all(isinstance(position, dict) for position in positions):
+        problems.append(f"{place}.gives.position: must be a table, or a list of tables")
+    elif not isinstance(gives.get("values", {}), dict) or not all(isinstance(names, list) for names in lists):
+        problems.append(f"{place}.gives: values must be a table; begins, ends and errors must be lists")
+    else:
+        problems += [
+            f"{place}.gives.position.{key}: unknown key (known: {', '.join(sorted(_POSITION_KEYS))})"
+            for position in positions
+            for key in position
+            if key not in _POSITION_KEYS
+        ]
+    return Sample(
+        text=text.encode(),
+        positions=tuple(positions),
+        values=gives.get("values", {}),
+        rank=gives.get("rank"),
+        begins=tuple(gives.get("begins", ())),
+        ends=tuple(gives.get("ends", ())),
+        errors=tuple(gives.get("errors", ())),
+    )
+
+
+def complete(packs: Iterable[Pack]) -> tuple[Pack, ...]:
+    """The packs, each with what it takes from others; PackError for one that is not there or takes from itself."""
+    named = {pack.name: pack for pack in packs}
+    return tuple(_completed(pack, named, ()) for pack in named.values())
+
+
+def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -> Pack:
+    patterns, also = list(pack.patterns), list(pack.also)
+    own = {pattern.name for pattern in patterns if pattern.kind is not Kind.MARK}
+    for name in pack.also:
+        if name not in named or name in (*within, pack.name):
+            raise PackError(f'{pack.name}.toml: 1 problem\n  also: there is no other pack "{name}" to take from')
+        other = _completed(named[name], named, (*within, pack.name))
+        also += [further for further in other.also if further not in also]
+        for pattern in other.patterns:
+            if pattern.name in own:
+                continue
+            counts = pattern.kind in (Kind.POSITION, Kind.RESUME) and pack.also_unit is not None
+            patterns.append(replace(pattern, unit=pack.also_unit) if counts else pattern)
+    return replace(pack, patterns=tuple(patterns), also=tuple(also))
+
+
+# -- which pack a log fits ---------------------------------------------------------------------------
+
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?)")
+
+
+def _plain(text: bytes) -> bytes:
+    """Records without colours, each ended by a newline."""
+    if b"\x1b" in text:
+        text = _ESCAPE.sub(b"", text)
+    return text.replace(b"\r", b"\n") if b"\r" in text else text
+
+
+def _matching(pattern: Pattern, text: bytes) -> Iterator[int]:
+    """Where each record begins that the pattern matches."""
+    seen: set[int] = set()
+    for literal in pattern.literals:
+        place = text.find(literal)
+        while place >= 0:
+            start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
+            stop = len(text) if stop < 0 else stop
+            if start not in seen and pattern.regex.search(text[start : min(stop, start + RECORD_BYTES)]):
+                seen.add(start)
+                yield start
+            place = text.find(literal, stop)
+
+
+class AutoPack:
+    """Finds out the pack of one log from its first records.
+
+    Evidence of one program counts more than that of a framework, and that more than a library's,
+    whose lines stand in the logs of all that use it; then the kinds of evidence count, and then the
+    records. So the choice may change until it is settled, as when the bar of a library comes first.
+    """
+
+    def __init__(self, packs: Sequence[Pack]) -> None:
+        self._packs = packs
+        self._found: dict[str, Counter[int]] = {pack.name: Counter() for pack in packs}
+        """Records with each kind of evidence of a pack; after enough of them no more are counted."""
+        self._fed = 0
+        self.choice: str | None = None
+        """Name of the pack, None while nothing speaks for any."""
+        self.settled = False
+        """Whether the choice is final, so that no more need be fed."""
+
+    def feed(self, text: bytes) -> None:
+        """Takes the next whole records of the log."""
+        if self.settled:
+            return
+        if self._fed >= LOOK_BYTES and len(text) > END_BYTES:
+            text = text[-END_BYTES:].partition(b"\n")[2]
+        self._fed += len(text)
+        text = _plain(text)
+        for pack in self._packs:
+            found = self._found[pack.name]
+            for number, pattern in enumerate(pack.detect):
+                wanted = ENOUGH_RECORDS - found[number]
+                if wanted > 0:
+                    found[number] += sum(1 for _ in islice(_matching(pattern, text), wanted))
+        self._choose()
+
+    def _choose(self) -> None:
+        evidence = {
+            pack.name: (pack.level, len(+self._found[pack.name]), self._found[pack.name].total())
+            for pack in self._packs
+            if self._found[pack.name].total()
+        }
+        if not evidence:
+            return
+        best = max(evidence.values())
+        self.choice = next(name for name, said in evidence.items() if said == best)
+        level, kinds, found = best
+        others = any(said[0] == level for name, said in evidence.items() if name != self.choice)
+        sure = level == LEVELS[-1] and not others and (kinds >= ENOUGH_KINDS or found >= ENOUGH_RECORDS)
+        self.settled = (level > LEVELS[0] and self._fed >= LOOK_BYTES) or (sure and self._fed >= SPREAD_BYTES)
+
+    def nearest(self, text: bytes) -> tuple[str, str] | None:
+        """The pack whose samples have most words in common with a log, and these; None when none has two of them."""
+        said = {
+            word
+            for record in _plain(text).split(b"\n")[:MOST_RECORDS]
+            if looks_like_progress(record)
+            for word in _words(record)
+        }
+        words = {pack.name: {word for sample in pack.samples for word in _words(sample.text)} for pack in self._packs}
+        spread = Counter(word for of in words.values() for word in of)
+        best: tuple[float, str] | None = None
+        for name, of in words.items():
+            score = sum(1 / spread[word] for word in of & said)
+            if len(of & said) > 1 and name != GENERIC and (best is None or score > best[0]):
+                best = (score, name)
+        if best is None:
+            return None
+        common = sorted(words[best[1]] & said, key=lambda word: (spread[word], word))[:3]
+        return best[1], "has " + ", ".join(f'"{word.decode()}"' for word in common) + " in common with it"
+
+
+_WORD = re.compile(rb"[A-Za-z][A-Za-z_]{3,40}")
+_COUNTER = re.compile(
+    rb"(?<![\w./:-])\d{1,18}(?:,\d{3}){0,5} {0,3}(?:/|\bof\b) {0,9}\d{1,18}(?:,\d{3}){0,5}(?![\w/:-])"
+    rb"|(?<![\w.])\d{1,3}(?:\.\d{1,6})? ?%"
+    rb"|(?i:\b(?:steps?|epochs?|iter(?:ation)?s?|batch(?:es)?|rounds?|samples?|items?|requests?|global_step))"
+    rb"[\"']?\]?[ \t]{0,8}[:=#\[]?[ \t]{0,8}\d"
+    rb"|\d (?:steps?|epochs?|iterations?|batches|samples|items|requests)\b"
+    rb"[^\n]{0,40}(?i:done|complete|processed|finished)"
+    rb"|(?<![\w.])\d{1,18}(?:\.\d{1,9})? ?(?:it|items|samples|tokens|steps|examples|img|images)/s"
+)
+
+
+def _words(text: bytes) -> Iterator[bytes]:
+    return (word.lower() for word in _WORD.findall(text))
+
+
+def looks_like_progress(record: bytes) -> bool:
+    """Whether a record holds what tells of progress: so many of so many, a share, a numbered step, a rate."""
+    return _COUNTER.search(record[:RECORD_BYTES]) is not None

@@ -1,0 +1,32 @@
+"""The packs that stand beside the package, one file each."""
+
+from functools import cache
+from pathlib import Path
+
+from exporter.logs.packs import Pack, complete, parse_pack
+from exporter.logs.patterns import Pattern
+
+PACKS = Path(__file__).resolve().parents[1] / "packs"
+ERRORS = "errors"
+"""The file of error patterns, which hold for the logs of every producer."""
+
+
+def pack_names() -> tuple[str, ...]:
+    """Names of all packs, in order."""
+    return tuple(sorted(path.stem for path in PACKS.glob("*.toml") if path.stem != ERRORS))
+
+
+@cache
+def read_packs() -> tuple[Pack, ...]:
+    """Every pack, with what it takes from others."""
+    return complete(_read(name) for name in pack_names())
+
+
+@cache
+def read_errors() -> tuple[Pattern, ...]:
+    """The error patterns of every job."""
+    return _read(ERRORS).patterns
+
+
+def _read(name: str) -> Pack:
+    return parse_pack((PACKS / f"{name}.toml").read_text(encoding="utf-8"), name, later=True)

@@ -1,0 +1,154 @@
+"""Where the logs of a task are, and how they end."""
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.machine.folders import read_files
+from exporter.logs.tail_reader import originals
+
+SETTLED_S = 2.0
+"""A folder changed within this time may have been changed again without a new mtime."""
+RESCAN_S = 60.0
+"""After so long a folder is read again whatever its mtime says: not every file system keeps it."""
+
+_PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)\Z")
+
+
+def run_suffix(attempt: int, restart: int) -> str:
+    """What tells the files of one run from those of the others: ``_a1`` after a requeue, ``_r1`` after a restart."""
+    return (f"_a{attempt}" if attempt else "") + (f"_r{restart}" if restart else "")
+
+
+def log_paths(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> tuple[Path, ...]:
+    """Log files of one run of a task; ``{node}`` and ``{run}`` in the manifest's names are filled in."""
+    return tuple(
+        run_dir / name.replace("{node}", node).replace("{run}", run_suffix(attempt, restart)) for name in task.logs
+    )
+
+
+def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: int) -> Path:
+    """File in which one run of a task may tell its progress itself; the task finds it as ``GPUJOB_PROGRESS_FILE``.
+
+    It is named like the task's logs: several processes of one worker may be on a node.
+    """
+    stem = os.path.basename(task.logs[0]).rpartition(".")[0] if task.logs else f"{{node}}_{task.worker}{{run}}"
+    name = stem.replace("{node}", node).replace("{run}", run_suffix(attempt, restart))
+    return run_dir / run_files.PROGRESS_DIR / f"{name}.jsonl"
+
+
+def extra_logs(
+    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
+) -> dict[int, list[Path]]:
+    """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names.
+
+    What was rotated away from one of them is left out. With ``since`` those alone that were written to after it:
+    others are of an earlier job.
+    """
+    group = manifest.logs
+    found: dict[int, list[Path]] = {}
+    if group is None or group.pattern is None:
+        return found
+    directory = manifest.directory(group)
+    files = [file for file in read_files(directory, group.pattern) if since is None or file.mtime >= since]
+    ranks = {file.name: rank_of(file.name) for file in files}
+    for name, rank in ranks.items():
+        if rank is not None and not _is_rotated(name, rank, ranks):
+            found.setdefault(rank, []).append(directory / name)
+    return found
+
+
+def _is_rotated(name: str, rank: int, ranks: Mapping[str, int | None]) -> bool:
+    """Whether a file was rotated away from one of these; a name that tells another rank is another worker's."""
+    return any(ranks.get(log) == rank for log in _originals(name))
+
+
+def _originals(name: str) -> tuple[str, ...]:
+    """The logs of which rotation may have given this name, packed or not."""
+    return tuple(originals(_PACKED.sub("", name)))
+
+
+class LogFinder:
+    """Files of a log pattern by rank, at the price of one ``stat`` while no name in their folder has changed.
+
+    What was rotated away from one of them is left out: who follows that one reads the renamed file to its end.
+    """
+
+    def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
+        self._directory = directory
+        self._matches = re.compile(fnmatch.translate(pattern)).match
+        self._hidden = pattern.startswith(".")
+        self._rank_of = rank_of
+        self._known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
+        """By name: rank, path, and the logs of which rotation may have given this name."""
+        self._ranks: dict[str, int] = {}
+        """Of all files that were ever there: between a rotation and the next record there may be none of that name."""
+        self._found: dict[int, list[Path]] = {}
+        self._folder: tuple[int, int, int] | None = None
+        """Device, inode and mtime of the folder when it was read, if that tells of every change since."""
+        self._read_at = 0.0
+
+    def find(self) -> Mapping[int, list[Path]]:
+        """Regular files by the rank that ``rank_of`` finds in their names, by name; none while there is no folder."""
+        try:
+            facts = os.stat(self._directory)
+        except OSError:
+            self._folder, self._found = None, {}
+            return self._found
+        folder = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+        now = time.monotonic()
+        if folder != self._folder or now - self._read_at >= RESCAN_S:
+            settled = time.time() - facts.st_mtime > SETTLED_S
+            if self._scan():
+                self._folder, self._read_at = folder if settled else None, now
+        return self._found
+
+    def _scan(self) -> bool:
+        known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if (name.startswith(".") and not self._hidden) or not self._matches(name):
+                        continue
+                    if entry.is_file(follow_symlinks=False):
+                        known[name] = self._known.get(name) or (
+                            self._rank_of(name),
+                            self._directory / name,
+                            _originals(name),
+                        )
+        except OSError:
+            return False  # what was found before stays until the folder can be read again
+        self._known, self._found = known, {}
+        self._ranks.update((name, rank) for name, (rank, _, _) in known.items() if rank is not None)
+        for name in sorted(known):
+            rank, path, others = known[name]
+            # a name that tells another rank is another worker's
+            if rank is not None and all(self._ranks.get(other) != rank for other in others):
+                self._found.setdefault(rank, []).append(path)
+        return True
+
+
+def read_begin(path: Path, most_bytes: int) -> bytes:
+    """The first bytes of a file, or nothing when it cannot be read."""
+    try:
+        with path.open("rb") as source:
+            return source.read(most_bytes)
+    except OSError:
+        return b""
+
+
+def read_end(path: Path, most_bytes: int) -> bytes:
+    """The last bytes of a file, or nothing when it cannot be read."""
+    try:
+        with path.open("rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            source.seek(max(0, size - most_bytes))
+            return source.read(most_bytes)
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""Search for many patterns in one pass."""

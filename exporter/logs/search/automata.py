@@ -1,0 +1,146 @@
+"""Automata that tell which patterns are worth a try where: all literals of all patterns in one pass, or in a few."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import ahocorasick_rs
+
+from exporter.logs.records import Buffer
+from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, choose
+from exporter.logs.search.literals import next_bytes
+from exporter.logs.search.units import Unit
+
+OFTEN_IN_VAIN = 500
+"""Hits of a piece that lead to nothing, from which on it is worth an expression of its own."""
+LEAST_OTHERS = 3
+"""Texts with which a short one is looked for in one pass, if it is made longer: fewer take a short pass each."""
+
+_Behind = tuple[int, re.Pattern[bytes] | None]
+"""What has to match so many bytes before the end of a literal."""
+_Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
+"""Literals of which a piece is found, and that are None where that holds them: where they begin, seen from there,
+their units, where they end, and what has to match from there on."""
+
+
+class Group:
+    """An automaton over pieces of literals; ``asking`` are the units of each literal by what they ask to follow it."""
+
+    def __init__(self, order: list[bytes], pieces: Pieces, asking: Mapping[bytes, Mapping[_Behind, int]]) -> None:
+        self.shared = 0
+        """Units that have literals in other groups too."""
+        self.mask = reduce(or_, (mask for of in pieces.values() for text, _ in of for mask in asking[text].values()), 0)
+        automaton = ahocorasick_rs.BytesAhoCorasick(order, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst)
+        self.find: Callable[[Buffer], list[tuple[int, int, int]]] = automaton.find_matches_as_indexes
+        """(number of the piece, start, end) of each hit; hits do not overlap."""
+        self.sure: list[int] = []
+        """Of each piece, the units that have a literal within it and ask for nothing else."""
+        self.checks: list[tuple[_Check, ...]] = []
+        """Of each piece, what may stand around it."""
+        self.tests: list[Callable[[Buffer, int, int], Any] | None] = [None] * len(order)
+        """Of each piece, what tells at once where none of its checks holds, if that has been made."""
+        self._order = order
+        self._asked: list[list[tuple[int, bytes, _Behind]]] = []
+        """Of each piece, what the checks are made of."""
+        self._in_vain = [0] * len(order)
+        beginning: dict[int, list[tuple[bytes, list[tuple[bytes, int]]]]] = {}
+        for other, members in pieces.items():
+            beginning.setdefault(other[0], []).append((other, members))
+        for piece in order:
+            sure = 0
+            checks: list[_Check] = []
+            asked: list[tuple[int, bytes, _Behind]] = []
+            alike: dict[tuple[int, int, int, re.Pattern[bytes] | None], list[bytes]] = {}
+            # a hit hides those that begin within it
+            for place, code in enumerate(piece):
+                for other, members in beginning.get(code, ()):
+                    if not _agree(piece, other, place):
+                        continue
+                    for literal, within in members:
+                        begin = place - within
+                        if not _agree(piece, literal, begin):
+                            continue
+                        is_within = 0 <= begin <= len(piece) - len(literal)
+                        for (back, behind), mask in asking[literal].items():
+                            if is_within and behind is None:
+                                sure |= mask
+                                continue
+                            asked.append((begin, literal, (back, behind)))
+                            if is_within:
+                                checks.append((begin, None, mask, begin + len(literal) - back, _match_of(behind)))
+                            else:
+                                after = 0 if behind is None else begin + len(literal) - back
+                                alike.setdefault((begin, mask, after, behind), []).append(literal)
+            self.sure.append(sure)
+            self._asked.append(asked)
+            checks += [
+                (begin, tuple(texts), mask, after, _match_of(behind))
+                for (begin, mask, after, behind), texts in alike.items()
+            ]
+            self.checks.append(tuple(check for check in checks if check[2] & ~sure))
+
+    def note_in_vain(self, number: int) -> None:
+        """Note that a hit of a piece led to nothing; where that happens often, it is told by one expression."""
+        self._in_vain[number] += 1
+        if self._in_vain[number] == OFTEN_IN_VAIN and not self.sure[number] and self._asked[number]:
+            piece = self._order[number]
+            leads: dict[bytes, dict[bytes, None]] = {}
+            for begin, literal, (back, behind) in self._asked[number]:
+                if len(literal) - back < max(0, -begin):
+                    return
+                lead = b"(?<=%s)" % re.escape(literal[:-begin]) if begin < 0 else re.escape(piece[:begin])
+                rest = re.escape(literal[max(0, -begin) : len(literal) - back])
+                what = rest if behind is None else b"%s(?:%s)" % (rest, behind.pattern)
+                leads.setdefault(what, {})[lead] = None
+            texts = [b"(?:%s)%s" % (b"|".join(before), what) for what, before in leads.items()]
+            self.tests[number] = re.compile(b"|".join(texts)).match
+
+
+def _match_of(behind: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], Any] | None:
+    return None if behind is None else behind.match
+
+
+def _agree(piece: bytes, other: bytes, place: int) -> bool:
+    """Whether another text can stand at a place seen from a piece, the same bytes in both where they overlap."""
+    first, behind = max(0, place), min(len(piece), place + len(other))
+    return piece[first:behind] == other[first - place : behind - place]
+
+
+def groups_of(units: Iterable[Unit], sample: bytes = b"") -> tuple[Group, ...]:
+    """Automata that tell where the literals of all these units stand, as few of them as are fast.
+
+    ``sample`` is text like that which they are for.
+    """
+    units = tuple(units)
+    masks = _texts(units)
+    if 0 < sum(len(text) < WIDTH for text in masks) <= len(masks) - LEAST_OTHERS:
+        longer = _texts(units, told_by_previous=True)
+        if len(longer) <= SLIM_PIECES and min(map(len, longer)) >= WIDTH:
+            masks = longer
+    groups = tuple(Group(plan.order, plan.pieces, masks) for plan in choose(sorted(masks), sample))
+    for group in groups:
+        group.shared = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
+    return groups
+
+
+def _texts(units: Iterable[Unit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
+    """What to look for: texts, and which units ask what to follow each.
+
+    A literal that is too short to be looked for with the others takes a pass of its own; ``told_by_previous`` makes
+    it long enough by the bytes that may stand before it, which makes them more.
+    """
+    masks: dict[bytes, dict[_Behind, int]] = {}
+    for unit in units:
+        for literal in unit.literals:
+            behind = unit.behind.get(literal)
+            # with a byte more there are fewer words of which it is a part
+            following = b"" if behind is None or len(literal) < PIECE else next_bytes(behind)
+            previous = unit.previous if told_by_previous and len(literal) < WIDTH else b""
+            texts = [bytes((code,)) + literal for code in previous]
+            for text in texts or [literal + bytes((code,)) for code in following] or [literal]:
+                asking = masks.setdefault(text, {})
+                place = 0 if texts else len(text) - len(literal), behind
+                asking[place] = asking.get(place, 0) | unit.bit
+    return masks

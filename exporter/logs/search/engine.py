@@ -1,0 +1,428 @@
+"""Searching logs: what all patterns find in the records of a log, at the cost of about one pass over it.
+
+A record that a pattern matches holds one of the pattern's literals, so one automaton over the literals
+of all patterns tells which patterns are worth a try in which records.
+
+What counts is not the same for all. Of errors each matching record does, so they are searched
+forwards. Of values only the last one does: where it is near the end of a chunk it is found
+backwards, and its literals, which stand in many records then, are left out of the automaton. Those of
+values that a log does not have at all are in it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from exporter.logs.search.automata import Group, groups_of
+from exporter.logs.records import Buffer, Chunk, records
+from exporter.logs.search.pieces import sample_of
+from exporter.logs.search.extraction import Extractor
+from exporter.logs.search.findings import Findings
+from exporter.logs.search.matches import FEW, Gathering, StampReader
+from exporter.logs.search.literals import safe_length
+from exporter.logs.search.time_budget import MOST_GIVEN_UP, RECORD_TIMEOUT_S, Patience
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.units import Unit
+
+__all__ = ["RECORD_TIMEOUT_S", "Engine", "Scan", "StampReader", "records"]
+
+SMALL_BYTES = 256 * 1024
+"""Up to here every position of a look is kept; of a longer one at least the last of each chunk."""
+WINDOW_BYTES = 64 * 1024
+"""End of a chunk in which the last match of a pattern is looked for backwards."""
+MOST_CHUNKS = 15
+"""Chunks in a row in which a value that is in all of them is not looked for before the end."""
+MOST_TRIES = 64
+"""Records in which a pattern is tried backwards without success before that is put off."""
+MOST_AUTOMATA = 64
+PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
+"""What a further pass over a chunk costs, a hit that leads to nothing, and making the automata of a backlog anew."""
+
+
+class Engine:
+    """Searches logs for patterns.
+
+    ``clock`` gives seconds that only rise, to bound the time that patterns may take together. A pattern whose searches
+    are given up too often is left out from then on.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern], clock: Callable[[], float] | None = None) -> None:
+        self.patience = Patience(clock)
+        self.timeouts: dict[str, int] = {}
+        """Records that a pattern was not searched in to the end, since that took too long."""
+        self._notes = [note for pattern in patterns if pattern.own for note in _notes(pattern)]
+        self.forward: list[Unit] = []
+        """Each match counts."""
+        self.late: list[Unit] = []
+        """The last match counts."""
+        self.in_chunks: list[Unit] = []
+        """The same, with each key of a pattern of pairs on its own."""
+        self._units: list[Unit] = []
+        for order, pattern in enumerate(patterns):
+            extractor = Extractor(pattern)
+            unit = self._add(order, pattern, extractor)
+            if pattern.kind in (Kind.ERROR, Kind.RESUME):
+                self.forward.append(unit)
+                continue
+            self.late.append(unit)
+            if pattern.kind is Kind.PAIRS:
+                self.in_chunks += [self._add(order, pattern, extractor, key) for key in range(len(pattern.keys))]
+            else:
+                self.in_chunks.append(unit)
+        shared = Counter(unit.literals for unit in self.forward)
+        for unit in self.forward:
+            # of patterns that begin with the same word, like ERROR, what follows tells which it can be
+            if unit.also and shared[unit.literals] > 1:
+                unit.literals, unit.also = unit.also, unit.literals
+        self._groups: dict[int, tuple[Group, ...]] = {}
+        self._joined: int | None = None
+        """Units of which the last match counts whose literals are in the automata for backlogs too."""
+        self._wasted, self._enough = 0.0, BUILD_US
+        """Microseconds that other automata for backlogs would have saved; and that are worth making them."""
+        self.of_masks: dict[int, tuple[Unit, ...]] = {}
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self.bare = [unit for unit in (*self.forward, *self.late) if not unit.literals]
+        self.values = [unit for unit in self.late if unit.is_value and unit.literals]
+        """Units of which nothing but the last match is ever kept."""
+        self.value_mask = sum(unit.bit for unit in self.values)
+        self.forward_mask = sum(unit.bit for unit in self.forward)
+        self.every_mask = self.forward_mask | sum(unit.bit for unit in self.late)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should be told of the patterns; grows when one is left out."""
+        return tuple(self._notes)
+
+    def _add(self, order: int, pattern: Pattern, extractor: Extractor, key: int | None = None) -> Unit:
+        unit = Unit(len(self._units), order, pattern, extractor, key)
+        self._units.append(unit)
+        return unit
+
+    def scan(self, text: bytes, stamps: StampReader | None = None) -> Findings:
+        """Everything that the patterns find in whole records; the last one need not have an end."""
+        scan = Scan(self, stamps)
+        scan.take_all(Chunk(text, len(text), 0))
+        return scan.finish(lambda offset, size: text[offset : offset + size])
+
+    def begin(self, stamps: StampReader | None = None) -> "Scan":
+        """One look at one file."""
+        return Scan(self, stamps)
+
+    def groups(self, mask: int, chunk: Chunk) -> tuple[Group, ...]:
+        """Automata that find the literals of the units in a mask, made for texts like this one."""
+        found = self._groups.get(mask)
+        if found is None:
+            if len(self._groups) >= MOST_AUTOMATA:
+                self._groups.clear()
+            found = self._groups[mask] = groups_of(self.units(mask), sample_of(chunk.text, chunk.end))
+        return found
+
+    def backlog_groups(self, mask: int, chunk: Chunk) -> tuple[Group, ...]:
+        """Automata for every unit of which each match counts, and for these others.
+
+        They are made for the first chunk of a backlog, and are not made anew whenever other units are asked for: what
+        they find of others counts for nothing, and what is not in them is looked for with others.
+        """
+        if self._joined is None or self._wasted > self._enough:
+            # the log is not as it was; where that happens again and again it is not worth its cost
+            self._enough *= 1 if self._joined is None else 4
+            self._joined, self._wasted = mask, 0.0
+            self._groups.pop(self.forward_mask | mask, None)
+        found = self.groups(self.forward_mask | self._joined, chunk)
+        if more := mask & ~self._joined:
+            further = self.groups(more, chunk)
+            self.waste(PASS_US * len(further))
+            found += further
+        wanted = self.forward_mask | mask
+        return tuple(group for group in found if group.mask & wanted)
+
+    def waste(self, microseconds: float) -> None:
+        """Note what other automata for backlogs would have saved."""
+        self._wasted += microseconds
+
+    def units(self, mask: int) -> tuple[Unit, ...]:
+        """The units in a mask, in the order of their patterns."""
+        found = self.of_masks.get(mask)
+        if found is None:
+            if len(self.of_masks) >= 4096:
+                self.of_masks.clear()
+            found = self.of_masks[mask] = tuple(unit for unit in self._units if unit.bit & mask)
+        return found
+
+    def careful(self, pattern: Pattern) -> Any:
+        """The same expression for a search that can be stopped, or None when there is no such."""
+        return self.patience.careful(pattern)
+
+    def give_up(self, pattern: Pattern) -> None:
+        """Note that a search was stopped, and leave the pattern out when that happens too often."""
+        if not self.patience.is_lost(pattern):
+            return
+        self._notes.append(
+            f'pattern "{pattern.name}" was given up {MOST_GIVEN_UP} times and is left out from now on: '
+            f"each time a search took over {RECORD_TIMEOUT_S} s"
+        )
+        for unit in self._units:
+            if unit.pattern == pattern:
+                unit.leave_out()  # scans under way still have it
+        self.forward, self.late, self.in_chunks = (
+            [unit for unit in units if unit.pattern != pattern] for units in (self.forward, self.late, self.in_chunks)
+        )
+        self._sum_up()
+
+
+def _notes(pattern: Pattern) -> Iterator[str]:
+    if not pattern.literals:
+        yield f'pattern "{pattern.name}" has no fixed text in it: every record is searched, which takes longer'
+    if not safe_length(pattern.regex):
+        yield (
+            f'pattern "{pattern.name}" repeats what can match in many ways: '
+            f"a search that takes over {RECORD_TIMEOUT_S} s is given up"
+        )
+
+
+class Scan:
+    """One look at one file: takes its chunks in their order and gives what they say."""
+
+    def __init__(self, engine: Engine, stamps: StampReader | None = None) -> None:
+        self._engine = engine
+        self._gathering = Gathering(engine, stamps)
+        self._evaluate, self._settle = self._gathering.evaluate, self._gathering.settle
+        self._fed = 0
+        self._unsearched: dict[int, list[tuple[int, int]]] = {}
+        """By unit: (offset, size) of the chunks since its last match that are put off to the end."""
+        self._rare: set[int] = set()
+        """Units that had few candidates in the chunk before: their literals are followed forwards."""
+        self._often: dict[int, int] = {}
+        """Values that were in a chunk: so many of the next chunks are put off for them."""
+
+    def feed(self, buffer: Buffer, end: int, offset: int) -> None:
+        """Take the whole records in ``buffer[:end]``, which stand at ``offset`` of the file; keeps none of it."""
+        if end <= 0:
+            return
+        self._fed += end
+        chunk = Chunk(buffer, end, offset)
+        if self._fed <= SMALL_BYTES:
+            self.take_all(chunk)
+        else:
+            self._take_last(chunk, end)
+
+    def finish(self, reread: Callable[[int, int], bytes]) -> Findings:
+        """What was found. ``reread(offset, size)`` gives a part of the file again, less where it is gone."""
+        if not self._unsearched:
+            return self._gathering.findings()
+        waiting: dict[tuple[int, int], list[Unit]] = {}
+        for unit in self._engine.in_chunks:
+            for span in self._unsearched.get(unit.number, ()):
+                waiting.setdefault(span, []).append(unit)
+        settled: set[int] = set()
+        for turn, (offset, size) in enumerate(sorted(waiting, reverse=True)):
+            units = [unit for unit in waiting[offset, size] if unit.number not in settled]
+            if units and not turn:
+                units, size = self._settle_end(units, offset, size, reread, settled)
+            if not units:
+                continue
+            text = reread(offset, size)
+            chunk = Chunk(text, len(text), offset)
+            followed: dict[int, list[tuple[int, int]]] = {}
+            if turn:  # what is not in the last chunk may well be in none
+                followed = {unit.number: [] for unit in units if unit.literals}
+                mask = sum(unit.bit for unit in units if unit.literals)
+                self._follow(chunk, self._engine.groups(mask, chunk), mask, mask, followed)
+            for unit in units:
+                places = followed.get(unit.number)
+                if self._settle(unit, chunk, chunk.backwards(unit.literals, 0) if places is None else places, None):
+                    settled.add(unit.number)
+        self._unsearched.clear()
+        return self._gathering.findings()
+
+    def _settle_end(
+        self, units: list[Unit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
+    ) -> tuple[list[Unit], int]:
+        """Look at the end of a chunk alone, where most values are: the rest of it need not be read then.
+
+        The units for which that is not enough, and the size of what is left for them. ``settled`` takes the numbers
+        of all that have found something: nothing before this chunk counts for them.
+        """
+        end = reread(offset + size - WINDOW_BYTES, WINDOW_BYTES) if size > WINDOW_BYTES else b""
+        begin = min((place for mark in (b"\n", b"\r") if (place := end.find(mark)) >= 0), default=-1) + 1
+        if len(end) < WINDOW_BYTES or not 0 < begin < len(end):
+            return units, size
+        before = size - WINDOW_BYTES + begin
+        chunk = Chunk(end[begin:], len(end) - begin, offset + before)
+        left: list[Unit] = []
+        for unit in units:
+            found = self._settle(unit, chunk, chunk.backwards(unit.literals, 0), None, goes_on=True)
+            if found is not False:
+                settled.add(unit.number)
+            if not found:
+                left.append(unit)
+        return left, before
+
+    # -- a few records: everything counts --------------------------------------------------------
+
+    def take_all(self, chunk: Chunk) -> None:
+        """Search every record for everything."""
+        engine = self._engine
+        noted: dict[int, list[tuple[int, int]]] = {}
+        groups = engine.groups(engine.every_mask, chunk)
+        taken: dict[int, int] = {}
+        for group in groups:
+            if hits := group.find(chunk.view()):
+                self._take_hits(chunk, group, hits, engine.every_mask, engine.value_mask, noted, taken)
+        if noted:
+            for unit in engine.values:
+                if places := noted.get(unit.number):
+                    if len(groups) > 1:
+                        places.sort()
+                    self._settle(unit, chunk, reversed(places), None)
+        for unit in engine.bare:
+            if unit.is_value:
+                self._settle(unit, chunk, chunk.backwards((), 0), None)
+                continue
+            for start, stop in chunk.all():
+                self._evaluate(unit, chunk, start, stop)
+
+    # -- a chunk of a backlog ----------------------------------------------------------------------
+
+    def _take_last(self, chunk: Chunk, size: int) -> None:
+        """Search all records for errors and the end of the chunk for the rest."""
+        engine = self._engine
+        begin = max(0, chunk.end - WINDOW_BYTES)
+        mask = 0
+        followed: dict[int, list[tuple[int, int]]] = {}
+        for unit in engine.in_chunks:
+            number = unit.number
+            if number in self._rare and begin:
+                followed[number] = []
+                mask |= unit.bit
+                continue
+            if self._often.get(number, 0) > 0:
+                self._often[number] -= 1
+                self._put_off(unit, chunk.offset, size)
+                continue
+            settled = self._settle(unit, chunk, chunk.backwards(unit.literals, begin), MOST_TRIES)
+            if settled:
+                self._unsearched.pop(number, None)
+                if not unit.has_history:
+                    self._often[number] = MOST_CHUNKS
+            elif not unit.literals or (settled is None and not (unit.behind and begin)):
+                self._put_off(unit, chunk.offset, size)
+                self._often[number] = MOST_CHUNKS
+            elif begin:
+                followed[number] = []
+                mask |= unit.bit
+        self._follow(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
+        self._rare = {number for number, places in followed.items() if len(places) <= MOST_TRIES}
+        for unit in engine.in_chunks:
+            if places := followed.get(unit.number):
+                if unit.has_history and len(places) <= MOST_TRIES:
+                    settled = sum(bool(self._evaluate(unit, chunk, *place)) for place in places) > 0
+                else:
+                    settled = self._settle(unit, chunk, places, MOST_TRIES)
+                if settled:
+                    self._unsearched.pop(unit.number, None)
+                    if not unit.has_history and len(places) > FEW:
+                        self._often[unit.number] = MOST_CHUNKS
+                        self._rare.discard(unit.number)
+                elif settled is None:
+                    self._put_off(unit, chunk.offset, size)
+        for unit in engine.forward:
+            if not unit.literals:
+                for start, stop in chunk.all():
+                    self._evaluate(unit, chunk, start, stop)
+
+    def _follow(
+        self, chunk: Chunk, groups: Sequence[Group], wanted: int, mask: int, followed: dict[int, list[tuple[int, int]]]
+    ) -> None:
+        """Search for what is wanted; of units in the mask only note the records, by number, the last one first."""
+        taken: dict[int, int] = {}
+        for group in groups:
+            if hits := group.find(chunk.view()):
+                self._engine.waste(HIT_US * self._take_hits(chunk, group, hits, wanted, mask, followed, taken))
+        for places in followed.values():
+            if len(groups) > 1:
+                places.sort()
+            places.reverse()
+
+    def _put_off(self, unit: Unit, offset: int, size: int) -> None:
+        """Leave a chunk to the end of the look, which needs it only if none after it has a match."""
+        self._unsearched.setdefault(unit.number, []).append((offset, size))
+
+    def _take_hits(
+        self,
+        chunk: Chunk,
+        group: Group,
+        hits: Iterable[tuple[int, int, int]],
+        wanted: int,
+        later: int,
+        noted: dict[int, list[tuple[int, int]]],
+        taken: dict[int, int],
+    ) -> int:
+        """Go through the hits of an automaton, each unit once in each record; how many led to nothing.
+
+        Of the units that are wanted, those in ``later`` are not tried: their records are noted by their numbers.
+        ``taken`` are the units that have been dealt with, by the end of their record, where several automata have
+        literals of them.
+        """
+        text, end, has_returns = chunk.text, chunk.end, chunk.has_returns
+        find, starts_with, units, errors = text.find, text.startswith, self._engine.units, self._gathering.errors
+        of_masks = self._engine.of_masks
+        sure, checks, tests, shared_units, rfind = group.sure, group.checks, group.tests, group.shared, text.rfind
+        stop, begin, seen, in_vain = -1, -1, 0, 0
+        for number, place, behind in hits:
+            if (test := tests[number]) is not None and test(text, place, end) is None:
+                continue
+            mask = sure[number]
+            for before, literals, others, after, follows in checks[number]:
+                if (literals is None or (place + before >= 0 and starts_with(literals, place + before, end))) and (
+                    follows is None or follows(text, place + after, end)
+                ):
+                    mask |= others
+            mask &= wanted
+            if not mask:
+                in_vain += 1
+                group.note_in_vain(number)
+                continue
+            if place >= stop:
+                stop = find(b"\n", behind, end)
+                if stop < 0:
+                    stop = end
+                if has_returns and (back := find(b"\r", behind, stop)) >= 0:
+                    stop = back
+                seen, begin = mask, -1
+            else:
+                mask &= ~seen
+                if not mask:
+                    continue
+                seen |= mask
+            if shared_units and (shared := mask & shared_units):
+                before = taken.get(stop, 0)
+                taken[stop] = before | shared
+                mask &= ~before
+            for unit in of_masks.get(mask) or units(mask):
+                if unit.is_counted:
+                    errors[unit.name] = errors.get(unit.name, 0) + 1
+                    continue
+                if begin < 0:
+                    # the same as Chunk.start, without the call
+                    begin = rfind(b"\n", 0, place) + 1
+                    if has_returns:
+                        begin = max(begin, rfind(b"\r", begin, place) + 1)
+                if unit.is_error and stop - begin <= unit.safe:
+                    # the same as _evaluate, without the call: the log of a failing loop is full of these
+                    record = text[begin:stop]
+                    for literal in unit.also:
+                        if literal in record:
+                            break
+                    else:
+                        if unit.also:
+                            continue
+                    if unit.search(record) is not None:
+                        errors[unit.name] = errors.get(unit.name, 0) + 1
+                elif unit.bit & later:
+                    noted.setdefault(unit.number, []).append((begin, stop))
+                else:
+                    self._evaluate(unit, chunk, begin, stop)
+        return in_vain

@@ -1,0 +1,123 @@
+"""What one match of a pattern says, in numbers."""
+
+import re
+from typing import Protocol
+
+from exporter.logs.patterns import Kind, Pattern
+
+MOST_DIGITS = 18
+"""A record can hold a million digits, and no count does."""
+_COUNT = re.compile(rb"[ \t]{0,8}\+?(\d{1,3}(?:[,_]\d{3}){1,6}|\d{1,18})(?:\.\d{0,30})?[ \t]{0,8}")
+_MOST_CHARACTERS = 400
+_THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3}){1,6}(?:\.\d{0,60})?(?:[eE][-+]?\d{1,4})?")
+_PAIR = (
+    rb"""["']?[ \t]{0,16}[:=][ \t]{0,16}["']?"""
+    rb"([-+]?(?:(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,30}(?:_\d{3}){0,6})(?:\.\d{0,60})?|\.\d{1,60})(?:[eE][-+]?\d{1,4})?"
+    rb"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z0-9_]))(?!\d|[.:]\d|_\d)"
+)
+PAIR = re.compile(_PAIR)
+"""What stands behind the key of a pair."""
+
+
+class Match(Protocol):
+    """What is used of a match: one of ``re`` or of ``regex``."""
+
+    def group(self, group: int, /) -> bytes | None:
+        """The text of a group."""
+
+
+def count(text: bytes | None) -> int | None:
+    """A count of things; a fraction is cut off. None for what is none, or is beyond all counts."""
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text) if len(text) <= MOST_DIGITS else None
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        return None
+    digits = match[1].replace(b",", b"").replace(b"_", b"")
+    return int(digits) if len(digits) <= MOST_DIGITS else None
+
+
+def number(text: bytes | None) -> float | None:
+    """A number as programs write it, NaN and the infinities too; None for what is none."""
+    if text is None or len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return float(text.replace(b",", b"")) if _THOUSANDS.fullmatch(text.strip()) else None
+
+
+class Extractor:
+    """Takes the numbers out of the matches of one pattern."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self._is_pairs = pattern.kind is Kind.PAIRS
+        named = pattern.regex.groupindex
+        free = [group for group in range(1, pattern.regex.groups + 1) if group not in named.values()]
+        by_name = any(name in named for name in ("done", "total", "percent"))
+        first, second = (0, 0) if by_name else (*free, 0, 0)[:2]
+        self._done, self._total = named.get("done", first), named.get("total", second)
+        self._percent = named.get("percent", 0)
+        self._epoch, self._epochs = named.get("epoch", 0), named.get("epochs", 0)
+        self._only_done_and_total = self._done > 0 < self._total and not (self._percent or self._epoch or self._epochs)
+        self._rank, self._skip = named.get("rank", 0), named.get("skip", 0)
+        self._values = [(name, group) for name, group in named.items() if name not in ("rank", "skip")]
+        if not self._values and free:
+            self._values = [(pattern.name, free[0])]
+        self._sets = list(pattern.sets)
+        self._pairs = [
+            (
+                name,
+                re.compile(
+                    (rb"(?<![A-Za-z0-9_])" if key[:1].isalnum() or key[:1] == b"_" else b"") + re.escape(key) + _PAIR
+                ),
+            )
+            for key, name in pattern.keys
+        ]
+        self.has_ranks = self._rank > 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values that the pattern may give."""
+        return tuple(name for name, _ in (*(self._pairs if self._is_pairs else self._values), *self._sets))
+
+    def rank(self, match: Match) -> int | None:
+        """Data-parallel rank that the match names."""
+        return count(match.group(self._rank)) if self._rank else None
+
+    def counts(self, match: Match) -> tuple[int, int | None, int | None, int | None] | None:
+        """(Done, total, epoch, epochs) of a position; None when it does not say what is done."""
+        if self._only_done_and_total:
+            done, total = count(match.group(self._done)), count(match.group(self._total))
+            return None if done is None else (done, total, None, None)
+        done = count(match.group(self._done)) if self._done else None
+        total = count(match.group(self._total)) if self._total else None
+        if done is None and self._percent:
+            done, total = count(match.group(self._percent)), 100
+        epoch = count(match.group(self._epoch)) if self._epoch else None
+        epochs = count(match.group(self._epochs)) if self._epochs else None
+        if done is None and not self._done and self.pattern.unit == "epochs":
+            done, total = epoch, epochs
+        return None if done is None else (done, total, epoch, epochs)
+
+    def values(self, match: Match, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
+        """Each value that a record gives, or that of the one key with the number ``only``."""
+        told: list[tuple[str, float]] = []
+        if not self._is_pairs:
+            told += self._sets
+            for name, group in self._values:
+                found = number(match.group(group))
+                if found is not None:
+                    told.append((name, found))
+            return told
+        if self._skip and match.group(self._skip) is not None:
+            return told
+        for name, regex in self._pairs if only is None else self._pairs[only : only + 1]:
+            pair = regex.search(record)
+            found = None if pair is None else number(pair[1])
+            if found is not None:
+                told.append((name, found))
+        return told

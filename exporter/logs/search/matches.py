@@ -1,0 +1,195 @@
+"""What the records say that are worth a try: matches as positions, values, marks and counts of errors."""
+
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any, Protocol
+
+from exporter.logs.records import Chunk
+from exporter.logs.search.extraction import Match
+from exporter.logs.search.findings import Findings, Mark, Position, Value
+from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, Patience
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.units import Unit
+
+FEW = 8
+"""Records of a chunk in which a value may stand and still be followed forwards."""
+HEAD_BYTES = 80
+"""Of a record, in which its time stands."""
+
+Key = tuple[str | None, int | None]
+
+
+class StampReader(Protocol):
+    """Reads the time at the head of a record."""
+
+    def read(self, head: bytes) -> float | None:
+        """The time, or None when there is none."""
+
+
+class Searcher(Protocol):
+    """Whose searches these are."""
+
+    patience: Patience
+    timeouts: dict[str, int]
+
+    def careful(self, pattern: Pattern) -> Any:
+        """The same expression for a search that can be stopped, or None when there is no such."""
+
+    def give_up(self, pattern: Pattern) -> None:
+        """Note that a search was stopped."""
+
+
+class Gathering:
+    """What one look at one file has found so far."""
+
+    def __init__(self, engine: Searcher, stamps: StampReader | None = None) -> None:
+        self._engine = engine
+        self._stamps = stamps
+        self.errors: dict[str, int] = {}
+        self._places: list[tuple[int, int, Any, bytes]] = []
+        """(offset, order, what is there, head of the record) of each position and mark."""
+        self._values: dict[tuple[str, int | None], tuple[int, int, float, bytes]] = {}
+        """(offset, -order, number, head of the record), the greatest of each name and rank."""
+        self._spent: dict[str, float] = {}
+
+    def settle(
+        self,
+        unit: Unit,
+        chunk: Chunk,
+        places: Iterable[tuple[int, int]],
+        most_tries: int | None,
+        *,
+        goes_on: bool = False,
+    ) -> bool | None:
+        """Whether the last finding of a unit is among records that come from the last one on.
+
+        None when that many records in a row gave nothing; a pattern that names ranks has a last
+        finding for each of them, and goes on until none is new. Where the chunk ``goes_on`` before these
+        records, None as well when what they say need not be all.
+        """
+        tries = 0
+        if unit.wanted == 1 and not unit.extractor.has_ranks:
+            for start, stop in places:
+                if self.evaluate(unit, chunk, start, stop):
+                    return True
+                tries += 1
+                if most_tries is not None and tries >= most_tries:
+                    return None
+            return False
+        found: set[Key] = set()
+        for start, stop in places:
+            keys = self.evaluate(unit, chunk, start, stop)
+            if keys - found:
+                found |= keys
+                tries = 0
+                if len(found) >= unit.wanted and not unit.extractor.has_ranks:
+                    return True
+            else:
+                tries += 1
+                if most_tries is not None and (tries >= most_tries or (tries >= FEW and found == _WITHOUT_RANKS)):
+                    return True if found else None
+        return None if goes_on and found else bool(found)
+
+    def evaluate(self, unit: Unit, chunk: Chunk, start: int, stop: int) -> set[Key]:
+        """Search one record for a unit and note what it says; the names and ranks of that."""
+        record = chunk.text[start:stop]
+        if type(record) is not bytes:
+            record = bytes(record)
+        if unit.also:
+            for text in unit.also:
+                if text in record:
+                    break
+            else:
+                return _NOTHING
+        if stop - start > unit.safe:
+            match = self._search_carefully(unit, record)
+        elif unit.before:
+            # from the head of the record each digit of its time would be tried as the first one of the number
+            if len(unit.literals) == 1:
+                first = max(0, record.find(unit.literals[0]))
+            else:
+                first = min([place for literal in unit.literals if (place := record.find(literal)) >= 0], default=0)
+            match = unit.search(record, len(record[:first].rstrip(unit.before)))
+        else:
+            match = unit.search(record)
+        if match is None:
+            return _NOTHING
+        if unit.is_error:
+            self.errors[unit.name] = self.errors.get(unit.name, 0) + 1
+            return _NOTHING
+        where = chunk.offset + start if chunk.is_plain else chunk.where(start)
+        head, extractor = record[:HEAD_BYTES], unit.extractor
+        if unit.is_mark:
+            self._places.append((where, unit.order, unit.pattern, head))
+            return _WITHOUT_RANKS
+        rank = extractor.rank(match) if extractor.has_ranks else None
+        if unit.is_value:
+            keys: set[Key] = set()
+            for name, number in extractor.values(match, record, unit.key):
+                old = self._values.get((name, rank))
+                if old is None or (where, -unit.order) > old[:2]:
+                    self._values[name, rank] = (where, -unit.order, number, head)
+                keys.add((name, rank))
+            return keys
+        counts = extractor.counts(match)
+        if counts is None:
+            return _NOTHING
+        self._places.append((where, unit.order, (unit.pattern, counts, rank), head))
+        return _WITHOUT_RANKS if rank is None else {(None, rank)}
+
+    def _search_carefully(self, unit: Unit, record: bytes) -> Match | None:
+        """Search a record in bounded time; None as well when that was not enough."""
+        engine, name = self._engine, unit.name
+        spent, begun = self._spent.get(name, 0.0), engine.patience.now()
+        if (
+            spent < LOOK_TIMEOUT_S
+            and engine.patience.has_time(begun)
+            and (expression := engine.careful(unit.pattern)) is not None
+        ):
+            begun = engine.patience.now()  # compiling it takes long, once
+            least = 0.0
+            try:
+                found: Match | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
+                return found
+            except TimeoutError:
+                least = RECORD_TIMEOUT_S
+                engine.give_up(unit.pattern)
+            finally:
+                now = engine.patience.now()
+                taken = max(least, now - begun)
+                self._spent[name] = spent + taken
+                engine.patience.took(now, taken)
+        engine.timeouts[name] = engine.timeouts.get(name, 0) + 1
+        return None
+
+    def findings(self) -> Findings:
+        positions: list[Position] = []
+        marks: list[Mark] = []
+        values: dict[str, dict[int | None, Value]] = {}
+        read = None if self._stamps is None else self._stamps.read
+        self._places.sort(key=_OFFSET_AND_ORDER)
+        before, stamp, resume = -1, None, Kind.RESUME
+        for offset, _, what, head in self._places:
+            if read is not None and offset != before:
+                before, stamp = offset, read(head)
+            if isinstance(what, Pattern):
+                marks.append(Mark(what.name, what.begins, offset, stamp))
+            else:
+                pattern, (done, total, epoch, epochs), rank = what
+                resumed = pattern.kind is resume
+                positions.append(
+                    _new(
+                        Position,
+                        (pattern.name, pattern.unit, offset, done, total, epoch, epochs, rank, resumed, stamp),
+                    )
+                )
+        for (name, rank), (offset, _, number, head) in self._values.items():
+            stamp = None if read is None else read(head)
+            values.setdefault(name, {})[rank] = _new(Value, (number, offset, stamp))
+        return Findings(positions, values, marks, self.errors)
+
+
+_new = tuple.__new__  # half of the time of Position() and Value(), of which a busy log has many
+_NOTHING: set[Key] = set()
+_WITHOUT_RANKS: set[Key] = {(None, None)}
+_OFFSET_AND_ORDER = itemgetter(0, 1)

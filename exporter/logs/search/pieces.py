@@ -1,0 +1,389 @@
+"""Which short texts to look for instead of many literals, and in which order to give them to the automaton.
+
+The vector search of the automaton (Teddy) is fast for at most 64 texts. It knows them by their first two to four
+bytes, as many as the shortest of them has, and those by halves, many texts at once: where a place could be one of them
+it looks closer. So a few pieces are chosen such that each literal holds one of them, and so that they and what looks
+like them are rare in a log: a part of the log itself tells that best. Where a piece stands, its literals are compared
+in place.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from exporter.logs.search.ordinary_text import LINES, WORDS
+
+PIECE = 4
+"""Bytes of a piece at least, unless its literal is shorter."""
+SLIM_PIECES, MOST_PIECES = 31, 63
+"""In one automaton; up to the lower number it has half of the buckets, and nearly twice the speed."""
+SLIM_BUCKETS, FAT_BUCKETS = 8, 16
+SAMPLE_BYTES, SLICE_BYTES = 16 << 10, 512
+"""Of a log, taken as a sample in slices from all over it."""
+_MEBIBYTE = float(1 << 20)
+_SLIM_US, _FAT_US = {2: 31.0, 3: 49.0, 4: 67.0}, {2: 53.0, 3: 79.0, 4: 109.0}
+"""What a pass over a mebibyte costs, by the width: the bytes by which texts are known."""
+_ALONE_US = 20.0
+"""What it costs to search for one text and no other."""
+_HIT_US, _DOUBT_US = 0.35, 0.02
+"""What a hit and a place that must be looked at closer cost."""
+WIDTH = 3
+"""Bytes by which texts are usually known."""
+_WIDEN_US = 25.0
+"""Of what the doubts cost, from which on it is tried to tell texts by a byte more."""
+_FEW = 16
+"""Pieces that may be told by a byte less."""
+_WORTH = (10.0, 40.0, 150.0)
+"""What one piece less is worth: what is tried."""
+_NEARLY_SLIM = 40
+"""Pieces that may become few enough for the faster search, if some of them may be less rare."""
+_LEAST_TEXTS = 6
+"""In one automaton: of two or three it would look for their first bytes alone. What no log holds makes up for them."""
+_MOST_CHOICES = 4
+"""Pieces that are tried for the same literals."""
+_LINE_HITS, _WORD_HITS, _ORDINARY_SHARE = 60.0, 40.0, 0.1
+"""How often what stands once in the ordinary lines and words stands in a mebibyte of a log, about, and how much of that
+still counts beside what a log says itself."""
+_ROUNDS = 3
+"""Times that each piece may move to a better bucket."""
+_DOUBT_SLICE = 256
+"""Of each slice of a sample, in which doubts are counted."""
+
+Pieces = dict[bytes, list[tuple[bytes, int]]]
+"""Pieces, each with the literals that it stands for and its place in them."""
+_Halves = tuple[int, int, int, int, int, int, int, int]
+"""Of each of the first bytes of a piece, the places of a sample that have its lower half there, and its upper half."""
+_NOWHERE: _Halves = (0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def sample_of(text: bytes | bytearray | memoryview, end: int) -> bytes:
+    """Parts from all over a text."""
+    slices = SAMPLE_BYTES // SLICE_BYTES
+    if end <= SAMPLE_BYTES:
+        return bytes(text[:end])
+    step = (end - SLICE_BYTES) // (slices - 1)
+    return b"".join(bytes(text[start : start + SLICE_BYTES]) for start in range(0, step * slices, step))
+
+
+class _Sample:
+    """Text of a log, or of ordinary ones, in which pieces and what looks like them are counted."""
+
+    def __init__(self, text: bytes) -> None:
+        short = b"".join(text[start : start + _DOUBT_SLICE] for start in range(0, len(text), SLICE_BYTES))
+        short = short if len(text) > SAMPLE_BYTES // 4 else text + LINES
+        self._lows = [_places(short, table) for table in _LOWS]
+        self._highs = [_places(short, table) for table in _HIGHS]
+        self.doubt_us = _DOUBT_US * _MEBIBYTE / len(short)
+        """What it costs for a mebibyte that one place of the sample is in doubt."""
+        self._text = text
+        self.is_whole = len(text) >= SAMPLE_BYTES
+        """Whether it says enough of a log for a closer choice to be worth its time."""
+
+    def prices(self, texts: Iterable[bytes]) -> dict[bytes, float]:
+        """What the hits of each text of ``PIECE`` bytes, or fewer, and of its head cost in a mebibyte, about."""
+        usual = _ORDINARY_SHARE if self._text else 1.0
+        counts = dict.fromkeys(texts, 0.0)
+        heads = dict.fromkeys((text[:WIDTH] for text in counts), 0.0)
+        short = [text for text in counts if len(text) < PIECE]
+        for text, weight in (
+            (self._text, _MEBIBYTE / max(1, len(self._text))),
+            (LINES, usual * _LINE_HITS),
+            (WORDS, usual * _WORD_HITS),
+        ):
+            for place in range(len(text) - PIECE + 1):
+                if (head := text[place : place + WIDTH]) in heads:
+                    heads[head] += weight
+                    if (piece := text[place : place + PIECE]) in counts:
+                        counts[piece] += weight
+            for piece in short:
+                counts[piece] += weight * text.count(piece)
+        return {text: _HIT_US * count + _DOUBT_US * heads[text[:WIDTH]] for text, count in counts.items()}
+
+    def halves(self, piece: bytes, width: int) -> _Halves:
+        """Where the beginning of a piece may stand by each half byte, if it is known by so many bytes."""
+        found = [-1] * 8
+        for place, code in enumerate(piece[:width]):
+            # the bits of a number stand with the last byte lowest
+            found[2 * place : 2 * place + 2] = self._lows[code & 15] << place, self._highs[code >> 4] << place
+        a, b, c, d, e, f, g, h = found
+        return a, b, c, d, e, f, g, h
+
+
+_LOWS = [bytes(b"01"[code & 15 == half] for code in range(256)) for half in range(16)]
+_HIGHS = [bytes(b"01"[code >> 4 == half] for code in range(256)) for half in range(16)]
+
+
+_LOWER_HALF = bytes(code & 15 for code in range(256))
+
+
+def _places(text: bytes, table: bytes) -> int:
+    """A bit for each byte of a text that the table makes a 1."""
+    return int(text.translate(table), 2)
+
+
+def _both(one: _Halves, other: _Halves) -> _Halves:
+    a, b, c, d, e, f, g, h = one
+    i, j, k, l, m, n, o, p = other  # noqa: E741
+    return a | i, b | j, c | k, d | l, e | m, f | n, g | o, h | p
+
+
+def _doubts(one: _Halves, other: _Halves = _NOWHERE) -> int:
+    """Places of the sample that a bucket with both cannot tell from its own."""
+    a, b, c, d, e, f, g, h = one
+    i, j, k, l, m, n, o, p = other  # noqa: E741
+    return ((a | i) & (b | j) & (c | k) & (d | l) & (e | m) & (f | n) & (g | o) & (h | p)).bit_count()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The texts of one automaton, in the order in which it is to have them, and what they stand for."""
+
+    order: list[bytes]
+    pieces: Pieces
+    us: float
+    """What it takes for a mebibyte, about, in microseconds, without its hits."""
+
+
+def choose(literals: Sequence[bytes], text: bytes = b"") -> list[Plan]:
+    """A few automata by which each of these literals is found; ``text`` is a sample of what is to be searched.
+
+    Every literal belongs to one piece. Some pieces come twice in the order, and some texts in it are none: they
+    are what no log holds.
+    """
+    if len(literals) <= 2:
+        return [_alone(literal, [literal]) for literal in literals]
+    sample = _Sample(text)
+    places: dict[bytes, dict[int, int]] = {}
+    for number, literal in enumerate(literals):
+        for place in range(len(literal) - PIECE + 1):
+            places.setdefault(literal[place : place + PIECE], {}).setdefault(number, place)
+    for short in (literal for literal in literals if len(literal) < PIECE):
+        places[short] = {number: literal.find(short) for number, literal in enumerate(literals) if short in literal}
+    prices = sample.prices(places)
+    chosen: dict[bytes, list[int]] = {}
+    least = 0.0
+    for worth in _WORTH:
+        found = _chosen(places, prices, worth)
+        cost = _passes_us(len(found)) + sum(map(prices.__getitem__, found))
+        if not chosen or cost < least:
+            chosen, least = found, cost
+        if len(found) <= SLIM_PIECES or _NEARLY_SLIM < len(found) <= MOST_PIECES:
+            break
+    names = sorted(chosen)
+    members = {name: [literals[number] for number in chosen[name]] for name in names}
+    plans: list[Plan] = []
+    for start in range(0, len(names), MOST_PIECES):
+        plans += _planned({name: members[name] for name in names[start : start + MOST_PIECES]}, sample, prices)
+    return plans
+
+
+def _passes_us(pieces: int) -> float:
+    """What so many pieces take without any hit."""
+    full, rest = divmod(pieces, MOST_PIECES)
+    return full * _FAT_US[WIDTH] + (0 if not rest else _SLIM_US[WIDTH] if rest <= SLIM_PIECES else _FAT_US[WIDTH])
+
+
+def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _Sample, prices: Mapping[bytes, float]) -> list[Plan]:
+    """The cheapest way to find these pieces with one automaton, and others for those that would slow it down."""
+    best: list[Plan] = []
+    widths = [WIDTH]
+    for width in widths:
+        plans = [_alone(piece, of) for piece, of in members.items() if len(piece) < width]
+        others = [of for piece, of in members.items() if len(piece) >= width]
+        if len(others) * _ALONE_US <= _SLIM_US[width]:
+            plans += [_alone(_longest(piece, of), of) for piece, of in members.items() if len(piece) >= width]
+        elif others:
+            plans.append(_arranged(others, sample, prices, width))
+            if width == WIDTH:
+                plain_us = (_SLIM_US if len(others) <= SLIM_PIECES else _FAT_US)[width]
+                widths += [width - 1] if len(members) <= _FEW else []
+                widths += [width + 1] if sample.is_whole and plans[-1].us > plain_us + _WIDEN_US else []
+        if not best or sum(plan.us for plan in plans) < sum(plan.us for plan in best):
+            best = plans
+    return best
+
+
+def _alone(piece: bytes, literals: Sequence[bytes]) -> Plan:
+    return Plan([piece], {piece: [(literal, literal.index(piece)) for literal in literals]}, _ALONE_US)
+
+
+def _chosen(
+    places: Mapping[bytes, Mapping[int, int]], prices: Mapping[bytes, float], worth: float
+) -> dict[bytes, list[int]]:
+    """Pieces such that each literal has one: always the one that is cheapest for each literal that has none."""
+    waiting = [((prices[piece] + worth) / len(of), piece) for piece, of in places.items()]
+    heapq.heapify(waiting)
+    done: set[int] = set()
+    found: dict[bytes, list[int]] = {}
+    while waiting:
+        score, piece = waiting[0]
+        of = [number for number in places[piece] if number not in done]
+        now = (prices[piece] + worth) / len(of) if of else score
+        if now > score:  # fewer literals wait for it than before
+            heapq.heapreplace(waiting, (now, piece))
+            continue
+        heapq.heappop(waiting)
+        if of:
+            done.update(of)
+            found[piece] = of
+    for piece in sorted(found, key=lambda piece: (len(found[piece]), -prices[piece])):
+        others = {
+            number: other for number in found[piece] for other in found if other != piece and number in places[other]
+        }
+        if len(others) == len(found[piece]):  # later choices have made this one needless
+            del found[piece]
+            for number, other in others.items():
+                found[other].append(number)
+    return found
+
+
+class _Bucket:
+    """Pieces that the vector search takes for one another, by their number."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, _Choice] = {}
+        self.halves = _NOWHERE
+        self.doubts = 0
+
+    def add(self, number: int, choice: "_Choice") -> None:
+        self.pieces[number] = choice
+        self.halves = _both(self.halves, choice.halves)
+        self.doubts = _doubts(self.halves)
+
+    def remove(self, number: int) -> None:
+        del self.pieces[number]
+        self.halves = _NOWHERE
+        for choice in self.pieces.values():
+            self.halves = _both(self.halves, choice.halves)
+        self.doubts = _doubts(self.halves)
+
+
+class _Choice:
+    """One of the texts that may be the piece of some literals."""
+
+    def __init__(self, start: bytes, literals: Sequence[bytes], halves: _Halves, width: int, price: float) -> None:
+        self.text = _longest(start, literals)
+        self.halves = halves
+        self.low = start[:width].translate(_LOWER_HALF)
+        self.us = price
+
+
+def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
+    """The beginning of a piece and what follows it in all of its literals: the longer, the fewer hits."""
+    text, *others = (literal[literal.index(start) :] for literal in literals)
+    for other in others:
+        while not other.startswith(text):
+            text = text[:-1]
+    return text
+
+
+def _choices(literals: Sequence[bytes], sample: _Sample, prices: Mapping[bytes, float], width: int) -> list[_Choice]:
+    """The rarest texts that all of some literals hold, each as long as it goes on in all of them."""
+    shortest = min(literals, key=len)
+    size = min(PIECE, len(shortest))
+    starts = {shortest[place : place + size] for place in range(len(shortest) - size + 1)}
+    common = [start for start in starts if all(start in literal for literal in literals)]
+    common.sort(key=lambda start: (prices[start], start))
+    return [
+        _Choice(start, literals, sample.halves(start, width), width, prices[start]) for start in common[:_MOST_CHOICES]
+    ]
+
+
+def _arranged(members: Sequence[Sequence[bytes]], sample: _Sample, prices: Mapping[bytes, float], width: int) -> Plan:
+    """A piece for each of these sets of literals, in the order in which the vector search has least to do.
+
+    It puts the text with the number n into the bucket n modulo their count, and looks closer wherever a
+    place could, by halves of bytes, be one of a bucket: so what is alike belongs together.
+    """
+    is_slim = len(members) <= SLIM_PIECES
+    buckets = [_Bucket() for _ in range(SLIM_BUCKETS if is_slim else FAT_BUCKETS)]
+    most = (SLIM_PIECES if is_slim else MOST_PIECES) // len(buckets) + 1
+    choices = [_choices(literals, sample, prices, width) for literals in members]
+    where: list[_Bucket | None] = [None] * len(members)
+    homes: dict[bytes, _Bucket] = {}
+    """Where those are of which the lower halves are the same: it takes them together wherever they stand."""
+    numbers = sorted(range(len(members)), key=lambda number: -_doubts(choices[number][0].halves))
+    for _ in range(_ROUNDS):
+        moved = False
+        for number in numbers:
+            old = where[number]
+            if old is not None:
+                was = old.doubts
+                held = old.pieces[number]
+                old.remove(number)
+                if all(choice.low != held.low for choice in old.pieces.values()):
+                    del homes[held.low]
+                if was == old.doubts and held is choices[number][0]:
+                    old.add(number, held)  # it costs nothing where it is
+                    homes[held.low] = old
+                    continue
+            best: tuple[float, int, _Bucket, _Choice] | None = None
+            is_new = False
+            for bucket in buckets:
+                if is_new and not bucket.pieces:
+                    continue
+                is_new = is_new or not bucket.pieces
+                lows = {choice.low for choice in bucket.pieces.values()}
+                for choice in choices[number]:
+                    if homes.get(choice.low, bucket) is not bucket or (len(lows) == most and choice.low not in lows):
+                        continue
+                    more = _doubts(bucket.halves, choice.halves) - bucket.doubts
+                    cost = choice.us + more * sample.doubt_us
+                    if best is None or (cost, len(bucket.pieces)) < best[:2]:
+                        best = (cost, len(bucket.pieces), bucket, choice)
+            if best is None:  # cannot be: there are more places than pieces
+                raise AssertionError(members[number])
+            _, _, home, held = best
+            home.add(number, held)
+            homes[held.low] = home
+            moved = moved or home is not old
+            where[number] = home
+        if not moved:
+            break
+    found: Pieces = {}
+    columns: list[list[bytes]] = []
+    us = (_SLIM_US if is_slim else _FAT_US)[width]
+    for bucket in buckets:
+        columns.append([choice.text for choice in bucket.pieces.values()])
+        us += bucket.doubts * sample.doubt_us
+        for number, choice in bucket.pieces.items():
+            found.setdefault(choice.text, []).extend((text, text.index(choice.text)) for text in members[number])
+    return Plan(_in_order(columns, width), found, us)
+
+
+def _in_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:
+    """Texts in such an order that each column of them comes into one bucket."""
+    texts = [text for column in reversed(columns) for text in column]
+    if len(texts) < _LEAST_TEXTS:
+        return [*texts, *(bytes((0xF8 | number,)) * width for number in range(len(columns) - len(texts)))]
+    # of those with the same lower halves the first leads all into its bucket, wherever the others come
+    first: list[list[bytes]] = []
+    others: list[bytes] = []
+    for column in reversed(columns):
+        alike: dict[bytes, list[bytes]] = {}
+        for text in column:
+            alike.setdefault(text[:width].translate(_LOWER_HALF), []).append(text)
+        lists = sorted(alike.values(), key=len, reverse=True)
+        first.append([those[0] for those in lists])
+        others += [text for those in lists for text in those[1:]]
+    if min(map(len, texts)) > width:
+        # texts are known by as many bytes as the shortest has
+        others.append(bytes(0xF0 | code & 15 for code in texts[0][:width]))
+    order: list[bytes] = []
+    free: list[int] = []
+    for row in range(max(map(len, first))):
+        for column in first:
+            if row >= len(column):
+                free.append(len(order))
+            order.append(column[row] if row < len(column) else texts[0])
+    free = [place for place in free if place >= len(columns)]
+    for other in others:
+        if free:
+            order[free.pop(0)] = other
+        else:
+            order.append(other)
+    least = 0 if len(columns) == SLIM_BUCKETS else SLIM_PIECES + 2
+    while free and free[-1] == len(order) - 1 > least:
+        order.pop()
+        free.pop()
+    return order if len(order) <= (SLIM_PIECES if least == 0 else MOST_PIECES) + 1 else [*texts, *others[-1:]]

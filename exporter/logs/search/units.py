@@ -1,0 +1,67 @@
+"""What is looked for in records, one by one: patterns, and keys of patterns of pairs."""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from exporter.logs.search.extraction import PAIR, Extractor, Match
+from exporter.logs.search.literals import behind_literals, bytes_before, is_literal_only, literals_of, previous_bytes, required_literals, safe_length
+from exporter.logs.patterns import Kind, Pattern
+
+
+class Unit:
+    """One thing to look for: a pattern, or one key of a pattern of pairs."""
+
+    def __init__(self, number: int, order: int, pattern: Pattern, extractor: Extractor, key: int | None = None) -> None:
+        self.bit = 1 << number
+        self.number = number
+        self.order = order
+        self.pattern = pattern
+        self.extractor = extractor
+        self.key = key
+        self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
+        self.name = pattern.name
+        self.search: Callable[..., Match | None] = pattern.regex.search
+        self.also = literals_of(pattern.regex).also
+        """Of these, too, a match holds one; none where nothing more is known."""
+        self.is_error = pattern.kind is Kind.ERROR
+        self.is_mark = pattern.kind is Kind.MARK
+        self.is_value = pattern.kind in (Kind.VALUE, Kind.PAIRS)
+        self.has_history = pattern.kind in (Kind.POSITION, Kind.MARK)
+        self.behind: Mapping[bytes, re.Pattern[bytes]] = {}
+        """Of a literal, what follows it in a match, as far as that is known."""
+        self.previous = self.before = b""
+        """One of these bytes stands before the literal in every match; and of these alone, as of digits, is made what
+        stands before it. None where that is not known."""
+        if key is not None:
+            self.behind = {pattern.keys[key][0]: PAIR}
+        elif not self.is_error and set(pattern.literals) == set(required_literals(pattern.regex)):
+            self.behind = behind_literals(pattern.regex)
+            if self.is_value or self.has_history:
+                self.previous = previous_bytes(pattern.regex)
+            if self.is_value:
+                self.before = bytes_before(pattern.regex)
+        self.is_counted = (
+            self.is_error
+            and set(pattern.literals) == set(self.literals)
+            and bool(self.literals)
+            and is_literal_only(pattern.regex)
+        )
+        """Whether holding a literal is all that it takes, and the match says nothing else."""
+        self.wanted = 1 if key is not None or self.has_history else max(1, len(extractor.names))
+        """Findings after which nothing earlier counts."""
+
+    @cached_property
+    def safe(self) -> int:
+        """Bytes of a record up to which any search ends soon."""
+        return safe_length(self.pattern.regex)
+
+    def leave_out(self) -> None:
+        """Match nothing from now on."""
+        self.search = _match_nothing
+        self.safe = sys.maxsize
+
+
+def _match_nothing(_: bytes | bytearray, begin: int = 0) -> None:
+    return None

@@ -1,0 +1,688 @@
+"""New records of a growing log, by polling: inotify is blind on network file systems.
+
+On others it saves asking again and again for a log to which nothing is written, and no more than that.
+
+A record ends at ``\\n``, ``\\r`` or ``\\r\\n``, since progress bars redraw their line with a return. What
+follows the last end waits for a later look. Text is read into one kept buffer, so memory is bounded
+whatever the size of the file or of a record.
+
+Whatever happens to the file, each record comes once. Where a look was too late for that, nobody can know:
+
+- what was written and truncated away between two looks;
+- how a record went on that was unfinished when the file was truncated: it is left out;
+- files that were rotated away and deleted, compressed or moved to another directory between two looks;
+- what is written to a deleted file after it, and the path, have been without anything new for a minute;
+- a truncated file that has grown again, when its last 128 bytes before our position are the same as before.
+"""
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from exporter.logs.inotify_reader import Wakeups, Watch
+
+CHUNK_BYTES = 1 << 20
+"""Read at once, and the longest record that is passed on whole."""
+MARK_BYTES = 128
+"""Text before our position that tells whether the file is still the one that was read."""
+COPY_MARK_BYTES = 64
+"""Of a file with another inode at least so much must agree: short texts agree by chance."""
+SETTLED_S = 2.0
+"""A file that was written to within this time may have been written to again without a new mtime."""
+GONE_S = 60.0
+"""So long after the last that was written to it a deleted file with no other at its path is kept open."""
+SPARE_BUFFERS = 4
+STILL_LOOKS = 4
+"""So many looks find nothing new before a file is watched: one that is written to every few seconds is not worth it."""
+TRUSTED_LOOKS = 30
+"""So many looks go by the watch before the file itself is asked again: some changes make no event."""
+
+RETURN = 13
+ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")
+"""What a number or a date adds to the name of a log."""
+SEPARATED_NUMBER = re.compile(r"[._-](\d{1,5})")
+DIGIT = re.compile(r"\d")
+KINDS = {
+    stat.S_IFDIR: "is a directory",
+    stat.S_IFIFO: "is a FIFO",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
+}
+
+_spare: list[bytearray] = []
+"""Buffers that no look is using: one for each thread that reads logs."""
+
+
+class Piece(NamedTuple):
+    """Whole records: the first ``end`` bytes of ``buffer``, which is used again for the next piece.
+
+    A record of more than 1 MiB comes in several pieces, each as if it were a record. A ``\\n`` that was written
+    after its ``\\r`` had been passed on begins the next piece and ends an empty record: whoever counts ``\\n``
+    alone, or passes over empty records, counts exactly.
+    """
+
+    buffer: bytearray
+    end: int
+    offset: int
+    """Byte of the file at which the piece begins."""
+
+
+class LogTail:
+    """One log file, followed by path.
+
+    A file that is renamed away is read to its end through the kept descriptor, its unfinished last record included;
+    then come those that were rotated away after it, as far as their names tell, then the one at the path from its
+    top. Until something is written to that one, the old one is followed. A file that shrinks, or whose text before
+    our position has changed, is read from its top. One that was replaced by a copy of itself (an editor, rsync) is
+    read on. A file that is not there yet gives nothing; links are followed; what is not a regular file is never
+    opened. One of which all is passed over is not kept open until it is written to, and a deleted one not for ever:
+    its blocks are free only then.
+    """
+
+    def __init__(self, path: str, wakeups: Wakeups | None = None) -> None:
+        """With ``wakeups`` a look finds all that had come when these were last drained, and need not ask the file."""
+        self.path = path
+        self.bytes_read = 0
+        """Bytes read since the first look, over all generations of the file."""
+        self.size = 0
+        """Size of the file at the last look."""
+        self.mtime: float | None = None
+        """When it was last written to, as of the last look."""
+        self.generation = 0
+        """Grows each time when the file is replaced or truncated: offsets then count anew."""
+        self.more = False
+        """Whether the last look has ended where a file ends that was replaced: the next one waits to be read."""
+        self.problem: str | None = None
+        """Why the last look could not read, or what it could not go on with. A file that is not there is no problem."""
+        self._fd = -1
+        self._next_fd = -1  # the file that comes next, while the one at the path is empty and the old one is followed
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._place = path  # where that file was when it was opened, links resolved
+        self._waiting = 0  # size of the file at the path while another one is being read
+        self._inode: int | None = None  # of the file that was read, while it is not open
+        self._parked: tuple[int, ...] | None = None  # facts of a file that need not be open while they are the same
+        self._gone: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is as it is
+        # the path, and facts of the file there with which there is nothing new
+        self._still: tuple[bytes, tuple[int, ...]] | None = None
+        self._wakeups = wakeups
+        self._watch: Watch | None = None  # of the file at the path, while it is still
+        self._trusted = 0  # looks that go by the watch
+        self._watch_in = STILL_LOOKS  # looks that find the file still, before it is watched
+        self._reset()
+
+    def _reset(self) -> None:
+        self._begin = 0  # where the unfinished record begins
+        self._offset = 0  # up to where has been read
+        self._mark = b""  # the text before that
+        self._top = True  # nothing but NUL has been seen yet
+        self._joining = False  # the rest of a record whose begin was not read is passed over
+        self._quiet: tuple[int, int, int] | None = None  # size and times that say that nothing has been written
+
+    # -- for callers -----------------------------------------------------------------------------
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes that have not been read yet, as of the last look."""
+        return max(0, self.size - self._offset) + self._waiting
+
+    def close(self) -> None:
+        """Close the file; the next look opens it again and goes on where it was."""
+        for fd in (self._fd, self._next_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._next_fd = -1
+        self._move()
+        if self._file is not None:
+            self._inode, self._file = self._file[1], None
+
+    def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
+        """Copies of the pieces that came since the last look, at most about ``most_bytes``, over all generations."""
+        left = most_bytes
+        while left > 0:
+            before = self.bytes_read
+            for buffer, end, _ in self.pieces(left):
+                yield bytes(memoryview(buffer)[:end])
+            left -= self.bytes_read - before
+            if not self.more:
+                return
+
+    def pieces(self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None) -> Iterator[Piece]:
+        """Whole records that came since the last look, of one generation: ``more`` says whether to look again at once.
+
+        Reads at most ``most_bytes``, and after the first chunk only while ``until`` does not hold.
+        """
+        self.more = False
+        if self._still is not None:
+            # most looks at most logs find nothing: they take no more than this
+            if self._trusted and self._watch is not None and self._watch.quiet:
+                self._trusted -= 1
+                return
+            if self._is_still(*self._still):
+                return
+            self._move()
+        try:
+            chosen = self._choose()
+        except OSError as error:
+            self._fail(error)
+            return
+        if chosen is None:
+            return
+        facts, leaving = chosen
+        self.size = facts.st_size
+        self.mtime = facts.st_mtime
+        written = _written(facts)
+        if not leaving and written == self._quiet and self._offset >= facts.st_size:
+            if self.problem is None:
+                self._still = os.fsencode(self.path), _identity(facts)
+            return
+        self._quiet = None
+        buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
+        try:
+            before = self.bytes_read
+            # one that is left is read until nothing more comes; of others the size says without a read where they end
+            at_end = yield from self._read(buffer, most_bytes, until, None if leaving else facts.st_size)
+            if at_end and leaving:
+                rest = self.rest()
+                if rest:
+                    # the last words of the file that was rotated away
+                    buffer[: len(rest)] = rest
+                    yield Piece(buffer, len(rest), self._offset - len(rest))
+                self._quiet = written
+                if rest or self.bytes_read > before:
+                    self.more = True
+                else:
+                    yield from self.pieces(most_bytes, until)
+            elif at_end and time.time() - facts.st_mtime > SETTLED_S:
+                self._quiet = written
+                self._park()
+        finally:
+            if len(_spare) < SPARE_BUFFERS:
+                _spare.append(buffer)
+
+    def rest(self) -> bytes:
+        """The record without an end, once: for the last look at a file whose writer has ended."""
+        closed = self._fd < 0
+        if closed and self._offset > self._begin:
+            self._resume(self._stat())
+        rest = _pread(self._fd, self._offset - self._begin, self._begin)
+        self._begin += len(rest)
+        if closed:
+            self.close()
+        return rest
+
+    def reread(self, offset: int, size: int) -> bytes:
+        """Text of the generation that was read last; short, or nothing, where the file no longer has it."""
+        try:
+            shrunk = os.fstat(self._fd).st_size < self._offset
+        except OSError:
+            return b""
+        return b"" if shrunk else _pread(self._fd, size, offset)
+
+    def skip_older(self, moment: float | None) -> None:
+        """Pass over what is in the file, if nothing has been written to it since ``moment``: another job's log.
+
+        For a tail that has not been read. The next byte begins a record: whoever wrote the last one is gone.
+        """
+        found = self._stat()
+        if moment is not None and found is not None and found.st_mtime < moment:
+            self.start_at_end()
+            self._joining = False
+
+    def start_at_end(self) -> None:
+        """Pass over what is in the file, the rest of an unfinished record too. For a tail that has not been read."""
+        self.start_near_end(0)
+        self._park()
+
+    def start_near_end(self, most_bytes: int) -> None:
+        """Begin with the first record that starts within the last ``most_bytes``. For a tail that has not been read."""
+        try:
+            if self._stat() is not None and self._open(self.path):
+                self._join(most_bytes)
+        except OSError as error:
+            self._fail(error)
+
+    def state(self) -> dict[str, Any]:
+        """Where the tail is, for ``restore``: values that JSON can hold. An unfinished record is read again then."""
+        return {
+            "path": self._place,
+            "inode": self._file[1] if self._file is not None else self._inode,
+            "offset": 0 if self._top else self._begin,
+            "read": 0 if self._top else self._offset,
+            "mark": "" if self._top else self._mark.hex(),
+            "joining": self._joining,
+            "generation": self.generation,
+            "bytes_read": self.bytes_read,
+        }
+
+    @classmethod
+    def restore(cls, path: str, state: Mapping[str, Any], wakeups: Wakeups | None = None) -> "LogTail":
+        """A tail that goes on where another one was; from the top when ``state`` is not what ``state()`` gives."""
+        tail = cls(path, wakeups)
+        try:
+            begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
+            mark = bytes.fromhex(state["mark"])
+            if not 0 <= begin <= read or len(mark) > min(read, MARK_BYTES) or read - begin >= CHUNK_BYTES:
+                return tail
+            generation, bytes_read, place = int(state["generation"]), int(state["bytes_read"]), str(state["path"])
+            inode = None if inode is None else int(inode)
+        except (KeyError, TypeError, ValueError):
+            return tail
+        tail.generation, tail.bytes_read, tail._place = generation, bytes_read, place
+        tail._inode, tail._begin, tail._offset, tail._mark = inode, begin, read, mark
+        tail._joining, tail._top = bool(state.get("joining")), read == 0
+        return tail
+
+    # -- a file to which nothing is written ----------------------------------------------------------
+
+    def _is_still(self, path: bytes, known: tuple[int, ...]) -> bool:
+        """Whether the file at the path is the one that was there, as it was; then the next looks may go by a watch."""
+        try:
+            if _identity(os.stat(path)) != known:
+                return False
+        except OSError:
+            return False  # what that means is asked elsewhere
+        if self._watch is not None and self._watch.quiet:
+            self._trusted = TRUSTED_LOOKS  # it was watched before it was asked: there is nothing between the two
+        elif self._wakeups is not None:
+            self._trusted = 0
+            self._watch_in -= 1
+            if not self._watch_in:
+                self._watch, self._watch_in = self._wakeups.watch(self.path, known[0]), TRUSTED_LOOKS
+        return True
+
+    def _move(self) -> None:
+        """Be no longer still."""
+        self._still, self._trusted, self._watch_in = None, 0, STILL_LOOKS
+        if self._watch is not None and self._wakeups is not None:
+            self._wakeups.drop(self._watch)
+            self._watch = None
+
+    # -- which file ------------------------------------------------------------------------------
+
+    def _choose(self) -> tuple[os.stat_result, bool] | None:
+        """Open what is to be read now: its facts, and whether it is to be left at its end."""
+        self.problem = None
+        self._waiting = 0
+        found = self._stat()
+        if self._parked is not None:
+            if self.problem is not None:
+                return None
+            if found is not None and _same(found) == self._parked:
+                self.size, self.mtime = found.st_size, found.st_mtime
+                self._still = os.fsencode(self.path), _identity(found)
+                return None
+        if self._inode is not None:
+            self._resume(found)
+            if self._inode is not None:
+                return None  # out of reach for now
+            if self._parked is not None:
+                self.problem = None  # all was passed over: nothing that was read is gone
+        self._parked = None
+        if self._file is None:
+            if found is None or not self._open(self.path):
+                return None
+            return os.fstat(self._fd), False
+        if found is not None and (found.st_dev, found.st_ino) == self._file:
+            return found, False
+        old = os.fstat(self._fd)
+        if self._awaits(old, found):
+            if not self._is_gone(old, found):
+                return old, False
+            if self._unread(old):
+                return old, True
+            self._forget_file()
+            self._begin_anew()
+            return None
+        if found is None:  # the next file has been moved away as well
+            return (old, True) if self._unread(old) else self._advance(old, None)
+        if not old.st_nlink and found.st_size >= old.st_size and self._adopt(found):
+            return os.fstat(self._fd), False
+        if self._unread(old):
+            self._waiting = found.st_size
+            return old, True
+        return self._advance(old, found)
+
+    def _is_gone(self, old: os.stat_result, found: os.stat_result | None) -> bool:
+        """Whether the file has been deleted for long, with nothing written to it and no file at the path since."""
+        if old.st_nlink or found is not None or self.problem is not None:
+            self._gone = None
+            return False
+        now, written = time.monotonic(), _written(old)
+        if self._gone is None or self._gone[1] != written:
+            self._gone = now, written
+        return now - self._gone[0] >= GONE_S
+
+    def _park(self) -> None:
+        """Close a file of which nothing but what was passed over is there, unless it was written to just now."""
+        if self._file is None or self.bytes_read or not self._offset:
+            return
+        found = self._stat()
+        if (
+            found is not None
+            and (found.st_dev, found.st_ino, found.st_size) == (*self._file, self._offset)
+            and time.time() - found.st_mtime > SETTLED_S
+        ):
+            self.close()
+            self._parked = _same(found)
+
+    def _unread(self, old: os.stat_result) -> bool:
+        return _written(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
+
+    def _awaits(self, old: os.stat_result, found: os.stat_result | None) -> bool:
+        """Whether the next file is still to be written to: a writer may go on in the old one until it opens that."""
+        if found is None or found.st_size:
+            return found is None and self._next_fd < 0
+        if self._next_fd < 0:
+            self._next_fd = self._descriptor(self._successor(old, found) or self.path)
+        return self._next_fd < 0 or os.path.samestat(os.fstat(self._next_fd), found)
+
+    def _stat(self) -> os.stat_result | None:
+        """Facts of the regular file at the path."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            self.problem = getattr(error, "strerror", None) or str(error)
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            self.problem = KINDS.get(stat.S_IFMT(found.st_mode), "is not a regular file")
+            return None
+        return found
+
+    def _resume(self, found: os.stat_result | None) -> None:
+        """Open the file that was read before: by its inode at the path, or beside where it was."""
+        place = self.path if found is not None and found.st_ino == self._inode else self._search()
+        if self.problem is not None or (place is not None and not self._open(place)):
+            return  # out of reach for now
+        self._inode = None
+        if place is not None and self._agrees(self._fd):
+            return
+        if place is None or not (place == self.path or self._rotation(os.path.basename(place))):
+            self._forget_file()  # another file, which only has its inode now
+            if found is not None and self._adopt(found):
+                return
+        if self._offset:
+            self._begin_anew()
+            self.problem = "what was read before is gone: what is there now is read from its top"
+
+    def _forget_file(self) -> None:
+        self.close()
+        self._file, self._inode, self.size = None, None, 0
+
+    def _agrees(self, fd: int) -> bool:
+        """Whether this file has, before our position, the text that was read."""
+        return _pread(fd, len(self._mark), self._offset - len(self._mark)) == self._mark
+
+    def _begin_anew(self) -> None:
+        self._reset()
+        self.generation += 1
+
+    def _descriptor(self, path: str) -> int:
+        """A regular file opened for reading, or -1."""
+        try:
+            # a FIFO that has just come to this path must not block the look
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            self.problem = error.strerror
+            return -1
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+        except OSError as error:
+            self.problem = error.strerror
+        os.close(fd)
+        return -1
+
+    def _open(self, path: str) -> bool:
+        """Make this the file that is read; the position is not touched."""
+        fd = self._descriptor(path)
+        if fd < 0:
+            return False
+        self._take(fd, os.path.realpath(path))
+        return True
+
+    def _take(self, fd: int, place: str) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        facts = os.fstat(fd)
+        self._fd, self._file, self._place = fd, (facts.st_dev, facts.st_ino), place
+        self._quiet = self._gone = None
+
+    def _search(self) -> str | None:
+        """Where the file that was read is now: in its directory, by its inode."""
+        inode = self._inode if self._file is None else self._file[1]
+        directory = os.path.dirname(self._place)
+        try:
+            with os.scandir(directory or ".") as entries:
+                for entry in entries:
+                    if entry.inode() == inode and entry.is_file(follow_symlinks=False):
+                        return entry.path
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            self.problem = error.strerror
+        return None
+
+    def _adopt(self, found: os.stat_result) -> bool:
+        """Go on in the file at the path if it has the text that was read: a copy of the one that was."""
+        if len(self._mark) < COPY_MARK_BYTES or found.st_size < self._offset:
+            return False
+        fd = self._descriptor(self.path)
+        if fd < 0:
+            return False
+        if not self._agrees(fd):
+            os.close(fd)
+            return False
+        self._take(fd, os.path.realpath(self.path))
+        return True
+
+    def _advance(self, old: os.stat_result, found: os.stat_result | None) -> tuple[os.stat_result, bool] | None:
+        """Go from a file that has been read to its end to the one that was written next."""
+        if self._next_fd >= 0:
+            self._take(self._next_fd, os.path.realpath(self.path))
+            self._next_fd = -1
+        else:
+            following = self._successor(old, found) if found is not None else None
+            if not (following is not None and self._open(following)) and not self._open(self.path):
+                return None
+        self._begin_anew()
+        now = os.fstat(self._fd)
+        leaving = found is not None and not os.path.samestat(now, found)
+        self._waiting = found.st_size if found is not None and leaving else 0
+        return now, leaving
+
+    def _successor(self, old: os.stat_result, found: os.stat_result) -> str | None:
+        """The file that was rotated away after this one, if more than one has been since the last look.
+
+        Told by the names: ``x.log.2`` before ``x.log.1`` (or, if the times say so, ``x.log.3`` after it), and
+        dates in their order, at the end of the name or before its extension.
+        """
+        place = self._search()
+        if place is None:
+            return None
+        directory, name = os.path.split(place)
+        rotation = self._rotation(name)
+        if rotation is None:
+            return None
+        head, middle, tail = rotation
+        number, shape = SEPARATED_NUMBER.fullmatch(middle), DIGIT.sub("0", middle)
+        ranked: list[tuple[int, int, str, str]] = []
+        try:
+            with os.scandir(directory or ".") as entries:
+                for entry in entries:
+                    other = _between(entry.name, head, tail)
+                    if other is None or other == middle:
+                        continue
+                    if number is None:
+                        if DIGIT.sub("0", other) != shape or other < middle:
+                            continue
+                        rank = (0, 0, other)
+                    else:
+                        value = SEPARATED_NUMBER.fullmatch(other)
+                        if value is None or other[0] != middle[0]:
+                            continue
+                        step = int(value[1]) - int(number[1])
+                        rank = (int(step > 0), abs(step), "")
+                    facts = entry.stat(follow_symlinks=False)
+                    if (
+                        stat.S_ISREG(facts.st_mode)
+                        and facts.st_ino != found.st_ino
+                        # a higher number must be newer beyond doubt, or two files of one moment would come in turns
+                        and facts.st_mtime_ns >= old.st_mtime_ns + rank[0]
+                    ):
+                        ranked.append((*rank, entry.path))
+        except OSError:
+            return None
+        return min(ranked)[-1] if ranked else None
+
+    def _rotation(self, name: str) -> tuple[str, str, str] | None:
+        """A name that rotation has given to this log, around the number or date; None when it is another's."""
+        base = os.path.basename(os.path.realpath(self.path))
+        for head, tail in ((base, ""), os.path.splitext(base)):
+            if middle := _between(name, head, tail):
+                return head, middle, tail
+        return None
+
+    # -- reading it ------------------------------------------------------------------------------
+
+    def _fail(self, error: OSError) -> None:
+        """A handle gone stale or a disk that fails: the next look opens the file again and goes on."""
+        self.problem = error.strerror or str(error)
+        self.close()
+        self._quiet = None
+
+    def _join(self, most_bytes: int) -> None:
+        """Go near the end of the file that is open."""
+        self.size = os.fstat(self._fd).st_size
+        self._begin = self._offset = max(0, self.size - most_bytes)
+        start = max(0, self._offset - MARK_BYTES)
+        self._mark = _pread(self._fd, self._offset - start, start)
+        self._joining = not self._mark.endswith((b"\n", b"\r")) and self._offset > 0
+        self._top = self._offset == 0
+
+    def _read(
+        self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None, enough: int | None
+    ) -> Generator[Piece, None, bool]:
+        """Pieces from the open file, up to its end or at least to the byte ``enough``; whether that was reached."""
+        view, held, left = memoryview(buffer), self._offset - self._begin, most_bytes
+        back = max(0, len(self._mark) - held)
+        before = bytearray(back)
+        try:
+            # the text before our position and the unfinished record are read again with what is new
+            most = min(CHUNK_BYTES, held + left)
+            filled = os.preadv(self._fd, [before, view[:most]], self._begin - back) - back
+            mark = before if not held else before + view[max(0, held - len(self._mark)) : held]
+            if filled < held or mark != self._mark:
+                self._begin_anew()
+                held, filled = 0, os.preadv(self._fd, [view[: min(CHUNK_BYTES, left)]], 0)
+            while filled > held:
+                if buffer[filled - 1] == RETURN:
+                    filled += os.preadv(self._fd, [view[filled : filled + 1]], self._begin + filled)
+                self.bytes_read += filled - held
+                left -= filled - held
+                mark = buffer[max(held, filled - MARK_BYTES) : filled]
+                self._mark = bytes(mark if len(mark) == MARK_BYTES else self._mark + mark)[-MARK_BYTES:]
+                self._offset = self._begin + filled
+                if (self._top or self._joining) and (dropped := self._unwanted(buffer, filled)):
+                    filled, held = filled - dropped, max(0, held - dropped)
+                    view[:filled] = view[dropped : dropped + filled]
+                    self._begin += dropped
+                    if self._top:
+                        self._skip_hole()
+                end = buffer.rfind(b"\n", held, filled) + 1
+                end = max(end, buffer.rfind(b"\r", max(end, held), filled) + 1)
+                if not end and filled >= CHUNK_BYTES:
+                    end = filled
+                held = filled - end
+                if end:
+                    self._begin += end
+                    yield Piece(buffer, end, self._begin - end)
+                    if held:
+                        view[:held] = view[end:filled]
+                if enough is not None and self._offset >= enough:
+                    return True  # at the end, in one read
+                if left <= 0 or (until is not None and until()):
+                    return False
+                filled = held + os.preadv(self._fd, [view[held : min(CHUNK_BYTES, held + left)]], self._offset)
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _unwanted(self, buffer: bytearray, filled: int) -> int:
+        """Bytes at the head of the buffer that are no text of ours.
+
+        NUL at the top of a file: its writer keeps its place when the file is truncated, and leaves a hole before it.
+        And the end of a record in whose middle the reading was begun.
+        """
+        if self._top:
+            unwanted = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
+            self._top = unwanted == filled
+            return unwanted
+        ends = [place for end in (b"\n", b"\r") if (place := buffer.find(end, 0, filled)) >= 0]
+        self._joining = not ends
+        return min(ends) + 1 if ends else filled
+
+    def _skip_hole(self) -> None:
+        """Go to where the file has data again, if it has a hole here and its file system tells."""
+        try:
+            place = os.lseek(self._fd, self._offset, os.SEEK_DATA)
+        except OSError:
+            return  # no data at all up to the end, or not told: NUL is read until there is more
+        self._mark = (self._mark + bytes(min(MARK_BYTES, place - self._offset)))[-MARK_BYTES:]
+        self._begin = self._offset = place
+
+
+def originals(name: str) -> Iterator[str]:
+    """The logs of which rotation may have given this name, as far as the name alone tells.
+
+    ``rank_0_1.log`` is none: a short number behind ``_`` or ``-`` may as well be another log's.
+    """
+    stem, extension = os.path.splitext(name)
+    for head, tail in ((name, ""), (stem, extension)):
+        for place in range(1, len(head)):
+            if not ROTATED.fullmatch(head, place):
+                continue
+            number = SEPARATED_NUMBER.fullmatch(head, place)
+            if number is None or head[place] == "." or os.path.splitext(head[:place])[1]:
+                yield head[:place] + tail
+
+
+def _between(name: str, head: str, tail: str) -> str | None:
+    """The number or date that rotation has put into a name, or None."""
+    middle = name[len(head) : len(name) - len(tail)]
+    known = name.startswith(head) and name.endswith(tail) and ROTATED.fullmatch(middle)
+    return middle if known else None
+
+
+def _written(facts: os.stat_result) -> tuple[int, int, int]:
+    """What changes when a file is written to."""
+    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    """Which file it is, and what changes when it is written to."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _same(facts: os.stat_result) -> tuple[int, ...]:
+    """What stays the same while this file stays at its path and is not written to."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    """Text of a file, or nothing where it cannot be read."""
+    try:
+        return os.pread(fd, size, offset)
+    except OSError:
+        return b""

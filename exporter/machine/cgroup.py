@@ -1,0 +1,211 @@
+"""Memory of control groups, v1 and v2, on kept descriptors (cgroups(7), the kernel's cgroup-v1/memory and cgroup-v2).
+
+Where a cgroup is comes from ``mountinfo`` and ``/proc/PID/cgroup`` alone (``oom_kills.memory_cgroup_places``).
+A cgroup that has been removed answers ENODEV on an open descriptor: it has no facts any more.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exporter.contract import oom_kills
+
+V1_UNLIMITED = 1 << 60
+"""v1 writes "no limit" as the largest multiple of the page size; no machine has this much either."""
+LARGEST_FILE = 16384
+PF_EXITING = 0x4
+
+V1_FILES = {
+    "used": "memory.usage_in_bytes",
+    "peak": "memory.max_usage_in_bytes",
+    "stat": "memory.stat",
+    "oom": oom_kills.OOM_FILES[1],
+}
+V2_FILES = {
+    "used": "memory.current",
+    "peak": "memory.peak",  # since Linux 5.19
+    "stat": "memory.stat",
+    "oom": oom_kills.OOM_FILES[2],
+    "pressure": "memory.pressure",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCgroup:
+    """A directory of a hierarchy of memory cgroups; ``path`` is what follows ``mount``, empty for the mount itself."""
+
+    version: int
+    mount: str
+    path: str
+
+    @property
+    def directory(self) -> str:
+        """Its directory."""
+        return self.mount + self.path
+
+    def upwards(self) -> Iterator["MemoryCgroup"]:
+        """Itself and those above it, up to the mount."""
+        path = self.path
+        while path:
+            yield MemoryCgroup(self.version, self.mount, path)
+            path = path.rpartition("/")[0]
+        yield MemoryCgroup(self.version, self.mount, "")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Memory of one cgroup and all below it, at one look; None is what this kernel does not tell."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    """The smallest from here up to the mount, also one that slows down instead of killing; None without a limit."""
+    peak_bytes: int | None
+    working_set_bytes: int | None
+    """What is used without the page cache, all of which the kernel takes back before it kills."""
+    oom_kills: int | None
+    """In v2 with those of all cgroups below; in v1 of this cgroup alone."""
+    pressure_some_s: float | None
+    """Time in which some process waited for memory."""
+    pressure_full_s: float | None
+    """Time in which all of them did."""
+
+
+def common_ancestor(first: MemoryCgroup, second: MemoryCgroup) -> MemoryCgroup:
+    """The nearest cgroup that holds both, which are of one mount."""
+    below = {cgroup.path for cgroup in second.upwards()}
+    return next(cgroup for cgroup in first.upwards() if cgroup.path in below)
+
+
+def read_memory_cgroup(pid: int | str = "self", root: str = "/", start_ticks: int | None = None) -> MemoryCgroup | None:
+    """The cgroup that a process's memory counts in, or None when that cannot be told.
+
+    In v2 it is the nearest with the memory controller from the process's own one upwards; where none has
+    it, it is that of the mount. A process that is exiting is in no cgroup of v1 any more, though proc says "/".
+    With ``start_ticks`` the process must be the one that was started at this time.
+    """
+    places = oom_kills.memory_cgroup_places(pid, root)
+    found = next((cgroup for cgroup in (_effective(*place) for place in places) if cgroup is not None), None)
+    if found is None or pid == "self":
+        return found
+    try:
+        with open(os.path.join(root, f"proc/{pid}/stat"), "rb") as source:
+            fields = source.read().rpartition(b")")[2].split()
+        exiting, started = int(fields[6]) & PF_EXITING, int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    if (start_ticks is not None and started != start_ticks) or (found.version == 1 and exiting):
+        return None
+    return found
+
+
+def _effective(version: int, mount: str, path: str) -> MemoryCgroup | None:
+    own = MemoryCgroup(version, mount, path)
+    if version == 1:
+        return own if os.path.isdir(own.directory) else None
+    for cgroup in own.upwards():
+        if not cgroup.path or os.path.exists(f"{cgroup.directory}/memory.current"):
+            return cgroup
+    return None
+
+
+class KeptFile:
+    """A small file of a cgroup, opened once and read again and again."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def read(self) -> str:
+        """Its text; empty when it is not there (any more) or may not be read."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._fd, LARGEST_FILE, 0).decode("ascii", "replace")
+        except OSError:
+            self.close()
+            return ""
+
+    def close(self) -> None:
+        """Give the descriptor back; the next read opens the file again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class MemoryReader:
+    """Memory of one cgroup, looked at again and again.
+
+    The root of a hierarchy is the machine and has no facts. What a container or a namespace shows as the top of
+    its own is no such root, although it is called the same.
+    """
+
+    def __init__(self, cgroup: MemoryCgroup) -> None:
+        names = V1_FILES if cgroup.version == 1 else V2_FILES
+        self.cgroup = cgroup
+        self._files = {key: KeptFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
+        # of all cgroups the root alone has release_agent in v1; in v2 it alone has no memory.current
+        self._whole_machine = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
+        above = () if cgroup.version == 1 else tuple(cgroup.upwards())
+        self._limits = [
+            KeptFile(f"{holder.directory}/{name}") for holder in above for name in ("memory.max", "memory.high")
+        ]
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for file in (*self._files.values(), *self._limits):
+            file.close()
+
+    def read(self) -> MemoryFacts | None:
+        """One look, or None when the cgroup is gone, may not be read, or is the whole machine."""
+        used = parse_number(self._files["used"].read())
+        if used is None or self._whole_machine:
+            return None
+        stat = parse_stat(self._files["stat"].read())
+        if self.cgroup.version == 1:
+            limits = [stat.get("hierarchical_memory_limit")]
+            cache = stat.get("total_active_file"), stat.get("total_inactive_file")
+            pressure: dict[str, float] = {}  # of v2 alone
+        else:
+            limits = [parse_number(file.read()) for file in self._limits]
+            cache = stat.get("active_file"), stat.get("inactive_file")
+            pressure = parse_pressure(self._files["pressure"].read())
+        active, inactive = cache
+        return MemoryFacts(
+            used_bytes=used,
+            limit_bytes=min((limit for limit in limits if limit is not None and limit < V1_UNLIMITED), default=None),
+            peak_bytes=parse_number(self._files["peak"].read()),
+            # the two are not of the same moment
+            working_set_bytes=None if active is None or inactive is None else max(0, used - active - inactive),
+            oom_kills=oom_kills.parse_oom_kills(self._files["oom"].read()),
+            pressure_some_s=pressure.get("some"),
+            pressure_full_s=pressure.get("full"),
+        )
+
+
+def parse_number(text: str) -> int | None:
+    """The one number of a file; None for ``max`` and for anything else."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def parse_stat(text: str) -> dict[str, int]:
+    """Numbers by their keys from ``memory.stat``."""
+    found = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if value.isascii() and value.isdigit():
+            found[key] = int(value)
+    return found
+
+
+def parse_pressure(text: str) -> dict[str, float]:
+    """Seconds waited so far, by kind (``some``, ``full``), from ``memory.pressure``."""
+    found = {}
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        total = parse_number(rest.rpartition("total=")[2])
+        if total is not None and kind in ("some", "full"):
+            found[kind] = total / 1e6
+    return found

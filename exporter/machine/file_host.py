@@ -1,0 +1,415 @@
+"""Watches over files that may hang, each on a thread of its own, and in another process where servers answer for files.
+
+A read from a server that is gone may never come back, and then not even SIGKILL ends the thread that waits, nor its
+process. So what looks at files stands aside: a look that hangs costs its own watch, and the end of the sidecar waits
+for nobody. Where all file systems are this machine's own, threads do; else one small process has them.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from exporter.contract.clock import Clock
+from exporter.machine.file_helper import (
+    ANSWER,
+    ERROR,
+    FAILURE,
+    HEAD,
+    PLACE,
+    READY,
+    Looker,
+    Watch,
+    directory_of,
+    read_exactly,
+)
+from exporter.machine.mounts import Mount, any_remote, mount_of, mount_table
+from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_stat
+
+LOOK_WAIT_S = 1.0
+"""How long a collector waits for all of its watches together."""
+START_S = 5.0
+"""How long the helper may take to be up before looks fail for want of it."""
+LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0
+"""Before the helper is started again: doubled each time that it ends soon."""
+SOON_S = 60.0
+
+log = logging.getLogger("gpujob.files")
+
+
+class Hanging(Exception):
+    """A look that has not come back: since when (monotonic), and on which mount if that is known."""
+
+    def __init__(self, since: float, mount: str | None) -> None:
+        super().__init__(f"no answer from {mount or 'the file system'}")
+        self.since, self.mount = since, mount
+
+
+class LookFailed(Exception):
+    """A look has raised something that is no OSError."""
+
+
+class HelperEnded(OSError):
+    """Nobody could look: the process that looks at files has ended or is not up."""
+
+
+class Watched:
+    """One watch, one look at a time; made by ``FileHost.watch``.
+
+    One thread at a time asks. An answer that nobody has taken stays until it is taken, so that nothing that a watch
+    tells once is lost.
+    """
+
+    def __init__(self, name: str, directory: str | None, host: "FileHost") -> None:
+        self.name = name
+        self._directory = directory
+        self._host = host
+        self._changed = threading.Condition()
+        self._begun: float | None = None
+        self.generation = 0
+        """Number of the look that was asked for last."""
+        self._answer: tuple[int, Any] | None = None
+        self._late = False
+        self._place: str | None = None
+
+    def request(self, now: float) -> None:
+        """Begin a look, unless one is under way or its answer has not been taken; ``now`` in epoch seconds.
+
+        Only the first one waits, for the helper to start.
+        """
+        with self._changed:
+            if self._begun is not None:
+                return
+            self._begun = self._host.clock.monotonic()
+            self.generation += 1
+        self._host.begin(self, now)
+
+    def result(self, wait_s: float) -> Any:
+        """The answer of the look that was asked for.
+
+        Raises Hanging when it is not there after ``wait_s``, the OSError of the look, HelperEnded when nobody could
+        look, and LookFailed for any other exception of the look.
+        """
+        with self._changed:
+            if self._begun is None:
+                raise RuntimeError(f"{self.name}: no look was asked for")
+            begun = self._begun
+            if not self._changed.wait_for(lambda: self._answer is not None, wait_s):
+                self._late = True
+            answer, self._answer = self._answer, None
+            if answer is not None:
+                self._begun, self._late = None, False
+        if answer is None:
+            self._host.check()
+            raise Hanging(begun, self.mount)
+        kind, value = answer
+        if isinstance(value, bytes):
+            value = pickle.loads(value)  # noqa: S301 - from the process that this one has started
+        if kind == ANSWER:
+            return value
+        if kind == ERROR:
+            raise OSError(*value)
+        if kind == READY:
+            raise HelperEnded(value)
+        raise LookFailed(f"{self.name}: {value}")
+
+    @property
+    def responding(self) -> bool:
+        """False while a look is under way that somebody has waited for in vain."""
+        return not self._late
+
+    @property
+    def filesystem(self) -> Mount | None:
+        """The mount that the directory lies on, links followed if a look has come that far; touches no file."""
+        place = self._place or self._directory
+        return None if place is None else mount_of(place, self._host.mounts.current())
+
+    @property
+    def mount(self) -> str | None:
+        """Where that is mounted."""
+        found = self.filesystem
+        return None if found is None else found.point
+
+    def tell(self, kind: int, value: Any, generation: int | None = None) -> None:
+        """What the watch's thread or the helper says, of this look where it may be an earlier one; on other threads."""
+        if kind == PLACE:
+            self._place = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
+            return
+        with self._changed:
+            is_it = generation is None or generation == self.generation
+            if is_it and self._begun is not None and self._answer is None:
+                self._answer, self._late = (kind, value), False
+                self._changed.notify_all()
+
+
+class FileHost:
+    """Watches of one sidecar, used by several collectors from their own threads."""
+
+    def __init__(self, clock: Clock, process: bool | None = None, proc: str = "/proc") -> None:
+        """``process``: whether a process of its own looks; None: where any mount is remote, or mounts are unknown."""
+        self.clock = clock
+        self.mounts = mount_table(proc)
+        if process is None:
+            mounts = self.mounts.current()
+            process = any_remote(mounts) or not mounts
+        self._side: _Threads | _Process = _Process(clock) if process else _Threads()
+
+    @property
+    def process(self) -> bool:
+        """Whether another process looks."""
+        return isinstance(self._side, _Process)
+
+    @property
+    def pid(self) -> int | None:
+        """That process, while it runs."""
+        return self._side.pid if isinstance(self._side, _Process) else None
+
+    def watch(self, name: str, make: Callable[[], Watch]) -> Watched:
+        """A watch that ``make`` makes on its own thread at the first look.
+
+        ``make`` is a ``functools.partial`` of a class at the top of a module, with arguments that can be pickled;
+        the first of them that is an absolute path is the directory that it is about.
+        """
+        watched = Watched(name, directory_of(make), self)
+        self._side.add(watched, make)
+        return watched
+
+    def look(self, watches: Sequence[Watched], now: float, wait_s: float = LOOK_WAIT_S) -> list[Any]:
+        """What each answers, with no more than ``wait_s`` for all: the answer, or the exception of ``result``.
+
+        One that was hanging before is not waited for.
+        """
+        for watched in watches:
+            watched.request(now)
+        end = time.monotonic() + wait_s
+        found: list[Any] = []
+        for watched in watches:
+            try:
+                found.append(watched.result(max(0.0, end - time.monotonic()) if watched.responding else 0.0))
+            except (Hanging, LookFailed, OSError) as error:
+                found.append(error)
+        return found
+
+    def begin(self, watched: Watched, now: float) -> None:
+        """Have a look begun; for ``Watched``."""
+        self._side.begin(watched, now)
+
+    def check(self) -> None:
+        """Find out whether those who look are still there; for ``Watched``."""
+        self._side.check()
+
+    def close(self) -> None:
+        """End what looks, without waiting for any of it."""
+        self._side.close()
+        self.mounts.close()
+
+
+class _Threads:
+    """Looks on threads of this process."""
+
+    def __init__(self) -> None:
+        self._lookers: dict[Watched, Looker] = {}
+
+    def add(self, watched: Watched, make: Callable[[], Watch]) -> None:
+        self._lookers[watched] = Looker(watched.name, lambda: make, watched.tell)
+
+    def begin(self, watched: Watched, now: float) -> None:
+        self._lookers[watched].look(now)
+
+    def check(self) -> None:
+        """They are."""
+
+    def close(self) -> None:
+        for looker in self._lookers.values():
+            looker.end()
+
+
+class _Process:
+    """Looks in a process of its own, started for the first of them, and again when it has ended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._numbers: dict[Watched, int] = {}
+        self._makers: dict[Watched, bytes] = {}
+        self._helper: _Helper | None = None
+        self._closed = False
+        self._delay_s = LEAST_DELAY_S
+        self._not_before = float("-inf")
+
+    @property
+    def pid(self) -> int | None:
+        helper = self._helper
+        return None if helper is None or helper.process is None else helper.process.pid
+
+    def add(self, watched: Watched, make: Callable[[], Watch]) -> None:
+        body = pickle.dumps(make)
+        with self._lock:
+            self._numbers[watched] = len(self._numbers) + 1
+            self._makers[watched] = body
+
+    def begin(self, watched: Watched, now: float) -> None:
+        helper = self._running()
+        if helper is None or not helper.is_up():
+            watched.tell(READY, "the process that looks at files is not up")
+            return
+        number = self._numbers[watched]
+        known = helper.known.get(number)
+        helper.known[number] = (watched, watched.generation)
+        body = pickle.dumps((watched.name, now, None if known else self._makers[watched]))
+        if not helper.send(HEAD.pack(len(body), number, ANSWER) + body):
+            self._lost(helper)
+            watched.tell(READY, "the process that looks at files has ended")
+
+    def _running(self) -> "_Helper | None":
+        with self._lock:
+            if self._helper is None and not self._closed and self._clock.monotonic() >= self._not_before:
+                self._helper = _Helper(self._clock.monotonic(), self._lost)
+            return self._helper
+
+    def check(self) -> None:
+        """A process that was killed while a thread of it hangs is a zombie that keeps its end of the socket."""
+        helper = self._helper
+        if helper is not None and helper.is_dead():
+            self._lost(helper)
+
+    def _lost(self, helper: "_Helper") -> None:
+        """Have everything made anew by the next helper."""
+        with self._lock:
+            if self._helper is not helper:
+                return
+            self._helper = None
+            now = self._clock.monotonic()
+            soon = now - helper.started < SOON_S
+            if not soon:
+                self._delay_s = LEAST_DELAY_S
+            again, self._not_before = soon and self._delay_s > LEAST_DELAY_S, now + self._delay_s
+            self._delay_s = min(2 * self._delay_s, MOST_DELAY_S)
+        helper.end()
+        log.log(
+            logging.DEBUG if again else logging.WARNING,
+            "the process that looks at files has ended (%s): it is started again, and looks anew",
+            helper.how_it_ended(),
+        )
+        for watched, generation in list(helper.known.values()):
+            watched.tell(READY, "the process that looks at files has ended", generation)
+
+    def close(self) -> None:
+        with self._lock:
+            helper, self._helper, self._closed = self._helper, None, True
+        if helper is not None:
+            helper.end()
+
+
+class _Helper:
+    """One run of the process, and the thread that starts it and hears what it says.
+
+    The thread lasts as long as the process: the kernel ends the process with the thread that has started it.
+    """
+
+    def __init__(self, started: float, on_end: Callable[["_Helper"], None]) -> None:
+        self.started = started
+        self.known: dict[int, tuple[Watched, int]] = {}
+        """By number, what it has been told to watch, and the last look that it was asked for."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self._on_end = on_end
+        self._why = ""
+        self._link, self._theirs = socket.socketpair()
+        self._sending = threading.Lock()
+        self._up = False
+        self._decided = threading.Event()
+        """Whether it is up, or never will be."""
+        self._patience_ends = time.monotonic() + START_S
+        threading.Thread(target=self._run, name="file-helper", daemon=True).start()
+
+    def is_up(self) -> bool:
+        """Whether it takes looks; waits for that while it may still be starting."""
+        self._decided.wait(max(0.0, self._patience_ends - time.monotonic()))
+        return self._up
+
+    def send(self, message: bytes) -> bool:
+        """Give it a message, without waiting; False when it takes none."""
+        with self._sending:
+            try:
+                return self._link.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(message)
+            except OSError:
+                return False
+
+    def is_dead(self) -> bool:
+        """Whether its main thread has ended, though others may hang."""
+        if self.process is None:
+            return False
+        try:
+            fd = os.open(f"/proc/{self.process.pid}/stat", READ)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            return parse_stat(os.read(fd, STAT_BYTES)).state in ENDED
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+
+    def how_it_ended(self) -> str:
+        """For a person."""
+        status = None if self.process is None else self.process.poll()
+        if status is None:
+            return self._why or "while a look of it hangs"
+        return f"signal {-status}" if status < 0 else f"status {status}"
+
+    def end(self) -> None:
+        """Kill it and wake the thread that hears it; nobody waits for one that hangs."""
+        process = self.process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        try:
+            self._link.shutdown(socket.SHUT_RDWR)  # a closed one would leave the thread waiting
+        except OSError:
+            pass  # it is closed at the other end
+
+    def _run(self) -> None:
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-B", "-m", "exporter.machine.file_helper"],
+                stdin=self._theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # who reads the sidecar's would wait for one that hangs
+                cwd="/",
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+            )
+            self._theirs.close()
+            while (head := read_exactly(self._link.fileno(), HEAD.size)) is not None:
+                length, number, kind = HEAD.unpack(head)
+                body = read_exactly(self._link.fileno(), length)
+                if body is None:
+                    break
+                if kind == READY:
+                    self._up = True
+                    self._decided.set()
+                elif (known := self.known.get(number)) is not None:
+                    watched, generation = known
+                    watched.tell(kind, body, generation)
+        except OSError as error:
+            self._why = str(error)
+        self._theirs.close()
+        self._up = False
+        self._decided.set()
+        if self.process is not None:
+            try:
+                self.process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                pass  # a thread of it hangs
+        self._on_end(self)
+        self._link.close()
+
+
+__all__ = ["FAILURE", "LOOK_WAIT_S", "FileHost", "Hanging", "HelperEnded", "LookFailed", "Watch", "Watched"]

@@ -1,0 +1,31 @@
+"""Processes that a worker has put into the background so early that nobody has seen them leave."""
+
+import os
+
+from exporter.machine.procfs import read_environment
+
+_NAMES = ("GPUJOB_JOB_ID", "GPUJOB_RANK")
+
+
+def find_leftovers(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
+    """Processes of this user whose environment says that they belong to this worker; wrappers do not count.
+
+    Walks all of ``/proc``: for rare occasions.
+    """
+    found, own = set(), os.getuid()
+    for name in os.listdir(proc):
+        if not name.isdigit():
+            continue
+        try:
+            if os.stat(f"{proc}/{name}").st_uid != own:
+                continue
+            with open(f"{proc}/{name}/cmdline", "rb") as source:
+                words = source.read(4096).split(b"\0")
+        except OSError:
+            continue
+        if b"launcher.wrap" in words or words == [b""]:
+            continue
+        environment = read_environment(int(name), _NAMES, proc)
+        if environment == {"GPUJOB_JOB_ID": job_id, "GPUJOB_RANK": str(rank)}:
+            found.add(int(name))
+    return found

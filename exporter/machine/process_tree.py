@@ -1,0 +1,544 @@
+"""A worker and its descendants from ``/proc`` on kept descriptors (proc(5)).
+
+``pread`` on an open ``stat`` costs a tenth of what psutil needs, and an open
+descriptor also settles pid reuse: it stays bound to the process it was opened
+for and fails with ESRCH once that process is gone.
+"""
+
+import errno
+import functools
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from exporter.machine.procfs import (
+    CLOCK_TICKS,
+    ENDED,
+    IO_BYTES,
+    PAGE_SIZE,
+    READ,
+    STAT_BYTES,
+    ProcessStat,
+    parse_io,
+    parse_stat,
+    read_children,
+    read_file,
+    read_names,
+)
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_NOT_KEPT, _DENIED = -1, -2
+"""In place of a descriptor."""
+
+MOST_PROCESSES = 64
+"""Of one worker that ``details`` looks at."""
+MOST_LINKS = 200
+"""Open files that it asks the kernel to name; the worker itself gets at most half of them."""
+MOST_PATHS = 100
+MOST_PSS_S = 0.3
+"""CPU time after which a sum of proportional memory is given up."""
+PSS_REST = 2000
+"""A look at the proportional memory is followed by so many times its cost of rest: it takes 17 ms a GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSample:
+    """One look at a worker and all its descendants. IO is None where the kernel denies it."""
+
+    state: str
+    cpu_s: float
+    rss_bytes: int
+    threads: int
+    children: int
+    io_read_bytes: int | None
+    io_write_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDetails:
+    """What costs more to know than a ``TreeSample``, of the worker and its first descendants.
+
+    None and empty where the kernel denies it. Sums are over those that may be read.
+    """
+
+    pss_bytes: int | None
+    """Memory, each shared page divided among those that share it."""
+    open_files: int | None
+    voluntary_switches: int | None
+    """Context switches of the first threads, since they were first looked at; these two never fall."""
+    involuntary_switches: int | None
+    paths: tuple[str, ...]
+    """Files that the worker itself has open."""
+    devices: tuple[str, ...]
+    """``/dev/nvidia*`` that any of them has open."""
+
+
+def _may_stay_open(fd: int) -> bool:
+    """Whether this descriptor may be kept: a quarter of what this process may open is for others.
+
+    Numbers are given from the lowest free one up, so that a high one says how many are in use.
+    """
+    return fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
+
+
+def _open_to_keep(path: str) -> int:
+    """A descriptor, ``_NOT_KEPT`` where there are too few of them, or ``_DENIED``."""
+    try:
+        fd = os.open(path, READ)
+    except OSError as error:
+        return _NOT_KEPT if error.errno in _OUT_OF_DESCRIPTORS else _DENIED
+    if _may_stay_open(fd):
+        return fd
+    os.close(fd)
+    return _NOT_KEPT
+
+
+class _Watched:
+    """One process: its open descriptors, and what it said last."""
+
+    __slots__ = (
+        "folder",
+        "io_fd",
+        "io_text",
+        "own_ticks",
+        "parent",
+        "pid",
+        "read_bytes",
+        "reaped_ticks",
+        "rss_pages",
+        "start_ticks",
+        "stat_fd",
+        "stat_text",
+        "state",
+        "switches",
+        "threads",
+        "write_bytes",
+    )
+
+    def __init__(self, pid: int, proc: str, *, keep: bool = False) -> None:
+        """``keep`` is for the one whose ``stat`` stays open however few descriptors there are."""
+        self.pid = pid
+        self.folder = f"{proc}/{pid}"
+        self.stat_fd = os.open(f"{self.folder}/stat", READ)
+        try:
+            stat = parse_stat(os.pread(self.stat_fd, STAT_BYTES, 0))
+        except (OSError, ValueError) as error:
+            os.close(self.stat_fd)
+            raise ProcessLookupError(f"process {pid} is not there") from error
+        if not keep and not _may_stay_open(self.stat_fd):
+            os.close(self.stat_fd)
+            self.stat_fd = _NOT_KEPT
+        self.io_fd = _open_to_keep(f"{self.folder}/io")
+        self.start_ticks, self.parent = stat.start_ticks, stat.parent
+        self.state = stat.state
+        self.stat_text = self.io_text = b""
+        self.own_ticks = self.reaped_ticks = self.threads = self.rss_pages = 0
+        self.read_bytes = self.write_bytes = 0
+        self.switches = (0, 0)
+
+    def close(self) -> None:
+        for fd in (self.stat_fd, self.io_fd):
+            if fd >= 0:
+                os.close(fd)
+
+    def read_stat(self) -> bytes:
+        """Its ``stat``; raises ProcessLookupError when it has been reaped, other OSErrors when that cannot be said."""
+        if self.stat_fd >= 0:
+            return os.pread(self.stat_fd, STAT_BYTES, 0)
+        try:
+            text = read_file(f"{self.folder}/stat", STAT_BYTES)
+        except FileNotFoundError as error:
+            raise ProcessLookupError(f"process {self.pid} is not there") from error
+        if parse_stat(text).start_ticks != self.start_ticks:
+            raise ProcessLookupError(f"process {self.pid} is another one now")
+        return text
+
+    def read_io(self) -> bytes:
+        """Its ``io``, or nothing where that has been denied once."""
+        if self.io_fd >= 0:
+            return os.pread(self.io_fd, IO_BYTES, 0)
+        return b"" if self.io_fd == _DENIED else read_file(f"{self.folder}/io", IO_BYTES)
+
+    def is_there(self) -> bool:
+        """Whether it has not been reaped, so that its pid cannot have become another's."""
+        try:
+            self.read_stat()
+        except OSError:
+            return False
+        return True
+
+    def living(self, stat: ProcessStat) -> ProcessStat:
+        """A process whose first thread has ended shows that one as a zombie, while its others live on."""
+        if stat.state != "zombie" or stat.threads < 2:
+            return stat
+        for thread in read_names(f"{self.folder}/task"):
+            try:
+                other = parse_stat(read_file(f"{self.folder}/task/{thread}/stat", STAT_BYTES))
+            except (OSError, ValueError):
+                continue
+            if other.state not in ENDED:
+                return stat._replace(state=other.state, rss_pages=other.rss_pages)
+        return stat
+
+
+class _Machine:
+    """Children of every process of the machine, for all trees together.
+
+    One pass over the names in ``/proc`` and the ``stat`` of those that are new finds children of all threads, for
+    less than the ``children`` file of each thread costs: workers have hundreds of threads.
+    """
+
+    def __init__(self, proc: str) -> None:
+        self._proc = proc
+        self._lock = threading.Lock()
+        self._parents: dict[int, tuple[int, int]] = {}
+        """Inode and first known parent of each process; a pid that is used again has another inode."""
+        self._children: dict[int, list[int]] = {}
+        self._read_at = -1.0
+
+    def children(self, newest: float) -> Mapping[int, list[int]]:
+        """As they were at ``newest`` (monotonic) or since. Whoever uses one asks it who its parent is now."""
+        with self._lock:
+            if self._read_at < newest:
+                self._read_at = time.monotonic()
+                self._read()
+            return self._children
+
+    def _read(self) -> None:
+        try:
+            with os.scandir(self._proc) as entries:
+                found = [(int(entry.name), entry.inode()) for entry in entries if entry.name.isdecimal()]
+        except OSError:
+            return  # no descriptor is free
+        known, self._parents = self._parents, {}
+        children: dict[int, list[int]] = {}
+        for pid, inode in found:
+            facts = known.get(pid)
+            if facts is None or facts[0] != inode:
+                try:
+                    facts = inode, parse_stat(read_file(f"{self._proc}/{pid}/stat", STAT_BYTES)).parent
+                except (OSError, ValueError):
+                    continue
+            self._parents[pid] = facts
+            children.setdefault(facts[1], []).append(pid)
+        self._children = children
+
+
+_machine = functools.lru_cache(maxsize=4)(_Machine)
+
+
+class ProcessTree:
+    """A worker and its descendants, looked at again and again.
+
+    CPU seconds and IO bytes never fall. What a descendant had used when it was last seen stays in the sums after its
+    end; what children used that came and went between two looks arrives with their parent, which the kernel gives the
+    use of those it has waited for. Raises ProcessLookupError when the worker is not there, or is another process than
+    the one with these ``start_ticks``.
+    """
+
+    WHOLE_TREE_EVERY = 5
+    """Looks between two whole ones. These search all processes for descendants, the others read the worker's own
+    list; and these read the bytes of every process, the others of those alone that have run for a tick or more."""
+    SHARED_S = 0.5
+    """Looks that follow each other so fast, as those at all workers of a node, share one such search."""
+
+    def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
+        self._proc = proc
+        self.pid = pid
+        self._processes: dict[int, _Watched] = {}
+        """The worker first, and every parent before its children: see ``read``."""
+        self._children_fd = _NOT_KEPT
+        self._children_text = b""
+        try:
+            worker = _Watched(pid, proc, keep=True)
+        except OSError as error:
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise
+            raise ProcessLookupError(f"process {pid} is not there") from error
+        self._processes[pid] = worker
+        self.start_ticks = worker.start_ticks
+        if start_ticks is not None and start_ticks != self.start_ticks:
+            self.close()
+            raise ProcessLookupError(f"process {pid} is another one now")
+        self._children_fd = _open_to_keep(f"{proc}/{pid}/task/{pid}/children")
+        self._ticks = self._read_bytes = self._write_bytes = 0
+        self._rss_pages = self._threads = 0
+        self._io_known = False
+        self._claims: dict[int, list[int]] = {}
+        self._switches: tuple[int, int] | None = None
+        self._pss: tuple[int | None, float] = (None, 0.0)
+        """The last value, and when (monotonic) it may be looked for again."""
+        self._looks = 0
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The worker and its descendants, as last found."""
+        return frozenset(self._processes)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for watched in self._processes.values():
+            watched.close()
+        self._processes = {}
+        if self._children_fd >= 0:
+            os.close(self._children_fd)
+            self._children_fd = _NOT_KEPT
+
+    def read(self) -> TreeSample | None:
+        """One look, or None when the worker has ended and been reaped; its descendants then stay watched.
+
+        A parent is read before its children: what it has been given of a child that it waited for is then never
+        seen beside the child itself.
+        """
+        if not self._processes:
+            return None
+        whole = self._looks % self.WHOLE_TREE_EVERY == 0
+        self._find_descendants(time.monotonic() - self.SHARED_S if whole else None)
+        self._looks += 1
+        worker = self._processes[self.pid]
+        ended: list[_Watched] = []
+        growth: dict[int, list[int]] = {}
+        pread = os.pread
+        for watched in self._processes.values():
+            try:
+                # without a call in between where there is a descriptor: with a node's processes each call shows
+                text = watched.read_stat() if watched.stat_fd < 0 else pread(watched.stat_fd, STAT_BYTES, 0)
+            except ProcessLookupError:
+                if watched is worker:
+                    return None
+                ended.append(watched)
+                continue
+            except OSError:
+                continue  # no descriptor is free: what it said last still counts
+            if text == watched.stat_text:
+                if not whole:
+                    continue  # it has hardly run nor waited for a child, and its bytes can wait
+                reaped_ticks = 0
+            else:
+                stat = parse_stat(text)
+                if stat.state in ENDED:
+                    if stat.state == "dead" and watched is not worker:
+                        ended.append(watched)  # its parent has been given its use already
+                        continue
+                    stat = watched.living(stat)
+                watched.stat_text = text
+                watched.state, watched.parent = stat.state, stat.parent
+                self._ticks += max(0, stat.own_ticks - watched.own_ticks)
+                watched.own_ticks = stat.own_ticks
+                reaped_ticks, watched.reaped_ticks = stat.reaped_ticks - watched.reaped_ticks, stat.reaped_ticks
+                self._rss_pages += stat.rss_pages - watched.rss_pages
+                self._threads += stat.threads - watched.threads
+                watched.rss_pages, watched.threads = stat.rss_pages, stat.threads
+            read_bytes = write_bytes = 0
+            try:
+                text = watched.read_io() if watched.io_fd < 0 else pread(watched.io_fd, IO_BYTES, 0)
+            except OSError:
+                text = b""  # denied, or no descriptor is free
+            if text != watched.io_text and text:
+                watched.io_text = text
+                read, write = parse_io(text)
+                read_bytes, watched.read_bytes = read - watched.read_bytes, read
+                write_bytes, watched.write_bytes = write - watched.write_bytes, write
+                self._io_known = True
+            if reaped_ticks or read_bytes or write_bytes:
+                growth[watched.pid] = [max(0, reaped_ticks), max(0, read_bytes), max(0, write_bytes)]
+        self._settle(growth, ended)
+        return TreeSample(
+            state=worker.state,
+            cpu_s=self._ticks / CLOCK_TICKS,
+            rss_bytes=self._rss_pages * PAGE_SIZE,
+            threads=self._threads,
+            children=len(self._processes) - 1,
+            io_read_bytes=self._read_bytes if self._io_known else None,
+            io_write_bytes=self._write_bytes if self._io_known else None,
+        )
+
+    def _settle(self, growth: Mapping[int, list[int]], ended: Iterable[_Watched]) -> None:
+        """Add what processes were given of their children and their bytes, less what had been counted before.
+
+        A process that is gone has a claim on its parent for what it had been counted with, since the kernel gives
+        the parent all of it, provided that it waits for its children. A parent that was looked at just before it
+        did so shows it in the next look, so an open claim stands for one more.
+        """
+        before, self._claims = self._claims, {}
+        gone = {watched.pid: watched for watched in ended}
+        for watched in gone.values():
+            del self._processes[watched.pid]
+            self._rss_pages -= watched.rss_pages
+            self._threads -= watched.threads
+            watched.close()
+        for watched in gone.values():
+            heir = watched.parent
+            while heir in gone:
+                heir = gone[heir].parent
+            if heir in self._processes:
+                claim = self._claims.setdefault(heir, [0, 0, 0])
+                claim[0] += watched.own_ticks + watched.reaped_ticks
+                claim[1] += watched.read_bytes
+                claim[2] += watched.write_bytes
+        for claims in (before, self._claims):
+            for pid in claims.keys() & growth.keys():
+                grown, claim = growth[pid], claims[pid]
+                for at in range(3):
+                    paid = min(grown[at], claim[at])
+                    grown[at] -= paid
+                    claim[at] -= paid
+        for reaped_ticks, read_bytes, write_bytes in growth.values():
+            self._ticks += reaped_ticks
+            self._read_bytes += read_bytes
+            self._write_bytes += write_bytes
+
+    def _find_descendants(self, newest: float | None) -> None:
+        """Follow the children down from the worker; a reparented orphan stays watched until its end.
+
+        All its descendants' children too, as they were at this moment or since, if one is given.
+        """
+        pending = self._new_children()
+        children: Mapping[int, list[int]] = {}
+        if newest is not None:
+            children = _machine(self._proc).children(newest)
+            for pid in self._processes:
+                pending.extend(children.get(pid, ()))
+        while pending:
+            pid = pending.pop()
+            if pid in self._processes:
+                continue
+            try:
+                watched = _Watched(pid, self._proc)
+            except OSError:
+                continue  # it has ended, or no descriptor is free
+            if watched.parent not in self._processes:
+                watched.close()  # an orphan of one whose pid is now another's
+                continue
+            self._processes[pid] = watched
+            pending.extend(read_children(pid, self._proc, every_thread=False))
+            pending.extend(children.get(pid, ()))
+
+    def _new_children(self) -> list[int]:
+        """Children of the worker's first thread, unless they are the same as before."""
+        if self._children_fd < 0:
+            return read_children(self.pid, self._proc, every_thread=False)
+        text = b""
+        try:
+            while chunk := os.pread(self._children_fd, 65536, len(text)):
+                text += chunk
+        except OSError:
+            return []
+        if text == self._children_text:
+            return []
+        self._children_text = text
+        return [int(word) for word in text.split()]
+
+    def survivors(self) -> tuple[int, ...]:
+        """Descendants that live, also and above all when the worker itself has ended."""
+        if self._processes:
+            self._find_descendants(time.monotonic())
+        living = []
+        for watched in islice(self._processes.values(), 1, None):
+            try:
+                stat = watched.living(parse_stat(watched.read_stat()))
+            except OSError:
+                continue
+            if stat.state not in ENDED:
+                living.append(watched.pid)
+        return tuple(living)
+
+    def details(self) -> TreeDetails:
+        """A closer look, for a slower pace; it takes milliseconds."""
+        looked_at = list(islice(self._processes.values(), MOST_PROCESSES))
+        open_files: int | None = None
+        paths: list[str] = []
+        devices: set[str] = set()
+        links = MOST_LINKS
+        for watched in looked_at:
+            count, targets = _open_files(watched.folder, links // 2 if watched.pid == self.pid else links)
+            switches = _switches(watched.folder)
+            if not watched.is_there():
+                continue  # what was read may be another's
+            if count is not None:
+                open_files = (open_files or 0) + count
+                links -= len(targets)
+                devices.update(target for target in targets if target.startswith("/dev/nvidia"))
+                if watched.pid == self.pid:
+                    paths = [target for target in targets if _is_ordinary(target)]
+            if switches is not None:
+                grown = [max(0, now - last) for now, last in zip(switches, watched.switches, strict=True)]
+                voluntary, involuntary = self._switches or (0, 0)
+                self._switches = voluntary + grown[0], involuntary + grown[1]
+                watched.switches = switches
+        voluntary_switches, involuntary_switches = self._switches or (None, None)
+        return TreeDetails(
+            pss_bytes=self._read_pss(looked_at),
+            open_files=open_files,
+            voluntary_switches=voluntary_switches,
+            involuntary_switches=involuntary_switches,
+            paths=tuple(dict.fromkeys(paths))[:MOST_PATHS],
+            devices=tuple(sorted(devices)),
+        )
+
+    def _read_pss(self, looked_at: Iterable[_Watched]) -> int | None:
+        """The kernel walks all their pages for it, so that a large worker has it seldom: meanwhile the last value."""
+        pss_bytes, due = self._pss
+        if time.monotonic() < due:
+            return pss_bytes
+        start = time.thread_time()
+        pss_bytes = None
+        for watched in looked_at:
+            size = _pss_bytes(watched.folder)
+            if size is not None and watched.is_there():
+                pss_bytes = (pss_bytes or 0) + size
+            if time.thread_time() - start > MOST_PSS_S:
+                pss_bytes = None  # a part of the sum is no answer, and the ends of workers are watched here too
+                break
+        self._pss = pss_bytes, time.monotonic() + PSS_REST * (time.thread_time() - start)
+        return pss_bytes
+
+
+def _open_files(folder: str, most: int) -> tuple[int | None, list[str]]:
+    """How many files a process has open, or None where that is denied, and what the first of them are."""
+    targets = []
+    try:
+        count = os.stat(f"{folder}/fd").st_size  # the number of entries since Linux 6.2
+        with os.scandir(f"{folder}/fd") as entries:
+            names = [entry.name for entry in (islice(entries, most) if count else entries)]
+    except OSError:
+        return None, []
+    for name in names[:most]:
+        try:
+            targets.append(os.readlink(f"{folder}/fd/{name}"))
+        except OSError:
+            continue  # closed in between
+    return count or len(names), targets
+
+
+def _is_ordinary(target: str) -> bool:
+    """Whether what a descriptor points to looks like a file of a file system that holds data."""
+    return (
+        target.startswith("/")
+        and not target.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
+        and not target.endswith(" (deleted)")
+    )
+
+
+def _numbers(path: str, size: int, *names: bytes) -> list[int] | None:
+    """Values of the lines ``Name: value`` in a file of ``/proc``; None unless all are there."""
+    try:
+        lines = read_file(path, size).splitlines()
+    except OSError:
+        return None
+    found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(b":") for line in lines) if name in names}
+    return [found[name] for name in names] if len(found) == len(names) else None
+
+
+def _switches(folder: str) -> tuple[int, int] | None:
+    found = _numbers(f"{folder}/status", 8192, b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches")
+    return None if found is None else (found[0], found[1])
+
+
+def _pss_bytes(folder: str) -> int | None:
+    found = _numbers(f"{folder}/smaps_rollup", 4096, b"Pss")
+    return None if found is None else found[0] * 1024

@@ -1,0 +1,119 @@
+"""Stacks of running Python processes, by ``py-spy`` where it is installed.
+
+``--nonblocking`` reads the memory of a process without stopping it: a frame may be torn, the worker
+loses nothing. Nothing here raises; what cannot be had is said in words.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from exporter.machine.procfs import read_children
+
+MOST_BYTES = 32 * 1024
+AT_ONCE = 4
+MOST_DESCENDANTS = 200
+
+
+def find_py_spy() -> str | None:
+    """Where ``py-spy`` is: on PATH, or beside the interpreter that runs this."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+
+
+def python_processes(pid: int, most: int, proc: str = "/proc") -> list[int]:
+    """The first ``most`` Python processes among a process and its descendants, from the top."""
+    found: list[int] = []
+    pending, seen = [pid], 0
+    while pending and len(found) < most and seen < MOST_DESCENDANTS:
+        at = pending.pop(0)
+        seen += 1
+        try:
+            program = os.path.basename(os.readlink(f"{proc}/{at}/exe"))
+        except OSError:
+            continue
+        if "python" in program:
+            found.append(at)
+        pending += read_children(at, proc)
+    return found
+
+
+def read_stacks(pids: Sequence[int], timeout_s: float = 2.0, most: int = 8) -> dict[int, str]:
+    """What ``py-spy`` says of the first ``most`` processes, or why it says nothing; each may take ``timeout_s``."""
+    wanted = list(dict.fromkeys(pids))[:most]
+    program = find_py_spy()
+    if program is None:
+        return dict.fromkeys(wanted, "no stack: py-spy is not installed")
+    if not wanted:
+        return {}
+    with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
+        return dict(zip(wanted, pool.map(lambda pid: _dump(program, pid, timeout_s), wanted), strict=True))
+
+
+def _dump(program: str, pid: int, timeout_s: float) -> str:
+    argv = [program, "dump", "--pid", str(pid), "--nonblocking"]
+    said, writing = os.pipe()
+    try:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing)
+    except (OSError, ValueError) as error:
+        os.close(said)
+        return f"no stack: {program} cannot be started: {getattr(error, 'strerror', None) or error}"
+    finally:
+        os.close(writing)
+    deadline = time.monotonic() + timeout_s
+    text, ended = _output(said, deadline)
+    os.close(said)
+    status = _end(process, deadline if ended else time.monotonic())
+    if status is None:
+        return f"no stack: process {process.pid} of py-spy hangs in the kernel"
+    shown = text.decode("utf-8", "replace").strip()
+    if not ended or status == -signal.SIGKILL:
+        why = f"no more than {MOST_BYTES} bytes are taken" if len(text) >= MOST_BYTES else f"no end in {timeout_s:g} s"
+        return f"{shown}\n... ({why})" if shown else f"no stack: py-spy has said nothing in {timeout_s:g} s"
+    if status:
+        return _failure(shown, status)
+    return shown or "no stack: py-spy has said nothing"
+
+
+def _output(fd: int, deadline: float) -> tuple[bytes, bool]:
+    """What comes out of a pipe, to its end, the deadline or the most that is taken; whether it came to its end."""
+    text = b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN | select.POLLHUP)
+    while len(text) < MOST_BYTES:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return text, False
+        piece = os.read(fd, MOST_BYTES - len(text))
+        if not piece:
+            return text, True
+        text += piece
+    return text, False
+
+
+def _end(process: "subprocess.Popen[bytes]", deadline: float) -> int | None:
+    """The status of a process, which is killed at the deadline; None when not even that ends it."""
+    for end in (deadline, deadline + 1.0):
+        try:
+            return process.wait(timeout=max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return None
+
+
+def _failure(said: str, status: int) -> str:
+    """Why there is no stack, in words; ``said`` is what py-spy wrote."""
+    if "ermission" in said or "EPERM" in said or "not permitted" in said:
+        return (
+            "no stack: the kernel does not let this process look into others of its user "
+            "(kernel.yama.ptrace_scope, or a container without SYS_PTRACE)"
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"no stack: py-spy ended with {status}: {'; '.join(lines[:3])[:300]}"

@@ -1,0 +1,1 @@
+"""Work of the job: items done, phases, resumes, stalls, and the outlook."""

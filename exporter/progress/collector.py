@@ -1,0 +1,424 @@
+"""Logs to progress: position, work done, throughput, time left, values and errors of each worker."""
+
+import contextlib
+import logging
+import math
+import os
+import queue
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.families import Family, Samples
+from exporter.collecting.saved_state import read_state, write_state
+from exporter.contract import run_files
+from exporter.contract.identity import safe_label
+from exporter.contract.manifest import Manifest, Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.inotify_reader import Wakeups
+from exporter.logs.lexicon import Lexicon
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.places_reader import LogFinder, log_paths, progress_path
+from exporter.machine.folders import FolderNews
+from exporter.progress import job_eta as pace
+from exporter.progress.earlier_attempt_reader import read_earlier_attempts
+from exporter.progress.eta import Prior, peer_pace
+from exporter.progress.history_reader import RunHistory, read_history
+from exporter.progress.phases import phase
+from exporter.progress.resumes import Earlier, reached_before
+from exporter.progress.worker_logs_reader import PROGRESS_FILE, LogFacts, WorkerLogs
+
+ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
+ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
+ITEMS_PROCESSED = Family(
+    "worker_items_processed_total",
+    "Items done since the job started; never falls, work of an earlier job does not count.",
+    labels=WORKER_LABELS,
+    kind="counter",
+)
+THROUGHPUT = Family(
+    "worker_throughput_items_per_second",
+    "Items per second over the last minutes (current) and since the first position (average).",
+    labels=(*WORKER_LABELS, "window"),
+)
+ETA = Family(
+    "worker_eta_seconds",
+    "Seconds of work left: the middle estimate and the ends of an interval.",
+    labels=(*WORKER_LABELS, "quantile"),
+    kind="summary",  # what the label `quantile` is reserved for
+)
+FINISH = Family("worker_finish_timestamp_seconds", "When the worker should be done.", labels=WORKER_LABELS)
+LAST_PROGRESS = Family("worker_progress_last_timestamp_seconds", "When the position last rose.", labels=WORKER_LABELS)
+PROGRESS_INFO = Family(
+    "worker_progress_info",
+    "What the position counts, the pattern that gives it, and the pack of the log.",
+    labels=(*WORKER_LABELS, "unit", "pattern", "pack"),
+    kind="info",
+)
+SLOWDOWN = Family(
+    "worker_slowdown_ratio",
+    "Time per item now over that at the fastest earlier speed of the run; absent while there was no other speed.",
+    labels=WORKER_LABELS,
+)
+UNMATCHED = Family(
+    "worker_progress_unmatched",
+    "Whether a log has been written for minutes in which no pattern finds anything.",
+    labels=WORKER_LABELS,
+)
+STALLED = Family(
+    "worker_stalled",
+    "Whether a worker with work left has been silent for the stall timeout.",
+    labels=WORKER_LABELS,
+)
+LOG_VALUE = Family("worker_log_value", "Last value of a named pattern in the log.", labels=(*WORKER_LABELS, "name"))
+LOG_VALUE_TIME = Family(
+    "worker_log_value_timestamp_seconds", "When that value was last logged.", labels=(*WORKER_LABELS, "name")
+)
+LOG_ERRORS = Family(
+    "log_errors_total",
+    "Log lines that match an error pattern.",
+    labels=(*WORKER_LABELS, "pattern", "severity"),
+    kind="counter",
+)
+LOG_BYTES = Family("log_bytes_total", "Log bytes read.", labels=WORKER_LABELS, kind="counter")
+LOG_LINES = Family("log_lines_total", "Log lines read.", labels=WORKER_LABELS, kind="counter")
+LOG_LAG = Family("log_lag_bytes", "Log bytes written and not read yet.", labels=WORKER_LABELS)
+TIMEOUTS = Family(
+    "log_pattern_timeouts_total",
+    "Records that a pattern of the job was not searched in to the end, since that took too long.",
+    labels=("pattern",),
+    kind="counter",
+)
+
+COMMON_ERRORS = frozenset(
+    (
+        *("cuda_oom", "cuda_error", "nccl_timeout", "host_oom", "disk_full"),
+        *("connection", "peer_lost", "data_error", "python_traceback"),
+    )
+)
+"""Counted from 0 on, as are those of the job file, so that the first one is an increase. The others of each worker
+appear once seen: two dozen series for each worker that nearly always are 0 would be half of the page."""
+SAVE_INTERVAL_S = 30.0
+"""What was read after the last save is read again after a restart: nothing is counted twice."""
+HISTORY_S = 2.0
+"""Earlier runs are waited for so long: they help in the first minutes only."""
+LOOK_S = 2.0
+"""One look reads for about so long; what is left then waits for the next one."""
+
+log = logging.getLogger("gpujob.logs")
+
+
+@dataclass(frozen=True)
+class LogsSnapshot:
+    """What one look has found."""
+
+    workers: tuple[LogFacts, ...]
+    pace: pace.Pace
+    timeouts: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the user should be told of the patterns."""
+
+
+class LogsCollector:
+    """Follows the logs of this node's workers."""
+
+    name = "logs"
+    families = (
+        *(ITEMS, ITEMS_EXPECTED, ITEMS_PROCESSED, PROGRESS_INFO, THROUGHPUT, ETA, FINISH, LAST_PROGRESS),
+        *(STALLED, SLOWDOWN, UNMATCHED, LOG_VALUE, LOG_VALUE_TIME),
+        *(LOG_ERRORS, LOG_BYTES, LOG_LINES, LOG_LAG, TIMEOUTS),
+        *pace.FAMILIES,
+    )
+
+    def __init__(self, context: Context) -> None:
+        manifest = context.manifest
+        self._context = context
+        self.interval_s = manifest.check_interval_s
+        self._from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
+        self._finder = _finder(manifest)
+        self._deadline = deadline(context)
+        self._records = manifest.run_dir / run_files.WORKERS_DIR
+        self._news = FolderNews(self._records)
+        self._progress = manifest.run_dir / run_files.PROGRESS_DIR
+        self._progress_news = FolderNews(self._progress)
+        self._stale: set[int] = set()
+        """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
+        self._wakeups = Wakeups()
+        self._lexicon: Lexicon | None = None
+        self._workers: list[WorkerLogs] = []
+        """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
+        self._priors: dict[str, Prior] = {}
+        self._earlier: dict[int, Earlier] = {}
+        self._restored: set[int] = set()
+        """Ranks whose state has been read and not been tried yet."""
+        self._next = 0
+        """Worker at which the next look begins, so that all get their turn when there is much to read."""
+        identity = context.identity
+        self._place = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._saved_at = context.clock.monotonic()
+        self._unsaved: str | None = None
+        """Why the last state could not be saved."""
+
+    def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
+        """The workers of this node, where a sidecar before this one has left them."""
+        context, manifest = self._context, self._context.manifest
+        saved = read_state(*self._place, kind="logs") or {}
+        self._priors = earlier_runs(manifest.job_name)
+        attempts = read_earlier_attempts(manifest.run_dir, context.identity.attempt)
+        self._earlier = reached_before(attempts, {task.rank for task in context.tasks})
+        found = []
+        for task in context.tasks:
+            worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
+            if state is not None:
+                try:
+                    worker.restore(state)
+                    worker.state(), worker.facts(context.clock.time())  # whatever is wrong in it shows now
+                    self._restored.add(task.rank)
+                except Exception as error:  # noqa: BLE001 - a file, in which anything can be
+                    log.warning("the state of %s is not used, its logs are read from the top: %s", task.worker, error)
+                    worker = self._fresh(task, lexicon)
+            found.append(worker)
+        return found
+
+    def _fresh(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
+        """A worker of whose logs nothing has been read yet."""
+        prior, earlier = self._priors.get(task.role), self._earlier.get(task.rank)
+        return WorkerLogs(task, self._context.manifest, lexicon, prior, self._wakeups, earlier)
+
+    def read(self) -> LogsSnapshot:
+        clock = self._context.clock
+        now, until = clock.time(), clock.monotonic() + LOOK_S
+        if self._lexicon is None:
+            lexicon = lexicon_of(self._context.manifest)
+            self._workers = self._follow(lexicon)
+            self._lexicon = lexicon
+        self._wakeups.drain()
+        workers, count = self._workers, len(self._workers)
+        # a job that others have started has no folder of progress files, and need not be asked for each of them
+        if self._news.has_news(now) | (os.path.exists(self._progress) and self._progress_news.has_news(now)):
+            self._stale.update(range(count))
+        extra = self._finder.find() if self._finder is not None else {}
+        for place in range(count):
+            number = (self._next + place) % count
+            self._look_at(number, extra.get(workers[number].task.rank, ()), now, until)
+            if clock.monotonic() > until:
+                self._next = (self._next + place + 1) % count
+                break
+        self._save(workers)
+        peers = {
+            role: peer_pace(worker.pace for worker in workers if worker.task.role == role)
+            for role in {worker.task.role for worker in workers}
+        }
+        board = self._context.board
+        facts = tuple(
+            worker.facts(now, peers[worker.task.role], busy=board.gpus_busy.get(worker.task.rank)) for worker in workers
+        )
+        if board.gpus is not None:
+            board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
+        board.phase = phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
+        engines = self._lexicon.engines.values()
+        timeouts = {name: 0 for engine in engines for name in engine.timeouts}
+        for engine in engines:
+            for name, given_up in engine.timeouts.items():
+                timeouts[name] += given_up
+        return LogsSnapshot(
+            workers=facts,
+            pace=pace.pace(
+                *(facts, now, self._deadline, board.checkpoints),
+                self._context.manifest.checkpoint_interval_s,
+            ),
+            timeouts=tuple(timeouts.items()),
+            notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
+        )
+
+    def _look_at(self, number: int, extra: Sequence[Path], now: float, until: float) -> None:
+        """A look at one worker; the first one shows whether a restored state can be used."""
+        worker, fresh = self._workers[number], number in self._stale
+        try:
+            whole = self._look(worker, extra, now, until, fresh=fresh)
+        except Exception as error:
+            if worker.task.rank not in self._restored or self._lexicon is None:
+                raise
+            log.warning("the state of %s is not used, its logs are read from the top: %s", worker.task.worker, error)
+            self._workers[number] = self._fresh(worker.task, self._lexicon)
+            whole = self._look(self._workers[number], extra, now, until, fresh=True)
+        finally:
+            self._restored.discard(worker.task.rank)
+        if whole:
+            self._stale.discard(number)
+
+    def _look(self, worker: WorkerLogs, extra: Iterable[Path], now: float, until: float, *, fresh: bool) -> bool:
+        """Whether it has come to the latest run of the worker."""
+        context, task, clock = self._context, worker.task, self._context.clock
+        run_dir, identity = context.manifest.run_dir, context.identity
+
+        def out_of_time() -> bool:
+            return clock.monotonic() > until
+
+        latest = self._restart(task, worker.restart) if fresh or worker.restart < 0 else worker.restart
+        for restart in range(worker.restart + 1, latest + 1):
+            if worker.restart >= 0:
+                worker.look(now, ended=True, until=out_of_time)  # its last words, ahead of the first of the next
+                if worker.unread:
+                    return False  # they are many, and go on at the next look
+            worker.begin_run(restart)
+            for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
+                worker.follow(str(path))
+        if fresh:
+            if worker.began is None:
+                worker.began = self._start(task, worker.restart)
+            told = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
+            if told.exists():
+                worker.follow(str(told), PROGRESS_FILE)
+        for path in extra:
+            tail = worker.follow(str(path), lasting=True)
+            if tail is not None:
+                tail.skip_older(identity.start)
+        ended = self._has_ended(task, worker.restart) if fresh or worker.ended else False
+        worker.look(now, ended=ended, until=out_of_time)
+        return True
+
+    def _restart(self, task: Task, restart: int) -> int:
+        """Latest run of a worker, from the names of the start records."""
+        restart = max(0, restart)
+        while os.path.exists(self._record(task, restart + 1, "start")):
+            restart += 1
+        return restart
+
+    def _start(self, task: Task, restart: int) -> float | None:
+        """When a run has begun; None before it has, or where nobody has written that down."""
+        start = (run_files.read_json(self._record(task, restart, "start")) or {}).get("start")
+        return float(start) if isinstance(start, int | float) and not isinstance(start, bool) else None
+
+    def _has_ended(self, task: Task, restart: int) -> bool:
+        """Whether this run has left its exit record: its log gets no more lines, nor the end of the last one."""
+        return os.path.exists(self._record(task, restart, "exit"))
+
+    def _record(self, task: Task, restart: int, kind: str) -> str:
+        """Path of a record of one run, which its wrapper writes."""
+        name = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return f"{self._records}/{name}.{kind}.json"
+
+    def _save(self, workers: Sequence[WorkerLogs]) -> None:
+        """Leave for the next sidecar of this node what this one knows."""
+        now = self._context.clock.monotonic()
+        if now - self._saved_at < SAVE_INTERVAL_S:
+            return
+        self._saved_at = now
+        state = {str(worker.task.rank): worker.state() for worker in workers}
+        problem = write_state(*self._place, state, kind="logs")
+        if problem is not None and self._unsaved is None:
+            log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
+        elif problem is None and self._unsaved is not None:
+            log.warning("positions in logs are saved again")
+        self._unsaved = problem
+
+    def render(self, snapshot: LogsSnapshot, out: Samples) -> None:
+        for facts in snapshot.workers:
+            row = out.row(**worker_labels(facts.task))
+            row.add(ITEMS, facts.position)
+            row.add(ITEMS_EXPECTED, facts.expected)
+            row.add(ITEMS_PROCESSED, facts.processed)
+            if facts.unit is not None:
+                told = {"unit": facts.unit, "pattern": facts.pattern or "", "pack": facts.pack}
+                row.add(PROGRESS_INFO, 1, **told)
+            row.add(THROUGHPUT, facts.rate, window="current")
+            row.add(THROUGHPUT, facts.average_rate, window="average")
+            if facts.eta is not None:
+                row.add(ETA, facts.eta.low, quantile="0.1")
+                row.add(ETA, facts.eta.seconds, quantile="0.5")
+                row.add(ETA, facts.eta.high, quantile="0.9")
+                row.add(FINISH, facts.read_at + facts.eta.seconds)
+            row.add(LAST_PROGRESS, facts.last_rise)
+            if facts.stalled is not None:
+                row.add(STALLED, int(facts.stalled))
+            row.add(SLOWDOWN, facts.slowdown)
+            row.add(UNMATCHED, int(facts.unmatched is not None))
+            for name, value, seen in facts.values:
+                row.add(LOG_VALUE, value, name=name)
+                row.add(LOG_VALUE_TIME, seen, name=name)
+            for pattern, severity, count in facts.errors:
+                if not count and pattern not in self._from_zero:
+                    continue
+                row.add(LOG_ERRORS, count, pattern=pattern, severity=severity)
+            row.add(LOG_BYTES, facts.bytes_read)
+            row.add(LOG_LINES, facts.lines)
+            row.add(LOG_LAG, facts.lag_bytes)
+        for name, given_up in snapshot.timeouts:
+            out.add(TIMEOUTS, given_up, pattern=name)
+        pace.render(snapshot.pace, snapshot.workers, out)
+
+    def describe(self, snapshot: LogsSnapshot, status: Status) -> None:
+        for facts in snapshot.workers:
+            status.worker(facts.task.rank).update(
+                items=facts.position,
+                items_expected=facts.expected,
+                items_processed=facts.processed,
+                items_first=facts.first,
+                unit=facts.unit,
+                pattern=facts.pattern,
+                pack=facts.pack,
+                epoch=facts.epoch,
+                rate=facts.rate,
+                average_rate=facts.average_rate,
+                output_tokens_per_second=facts.output_tokens_rate,
+                input_tokens_per_second=facts.input_tokens_rate,
+                eta=facts.eta._asdict() if facts.eta is not None else None,
+                confidence=facts.confidence,
+                last_progress=facts.last_rise,
+                stalled=facts.stalled,
+                slowdown=facts.slowdown,
+                at=facts.phase,
+                values={name: value for name, value, _ in facts.values if math.isfinite(value)},  # JSON has no others
+                log_errors={pattern: count for pattern, _, count in facts.errors if count},
+                log_lag_bytes=facts.lag_bytes,
+                prior=facts.prior.to_json() if facts.prior is not None else None,
+                log_problems=[*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())],
+            )
+            if facts.unmatched is not None and facts.unmatched_at is not None:
+                told = {"time": facts.unmatched_at, "level": "warning", "event": "progress unknown"}
+                status.events.append(
+                    {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
+                )
+        status.job["pattern_notes"] = [*snapshot.notes]
+        pace.describe(snapshot.pace, status)
+
+
+def earlier_runs(job_name: str) -> dict[str, Prior]:
+    """What the last run of a job of this name tells of its workers, by role; nothing where that takes long.
+
+    The home directory may hang where the run directory does not.
+    """
+    runs: queue.SimpleQueue[Sequence[RunHistory]] = queue.SimpleQueue()
+    threading.Thread(
+        target=lambda: runs.put(read_history(job_name, os.environ)), name="earlier-runs", daemon=True
+    ).start()
+    found = {}
+    try:
+        for run in runs.get(timeout=HISTORY_S):
+            for role, prior in run.prior.items():
+                with contextlib.suppress(ValueError):
+                    found[role] = Prior.from_json(prior)
+    except queue.Empty:
+        log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_S)
+    return found
+
+
+def deadline(context: Context) -> float | None:
+    """When the time limit of the job is over, as far as it is known."""
+    identity, limit_s = context.identity, context.manifest.time_limit_s
+    if identity.end is not None:
+        return identity.end
+    return identity.start + limit_s if identity.start is not None and limit_s is not None else None
+
+
+def _finder(manifest: Manifest) -> LogFinder | None:
+    """What finds log files beside those of the tasks."""
+    group = manifest.logs
+    if group is None or group.pattern is None:
+        return None
+    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+    return LogFinder(manifest.directory(group), group.pattern, rank_of)

@@ -1,0 +1,213 @@
+"""The counters of a log: over epochs, through records out of order, resets and other counters, of several ranks."""
+
+import math
+from dataclasses import dataclass, field
+
+from exporter.logs.search.findings import ADDED_UP
+
+JITTER_RECORDS = 16
+"""A count that stays this many records a little below its highest has begun again; fewer are records out of order."""
+DEEP_FALL_RECORDS = 2
+"""Far below the highest it has begun again as soon as a second record says so:"""
+DEEP_FALL_STEPS = 64
+"""below half of it, or by more of its steps than records of many threads can be out of order."""
+ASIDE_MOST_S = 1800.0
+"""A count that goes on beside the one in force for this long, while that one is silent, is the work itself."""
+RANK_FRESH_S = 600.0
+"""A rank silent for longer than this, while others write, is not the slowest of those in step but gone."""
+
+
+@dataclass(slots=True)
+class Epochs:
+    """Batches of all epochs in one count, where the counter in the log begins again at each epoch."""
+
+    base: int
+    """Number of the first epoch, as the log counts them."""
+    index: int | None = None
+    """Epochs before the present one."""
+    past: float = 0
+    """Batches of the epochs before, which need not all be of one size."""
+    size: float | None = None
+    batch: float = 0
+    step: float = 0
+    """The last rise within an epoch; 0 before one."""
+
+    def where(self, epoch: int, epochs: int | None) -> int:
+        """Epochs before this one; learns from its number when the first is not called what was said."""
+        if epoch < self.base:
+            self._call_the_first(0)
+        elif epochs is not None and epoch >= epochs + self.base:
+            self._call_the_first(self.base + 1 if epoch == epochs + self.base else epoch - epochs + 1)
+        return max(0, epoch - self.base)
+
+    def _call_the_first(self, base: int) -> None:
+        self.base, self.index = base, None
+
+    def late(self, batch: float, size: float | None, index: int, epochs: int | None) -> int:
+        """Epochs before this one where an earlier record, perhaps of another file, says which it is.
+
+        That record may come late: a counter that begins again after its last batch is in the next epoch all the same.
+        """
+        if self.index is None or index not in (self.index - 1, self.index):
+            return index
+        again = size == self.size is not None and batch < self.batch / 2 and self.batch + self.step >= self.size
+        return self.index + (again and (epochs is None or self.index + 1 < epochs))
+
+    def goes_on(self, batch: float, size: float | None, index: int, epochs: int | None) -> bool:
+        """Whether the counter goes on into the next epoch where all epochs together would be: it is of them all."""
+        if self.index is None or index != self.index + 1 or not epochs or not size or size != self.size:
+            return False
+        reach = 2 * self.step
+        return self.batch < batch <= self.batch + reach and abs(batch / size - index / epochs) <= reach / size + 0.01
+
+    def is_another(self, batch: float, size: float | None, index: int, *, evaluating: bool) -> bool:
+        """Whether a position is of another counter, since the size of the epoch is another, or it evaluates."""
+        if evaluating:
+            return self.index is not None and (size != self.size or (index <= self.index and batch < self.batch))
+        if self.index != index or None in (size, self.size) or size == self.size:
+            return False
+        return not self.batch <= batch <= 1.5 * self.batch
+
+    def count(self, batch: float, size: float | None, index: int, epochs: int | None) -> tuple[float, float | None]:
+        """(batches done, batches in all) at a record; in all is None while the epochs or their size are unknown."""
+        if self.index is None or index < self.index:
+            self.past = index * (size or 0)
+        elif index > self.index:
+            whole = self.size if self.size is not None else self.batch
+            self.past += whole + (index - self.index - 1) * (size if size is not None else whole)
+        elif batch > self.batch:
+            self.step = batch - self.batch
+        self.index, self.size, self.batch = index, size, batch
+        each = size if size is not None else self.past / index if self.past else None
+        total = self.past + max(1, epochs - index) * each if epochs is not None and each is not None else None
+        return self.past + (batch if size is None else min(batch, size)), total
+
+
+@dataclass(slots=True)
+class Count:
+    """One counter of a log, through records out of order, resets, and other counters written in the same way."""
+
+    done: float | None = None
+    total: float | None = None
+    seen: float = 0.0
+    begins: bool = True
+    """Whether the next position is the first of a run, or the first after a resume."""
+    base: float | None = 0.0
+    """What that first one is counted from; None when only what follows it can be."""
+    step: float = 0.0
+    low: float | None = None
+    """The first of the records in a row that stayed below ``done``,"""
+    lows: int = 0
+    """and how many they are."""
+    aside_since: float | None = None
+    epoch: int | None = None
+    """The epoch in which it was, as the log counts them."""
+    first: float | None = None
+    """Its first position in a run in which it begins at nothing: as seen, or one step."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left, or of the last tenth less than the last rise: some stop before they say 100 %."""
+        if self.done is None or self.total is None:
+            return False
+        return self.done >= 0.9 * self.total and self.done + self.step >= self.total
+
+    def take(self, done: float, total: float | None, t: float, *, evaluating: bool) -> tuple[float, bool] | None:
+        """(work done, whether the count began again) at a record; None when it does not count."""
+        if self.begins or self.done is None:
+            rise = max(0, done - self.base) if self.base is not None else 0
+            self._go_on(done, total, t)
+            return rise, True
+        if self._is_another(done, total, evaluating):
+            if self.leave_aside(t) or evaluating:
+                return None
+            self._go_on(done, total, t)
+            return 0, True
+        if done < self.done:
+            if evaluating:
+                return None
+            self.low = done if self.low is None else self.low
+            self.lows += 1
+            deep = done < self.done / 2 or self.done - done > DEEP_FALL_STEPS * (self.step or math.inf)
+            if self.lows < (JITTER_RECORDS if not deep else 1 if self.ended else DEEP_FALL_RECORDS):
+                return None
+            rise = max(0, done - self.low)
+            self._go_on(done, total, t)
+            return rise, True
+        rise = done - self.done
+        self._go_on(done, total, t)
+        self.step = rise or self.step
+        return rise, False
+
+    def go_straight_on(self, done: float, t: float) -> None:
+        """Takes a record that stays or rises, of the same total: what ``take`` does with it."""
+        self.step = done - (self.done or 0) or self.step
+        self.done, self.seen = done, t
+        self.low, self.lows, self.aside_since = None, 0, None
+
+    def leave_aside(self, t: float) -> bool:
+        """Whether a position of another counter does not count, for this one has work left and was not silent long."""
+        self.aside_since = t if self.aside_since is None else self.aside_since
+        return not self.ended and t - self.aside_since < ASIDE_MOST_S
+
+    def _go_on(self, done: float, total: float | None, t: float) -> None:
+        self.done, self.total, self.seen = done, total if total is not None else self.total, t
+        self.begins, self.low, self.lows, self.aside_since = False, None, 0, None
+
+    def _is_another(self, done: float, total: float | None, evaluating: bool) -> bool:
+        """Whether a position belongs to another counter, such as that of a validation, since its total is another."""
+        if total is None or self.total is None or self.done is None or total == self.total:
+            return False
+        follows = self.done <= done and (done <= 1.5 * self.done or total > self.total)
+        return evaluating or not (follows or (done >= self.done / 2 and total >= self.total / 2))
+
+
+@dataclass(slots=True)
+class Counted:
+    """What one pattern has counted, by data-parallel rank."""
+
+    unit: str
+    source: str | None = None
+    has_total: bool = False
+    passed: bool = False
+    """Whether it ended and gave way to another."""
+    whole: bool = False
+    """Whether it counts over all epochs, although its records name the epoch."""
+    of_epoch: bool = False
+    """Whether its records have named the epoch, by a pattern of its own."""
+    offset: int | None = None
+    """Where its last record begins."""
+    counts: dict[int | None, Count] = field(default_factory=dict)
+    epochs: dict[int | None, Epochs] = field(default_factory=dict)
+    highest: float = 0.0
+    """Highest count of the slowest rank in this run."""
+
+    def present(self) -> list[Count]:
+        """Counts of the ranks that are not gone, in this run if any has counted in it."""
+        counts = [count for count in self.counts.values() if count.done is not None]
+        counts = [count for count in counts if not count.begins] or counts
+        last = max((count.seen for count in counts), default=0.0)
+        return counts if self.unit in ADDED_UP else [count for count in counts if last - count.seen <= RANK_FRESH_S]
+
+    def begin(self, base: float | None, rank: int | None = None) -> None:
+        """The next position, of one rank or of each, begins a count or goes on with it at ``base``."""
+        for of, count in self.counts.items():
+            if rank is None or of == rank:
+                count.begins, count.base = True, base
+        for of, epochs in self.epochs.items():
+            if rank is None or of == rank:
+                epochs.index = None
+
+    def standing(self) -> tuple[float | None, float | None]:
+        """(done, total) of all ranks: the sum of those that share the work, or the slowest of those in step."""
+        if len(self.counts) == 1:
+            (count,) = self.counts.values()
+            return (count.done, count.total) if count.done is not None else (None, None)
+        counts = self.present()
+        if not counts:
+            return None, None
+        if self.unit in ADDED_UP:
+            totals = [count.total for count in counts if count.total is not None]
+            return sum(count.done or 0 for count in counts), sum(totals) if len(totals) == len(counts) else None
+        slowest = min(counts, key=lambda count: count.done or 0)
+        return slowest.done, slowest.total

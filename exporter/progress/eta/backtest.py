@@ -1,0 +1,295 @@
+"""What each expert would have said earlier in this run, and how near the truth it was."""
+
+import bisect
+import math
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from exporter.progress.eta.blocks import Blocks
+from exporter.progress.eta.changes import Speed
+from exporter.progress.eta.experts import (
+    TREND_SHARE,
+    Outlook,
+    Segment,
+    Trend,
+    exponential_work,
+    forecasts,
+    linear_work,
+    trends,
+)
+
+SPACING = 200
+"""A checkpoint stands at each such part of the total."""
+MOST_CHECKPOINTS = 64
+MOST_LOSS = 1.0
+MOST_TREND = 3.0
+"""A trend that leads further (of the logarithm) from the mean of late is none."""
+RECENT = 1 / 3
+"""Part of the work that the recent mean is taken over."""
+NEARNESS = 1.0
+"""How near (in logarithms) a past horizon must be to the one asked for."""
+FAR_WEIGHT = 0.02
+"""Weight of a horizon that is not near at all."""
+OLD_SPEED = 0.02
+"""Factor for what was said at another speed."""
+PRIOR_LOSSES = (0.10, 0.05, 0.07, 0.09, 0.09, 0.12)
+PRIOR_WEIGHT = 0.3
+PRIOR_SUMS = tuple(loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES)
+FIRST_WEIGHTS = (0.05, 0.6, 0.1, 0.05, 0.15, 0.05)
+PRIOR_ERROR = 0.08
+PRIOR_ERROR_WEIGHT = 0.5
+SHARPNESS = 0.07
+"""Losses that differ by this part of the least one make a difference ..."""
+LEAST_SHARPNESS = 0.005
+"""... and in any case those that differ by this much."""
+
+
+class Checkpoint(NamedTuple):
+    """What was known and said at a moment of the past."""
+
+    items: float
+    """Items counted in work so far."""
+    seconds: float
+    """Seconds of work so far."""
+    at: float
+    """The moment, pauses included, time lost by restarts left out."""
+    left: float
+    """Items that were left then."""
+    eta: float
+    """Seconds left as estimated then."""
+    outlook: Outlook
+
+
+class Verdict(NamedTuple):
+    """How much each expert is believed, and the usual error of the estimate."""
+
+    weights: tuple[float, ...]
+    error: float
+
+
+def short(number: float) -> float:
+    """A number of seven digits: what is stored of the past needs no more."""
+    return float(f"{number:.7g}")
+
+
+def column() -> "array[float]":
+    """Numbers close together in memory: of floats that stand alone each takes three times as much."""
+    return array("d")
+
+
+@dataclass(slots=True)
+class Columns:
+    """The checkpoints of a run, each part by itself."""
+
+    items: "array[float]" = field(default_factory=column)
+    seconds: "array[float]" = field(default_factory=column)
+    at: "array[float]" = field(default_factory=column)
+    left: "array[float]" = field(default_factory=column)
+    eta: "array[float]" = field(default_factory=column)
+    outlook: "tuple[array[float], ...]" = field(default_factory=lambda: tuple(column() for _ in Outlook._fields))
+
+    def add(self, point: Checkpoint) -> None:
+        """One more checkpoint."""
+        self.items.append(point.items)
+        self.seconds.append(point.seconds)
+        self.at.append(point.at)
+        self.left.append(point.left)
+        self.eta.append(point.eta)
+        for numbers, number in zip(self.outlook, point.outlook, strict=True):
+            numbers.append(number)
+
+    def thin(self) -> None:
+        """Drops every second one; the first one stays."""
+        for numbers in (self.items, self.seconds, self.at, self.left, self.eta, *self.outlook):
+            del numbers[1::2]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def rows(self) -> list[Checkpoint]:
+        """The checkpoints, one by one."""
+        outlooks = zip(*self.outlook, strict=True)
+        rows = zip(self.items, self.seconds, self.at, self.left, self.eta, outlooks, strict=True)
+        return [
+            Checkpoint(items, seconds, at, left, eta, Outlook(*outlook))
+            for items, seconds, at, left, eta, outlook in rows
+        ]
+
+
+def segment(before_items: float, before_seconds: float, after_items: float, after_seconds: float) -> Segment | None:
+    """The work between two checkpoints; None when there was none that took time."""
+    items, seconds = after_items - before_items, after_seconds - before_seconds
+    if items <= 0 or seconds <= 0:
+        return None
+    pace = seconds / items
+    return Segment((before_items + after_items) / 2, items, pace, math.log(pace))
+
+
+@dataclass(slots=True)
+class History:
+    """Checkpoints of a run and the trends through them."""
+
+    linear: Trend | None = None
+    exponential: Trend | None = None
+    _points: Columns = field(default_factory=Columns)
+    _segments: list[Segment | None] = field(default_factory=list)
+    """From checkpoint to checkpoint; None also where it is too long ago to count for a trend."""
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """In the order of the work."""
+        return self._points.rows()
+
+    def state(self) -> list[Any]:
+        """For restored()."""
+        return [self.checkpoints, self.linear, self.exponential]
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> "History":
+        """The history of which this is the state."""
+        checkpoints, linear, exponential = state
+        history = cls(
+            None if linear is None else Trend(*linear),
+            None if exponential is None else Trend(*exponential),
+        )
+        for *rest, outlook in checkpoints:
+            history._points.add(Checkpoint._make([*rest, Outlook(*outlook)]))
+        return history
+
+    def add(self, checkpoint: Checkpoint, warm_up_items: float, change: float) -> None:
+        """A checkpoint; every second one is dropped when there are too many, the first one stays.
+
+        ``change``: items done when the present speed began.
+        """
+        outlook = Outlook(*map(short, checkpoint.outlook))
+        self._points.add(checkpoint._replace(eta=short(checkpoint.eta), outlook=outlook))
+        if len(self._points) > MOST_CHECKPOINTS:
+            self._points.thin()
+            self._segments = []
+        if len(self._points) % 2 == 0:  # trends change slowly, and fitting costs
+            self.linear, self.exponential = trends(self.segments(warm_up_items), change)
+
+    def segments(self, warm_up_items: float) -> list[Segment]:
+        """The last part of the work, from checkpoint to checkpoint."""
+        items, seconds, found = self._points.items, self._points.seconds, self._segments
+        first = max(
+            bisect.bisect_left(seconds, (1 - TREND_SHARE) * seconds[-1]), bisect.bisect_left(items, warm_up_items)
+        )
+        gone = min(first, len(found))
+        found[:gone] = [None] * gone
+        for i in range(len(found), len(items) - 1):
+            part = segment(items[i], seconds[i], items[i + 1], seconds[i + 1]) if i >= first else None
+            found.append(part)
+        return [part for part in found[first:] if part is not None]
+
+    def since(self, seconds: float) -> tuple[float, float] | None:
+        """Items and seconds of work at the last checkpoint with at most so many seconds; None when there is none."""
+        after = bisect.bisect_right(self._points.seconds, seconds)
+        return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
+
+    def outlook(self, blocks: Blocks, speed: Speed) -> Outlook:
+        """What each expert thinks of the seconds per item where the work stands, at this present speed."""
+        items, cold = blocks.items, blocks.cold
+        warm = items - cold.items
+        whole = (blocks.seconds - cold.seconds) / warm if warm > 0 else blocks.seconds / items
+        present = (speed.seconds + blocks.open_seconds) / (speed.items + blocks.open_items)
+        recent = whole
+        point = self.since((1 - RECENT) * blocks.seconds)
+        if point is not None and cold.items <= point[0] < items:
+            recent = (blocks.seconds - point[1]) / (items - point[0])
+        linear = self.linear_here(items, recent)
+        exponential = self.exponential_here(items, recent)
+        return Outlook(whole, present, recent, blocks.mean, *linear, *exponential)
+
+    def linear_here(self, items: float, otherwise: float) -> tuple[float, float]:
+        """Seconds per item by the linear trend and their change with each; ``otherwise`` where there is no trend."""
+        if self.linear is not None:
+            level = self.linear.level + self.linear.slope * (items - self.linear.items)
+            if level > 0.1 * otherwise:
+                return level, self.linear.slope
+        return otherwise, 0.0
+
+    def exponential_here(self, items: float, otherwise: float) -> tuple[float, float]:
+        """The same by the exponential trend, the change being that of the logarithm."""
+        if self.exponential is not None:
+            log_pace = self.exponential.level + self.exponential.slope * (items - self.exponential.items)
+            if abs(log_pace - math.log(otherwise)) < MOST_TREND:
+                return math.exp(log_pace), self.exponential.slope
+        return otherwise, 0.0
+
+    def judge(self, items: float, seconds: float, at: float, left: float, speed_items: float) -> Verdict:
+        """How near the experts' forecasts from each checkpoint to here were.
+
+        What counts most is what was said at the same relative distance as is asked for now: as long ahead
+        for as much behind. ``speed_items``: items done when the present speed began.
+        """
+        whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum = PRIOR_SUMS
+        weight_sum = PRIOR_WEIGHT
+        error_sum, error_weight = PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
+        distance = math.log(max(left, 1e-9) / items) if items > 0 else 0.0
+        tested = False
+        log, exp = math.log, math.exp
+        nearness = 2 * NEARNESS * NEARNESS
+        points = self._points
+        then = zip(points.items, points.seconds, points.at, points.left, points.eta, *points.outlook, strict=True)
+        # Each expert by itself, not in a loop over forecasts(): this is most of what estimates cost.
+        for done, work, moment, rest, eta, whole, speed, recent, moving, level, slope, base, growth in then:
+            since = items - done
+            truth = seconds - work
+            if since <= 0 or truth <= 0 or done <= 0:
+                continue
+            log_truth = log(truth)
+            u = log(since / done) - distance
+            weight = exp(-u * u / nearness) + FAR_WEIGHT
+            if done < speed_items:
+                weight *= OLD_SPEED
+            most = weight * MOST_LOSS
+            weight_sum += weight
+            tested = True
+
+            said = whole * since
+            whole_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = speed * since
+            speed_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = moving * since
+            moving_sum += weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            said = recent * since
+            share = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            recent_sum += share
+            straight = curved = share  # a trend that is none says what the last third says
+            if slope or level != recent:
+                said = linear_work(level, slope, since)
+                straight = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            linear_sum += straight
+            if growth or base != recent:
+                said = exponential_work(base, growth, since)
+                curved = weight * loss if said > 0 and (loss := abs(log(said) - log_truth)) < MOST_LOSS else most
+            exponential_sum += curved
+
+            if eta > 0 and rest > 0 and at > moment:
+                loss = abs(log(eta * since / rest / (at - moment)))
+                error_sum += weight * loss if loss < MOST_LOSS else most
+                error_weight += weight
+        sums = (whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum)
+        weights = expert_weights([loss / weight_sum for loss in sums]) if tested else FIRST_WEIGHTS
+        return Verdict(weights, error_sum / error_weight)
+
+
+def expert_weights(losses: list[float]) -> tuple[float, ...]:
+    """Trust in each expert by its mean loss; adds up to 1."""
+    best = min(losses)
+    scale = max(LEAST_SHARPNESS, SHARPNESS * best)
+    raw = [math.exp((best - loss) / scale) for loss in losses]
+    whole = sum(raw)
+    return tuple(weight / whole for weight in raw)
+
+
+def mixed(outlook: Outlook, items: float, weights: tuple[float, ...]) -> float:
+    """Seconds of work for the next items: the experts' forecasts, their logarithms averaged by trust."""
+    log_sum = weight_sum = 0.0
+    for forecast, weight in zip(forecasts(outlook, items), weights, strict=True):
+        if forecast > 0:
+            log_sum += weight * math.log(forecast)
+            weight_sum += weight
+    return math.exp(log_sum / weight_sum) if weight_sum else 0.0

@@ -1,0 +1,129 @@
+"""Lines gathered into blocks, so that a long log costs no more than a short one, and the warm-up at their head."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+BLOCKS_OF_ALL = 300
+"""A block is closed when it holds this part of all work so far: their number grows with the logarithm of the run."""
+SINGLE_LINES = 12
+"""The first lines are blocks of their own."""
+LEAST_S = 1e-6
+"""Lines that come closer together came at one moment."""
+WARM_UP_BLOCKS = 16
+"""Blocks among which the warm-up is looked for."""
+WARM_UP_FACTOR = 1.4
+"""A leading block this much slower than those after it belongs to the warm-up."""
+
+
+class Block(NamedTuple):
+    """Work between two lines."""
+
+    seconds: float
+    items: float
+
+
+NO_WORK = Block(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Work so far, without pauses."""
+
+    seconds: float = 0.0
+    items: float = 0.0
+    count: int = 0
+    """Blocks that are closed."""
+    open_seconds: float = 0.0
+    open_items: float = 0.0
+    mean: float = 0.0
+    """Seconds per item, weighted towards the latest blocks."""
+    head: list[Block] = field(default_factory=list)
+    """The first blocks."""
+    warm_up: int = 0
+    """How many of them are warm-up."""
+    cold: Block = NO_WORK
+    """The warm-up as one block."""
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> "Blocks":
+        """The blocks of which this is the state."""
+        *numbers, head, warm_up, cold = state
+        blocks = cls(*numbers)
+        blocks.head, blocks.warm_up, blocks.cold = [Block(*block) for block in head], warm_up, Block(*cold)
+        return blocks
+
+    def add(self, seconds: float, items: float) -> Block | None:
+        """The block that this work completes, if it does. Lines of one moment stay together."""
+        self.seconds += seconds
+        self.items += items
+        self.open_seconds += seconds
+        self.open_items += items
+        if self.count < SINGLE_LINES or self.open_seconds * BLOCKS_OF_ALL >= self.seconds:
+            return self.close()
+        return None
+
+    def close(self) -> Block | None:
+        """The open block, now closed; None when it holds no time."""
+        if self.open_seconds < LEAST_S:
+            return None
+        block = Block(self.open_seconds, self.open_items)
+        self.open_seconds = self.open_items = 0.0
+        self.count += 1
+        self.mean += max(0.1, 1 / self.count) * (block.seconds / block.items - self.mean)
+        if len(self.head) < WARM_UP_BLOCKS:
+            self.head.append(block)
+        return block
+
+    def warmed_up(self) -> list[Block] | None:
+        """The blocks behind a warm-up that has just been found or has grown, else None."""
+        if not 3 <= self.count <= WARM_UP_BLOCKS:
+            return None
+        found = leading_slow(self.head)
+        if found <= self.warm_up:
+            return None
+        self.warm_up = found
+        slow = self.head[:found]
+        self.cold = Block(sum(block.seconds for block in slow), sum(block.items for block in slow))
+        return self.head[found:]
+
+
+def leading_slow(blocks: list[Block]) -> int:
+    """How many of the first blocks are clearly slower per item than the latest ones (compiling, cold caches)."""
+    pace = [seconds / items for seconds, items in blocks]
+    limit = WARM_UP_FACTOR * statistics.median(pace[-5:])
+    slow = 0
+    while slow < len(pace) and pace[slow] > limit:
+        slow += 1
+    return slow
+
+
+WINDOW_S = 60.0
+WINDOW_LINES = 10
+
+
+@dataclass(slots=True)
+class Throughput:
+    """The rate over the last one or two minutes of work, or the last ten lines where those take longer."""
+
+    seconds: float = 0.0
+    items: float = 0.0
+    lines: int = 0
+    before_seconds: float = 0.0
+    """The same of the window before."""
+    before_items: float = 0.0
+
+    def add(self, seconds: float, items: float) -> None:
+        """Work between two lines."""
+        if self.seconds >= WINDOW_S and self.lines >= WINDOW_LINES:
+            self.before_seconds, self.before_items = self.seconds, self.items
+            self.seconds, self.items, self.lines = 0.0, 0.0, 0
+        self.seconds += seconds
+        self.items += items
+        self.lines += 1
+
+    @property
+    def rate(self) -> float | None:
+        """Items per second of work; None before any."""
+        seconds = self.seconds + self.before_seconds
+        return (self.items + self.before_items) / seconds if seconds > 0 else None

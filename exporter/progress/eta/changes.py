@@ -1,0 +1,201 @@
+"""Lasting changes of speed: when the present one began and what the earlier ones were."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from exporter.progress.eta.blocks import Block
+
+LEAST_SD, MOST_SD = 0.03, 1.5
+"""Bounds of the standard deviation of the logarithm of a block's time per item."""
+FIRST_TESTED = 6
+"""Blocks by which a speed is known well enough to see a change."""
+SLACK = 0.6
+THRESHOLD = 10.0
+"""Of the two-sided cumulative sum (Page's test), in standard deviations."""
+MOST_DEVIATION = 4.0
+LEAST_BLOCKS = 3
+LEAST_CHANGE = 0.06
+"""Smaller changes (of the logarithm) begin no new speed."""
+KEPT = 6
+LATEST = 32
+
+
+@dataclass(slots=True)
+class Speed:
+    """Work at one speed: time per item and how it varies from block to block (of its logarithm)."""
+
+    seconds: float = 0.0
+    items: float = 0.0
+    blocks: int = 0
+    log_sum: float = 0.0
+    log_squares: float = 0.0
+
+    def add(self, block: Block, log_pace: float) -> None:
+        """One more block of this speed."""
+        self.seconds += block.seconds
+        self.items += block.items
+        self.blocks += 1
+        self.log_sum += log_pace
+        self.log_squares += log_pace * log_pace
+
+    @property
+    def pace(self) -> float:
+        """Seconds per item; 0 before the first block."""
+        return self.seconds / self.items if self.items else 0.0
+
+    @property
+    def mean(self) -> float:
+        """Mean logarithm of a block's seconds per item."""
+        return self.log_sum / self.blocks
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of that logarithm, within bounds."""
+        if self.blocks < 2:
+            return LEAST_SD
+        variance = (self.log_squares - self.log_sum * self.log_sum / self.blocks) / (self.blocks - 1)
+        return min(MOST_SD, max(LEAST_SD, math.sqrt(max(0.0, variance))))
+
+    def less(self, part: "Speed") -> "Speed":
+        """What is left without a part of it."""
+        return Speed(
+            self.seconds - part.seconds,
+            self.items - part.items,
+            self.blocks - part.blocks,
+            self.log_sum - part.log_sum,
+            self.log_squares - part.log_squares,
+        )
+
+
+class Past(NamedTuple):
+    """A speed that is over."""
+
+    pace: float
+    seconds: float
+    blocks: int
+    sd: float
+
+
+@dataclass(slots=True)
+class Changes:
+    """The present speed and those before it."""
+
+    speed: Speed = field(default_factory=Speed)
+    past: list[Past] = field(default_factory=list)
+    slower: float = 0.0
+    """Cumulative sum towards slower, and the work since it last was zero; likewise towards faster."""
+    faster: float = 0.0
+    since_slower: Speed = field(default_factory=Speed)
+    since_faster: Speed = field(default_factory=Speed)
+    latest: list[Block] = field(default_factory=list)
+    """The latest blocks, in which the place of a change is looked for."""
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> "Changes":
+        """The changes of which this is the state."""
+        speed, past, slower, faster, since_slower, since_faster, latest = state
+        return cls(
+            Speed(*speed),
+            [Past(*entry) for entry in past],
+            slower,
+            faster,
+            Speed(*since_slower),
+            Speed(*since_faster),
+            [Block(*block) for block in latest],
+        )
+
+    def restart(self, blocks: list[Block]) -> None:
+        """Only these blocks count for the present speed."""
+        self.speed = Speed()
+        self._forget()
+        for block in blocks:
+            self.speed.add(block, math.log(block.seconds / block.items))
+
+    def _forget(self) -> None:
+        self.slower = self.faster = 0.0
+        self.since_slower, self.since_faster = Speed(), Speed()
+
+    def add(self, block: Block) -> bool:
+        """Takes a block; whether a lasting change has been seen with it."""
+        log_pace = math.log(block.seconds / block.items)
+        speed = self.speed
+        if speed.blocks < FIRST_TESTED:
+            speed.add(block, log_pace)
+            return False
+        z = (log_pace - speed.mean) / speed.sd
+        z = min(MOST_DEVIATION, max(-MOST_DEVIATION, z))
+        speed.add(block, log_pace)
+        self.latest.append(block)
+        if len(self.latest) > LATEST:
+            del self.latest[0]
+        self.slower = max(0.0, self.slower + z - SLACK)
+        self.faster = max(0.0, self.faster - z - SLACK)
+        if self.slower:
+            self.since_slower.add(block, log_pace)
+        elif self.since_slower.blocks:
+            self.since_slower = Speed()
+        if self.faster:
+            self.since_faster.add(block, log_pace)
+        elif self.since_faster.blocks:
+            self.since_faster = Speed()
+        if self.slower > THRESHOLD and self._begins(self.since_slower):
+            return True
+        return self.faster > THRESHOLD and self._begins(self.since_faster)
+
+    def _begins(self, new: Speed) -> bool:
+        """Whether the work since then is a speed of its own, which is the present one from now on."""
+        old = self.speed.less(new)
+        if new.blocks < LEAST_BLOCKS or old.blocks < 1 or not (old.pace > 0 and new.pace > 0):
+            return False
+        if abs(math.log(new.pace / old.pace)) <= LEAST_CHANGE:
+            return False
+        if new.blocks <= len(self.latest):
+            new = self._sharpened(old, new.blocks)
+            old = self.speed.less(new)
+        self.past = [*self.past[1 - KEPT :], Past(old.pace, old.seconds, old.blocks, old.sd)]
+        self.speed = new
+        self._forget()
+        return True
+
+    def _sharpened(self, old: Speed, blocks: int) -> Speed:
+        """The new speed without what was still of the old one: the sum may have begun to rise by chance.
+
+        From its end backwards, the blocks are taken that are nearer to the newest ones than to the old speed.
+        """
+        newest = self.latest[-LEAST_BLOCKS:]
+        middle = (old.mean + sum(math.log(seconds / items) for seconds, items in newest) / len(newest)) / 2
+        sign = 1.0 if middle > old.mean else -1.0
+        total, most, begin = 0.0, 0.0, LEAST_BLOCKS
+        for count, (seconds, items) in enumerate(reversed(self.latest[-blocks:]), start=1):
+            total += sign * (math.log(seconds / items) - middle)
+            if total > most and count >= LEAST_BLOCKS:
+                most, begin = total, count
+        new = Speed()
+        for block in self.latest[-begin:]:
+            new.add(block, math.log(block.seconds / block.items))
+        return new
+
+    def fastest_before(self, work_seconds: float) -> Past | None:
+        """The fastest earlier speed that lasted: 8 blocks and 2 % of all work."""
+        fastest = None
+        for past in self.past:
+            lasting = past.blocks >= 8 and past.seconds > 0.02 * work_seconds
+            if lasting and (fastest is None or past.pace < fastest.pace):
+                fastest = past
+        return fastest
+
+    def slowdown_ratio(self, work_seconds: float) -> float | None:
+        """Present seconds per item over those of the fastest earlier speed; None when there was none."""
+        before = self.fastest_before(work_seconds)
+        return None if before is None or not self.speed.pace else self.speed.pace / before.pace
+
+    def slowed_down(self, work_seconds: float) -> bool:
+        """Whether the work is slower by a quarter than it was, beyond chance."""
+        before = self.fastest_before(work_seconds)
+        if before is None or not self.speed.pace:
+            return False
+        ratio = self.speed.pace / before.pace
+        spread = max(self.speed.sd, before.sd)
+        chance = 4 * math.sqrt(math.expm1(spread * spread) * (1 / self.speed.blocks + 1 / before.blocks))
+        return ratio > 1.25 and math.log(ratio) > chance

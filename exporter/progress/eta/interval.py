@@ -1,0 +1,86 @@
+"""How far off an estimate may be."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+QUANTILE = 0.85
+"""Standard deviations on each side that hold the truth four times in five."""
+PAST_ERRORS = 1.2
+"""What is ahead goes wrong by more than what is behind did."""
+LEAST = 0.02
+
+
+class Estimate(NamedTuple):
+    """Seconds left: the middle estimate and the ends of an interval that should hold it 4 times in 5."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+def start_doubt(blocks: int) -> float:
+    """Doubt about the speed of a run that has just begun."""
+    return 0.25 / (1 + blocks / 4)
+
+
+def deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
+    """Standard deviation of the logarithm of the seconds left.
+
+    ``error`` is that of earlier estimates, ``sd`` that of a block's time per item, known from ``blocks`` of them;
+    ``start`` the doubt about the speed of a young run.
+    """
+    chance = math.expm1(sd * sd) * (1 / max(1.0, steps_left) + 1 / max(1, blocks))
+    return math.sqrt((PAST_ERRORS * error) ** 2 + chance + LEAST**2 + start**2)
+
+
+def half_width(sd: float) -> float:
+    """Factor from the middle estimate to the ends of its interval, where its logarithm has this deviation."""
+    return math.exp(min(50.0, QUANTILE * sd))
+
+
+def around(seconds: float, width: float, overdue: float) -> Estimate:
+    """The estimate with its interval of this half_width(); a line that is overdue moves only the upper end."""
+    return Estimate(seconds, seconds / width, seconds * width + 2 * overdue)
+
+
+def confidence(estimate: Estimate, blocks: int, stalled: bool) -> str:
+    """high, medium or low: by the width of the interval and the evidence behind it."""
+    width = (estimate.high - estimate.low) / estimate.seconds if estimate.seconds > 0 else 0.0
+    if stalled or blocks < 3 or width > 0.6:
+        return "low"
+    return "high" if width <= 0.2 and blocks >= 8 else "medium"
+
+
+PEERS = 3
+"""Workers from which on a middle one says something."""
+GROWN_UP = 8
+"""Blocks after which a worker is judged by itself alone."""
+LEANING = 0.8
+
+
+def slowest(estimates: Iterable[Estimate | None]) -> Estimate | None:
+    """Seconds left of a job whose unfinished workers have these; None when none of them is known.
+
+    The largest of each: the job can end neither earlier than its slowest worker nor earlier than the low end of any.
+    """
+    known = [estimate for estimate in estimates if estimate is not None]
+    if not known:
+        return None
+    seconds, lows, highs = zip(*known, strict=True)
+    return Estimate(max(seconds), max(lows), max(highs))
+
+
+def peer_pace(paces: Iterable[float | None]) -> float | None:
+    """Seconds per item of the middle worker; None with fewer than three that have one."""
+    known = [pace for pace in paces if pace]
+    return statistics.median(known) if len(known) >= PEERS else None
+
+
+def leaning(own: float, peers: float | None, blocks: int) -> float:
+    """Factor by which a young worker's time per item is moved towards that of its peers."""
+    if peers is None or blocks >= GROWN_UP or own <= 0 or peers <= 0:
+        return 1.0
+    factor: float = (peers / own) ** (LEANING * (1 - blocks / GROWN_UP))
+    return factor

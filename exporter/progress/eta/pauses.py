@@ -1,0 +1,326 @@
+"""Time that is no work: validation, checkpoints, stalls. What was seen, and what is to be expected of the rest."""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from exporter.progress.eta.prior import UsualPause
+
+KEPT = 48
+LEAST_FACTOR = 3.0
+"""A line this many times later than expected may follow a pause ..."""
+DEVIATIONS = 3.5
+"""... where the work itself varies, this many standard deviations (of the logarithm) ..."""
+LEAST_GAPS = 2.5
+"""... and in any case by so many usual gaps."""
+SAME_KIND = 2.0
+"""Unnamed pauses are of one kind when their sizes are within this factor."""
+LEAST_STEPS = 4
+"""Lines between two pauses, below which nothing regular can be seen."""
+FEW = 3
+FEW_SCATTER = 0.05
+"""How far so few pauses may stand from regular ones, as a part of their period, though it does not show."""
+EVENLY_LIKELY, ODDLY_LIKELY = 0.9, 0.5
+"""How likely a pause seen once comes again, when its place divides the total evenly or does not."""
+LONG_FOR_A_PAUSE = 0.4
+"""A pause of more than this part of the work before it is rather an accident."""
+UNLIKELY = 0.2
+
+
+def pause_factor(sd: float) -> float:
+    """From how many times the expected seconds on a line followed a pause, where pace varies by ``sd``."""
+    return max(LEAST_FACTOR, math.exp(DEVIATIONS * sd))
+
+
+def is_pause(gap: float, expected: float, factor: float, usual_gap: float) -> bool:
+    """Whether a gap between two lines is more than the work between them."""
+    return gap > expected * factor and gap > expected + LEAST_GAPS * usual_gap
+
+
+class Pause(NamedTuple):
+    """Time without work, after so many items done."""
+
+    done: float
+    seconds: float
+    work: float
+    """Seconds of work before it."""
+    name: str | None = None
+    """What the log calls it."""
+
+
+class Kind(NamedTuple):
+    """Pauses that belong together."""
+
+    name: str | None
+    seconds: float
+    """To be expected of the next: mean of the last five."""
+    times: int
+    """How often it was seen."""
+    first: float
+    last: float
+    """Items done at the first and the last one."""
+    period: float | None
+    """Items from one to the next, None when they do not come regularly."""
+    scatter: float
+    """Largest deviation from that."""
+    work: float
+    """Seconds of work before the first."""
+
+
+class Known(NamedTuple):
+    """What is known of pauses, until the next one is seen."""
+
+    kinds: tuple[tuple[Kind, UsualPause | None], ...]
+    """Those seen, grouped, each with what earlier runs had of the kind."""
+    unseen: tuple[UsualPause, ...]
+    """What only earlier runs had."""
+
+
+class Ahead(NamedTuple):
+    """Pauses to be expected."""
+
+    seconds: float
+    due: float
+    """Part of it that is due before the next line."""
+
+
+def kinds(pauses: list[Pause], step: float) -> list[Kind]:
+    """The pauses grouped by name, those without one by size."""
+    names = dict.fromkeys(pause.name for pause in pauses if pause.name is not None)
+    found = [kind([pause for pause in pauses if pause.name == name], step) for name in names]
+    rest = sorted((pause for pause in pauses if pause.name is None), key=lambda pause: -pause.seconds)
+    while rest:
+        alike = [pause for pause in rest if pause.seconds * SAME_KIND >= rest[0].seconds]
+        found.append(kind(sorted(alike, key=lambda pause: pause.done), step))
+        rest = rest[len(alike) :]
+    return found
+
+
+def kind(pauses: list[Pause], step: float) -> Kind:
+    """One kind of pauses, given in the order of the work."""
+    done = [pause.done for pause in pauses]
+    period = period_of(done, step)
+    scatter = 0.0 if period is None else max(abs(b - a - period) for a, b in pairwise(done))
+    if period is not None and len(done) <= FEW:
+        scatter = max(scatter, FEW_SCATTER * period)
+    size = statistics.fmean([pause.seconds for pause in pauses[-5:]])
+    return Kind(pauses[0].name, size, len(pauses), done[0], done[-1], period, scatter, pauses[0].work)
+
+
+def period_of(done: list[float], step: float) -> float | None:
+    """Items between regular pauses; None when they are not regular.
+
+    Most distances lie near their median (multiples of it do not count: of a small one everything is a
+    multiple); two pauses are regular only when the first stands at a multiple of their distance.
+    """
+    if len(done) < 2:
+        return None
+    distances = [after - before for before, after in pairwise(done)]
+    median = statistics.median(distances)
+    if median < least_period(step):
+        return None
+    near = sum(abs(distance - median) <= 0.15 * median for distance in distances)
+    if near < 0.7 * len(distances):
+        return None
+    if len(done) == 2 and abs(done[0] / median - round(done[0] / median)) > 0.2:
+        return None
+    span = done[-1] - done[0]
+    return span / max(1, round(span / median))
+
+
+def least_period(step: float) -> float:
+    """Items between pauses below which nothing regular can be seen."""
+    return max(1.0, LEAST_STEPS * step)
+
+
+class Course(NamedTuple):
+    """Where the work stands."""
+
+    start: float
+    """Items done when counting began."""
+    done: float
+    total: float
+    step: float
+    """Usual rise from line to line."""
+
+
+def regular_ahead(last: float, period: float, scatter: float, course: Course) -> tuple[int, int]:
+    """How many pauses are still to come before the end, and whether one is due before the next line.
+
+    The end of the work is where it would stand again, and is none. None come any more when two were left out.
+    """
+    if course.done > last + 2 * period + 2 * course.step:
+        return 0, 0
+    nearest = last + period * max(1, math.ceil((course.done - 0.5 * course.step - last) / period))
+    end = course.total - max(0.9 * course.step, min(scatter, 0.2 * period))
+    if nearest > end:
+        return 0, 0
+    return 1 + math.floor((end - nearest) / period), int(nearest <= course.done + 0.5 * course.step)
+
+
+def irregular_ahead(kind: Kind, course: Course) -> float:
+    """Seconds to be expected of pauses that were seen several times and follow no rule."""
+    share = 0.7 if kind.times == 2 else 1.0
+    return share * kind.seconds * kind.times * (course.total - course.done) / max(1.0, course.done - course.start)
+
+
+def once_ahead(kind: Kind, course: Course) -> Ahead:
+    """What is to be expected of a kind of pause that was seen once: that it comes again at multiples of its place.
+
+    That is the likelier the earlier it came and the more evenly it divides the total; a name makes it certain.
+    Counting that begins late (a resume) hides where a nameless one stands: then at most one more is expected.
+    """
+    named = kind.name is not None
+    period = kind.first - course.start if named else kind.first
+    if period < least_period(course.step) or (not named and course.start > 0.5 * kind.first):
+        left, before = course.total - course.done, max(1.0, kind.first - course.start)
+        since = (course.done - kind.first) / max(1.0, course.total - course.start)
+        return Ahead(credible(kind) * max(0.0, 0.5 - since) * min(1.0, left / before) * kind.seconds, 0.0)
+    if course.done > kind.first + period + 2 * course.step:
+        return Ahead(0.0, 0.0)
+    count, due = regular_ahead(kind.first, period, 0.0, course)
+    if named:
+        return Ahead(count * kind.seconds, due * kind.seconds)
+    parts, share = course.total / period, period / course.total
+    evenly = abs(parts - round(parts)) <= 0.01 * parts + parts * course.step / period
+    likely = EVENLY_LIKELY * (1 - share) if evenly else ODDLY_LIKELY * max(0.0, 1 - 2 * share)
+    return Ahead(credible(kind) * likely * count * kind.seconds, 0.0)
+
+
+def credible(kind: Kind) -> float:
+    """How far this may be a pause and not an accident, by its length."""
+    return UNLIKELY if kind.name is None and kind.seconds > LONG_FOR_A_PAUSE * kind.work else 1.0
+
+
+@dataclass(slots=True)
+class Announced:
+    """Pauses since the last line that the log has named."""
+
+    name: str | None = None
+    """Of the one that goes on."""
+    began: float = 0.0
+    over: list[tuple[str, float]] = field(default_factory=list)
+    """Those that have ended: name and seconds."""
+
+    def begin(self, name: str, at: float) -> None:
+        """A pause begins; one that went on ends with it."""
+        if name != self.name:
+            self.end(at)
+            self.name, self.began = name, at
+
+    def end(self, at: float) -> None:
+        """The pause ends, work goes on."""
+        if self.name is not None:
+            self.over = [*self.over[-7:], (self.name, max(0.0, at - self.began))]
+            self.name = None
+
+    def take(self, at: float, gap: float, expected: float) -> list[tuple[str, float]]:
+        """The pauses before a line ``gap`` seconds after the last one, of which work should take ``expected``.
+
+        Where the log did not say that a pause has ended, it lasted until the work for the line began.
+        """
+        if self.name is not None:
+            known = sum(seconds for _, seconds in self.over)
+            self.over.append((self.name, max(0.0, min(at - self.began, gap - known - expected))))
+        found, self.name, self.over = self.over, None, []
+        return found
+
+
+@dataclass(slots=True)
+class Pauses:
+    """The pauses of a worker, and those that earlier runs let expect."""
+
+    start: float = 0.0
+    seen: list[Pause] = field(default_factory=list)
+    largest: float = 0.0
+    usual: tuple[UsualPause, ...] = ()
+    step: float = 0.0
+    """Usual rise from line to line at the latest pause."""
+    _known: Known | None = None
+
+    def state(self) -> list[Any]:
+        """For restored()."""
+        return [self.start, self.seen, self.largest, self.usual, self.step]
+
+    @classmethod
+    def restored(cls, state: list[Any]) -> "Pauses":
+        """The pauses of which this is the state."""
+        start, seen, largest, usual, step = state
+        return cls(
+            start, [Pause(*pause) for pause in seen], largest, tuple(UsualPause(*pause) for pause in usual), step
+        )
+
+    def add(self, pause: Pause, step: float) -> None:
+        """A pause that is over; ``step`` is the usual rise from line to line."""
+        self.step = step
+        self.seen = [*self.seen[1 - KEPT :], pause]
+        self.largest = max(self.largest, pause.seconds)
+        self._known = None
+
+    def restart(self, start: float) -> None:
+        """Forgets where pauses were: the count is ``start`` now. How long they were stays known."""
+        self.start = start
+        self.seen = []
+        self._known = None
+
+    def kinds(self) -> list[Kind]:
+        """The pauses seen, grouped."""
+        return [kind for kind, _ in self._grouped().kinds]
+
+    def _grouped(self) -> Known:
+        if self._known is None:
+            matched = []
+            unseen = list(self.usual)
+            for kind in kinds(self.seen, self.step):
+                before = next((usual for usual in unseen if same_kind(usual, kind)), None)
+                if before is not None:
+                    unseen.remove(before)
+                matched.append((kind, before))
+            self._known = Known(tuple(matched), tuple(unseen))
+        return self._known
+
+    def size(self, name: str) -> float:
+        """The longest of this name so far, or as earlier runs had it; 0 when it is new."""
+        seen = [pause.seconds for pause in self.seen if pause.name == name]
+        return max(seen, default=max((usual.seconds for usual in self.usual if usual.name == name), default=0.0))
+
+    def ahead(self, done: float, total: float, step: float) -> Ahead:
+        """Seconds of pauses that the rest of the work will bring."""
+        if not self.seen and not self.usual:
+            return Ahead(0.0, 0.0)
+        course = Course(self.start, done, total, step)
+        known = self._grouped()
+        seconds = due = 0.0
+        for kind, before in known.kinds:
+            part = ahead_of(kind, before, course)
+            seconds += part.seconds
+            due += part.due
+        for usual in known.unseen:
+            last = usual.period * math.floor(self.start / usual.period)
+            if done <= last + 1.5 * usual.period:  # else it should have been seen
+                count, here = regular_ahead(last, usual.period, 0.0, course)
+                seconds += count * usual.seconds
+                due += here * usual.seconds
+        return Ahead(seconds, due)
+
+
+def same_kind(usual: UsualPause, kind: Kind) -> bool:
+    """Whether earlier runs had this kind of pause."""
+    if usual.name is not None or kind.name is not None:
+        return usual.name == kind.name
+    return max(usual.seconds, kind.seconds) <= SAME_KIND * min(usual.seconds, kind.seconds)
+
+
+def ahead_of(kind: Kind, usual: UsualPause | None, course: Course) -> Ahead:
+    """What is to be expected of one kind."""
+    period = kind.period
+    if period is None and usual is not None and kind.times <= 2:
+        period = usual.period
+    if period is not None:
+        count, here = regular_ahead(kind.last, period, kind.scatter, course)
+        return Ahead(count * kind.seconds, here * kind.seconds)
+    if kind.times > 1:
+        return Ahead(irregular_ahead(kind, course), 0.0)
+    return once_ahead(kind, course)

@@ -1,0 +1,118 @@
+"""The job on one node: when it will be done, whether that is before its time limit, and who holds it back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exporter.collecting.collector import WORKER_LABELS, Status, worker_labels
+from exporter.collecting.families import Family, Samples
+from exporter.progress.eta import Estimate, slowest
+from exporter.progress.outlook import Standing, checkpoint_before, first_to_stop, lags, met_probability, next_checkpoint
+from exporter.progress.worker_logs_reader import LogFacts
+
+JOB_ETA = Family(
+    "eta_seconds",
+    "Seconds of work left of the job's workers on this node: those of the slowest.",
+    labels=("quantile",),
+    kind="summary",  # what the label `quantile` is reserved for
+)
+JOB_FINISH = Family("finish_timestamp_seconds", "When the workers of this node should be done.")
+DEADLINE = Family("time_limit_timestamp_seconds", "When the time limit of the job is over; absent when it has none.")
+MET = Family(
+    "time_limit_met_probability_ratio", "Probability that the workers of this node are done before the time limit."
+)
+CHECKPOINT_NEXT = Family(
+    "checkpoint_next_expected_timestamp_seconds", "When the next checkpoint should be whole, by the rhythm of the last."
+)
+CHECKPOINT_FITS = Family(
+    "checkpoint_before_time_limit", "Whether the next checkpoint should be whole before the time limit is over."
+)
+LAG = Family(
+    "worker_lag_ratio",
+    "By which part the worker lags behind the median of its role on this node: 0 when it does not.",
+    labels=WORKER_LABELS,
+)
+FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
+
+STEP_S = 2.0
+"""Stops closer to each other than twice this cannot be told apart: clocks of nodes, buffers of logs."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the job gets on, as far as this node's workers tell."""
+
+    read_at: float
+    deadline: float | None = None
+    eta: Estimate | None = None
+    met_probability: float | None = None
+    checkpoint_next: float | None = None
+    checkpoint_fits: bool | None = None
+    lags: Mapping[int, float] = field(default_factory=dict)
+    first_to_stop: int | None = None
+    """Rank of the worker whose progress ended first, of those that have stalled."""
+
+
+def pace(
+    workers: Sequence[LogFacts],
+    now: float,
+    deadline: float | None,
+    saved: Sequence[float],
+    checkpoint_interval_s: float | None = None,
+) -> Pace:
+    """The pace of the job; ``saved`` are the moments of the last checkpoints as their files tell.
+
+    ``checkpoint_interval_s`` is the one that the job file gives.
+    """
+    running = [facts for facts in workers if not facts.ended and facts.position is not None]
+    unknown = any(facts.eta is None for facts in running)
+    eta = slowest([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
+    logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)
+    begun, durations = (logged.checkpoints, logged.checkpoint_seconds) if logged is not None else ((), ())
+    saves, took = (begun, durations) if begun else (tuple(saved), ())
+    due = next_checkpoint(saves, took, now, checkpoint_interval_s) if running else None
+    standings = [
+        Standing(facts.task.rank, facts.position, facts.expected, f"{facts.task.role} {facts.unit}")
+        for facts in workers
+        if facts.position is not None
+    ]
+    rises = {facts.task.rank: facts.last_rise for facts in running if facts.last_rise is not None}
+    stalled = {facts.task.rank for facts in running if facts.stalled}
+    return Pace(
+        read_at=now,
+        deadline=deadline,
+        eta=eta,
+        met_probability=met_probability(now, deadline, eta),
+        checkpoint_next=due,
+        checkpoint_fits=checkpoint_before(deadline, due),
+        lags=lags(standings),
+        first_to_stop=first_to_stop(rises, stalled, STEP_S),
+    )
+
+
+def render(found: Pace, workers: Sequence[LogFacts], out: Samples) -> None:
+    """Its samples."""
+    out.add(DEADLINE, found.deadline)
+    if found.eta is not None:
+        out.add(JOB_ETA, found.eta.low, quantile="0.1")
+        out.add(JOB_ETA, found.eta.seconds, quantile="0.5")
+        out.add(JOB_ETA, found.eta.high, quantile="0.9")
+        out.add(JOB_FINISH, found.read_at + found.eta.seconds)
+    out.add(MET, found.met_probability)
+    out.add(CHECKPOINT_NEXT, found.checkpoint_next)
+    out.add(CHECKPOINT_FITS, None if found.checkpoint_fits is None else int(found.checkpoint_fits))
+    for facts in workers:
+        out.row(**worker_labels(facts.task)).add(LAG, found.lags.get(facts.task.rank))
+
+
+def describe(found: Pace, status: Status) -> None:
+    """What the status page says of it."""
+    status.job.update(
+        eta=found.eta._asdict() if found.eta is not None else None,
+        deadline=found.deadline,
+        time_limit_met_probability=found.met_probability,
+        checkpoint_next=found.checkpoint_next,
+        checkpoint_before_time_limit=found.checkpoint_fits,
+        first_to_stop=found.first_to_stop,
+    )
+    for rank, lag in found.lags.items():
+        status.worker(rank).update(lag=lag)

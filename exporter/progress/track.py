@@ -1,0 +1,524 @@
+"""From positions in a log to work done: resumes, restarts and counters that fall."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from exporter.logs.search.findings import ADDED_UP, Mark, Position, Value
+from exporter.progress.counters import Count, Counted, Epochs
+from exporter.progress.resumes import Beginning, Beginnings, Earlier, is_resume, may_be_resume
+
+
+def expected_items(total_of_job: int | None, workers: int, index: int) -> int | None:
+    """Share of one of so many workers when a job's items are dealt out in turn; None without a total."""
+    if total_of_job is None or workers <= 0:
+        return None
+    return total_of_job // workers + (index < total_of_job % workers)
+
+
+def share_of(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool]], rank: int) -> int | None:
+    """Share of the worker of the task with this rank when a job's items are dealt out to the workers of its role.
+
+    ``tasks`` are all of the job, as (role, worker, rank, whether it is critical). Every task of a worker has the
+    share of the whole worker. None without a total or such a task, and where it cannot be told which of several roles
+    does the items: it can where one alone is critical.
+    """
+    tasks = sorted(tasks, key=lambda task: task[2])
+    own = next(((role, worker) for role, worker, of, _ in tasks if of == rank), None)
+    if own is None:
+        return None
+    if len({role for role, *_ in tasks}) > 1 and {role for role, _, _, critical in tasks if critical} != {own[0]}:
+        return None
+    workers = list(dict.fromkeys(worker for role, worker, *_ in tasks if role == own[0]))
+    return expected_items(total_of_job, len(workers), workers.index(own[1]))
+
+
+EPOCH_BASE = 1
+EVALUATING_MOST_S = 3600.0
+"""An evaluation that nothing has ended by then is no longer believed."""
+MOST_RANKS = 4096
+
+
+class Track:
+    """Progress of one worker over all its runs, from the positions in its logs.
+
+    - Of each pattern the first log that gives positions counts: a worker may write the same lines to two. A source of
+      higher order, such as a progress file, takes the place of all of lower order.
+    - In force is the pattern that comes first in ``preference`` among those seen with a total, before any total the
+      first seen. A pattern that has ended gives way to one with a larger total. A change of pattern is neither work
+      nor a reset.
+    - A counter that begins again at each epoch is counted on over the epochs, and one that does not is left alone.
+      Counts in units that ranks share are added up over the ranks; of ranks in step the slowest counts.
+    - A position that falls a little is a record out of order, unless the count stays there; one that falls far is a
+      reset once a second one says so. Neither is work done, and nor is what a resume announces.
+    - The first position of a run that says nothing of a resume is work done unless it is as far as an earlier run had
+      come, or farther than the worker can have come by then: ``progress.resumes`` has the rules.
+    - A count with another total is another counter, such as that of a validation, while the one in force has work left;
+      between marks of an evaluation always. It counts for nothing, and ``aside`` tells of it.
+
+    ``processed`` is the work done since the job started, in units of the pattern in force. It falls only where a source
+    of higher order counts in another unit: there it begins again at what the runs before have done in that one, if any.
+    Everything is None before the first position.
+    """
+
+    def __init__(
+        self,
+        preference: Sequence[str] = (),
+        *,
+        epoch_bases: Mapping[str, int] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        share: int | None = None,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """``epochs``, ``steps`` and ``share`` (of items): how many there are in all where the log does not say.
+
+        A worker that has done more than that was given another number of them, so that its total is not known.
+        ``earlier`` is how far it had come in an attempt of the job before this one.
+        """
+        self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
+        self._epoch_bases = dict(epoch_bases or {})
+        self._epochs = epochs
+        self._steps = steps
+        self._share = share
+        self._earlier = earlier
+        self.began: float | None = None
+        """When the present run has begun; None where that is not known, and then its first position is work done."""
+        self.thinned = False
+        """Whether of what is taken now not every position is there: its first is then none to be judged."""
+        self._beginnings = Beginnings()
+        self.pattern: str | None = None
+        self.processed: float | None = None
+        self.last_rise: float | None = None
+        self.epoch: int | None = None
+        self.epochs: int | None = epochs
+        self.changes = 0
+        """How often another pattern, or a source of higher order, has come into force: positions before and after are
+        not of one count."""
+        self._before: tuple[str, float] | None = None
+        """Unit and work of the runs before this one."""
+        self._patterns: dict[str, Counted] = {}
+        self._order = 0
+        self._evaluating_since: float | None = None
+        self._epoch_base = EPOCH_BASE
+        self._epoch_record: list[str | int] = []
+        """The log and the offset of the last record by which epochs were counted."""
+        self._resumed: tuple[str, float, float | None] | None = None
+        self._from: float | None = 0.0
+        """What a counter that is new counts from,"""
+        self._bases: dict[str, float] = {}
+        """and, by unit, where a resume says that it goes on."""
+
+    @property
+    def unit(self) -> str | None:
+        """What the position counts."""
+        if self.pattern is not None:
+            return self._patterns[self.pattern].unit
+        return self._resumed[0] if self._resumed is not None else None
+
+    @property
+    def done(self) -> float | None:
+        """Where the work stands."""
+        if self.pattern is not None:
+            return self._patterns[self.pattern].standing()[0]
+        return self._resumed[1] if self._resumed is not None else None
+
+    @property
+    def total(self) -> float | None:
+        """Where it will end: as the log says, else as the job file does."""
+        told = self._told_total
+        if told is not None:
+            return told
+        expected = self._expected(self.unit)
+        return None if expected is not None and (self.done or 0) > expected else expected
+
+    def _expected(self, unit: str | None) -> int | None:
+        """How many of a unit the job file gives the worker."""
+        if unit in (None, "items", "requests"):
+            return self._share
+        return {"steps": self._steps, "epochs": self._epochs}.get(unit or "")
+
+    @property
+    def _told_total(self) -> float | None:
+        if self.pattern is not None:
+            return self._patterns[self.pattern].standing()[1]
+        return self._resumed[2] if self._resumed is not None else None
+
+    @property
+    def aside(self) -> bool:
+        """Whether what moves is another counter than the one in force."""
+        if self.pattern is not None:
+            for count in self._patterns[self.pattern].counts.values():
+                if count.aside_since is not None:
+                    return True
+        return False
+
+    def begin_run(self) -> None:
+        """A new run of the worker: its first position counts from zero, unless it says that it resumes."""
+        self.settle()
+        if self.unit is not None and self.processed is not None:
+            self._before = self.unit, self.processed
+        self.began = None
+        self._order = 0
+        self._evaluating_since = None
+        self._from = 0.0
+        self._bases = {}
+        self.epoch, self.epochs = None, self._epochs
+        for pattern in self._patterns.values():
+            pattern.source, pattern.passed = None, False
+            pattern.begin(0.0)
+
+    @property
+    def first(self) -> float | None:
+        """The first position of a run that begins at nothing, as far as one has been seen; of several ranks in step."""
+        force = self._patterns[self.pattern] if self.pattern is not None else None
+        if force is not None and (len(force.counts) == 1 or force.unit not in ADDED_UP):
+            known = [count.first for count in force.counts.values() if count.first is not None]
+            if known:
+                return max(known)
+        return self._earlier.first if self._earlier is not None and self._earlier.unit == self.unit else None
+
+    def settle(self) -> None:
+        """The run has ended: what nobody can tell any more of its first position is decided by what is known."""
+        for (name, rank), worked in self._beginnings.settle().items():
+            self.processed = (self.processed or 0) + worked
+            self._patterns[name].counts[rank].first = worked
+
+    def mark(self, mark: Mark, t: float) -> None:
+        """A record says what the worker does now."""
+        if mark.name == "evaluating":
+            self._evaluating_since = t if mark.begins else None
+
+    def update(self, source: str, position: Position, t: float, order: int = 0) -> bool:
+        """Takes a position that a source gave at a moment; whether it says where the work stands."""
+        if self._goes_straight_on(source, position, t, order):
+            return True
+        if not self._heeds(source, position.pattern, position.unit, order):
+            return False
+        if position.resumed:
+            self._resume(position, t)
+            return True
+        self._note_record(source, position)
+        return self._take(position, t)
+
+    def _goes_straight_on(self, source: str, position: Position, t: float, order: int) -> bool:
+        """Whether nothing but the count in force rises, as nearly all records say; if so, it is taken.
+
+        What is asked here leaves only one way through what ``update`` would do else, which takes four times as long.
+        """
+        if position.pattern != self.pattern or order != self._order or position.resumed or position.epoch is not None:
+            return False
+        if self.epoch is not None or self._evaluating_since is not None:
+            return False
+        if self._beginnings.open and (position.pattern, position.rank) in self._beginnings.open:
+            return False
+        pattern = self._patterns[self.pattern]
+        count = pattern.counts.get(position.rank)
+        if count is None or pattern.source != source or pattern.unit not in ADDED_UP or pattern.passed:
+            return False
+        if count.begins or count.done is None or position.total is None or position.total != count.total:
+            return False
+        rise = position.done - count.done
+        if rise < 0:
+            return False
+        pattern.offset = position.offset
+        count.go_straight_on(position.done, t)
+        count.epoch = None
+        self.processed = (self.processed or 0) + rise
+        if rise:
+            self.last_rise = t
+        return True
+
+    def _heeds(self, source: str, name: str, unit: str, order: int) -> bool:
+        """Whether this source counts for the pattern."""
+        if order < self._order:
+            return False
+        if order > self._order:
+            self.settle()
+            self._order = order
+            force = self._patterns[self.pattern] if self.pattern is not None else None
+            goes_on = force is not None and self.pattern == name and force.source in (None, source)
+            if force is not None and not goes_on:
+                self._resumed = (force.unit, self.done or 0, self._told_total)
+                self._from = None  # the same work, in other words
+                self._bases = {}
+                self.changes += 1
+                if force.unit != unit:
+                    self.processed = self._before[1] if self._before is not None and self._before[0] == unit else 0
+            # what it has counted in an earlier run goes on
+            self._patterns = {name: force} if force is not None and goes_on else {}
+            self.pattern = name if goes_on else None
+        pattern = self._patterns.setdefault(name, Counted(unit))
+        if pattern.source is None:
+            pattern.source = source
+        return pattern.source == source
+
+    def _resume(self, position: Position, t: float) -> None:
+        """The work goes on at a position."""
+        self._beginnings.drop()
+        self._resumed = (position.unit, position.done, position.total)
+        self._from = None
+        self._bases[position.unit] = position.done
+        self.processed = self.processed or 0
+        if position.unit == "epochs":
+            self._note_epoch(position)
+        for pattern in self._patterns.values():
+            if pattern.unit != position.unit:
+                pattern.begin(None, position.rank)
+                continue
+            pattern.begin(position.done, position.rank)
+            if len(pattern.counts) == 1 and not pattern.epochs:
+                (count,) = pattern.counts.values()
+                count.done, count.seen = position.done, t
+                count.total = position.total if position.total is not None else count.total
+
+    def _note_record(self, source: str, position: Position) -> None:
+        """Remembers which patterns count in the same records in which others name the epoch."""
+        pattern = self._patterns[position.pattern]
+        pattern.offset = position.offset
+        if pattern.unit == "epochs":
+            self._epoch_record = [source, position.offset]
+            for other in self._patterns.values():
+                other.of_epoch |= other.source == source and other.offset == position.offset
+        elif self._epoch_record == [source, position.offset]:
+            pattern.of_epoch = True
+
+    def _note_epoch(self, position: Position) -> None:
+        """Remembers in which epoch the worker is."""
+        epoch = position.epoch
+        if epoch is None and position.unit == "epochs":
+            epoch = position.done
+            self._epoch_base = self._epoch_bases.get(position.pattern, EPOCH_BASE)
+        if epoch is not None:
+            self.epoch = epoch
+            total = position.total if position.unit == "epochs" else None
+            told = position.epochs if position.epochs is not None else total
+            if told is not None:
+                self.epochs = told
+            elif self.epochs == self._epochs is not None and epoch > self._epochs:
+                self._forget_epochs()
+
+    def _forget_epochs(self) -> None:
+        """There are more than the job file says, so that nobody knows how many."""
+        self.epochs = None
+        for pattern in self._patterns.values():
+            for rank, count in pattern.counts.items():
+                if rank in pattern.epochs:
+                    count.total = None
+
+    def _take(self, position: Position, t: float) -> bool:
+        done: float = position.done
+        total: float | None = position.total
+        name, rank = position.pattern, position.rank
+        pattern = self._patterns[name]
+        since = self._evaluating_since
+        evaluating = since is not None and t - since < EVALUATING_MOST_S
+        if evaluating and self.pattern not in (None, name):
+            return False
+        count = pattern.counts.get(rank)
+        if count is None:
+            if len(pattern.counts) >= MOST_RANKS:
+                return False
+            base = self._bases.get(pattern.unit, self._from)
+            count = pattern.counts[rank] = Count(base=base)
+        self._note_epoch(position)
+        if pattern.unit != "epochs" and self.epoch is not None:
+            over = self._over_epochs(pattern, count, position, t, evaluating)
+            if over is None:
+                return False
+            done, total = over
+        known = count.done is not None
+        begins = count.begins and all(other.begins for other in pattern.counts.values())
+        shared = count.begins and pattern.unit in ADDED_UP
+        beginning = self._beginning(pattern.unit, count, done, total, t) if begins or shared else None
+        taken = count.take(done, total, t, evaluating=evaluating)
+        if taken is None:
+            return False
+        rise, again = taken
+        count.epoch = self.epoch
+        pattern.has_total |= total is not None or (pattern.unit == "steps" and self._steps is not None)
+        if begins:
+            pattern.highest = count.base if count.base is not None else done
+        before = self.pattern
+        if not self._choose(name, pattern):
+            return False
+        if pattern.unit not in ADDED_UP:
+            several = len(pattern.counts) > 1
+            slowest = (pattern.standing()[0] if several else count.done) or 0
+            if again and known and not begins:
+                pattern.highest = min(pattern.highest, slowest)
+            rise = max(0, slowest - pattern.highest) if several else rise
+            pattern.highest = max(pattern.highest, slowest)
+        if before not in (None, name):
+            rise = 0
+            self.changes += 1
+            self.settle()
+        elif beginning is not None:
+            self._beginnings.hold((name, rank), beginning)
+        elif self._beginnings.open and (worked := self._beginnings.take((name, rank), done, total, t)) is not None:
+            count.first = worked or count.step  # it would say so much first if it began at nothing
+            rise += worked
+        self.processed = (self.processed or 0) + rise
+        if rise:
+            self.last_rise = t
+            self._evaluating_since = None  # it does its work again, whether the log has said so or not
+        return True
+
+    def _beginning(self, unit: str, count: Count, done: float, total: float | None, t: float) -> Beginning | None:
+        """The first position of a count in this run, where what follows must tell whether it has been worked for.
+
+        Where it has not, or may not have been, the count goes on from it.
+        """
+        if count.base != 0.0 or self.thinned:
+            return None  # it is known what it counts from, or there were others before it
+        earlier = self._earlier if self._earlier is not None and self._earlier.unit == unit else None
+        if count.done is not None:
+            known = count.first if count.first is not None or earlier is None else earlier.first
+            earlier = Earlier(unit, count.done, count.total, known)
+        resumes = is_resume(done, total, earlier) if earlier is not None else None
+        open_ = resumes is None and self.began is not None and may_be_resume(done, total, t - self.began)
+        if resumes or open_:
+            count.base = None
+        else:
+            count.first = done
+        return Beginning.at(done, t, self.began) if open_ and self.began is not None else None
+
+    def _over_epochs(
+        self, pattern: Counted, count: Count, position: Position, t: float, evaluating: bool
+    ) -> tuple[float, float | None] | None:
+        """(done, total) over all epochs where the counter begins again at each; None when it is another counter.
+
+        Whether it does is said by records that name their epoch, or by its unit; of others it is learned.
+        """
+        batch, size, epoch, epochs = position.done, position.total, self.epoch, self.epochs
+        told_here = position.epoch is not None
+        over = pattern.epochs.get(position.rank)
+        if epoch is None or pattern.whole:
+            return batch, size
+        if over is None:
+            over = Epochs(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
+            if told_here or pattern.of_epoch or pattern.unit == "batches":
+                if not count.begins and over.where(epoch, epochs):
+                    count.begins, count.base = True, None  # what it has counted was of one epoch
+            elif not self._begins_again(over, count, batch, size):
+                return batch, size
+            pattern.epochs[position.rank] = over
+        base = over.base
+        index = over.where(epoch, epochs)
+        if over.base != base and not count.begins:
+            count.begins, count.base = True, None
+        if not told_here:
+            index = over.late(batch, size, index, epochs)
+        if over.goes_on(batch, size, index, epochs):
+            pattern.whole = True
+            if over.past:
+                pattern.begin(None)
+            return batch, size
+        if over.is_another(batch, size, index, evaluating=evaluating) and (count.leave_aside(t) or evaluating):
+            return None
+        return over.count(batch, size, index, epochs)
+
+    def _begins_again(self, over: Epochs, count: Count, batch: float, size: float | None) -> bool:
+        """Whether the counter was within one epoch, as it begins again in the next; what it has counted is taken over.
+
+        It does too when it ends, or gives way to a shorter one, while further epochs are to come.
+        """
+        if count.begins or count.done is None or count.epoch is None or self.epoch is None:
+            return False
+        index = over.where(count.epoch, self.epochs)
+        fell = self.epoch > count.epoch and batch < count.done / 2
+        to_come = self.epochs is not None and index + 1 < self.epochs
+        shorter = None not in (size, count.total) and (size or 0) < (count.total or 0)
+        if not fell and not (to_come and count.ended and (shorter or (size == count.total and batch < count.done))):
+            return False
+        step = count.step
+        count.done, count.total = over.count(count.done, count.total, index, self.epochs)
+        over.step = step
+        return True
+
+    def _choose(self, name: str, pattern: Counted) -> bool:
+        """Whether a pattern that has just been seen is in force."""
+        if self.pattern is None or self.pattern == name:
+            self.pattern = name
+            return True
+        force = self._patterns[self.pattern]
+        better = pattern.has_total and (not force.has_total or self._rank(name) < self._rank(self.pattern))
+        (_, old), (_, new) = force.standing(), pattern.standing()
+        if old is not None and new is not None and new > old and all(count.ended for count in force.present()):
+            force.passed = better = True
+        if pattern.passed or not better:
+            return False
+        self.pattern = name
+        return True
+
+    def _rank(self, name: str) -> int:
+        """Place in the order of preference; whole epochs, the coarsest count, come last unless it names them."""
+        return self._preference.get(name, len(self._preference) + (self._patterns[name].unit == "epochs"))
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, ready for JSON."""
+        plain = {name: getattr(self, name) for name in _STATE}
+        patterns = {}
+        for name, pattern in self._patterns.items():
+            entry = {key: getattr(pattern, key) for key in _PATTERN_STATE}
+            entry["counts"] = [[rank, asdict(count)] for rank, count in pattern.counts.items()]
+            entry["epochs"] = [[rank, asdict(over)] for rank, over in pattern.epochs.items()]
+            patterns[name] = entry
+        return {**plain, "resumed": self._resumed, "patterns": patterns, "beginnings": self._beginnings.state()}
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        preference: Sequence[str] = (),
+        *,
+        epoch_bases: Mapping[str, int] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        share: int | None = None,
+        earlier: Earlier | None = None,
+    ) -> "Track":
+        """A track that goes on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share, earlier=earlier)
+        for name, entry in dict(state["patterns"]).items():
+            pattern = track._patterns[name] = Counted(**{key: entry[key] for key in _PATTERN_STATE})
+            pattern.counts = {rank: Count(**fields) for rank, fields in entry["counts"]}
+            pattern.epochs = {rank: Epochs(**fields) for rank, fields in entry["epochs"]}
+        for name in _STATE:
+            setattr(track, name, state[name])
+        if track.pattern is not None and track.pattern not in track._patterns:
+            raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
+        track._beginnings = Beginnings.from_state(state["beginnings"])
+        if state["resumed"] is not None:
+            unit, done, total = state["resumed"]
+            track._resumed = (unit, done, total)
+        return track
+
+
+_STATE = (
+    *("pattern", "processed", "last_rise", "epoch", "epochs", "changes", "began"),
+    *("_before", "_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
+)
+_PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
+
+ADDED_ENDINGS = ("_per_second", "_requests")
+"""Names of values of which each data-parallel rank has its own part end so."""
+
+
+def total_of_ranks(name: str, values: Mapping[int | None, Value], now: float, fresh_s: float) -> float | None:
+    """One number of what the data-parallel ranks of a worker said under one name: a sum, else the last.
+
+    Rates and requests are added up.
+
+    The stamp of a value says when; one that is older than ``fresh_s``, or has none, is left out. A value without a
+    rank is left out beside those that have one, since it may be their sum. None when nothing is left.
+    """
+    fresh = {rank: v for rank, v in values.items() if v.stamp is not None and now - v.stamp < fresh_s}
+    if len(fresh) > 1:
+        fresh.pop(None, None)
+    if not fresh:
+        return None
+    if name.endswith(ADDED_ENDINGS):
+        return math.fsum(value.number for value in fresh.values())
+    return max(fresh.values(), key=lambda value: (value.stamp or 0.0, value.offset)).number

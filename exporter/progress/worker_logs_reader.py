@@ -1,0 +1,576 @@
+"""One worker's logs, followed from look to look: from bytes to progress, time left, values and errors."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from exporter.collecting.collector import WorkerProgress
+from exporter.contract.manifest import Manifest, Task
+from exporter.logs.inotify_reader import Wakeups
+from exporter.logs.last_error import plain_line
+from exporter.logs.lexicon import GENERIC, Lexicon
+from exporter.logs.packs import looks_like_progress
+from exporter.logs.search.engine import SMALL_BYTES, Scan, records
+from exporter.logs.search.findings import Findings, Mark, Position, Value
+from exporter.logs.tail_reader import LogTail
+from exporter.logs.timestamps import StampReader, zone_offset
+from exporter.progress import progress_file
+from exporter.progress.eta import Estimate, Estimator, Prior
+from exporter.progress.phases import Marks
+from exporter.progress.resumes import Earlier
+from exporter.progress.track import Track, share_of, total_of_ranks
+
+VALUE_FRESH_S = 900.0
+"""A logged value older than this is no longer shown: silence is not the last value."""
+MOST_VALUES, MOST_RANKS = 64, 512
+"""Names of values of one worker, of which each is a series; and ranks that say one of them."""
+UNMATCHED_AFTER_S = 120.0
+"""A log that has told nothing for so long since its first text is one that no pattern is for."""
+SAMPLE_BYTES = 16 << 10
+"""Kept of such a log, to say what it looks like."""
+EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
+"""A log is asked for its pack with each of its first pieces, then with so much text or after so long."""
+LOOK_BYTES = 256 << 20
+"""Read of one file in one look at most."""
+LATE_S = 600.0
+"""A line that has just been written and says an older time has another clock, or another zone than the others."""
+SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
+"""Clocks are shifted for summer by so much, or twice: other differences are lines that come late."""
+RUNNING, WAITING = "running_requests", "queued_requests"
+"""Values of an LLM server that tell when its last batch begins to run dry."""
+GENERATED, TAKEN_IN = "generation_tokens_per_second", "input_tokens_per_second"
+"""Values of an LLM server that tell its pace."""
+TOKENS_FRESH_S = 30.0
+"""A pace older than this is not that of now: an engine without requests writes none."""
+LOG, PROGRESS_FILE = 0, 1
+"""Order of sources: what a worker writes for us counts before what its log says."""
+
+
+class LogFacts(NamedTuple):
+    """What the logs of one worker have said so far."""
+
+    task: Task
+    read_at: float
+    pack: str
+    unit: str | None = None
+    pattern: str | None = None
+    position: float | None = None
+    expected: float | None = None
+    processed: float | None = None
+    first: float | None = None
+    """The first position of a run that begins at nothing."""
+    epoch: int | None = None
+    last_rise: float | None = None
+    rate: float | None = None
+    average_rate: float | None = None
+    eta: Estimate | None = None
+    confidence: str | None = None
+    stalled: bool | None = None
+    slowdown: float | None = None
+    phase: str | None = None
+    """What the worker is at instead of its work, as its log says."""
+    checkpoints: tuple[float, ...] = ()
+    """When its last checkpoints were begun, as its log says,"""
+    checkpoint_seconds: tuple[float, ...] = ()
+    """and how long they took."""
+    values: tuple[tuple[str, float, float], ...] = ()
+    """(name, value, time) of each value that is fresh."""
+    output_tokens_rate: float | None = None
+    """Tokens per second that an LLM server makes at present,"""
+    input_tokens_rate: float | None = None
+    """and reads; None where its log does not say."""
+    errors: tuple[tuple[str, str, int], ...] = ()
+    """(pattern, severity, records) of each error pattern."""
+    bytes_read: int = 0
+    lines: int = 0
+    lag_bytes: int = 0
+    problems: tuple[str, ...] = ()
+    """Files that cannot be read, and why."""
+    prior: Prior | None = None
+    """What a later run of the same job may expect."""
+    unmatched: str | None = None
+    """What its log looks like, when it has told nothing for some minutes,"""
+    unmatched_at: float | None = None
+    """and since when that is so."""
+    ended: bool = False
+
+
+@dataclass
+class _Source:
+    """One file that tells of a worker."""
+
+    tail: LogTail
+    order: int = LOG
+    stamps: StampReader = field(default_factory=StampReader)
+    zone_s: float | None = None
+    """To be added to times in it, once it is known."""
+    live: bool = False
+    """Whether it has been read to its end before: what comes now has just been written."""
+    lasting: bool = False
+    """Whether it is of all runs of the worker, not of one."""
+
+
+class WorkerLogs:
+    """What one worker's files have said, over all its runs on this node."""
+
+    def __init__(
+        self,
+        task: Task,
+        manifest: Manifest,
+        lexicon: Lexicon,
+        prior: Prior | None = None,
+        wakeups: Wakeups | None = None,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """``wakeups`` are those of all workers: whoever looks at them drains these before each round.
+
+        ``earlier`` is how far the worker had come in an attempt of the job before this one.
+        """
+        self.task = task
+        self.restart = -1
+        """The run that is followed; -1 before the first."""
+        self.marks = Marks()
+        self._sources: dict[str, _Source] = {}
+        self._wakeups = wakeups
+        self._manifest = manifest
+        self._lexicon = lexicon
+        self._earlier = earlier
+        self._auto = lexicon.auto()
+        self._unsure = bytearray()
+        """Text in which the pack has not been looked for yet."""
+        self._asked, self._asked_at = 0, 0.0
+        self._pack = GENERIC if self._auto is not None else lexicon.pack
+        self._track = self._new_track(None)
+        self._prior = prior
+        self._estimator = self._new_estimator()
+        self._changes = -1
+        """Of the count in the track that the estimator has seen; another one is no work that follows from it."""
+        self._values: dict[str, dict[int | None, Value]] = {}
+        self._errors = dict.fromkeys(lexicon.severities, 0)
+        self._told_errors: tuple[tuple[str, str, int], ...] | None = None
+        """The same for ``facts``, made anew after a change."""
+        self._lines = 0
+        self._closed_bytes = 0
+        self._first_text: float | None = None
+        self._sample = b""
+        self._ended = False
+        self._told_phase: str | None = None
+        """What the progress file has said last that the worker is at."""
+        self._unusable = 0
+        """Lines of the progress file that are no update."""
+
+    @cached_property
+    def _share(self) -> int | None:
+        """Items of this worker, as the job file says."""
+        tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
+        return share_of(self._manifest.total_items, tasks, self.task.rank)
+
+    def _new_track(self, state: Mapping[str, Any] | None) -> Track:
+        preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
+        bases[progress_file.PATTERN] = 0  # as the loop that prints them counts
+        known: dict[str, Any] = {"epoch_bases": bases, "share": self._share, "earlier": self._earlier}
+        known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
+        return Track(preference, **known) if state is None else Track.from_state(state, preference, **known)
+
+    def _new_estimator(self) -> Estimator:
+        """One that knows nothing but how an earlier run went that counted the same."""
+        fits = self._prior is not None and self._prior.unit == self._track.unit
+        return Estimator(self._prior if fits else None)
+
+    # -- what is followed ------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether its latest run has ended."""
+        return self._ended
+
+    @property
+    def last_rise(self) -> float | None:
+        """When its position last rose."""
+        return self._track.last_rise
+
+    def begin_run(self, restart: int) -> None:
+        """The files of the run before are done with; a position of the new one counts from zero."""
+        for path, source in list(self._sources.items()):
+            if not source.lasting:
+                self._closed_bytes += source.tail.bytes_read
+                source.tail.close()
+                del self._sources[path]
+        self._told_phase = None
+        if self.restart >= 0:
+            self._track.begin_run()
+            self.marks.begin_run()
+        self.restart = restart
+
+    @property
+    def began(self) -> float | None:
+        """When the run that is followed has begun: what its first position is judged by."""
+        return self._track.began
+
+    @began.setter
+    def began(self, start: float | None) -> None:
+        self._track.began = start
+
+    def follow(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
+        """The tail of a file that is followed from now on; None when it is followed already."""
+        if path in self._sources:
+            return None
+        self._sources[path] = _Source(LogTail(path, self._wakeups), order, lasting=lasting)
+        return self._sources[path].tail
+
+    @property
+    def unread(self) -> bool:
+        """Whether there is more to read in the files of this run than the last look had time for."""
+        tails = (source.tail for source in self._sources.values() if not source.lasting)
+        return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def look(self, now: float, *, ended: bool, until: Callable[[], bool]) -> None:
+        """Take in what has come since the last look, the rest of it later when ``until`` holds.
+
+        ``ended`` says that nobody writes any more: a last line without an end counts, too.
+        """
+        if ended and self._wakeups is not None:
+            self._wakeups.drain()  # its last words may have come after this round was begun
+        self._ended = ended
+        for source in self._sources.values():
+            self._read(source, now, until)
+            if ended and not source.tail.lag_bytes and (rest := source.tail.rest()):
+                self._take(source, self._findings_of(source, rest), now)
+                self._lines += 1
+        if ended and not self.unread:
+            self._track.settle()
+
+    def _read(self, source: _Source, now: float, until: Callable[[], bool]) -> None:
+        """What is new in one file, of one generation after the other."""
+        left, tail = LOOK_BYTES, source.tail
+        while left > 0:
+            before, scan = tail.bytes_read, None
+            for piece in tail.pieces(left, until):
+                source.stamps.reference = now if source.live else tail.mtime or now
+                text = piece.buffer
+                self._lines += records(text, piece.end)
+                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
+                if source.order == PROGRESS_FILE:
+                    self._take(source, self._told(bytes(memoryview(text)[: piece.end]), piece.offset), now)
+                    continue
+                self._note(text, piece.end, now)
+                scan = self._engine(text, piece.end, scan, source, now)
+                scan.feed(text, piece.end, piece.offset)
+            if scan is not None:
+                self._track.thinned = tail.bytes_read - before > SMALL_BYTES
+                self._take(source, scan.finish(tail.reread), now)
+            self._track.thinned = False
+            left -= tail.bytes_read - before
+            if not tail.more or until():
+                break
+        source.live = source.live or not tail.lag_bytes
+
+    def _engine(self, text: bytearray, end: int, scan: Scan | None, source: _Source, now: float) -> Scan:
+        """The scan that takes the next piece: that of another pack once the lines show that it is another."""
+        choice = self._choose_pack(text, end, now)
+        if choice != self._pack:
+            if scan is not None:
+                self._take(source, scan.finish(source.tail.reread), now)
+            # what the pack before has read and this one does not would stay as it was last told
+            for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
+                self._values.pop(name, None)
+            self._pack, scan = choice, None
+            self._track = self._new_track(self._track.state())
+        return scan if scan is not None else self._lexicon.engine(self._pack).begin(source.stamps)
+
+    def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
+        """The pack that the lines so far speak for: the first pieces are looked at at once, later ones now and then."""
+        if self._auto is None or self._auto.settled:
+            return self._pack
+        if self._asked < EARLY_PIECES:
+            self._asked, self._asked_at = self._asked + 1, now
+            self._auto.feed(bytes(memoryview(text)[:end]))
+        else:
+            self._unsure += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
+            if len(self._unsure) >= UNSURE_BYTES or now - self._asked_at >= UNSURE_S:
+                self._auto.feed(bytes(self._unsure[-UNSURE_BYTES:]))
+                self._unsure.clear()
+                self._asked_at = now
+        return self._auto.choice or self._pack
+
+    def _findings_of(self, source: _Source, text: bytes) -> Findings:
+        if source.order == PROGRESS_FILE:
+            return self._told(text, 0)
+        return self._lexicon.engine(self._pack).scan(text, source.stamps)
+
+    def _told(self, text: bytes, offset: int) -> Findings:
+        """What the worker has written into its progress file."""
+        found = progress_file.findings(text, offset, self._values, self._told_phase)
+        self._told_phase, self._unusable = found.phase, self._unusable + found.unusable
+        return found
+
+    def _note(self, text: bytearray, end: int, now: float) -> None:
+        """Keep what an unknown log looks like."""
+        if self._first_text is None:
+            self._first_text = now
+        if self._track.pattern is None and not self._values:
+            self._sample = bytes(memoryview(text)[max(0, end - SAMPLE_BYTES) : end])
+        elif self._sample:
+            self._sample = b""
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def _take(self, source: _Source, found: Findings, now: float) -> None:
+        """What a piece says, in the order of its records; positions of one moment are one reading of the estimator."""
+        self._learn_zone(source, found, now)
+        if found.errors:
+            self._told_errors = None
+            for name, count in found.errors.items():
+                self._errors[name] += count
+        for name, of_ranks in found.values.items():
+            if name in self._values or len(self._values) < MOST_VALUES:
+                for rank, value in of_ranks.items():
+                    self._set_value(name, rank, value, self._moment(source, value.stamp, now))
+        reading: tuple[float, float] | None = None
+        if RUNNING in found.values and WAITING in found.values:
+            requests = [
+                total_of_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
+            ]
+            self._estimator.queue(*(number or 0.0 for number in requests))
+        told: list[Position | Mark] = [*found.positions, *found.marks]
+        for record in sorted(told, key=lambda record: record.offset):
+            t = self._moment(source, record.stamp, now)
+            arrival = now if source.live else t
+            if reading is not None and reading[0] != t:
+                self._estimate(*reading)
+                reading = None
+            if isinstance(record, Mark):
+                if reading is not None:
+                    self._estimate(*reading)
+                    reading = None
+                self._take_mark(record, t, arrival)
+                continue
+            aside = self._track.aside
+            if self._track.update(source.tail.path, record, t, source.order):
+                reading = (t, arrival)
+            elif self._track.aside and not aside:
+                self._estimator.pause("evaluating", t, arrival)  # another counter goes on instead
+        if reading is not None:
+            self._estimate(*reading)
+
+    def _set_value(self, name: str, rank: int | None, value: Value, t: float) -> None:
+        of_ranks = self._values.setdefault(name, {})
+        if rank not in of_ranks and len(of_ranks) >= MOST_RANKS:
+            for old in [old for old, last in of_ranks.items() if t - (last.stamp or 0.0) >= VALUE_FRESH_S]:
+                del of_ranks[old]
+            if len(of_ranks) >= MOST_RANKS:
+                return
+        of_ranks[rank] = Value(value.number, value.offset, t)
+
+    def _take_mark(self, mark: Mark, t: float, arrival: float) -> None:
+        self._track.mark(mark, t)
+        self.marks.take(mark, t)
+        if mark.begins:
+            self._estimator.pause(mark.name, t, arrival)
+        else:
+            self._estimator.resume(t, arrival)
+
+    def _estimate(self, t: float, arrival: float) -> None:
+        """One reading for the estimator; one of another count is none that follows from the last."""
+        done, total = self._track.done, self._track.total
+        if done is None:
+            return
+        if self._changes != self._track.changes:
+            self._changes = self._track.changes
+            self._estimator = self._new_estimator()
+        self._estimator.update(t, done, total, arrival)
+
+    def _moment(self, source: _Source, stamp: float | None, now: float) -> float:
+        """When a record was written, as its own time says; else now."""
+        if stamp is None or source.zone_s is None:
+            return now
+        t = min(stamp + source.zone_s, now)
+        return now if source.live and now - t > LATE_S else t
+
+    def _learn_zone(self, source: _Source, found: Findings, now: float) -> None:
+        """What is to be added to times without a zone: clocks of logs are those of the node, or UTC."""
+        told: list[Position | Mark | Value] = [*found.positions, *found.marks]
+        told += [value for of_ranks in found.values.values() for value in of_ranks.values()]
+        stamps = [record.stamp for record in told if record.stamp is not None]
+        if not stamps:
+            return
+        last = max(stamps)
+        if source.zone_s is not None and source.live:
+            shift = round((now - last - source.zone_s) / SHIFT_S) * SHIFT_S
+            if shift and abs(now - last - source.zone_s - shift) <= SHIFT_SLACK_S:
+                source.zone_s = zone_offset(last, now)
+        elif source.live:
+            source.zone_s = zone_offset(last, now)
+        elif not source.tail.lag_bytes:
+            source.zone_s = zone_offset(last, source.tail.mtime or now)
+        elif source.zone_s is None:
+            # a backlog of which the end has not been seen
+            local = float(time.localtime(last).tm_gmtoff)
+            source.zone_s = -local if last - local <= now else 0.0
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per item, while it works."""
+        return None if self._ended else self._estimator.pace
+
+    def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> LogFacts:
+        """What is known at this moment.
+
+        ``peers`` is the usual pace of workers like this one; ``busy``: whether its GPUs work, where that is known.
+        """
+        track, estimator, ended = self._track, self._estimator, self._ended
+        if self._told_errors is None:
+            severities = self._lexicon.severities
+            self._told_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
+        alarms = estimator.alarms(now, self._manifest.stall_timeout_s, busy)
+        eta = None if ended else estimator.estimate(now, peers)
+        known = track.done is not None
+        sources = self._sources.values()
+        values = []
+        for name, of_ranks in self._values.items():
+            number = total_of_ranks(name, of_ranks, now, VALUE_FRESH_S)
+            if number is not None:
+                values.append((name, number, max(value.stamp or 0.0 for value in of_ranks.values())))
+        return LogFacts(
+            task=self.task,
+            read_at=now,
+            pack=self._pack,
+            unit=track.unit,
+            pattern=track.pattern,
+            position=_whole(track.done),
+            expected=_whole(track.total if known else self._share),
+            processed=_whole(track.processed),
+            first=_whole(track.first),
+            epoch=track.epoch,
+            last_rise=track.last_rise,
+            rate=None if ended else estimator.rate(now),
+            average_rate=estimator.average_rate(now),
+            eta=eta,
+            confidence=estimator.confidence(now, eta) if eta is not None else None,
+            stalled=alarms["stalled"] and not ended if known else None,
+            slowdown=None if ended else estimator.slowdown_ratio(),
+            phase=None if ended else self.marks.present(now, track.last_rise),
+            checkpoints=tuple(self.marks.begun.get("checkpointing", ())),
+            checkpoint_seconds=tuple(self.marks.durations.get("checkpointing", ())),
+            values=tuple(values),
+            output_tokens_rate=self._tokens_rate(GENERATED, now),
+            input_tokens_rate=self._tokens_rate(TAKEN_IN, now),
+            errors=self._told_errors,
+            bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
+            lines=self._lines,
+            lag_bytes=sum(source.tail.lag_bytes for source in sources),
+            problems=self._problems(),
+            prior=estimator.prior(track.unit) if ended else None,
+            unmatched=self._unmatched(now),
+            unmatched_at=self._first_text + UNMATCHED_AFTER_S if self._first_text is not None else None,
+            ended=ended,
+        )
+
+    def _tokens_rate(self, name: str, now: float) -> float | None:
+        """What an LLM server says of its pace, if that is of now; the results of a benchmark are not."""
+        if self._ended or self.task.later:
+            return None
+        age_s = math.inf if self.began is None else now - self.began  # what a run before has said is not of now
+        found = total_of_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
+        return found if found is not None and math.isfinite(found) else None
+
+    def progress(self, now: float) -> WorkerProgress:
+        """What its GPUs are compared with: here they have no say."""
+        track = self._track
+        stalled = None
+        if track.done is not None:
+            alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
+            stalled = alarms["stalled"] and not self._ended
+        total = track.total if track.total is not None else self._share
+        # a server without requests may say so once and then nothing
+        requests = [total_of_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
+        return WorkerProgress(
+            last_rise=track.last_rise,
+            stalled=stalled,
+            done=self._ended or (track.done is not None and total is not None and track.done >= total),
+            waits=all(number == 0 for number in requests),
+        )
+
+    def _problems(self) -> tuple[str, ...]:
+        tails = (source.tail for source in self._sources.values())
+        found = [f"{tail.path}: {tail.problem}" for tail in tails if tail.problem is not None]
+        if self._unusable:
+            lines = "1 line is" if self._unusable == 1 else f"{self._unusable} lines are"
+            found.append(f"progress file: {lines} no JSON object of counts and numbers")
+        return tuple(found)
+
+    def _unmatched(self, now: float) -> str | None:
+        """What to make of a log in which no pattern has found anything for minutes; one that serves may say little."""
+        if self._track.pattern is not None or self._values or self._first_text is None or self.task.service:
+            return None
+        if now - self._first_text < UNMATCHED_AFTER_S:
+            return None
+        lines = self._sample.replace(b"\r", b"\n").split(b"\n")
+        shown = next((line for line in reversed(lines) if looks_like_progress(line)), b"")
+        shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
+        nearest = self._auto.nearest(self._sample) if self._auto is not None else None
+        near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
+        words = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
+        path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
+        return f"{words}; `gpujob scan {path}` shows what is found" if path is not None else words
+
+    # -- over a restart of the sidecar -----------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that is known, ready for JSON."""
+        return {
+            "restart": self.restart,
+            "pack": self._pack,
+            "track": self._track.state(),
+            "estimator": self._estimator.state(),
+            "marks": self.marks.state(),
+            "changes": self._changes,
+            "values": [
+                [name, rank, value.number, value.offset, value.stamp]
+                for name, of_ranks in self._values.items()
+                for rank, value in of_ranks.items()
+            ],
+            "errors": self._errors,
+            "lines": self._lines,
+            "closed_bytes": self._closed_bytes,
+            "first_text": self._first_text,
+            "told_phase": self._told_phase,
+            "unusable": self._unusable,
+            "sources": [
+                [path, source.order, source.lasting, source.zone_s, source.tail.state()]
+                for path, source in self._sources.items()
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
+        self.restart = int(state["restart"])
+        self._pack = str(state["pack"])
+        self._track = self._new_track(state["track"])
+        self._estimator = Estimator.from_state(state["estimator"])
+        self.marks = Marks.from_state(state["marks"])
+        self._changes = int(state["changes"])
+        for name, rank, number, offset, t in state["values"]:
+            self._values.setdefault(name, {})[rank] = Value(number, offset, t)
+        self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
+        self._told_errors = None
+        self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
+        self._first_text, self._told_phase = state["first_text"], state["told_phase"]
+        self._unusable = int(state["unusable"])
+        for path, order, lasting, zone_s, tail in state["sources"]:
+            if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
+                raise TypeError(f"{path!r} is no log, or has no position")  # counts without a position count twice
+            followed = LogTail.restore(path, tail, self._wakeups)
+            self._sources[path] = _Source(followed, order, zone_s=zone_s, lasting=lasting)
+
+
+def _whole(number: float | None) -> float | None:
+    """A count as a whole number where it is one: it is shown so."""
+    return int(number) if number is not None and number == int(number) else number

@@ -1,0 +1,103 @@
+"""The job itself: phase, limits, thresholds, what was asked for."""
+
+from dataclasses import dataclass
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+
+PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
+
+INFO = Family("info", "The job, 1 for the attempt that runs.", labels=("attempt",), kind="info")
+START = Family("start_timestamp_seconds", "When the job started.")
+TIME_LIMIT = Family("time_limit_seconds", "Time limit of the job; absent when it has none.")
+PHASE = Family("phase", "Phase of the job, 1 for the present one.", labels=("phase",))
+WORKERS_EXPECTED = Family("workers_expected", "Worker tasks that the launcher starts on this node.")
+GPUS_ALLOCATED = Family("gpus_allocated", "GPUs of this node that the plan gives to workers.")
+STALL_TIMEOUT = Family(
+    "stall_timeout_seconds", "The job's own threshold: silence of its progress that counts as a stall."
+)
+LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time in which every worker should be up.")
+
+
+@dataclass(frozen=True)
+class JobSnapshot:
+    """Phase as last published, the reason once the job is being stopped, and whether all workers have ended."""
+
+    phase: str
+    stop_reason: str | None
+    workers_ended: bool = False
+
+
+class JobCollector:
+    """Facts of the manifest, and the phase: what the orchestrator says, or while it runs what the logs say."""
+
+    name = "job"
+    interval_s = 1.0
+    families = (
+        INFO,
+        START,
+        TIME_LIMIT,
+        PHASE,
+        WORKERS_EXPECTED,
+        GPUS_ALLOCATED,
+        STALL_TIMEOUT,
+        LAUNCH_TIMEOUT,
+    )
+
+    def __init__(self, context: Context) -> None:
+        self._manifest = context.manifest
+        self._identity = context.identity
+        self._tasks = context.tasks
+        self._board = context.board
+
+    def read(self) -> JobSnapshot:
+        state = run_files.read_json(self._manifest.run_dir / run_files.STATE_FILE) or {}
+        phase = state.get("phase")
+        if phase == "running" and self._board.phase is not None:
+            phase = self._board.phase
+        stop = state.get("stop")
+        phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
+        self._board.job_phase = phase
+        return JobSnapshot(
+            phase=phase,
+            stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,
+            workers_ended=state.get("workers_ended") is True,
+        )
+
+    def render(self, job: JobSnapshot, out: Samples) -> None:
+        manifest, identity = self._manifest, self._identity
+        out.add(INFO, 1, attempt=identity.attempt)
+        out.add(START, identity.start)
+        out.add(TIME_LIMIT, self._time_limit_s())
+        for phase in PHASES:
+            out.add(PHASE, int(phase == job.phase), phase=phase)
+        out.add(WORKERS_EXPECTED, len(self._tasks))
+        out.add(GPUS_ALLOCATED, len({gpu for task in self._tasks for gpu in task.gpus}))
+        out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
+        out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
+
+    def describe(self, job: JobSnapshot, status: Status) -> None:
+        identity = self._identity
+        status.job.update(
+            job_id=identity.job_id,
+            job_name=identity.job_name,
+            cluster=identity.cluster,
+            user=identity.user,
+            partition=identity.partition,
+            attempt=identity.attempt,
+            phase=job.phase,
+            stop_reason=job.stop_reason,
+            start=identity.start,
+            end=identity.end,
+            time_limit_s=self._time_limit_s(),
+            total_items=self._manifest.total_items,
+            workers_expected=len(self._manifest.tasks),
+            nodes=self._manifest.nodes,
+        )
+
+    def _time_limit_s(self) -> float | None:
+        identity = self._identity
+        if identity.start is not None and identity.end is not None:
+            return identity.end - identity.start
+        return self._manifest.time_limit_s

@@ -1,0 +1,298 @@
+"""HTTP: ``/metrics``, ``/status``, ``/fom``, ``/-/healthy``, ``/-/ready`` and a landing page. And when to stop."""
+
+import asyncio
+import contextlib
+import html
+import ipaddress
+import logging
+import signal
+import socket
+import zlib
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from exporter import __version__
+from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.figures_collector import FigureError, FomCollector
+from exporter.sidecar.job_collector import JobCollector
+from exporter.sidecar.sidecar import ScrapeLog, Sidecar
+from exporter.workers.collector import WorkersCollector
+
+FINAL_READ_S = 10.0
+"""How long the last read of all collectors may take."""
+KILL_MARGIN_S = 4.0
+"""Kept free of KillWait for the last read and the end."""
+LAST_READ_S = 0.6
+"""The same after a signal."""
+LAST_WRITE_S = 2.0
+"""How long the final values may then take into a run directory that answers."""
+NOTICE_S = 0.75
+"""How long after a signal the orchestrator's notice that the job is being stopped may take."""
+BURST_S = 0.5
+"""Signals so close together are one: Slurm sends several at a time limit."""
+WATCH_S = 0.25
+"""Between two looks at the phase of the job."""
+MOST_BODY_BYTES = 64 * 1024
+"""Of a request that tells something."""
+
+log = logging.getLogger("gpujob.service")
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; on every interface, IPv4 and IPv6, when the host is empty."""
+    try:
+        if host:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((host, port), family=family)
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {why}") from error
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether the Accept header puts OpenMetrics 1.0 before the classic text format."""
+    best: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        quality, understood = 1.0, True
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+            elif name.strip() == "version" and kind == "application/openmetrics-text":
+                understood = value == "1.0.0"
+        best[kind] = max(best.get(kind, 0.0), quality if understood else 0.0)
+    return best.get("application/openmetrics-text", 0.0) > max(best.get("text/plain", 0.0), 0.0)
+
+
+def is_loopback(peer: str | None) -> bool:
+    """Whether a request came from this node over its loopback interface, seen through an IPv6 socket too."""
+    try:
+        address = ipaddress.ip_address(peer or "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+class Service:
+    """The web server of one sidecar."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+        self._clock = sidecar.context.clock
+        self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
+        self.stopped_by: int | None = None
+        """The signal that has said stop, if one has."""
+        self.start_again = False
+        """Whether it has ended so that a new process can go on."""
+
+    def application(self) -> web.Application:
+        """The routes."""
+        application = web.Application(client_max_size=MOST_BODY_BYTES)
+        application.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/status", self._status),
+                web.post("/fom", self._fom),
+                web.get("/-/healthy", self._healthy),
+                web.get("/-/ready", self._ready),
+                web.get("/", self._landing),
+            ]
+        )
+        return application
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
+        body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
+        headers = {
+            "Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE,
+            "Vary": "Accept, Accept-Encoding",
+        }
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # level 9 costs ten times the time for a tenth of the size
+            body = packer.compress(body) + packer.flush()
+            headers["Content-Encoding"] = "gzip"
+        self._scrapes.note(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
+        return web.Response(body=body, headers=headers)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(self._sidecar.status())
+
+    async def _fom(self, request: web.Request) -> web.Response:
+        """Take a figure of merit of the job; the answers are omnistat's."""
+        if not is_loopback(request.remote):
+            why = f"{request.remote} is not this node: post to http://127.0.0.1:{self._sidecar.port}/fom on the node"
+            return web.json_response({"error": why}, status=403)
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return web.json_response({"error": f"the body has more than {MOST_BODY_BYTES} bytes"}, status=413)
+        for slot in self._sidecar.slots:
+            if isinstance(slot.collector, FomCollector):
+                try:
+                    slot.collector.take(body)
+                except FigureError as error:
+                    return web.json_response({"error": str(error)}, status=400)
+                slot.request()  # so that a scrape right after this shows it
+                return web.json_response({"status": "ok"})
+        raise web.HTTPNotFound
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response(text="The exporter is healthy.\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self._sidecar.ready:
+            return web.Response(text="The exporter is ready.\n")
+        waiting = ", ".join(slot.collector.name for slot in self._sidecar.slots if not slot.ready)
+        return web.Response(status=503, text=f"Not ready: no first read yet of {waiting}.\n")
+
+    async def _landing(self, request: web.Request) -> web.Response:
+        identity = self._sidecar.context.identity
+        title = html.escape(f"gpujob exporter: job {identity.job_id} on {identity.node}")
+        links = "".join(
+            f'<li><a href="{path}">{path}</a></li>' for path in ("metrics", "status", "-/healthy", "-/ready")
+        )
+        page = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            f"<h1>{title}</h1><p>version {__version__}, phase {html.escape(self._sidecar.phase)}</p>"
+            f"<ul>{links}</ul></html>"
+        )
+        return web.Response(text=page, content_type="text/html")
+
+    async def run(self, listening: socket.socket) -> None:
+        """Serve until the job is over and its last values were scraped, or a signal says stop."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        first: list[float] = []
+
+        def end(number: int) -> None:
+            self.stopped_by = number
+            first.append(self._clock.monotonic())
+            if len(first) == 1 or first[-1] - first[0] > BURST_S:
+                stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end, number)
+        exits = self._sidecar.context.exits
+        loop.add_reader(exits.fileno(), self._on_exits)
+        runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            host, port = listening.getsockname()[:2]
+            self._sidecar.port = port
+            self._sidecar.start()
+            log.info("listening on %s:%d", host, port)
+            watcher = asyncio.create_task(self._until_over())
+            await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set() and not self._sidecar.final:
+                watcher.cancel()
+                stop.clear()
+                await self._wind_down(stop)
+        finally:
+            loop.remove_reader(exits.fileno())
+            # no waiting for slow clients: the end of a job step is near
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(runner.cleanup(), 1.0)
+
+    def _on_exits(self) -> None:
+        """The kernel tells of the end of a worker or a wrapper: look at once, not at the next look."""
+        self._sidecar.context.exits.dispatch()
+        for slot in self._sidecar.slots:
+            if slot.collector.name == WorkersCollector.name:
+                slot.request()
+
+    async def _until_over(self) -> None:
+        """Return once the job is finished and the final values were scraped, or linger is over."""
+        linger_s = self._sidecar.context.manifest.linger_s
+        outlived = False
+        while not self._sidecar.workers_ended:
+            if self._sidecar.outlived_its_driver and not outlived:
+                self._sidecar.publisher.request()  # it decides, as the run directory may hang
+            outlived = self._sidecar.outlived_its_driver
+            if self._sidecar.may_start_again:
+                log.warning("the GPU driver was replaced, which only a new process can read: starting again")
+                self.start_again = True
+                return
+            await asyncio.sleep(WATCH_S)
+        await self._finish(FINAL_READ_S, FINAL_READ_S)
+        while self._sidecar.phase != "finished":
+            await asyncio.sleep(WATCH_S)
+        await self._read_all(self._sidecar.slots, FINAL_READ_S)
+        final_at = self._clock.monotonic()
+        while not self._scrapes.satisfied(final_at, self._clock.monotonic()):
+            if self._clock.monotonic() - final_at > linger_s:
+                log.warning("linger is over and the final values were not scraped")
+                return
+            await asyncio.sleep(WATCH_S)
+
+    async def _wind_down(self, stop: asyncio.Event) -> None:
+        """The end after a signal.
+
+        Slurm signals all steps of a job at once: while the job is being stopped and its workers are
+        still saving their work, this stays beside them, within KillWait. A second signal ends that.
+        """
+        jobs = [slot for slot in self._sidecar.slots if slot.collector.name == JobCollector.name]
+        answers = await self._read_all(jobs, 0.5)
+        manifest, begun = self._sidecar.context.manifest, self._clock.monotonic()
+        end = begun + manifest.kill_wait_s - KILL_MARGIN_S
+        # by Slurm, and where a notice can be read at all
+        notice = begun + (NOTICE_S if answers and self.stopped_by == signal.SIGTERM and not manifest.attached else 0.0)
+        while not self._sidecar.workers_ended:
+            now = self._clock.monotonic()
+            told = self._sidecar.phase == "completing" or now < notice  # the notice comes after the signal
+            if not told or stop.is_set() or now >= end:
+                break
+            await asyncio.sleep(WATCH_S)
+        await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)
+
+    async def _finish(self, timeout_s: float, write_s: float) -> None:
+        """Read everything a last time and publish it as final."""
+        await self._read_all(self._sidecar.slots, timeout_s)
+        await self._read_all([self._sidecar.diagnostics], timeout_s)
+        self._sidecar.final = True
+        await self._read_all([self._sidecar.publisher], write_s)
+
+    async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> bool:
+        """Wait for a fresh read of these collectors, a hanging one left behind; whether all have answered."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        for slot in slots:
+            slot.on_read = tell
+        tickets = [(slot, slot.request()) for slot in slots]
+        end = loop.time() + timeout_s
+        try:
+            while not all(slot.has_served(ticket) for slot, ticket in tickets):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
+                changed.clear()
+                if loop.time() >= end:
+                    break
+        finally:
+            for slot in slots:
+                slot.on_read = None
+        return all(slot.has_served(ticket) for slot, ticket in tickets)
+
+
+def known_port(sidecar: Sidecar) -> int | None:
+    """Port that an earlier sidecar of this node and attempt has published: a restarted one should keep it."""
+    identity, manifest = sidecar.context.identity, sidecar.context.manifest
+    known = run_files.read_json(manifest.run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}
+    port = known.get("port")
+    return port if isinstance(port, int) and known.get("attempt") == identity.attempt else None

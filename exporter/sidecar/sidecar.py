@@ -1,0 +1,260 @@
+"""One node's sidecar: slots, pages, the status, and when to end."""
+
+import ipaddress
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from exporter.collecting.collector import Collector, Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.collecting.saved_state import read_state, write_state
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.launch.collector import LaunchCollector
+from exporter.sidecar import background_reads, collectors
+from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.job_collector import JobCollector, JobSnapshot
+from exporter.workers.diagnosis_collector import DiagnosticsCollector
+
+STATUS_SCHEMA = 1
+PUBLISH_INTERVAL_S = 5.0
+RESTART_PAUSE_S = 60.0
+"""Least time between a new start for a replaced driver and the next; each one doubles it for the one after."""
+RESTARTS_KIND = "gpus_restart"
+
+log = logging.getLogger("gpujob.sidecar")
+
+
+def declared_families() -> tuple[Family, ...]:
+    """Every family that any collector declares, in the order of the page."""
+    found: list[Family] = []
+    for factory in collectors.COLLECTORS:
+        found.extend(factory.families)  # type: ignore[attr-defined]
+    found.extend(LaunchCollector.families)
+    found.extend(background_reads.FAMILIES)
+    return tuple(found)
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``:port`` or ``[v6]:port``; an empty host is every interface."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
+    return host.strip("[]"), int(port)
+
+
+def fom_url(host: str, port: int) -> str | None:
+    """Where processes of this node reach ``/fom`` of a sidecar that listens on ``host``; None when none may."""
+    local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    try:
+        if not (local == "localhost" or ipaddress.ip_address(local).is_loopback):
+            return None
+    except ValueError:
+        return None
+    return f"http://[{local}]:{port}/fom" if ":" in local else f"http://{local}:{port}/fom"
+
+
+class DriverRestarts:
+    """Leave to start again because the driver was replaced, kept in the run directory.
+
+    It is given ever more rarely: a driver that says so of itself time and again is not mended by a new process.
+    """
+
+    def __init__(self, context: Context) -> None:
+        identity = context.identity
+        self._clock = context.clock
+        self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
+        self._refused = False
+
+    def take(self) -> bool:
+        """Whether it may be done now; it counts as done then."""
+        kept = read_state(*self._place, kind=RESTARTS_KIND) or {}
+        now, times, last = self._clock.time(), kept.get("times"), kept.get("last")
+        if not isinstance(times, int) or not isinstance(last, int | float):
+            times, last = 0, 0.0
+        pause_s = RESTART_PAUSE_S * 2.0 ** min(times - 1, 30)
+        if times and abs(now - last) < pause_s:
+            refused: str | None = f"the last new start was less than {pause_s:g} s ago"
+        else:  # without a record the next process would not know of this one
+            refused = write_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
+        if refused is not None and not self._refused:
+            log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
+        self._refused = refused is not None
+        return not self._refused
+
+
+class Publisher:
+    """Tells the run directory where this sidecar listens, and its status, for readers that cannot reach the port.
+
+    It stands in a slot like a collector, on a thread of its own: the run directory may hang.
+    """
+
+    name = "publish"
+    interval_s = PUBLISH_INTERVAL_S
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, sidecar: "Sidecar") -> None:
+        self._sidecar = sidecar
+        self._announced = False
+        self._restarts = DriverRestarts(sidecar.context)
+
+    def read(self) -> bool:
+        manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
+        if not self._announced and self._sidecar.port is not None:
+            self._announce(self._sidecar.port)
+            self._announced = True
+        if self._sidecar.outlived_its_driver and not self._sidecar.may_start_again:
+            self._sidecar.may_start_again = self._restarts.take()
+        folder = manifest.run_dir / run_files.STATUS_DIR
+        folder.mkdir(exist_ok=True)
+        run_files.write_json(folder / f"{identity.node}.json", self._sidecar.status(), durable=self._sidecar.final)
+        return True
+
+    def _announce(self, port: int) -> None:
+        """Where it listens, and the labels that its series carry."""
+        context = self._sidecar.context
+        identity, run_dir = context.identity, context.manifest.run_dir
+        folder = run_dir / run_files.SIDECARS_DIR
+        folder.mkdir(exist_ok=True)
+        host = self._sidecar.host if self._sidecar.host not in ("", "0.0.0.0", "::") else identity.node  # noqa: S104
+        run_files.write_json(
+            folder / f"{identity.node}.json",
+            {
+                "schema": run_files.RECORD_SCHEMA,
+                "node": identity.node,
+                "node_index": identity.node_index,
+                "attempt": identity.attempt,
+                "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                "port": port,
+                "fom": fom_url(self._sidecar.host, port),
+                "labels": identity.constant_labels(),
+                "time": context.clock.time(),
+            },
+        )
+
+    def render(self, snapshot: bool, out: Samples) -> None:
+        """Nothing to show beyond whether publishing works."""
+
+    def describe(self, snapshot: bool, status: Status) -> None:
+        """Nothing to add."""
+
+
+class Sidecar:
+    """Everything of a sidecar but the web server."""
+
+    def __init__(self, context: Context, made: Sequence[Collector[Any]] | None = None) -> None:
+        self.context = context
+        if made is None:
+            made = [
+                *(factory(context) for factory in collectors.COLLECTORS),
+                LaunchCollector(context, self.status),  # last: its facts are those of the others
+            ]
+        self.slots = [Slot(collector, context.clock) for collector in made]
+        self.host = ""
+        """Address it listens on; empty for all of this node."""
+        self.port: int | None = None
+        """Port it listens on, once it does."""
+        self.diagnostics = Slot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
+        self.publisher = Slot(Publisher(self), context.clock)
+        self.final = False
+        """Whether the last values have been read: nothing changes any more."""
+        self.may_start_again = False
+        """Whether it may end for a new sidecar, which can read the GPUs."""
+        self._samples = Samples(context.identity.constant_labels())
+
+    def start(self) -> None:
+        """Begin to read in the background."""
+        for slot in (*self.slots, self.diagnostics, self.publisher):
+            slot.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every collector has read at least once."""
+        return all(slot.ready for slot in self.slots)
+
+    @property
+    def job(self) -> JobSnapshot:
+        """The job as the last look at it says."""
+        for slot in self.slots:
+            if isinstance(slot.collector, JobCollector) and isinstance(slot.snapshot, JobSnapshot):
+                return slot.snapshot
+        return JobSnapshot("launching", None)
+
+    @property
+    def outlived_its_driver(self) -> bool:
+        """Whether a new sidecar can read the GPUs and this one cannot, where somebody starts one."""
+        look = self.context.board.gpus
+        return self.context.identity.supervised and look is not None and look.replaced
+
+    @property
+    def phase(self) -> str:
+        """Phase of the job as the last look at it says."""
+        return self.job.phase
+
+    @property
+    def workers_ended(self) -> bool:
+        """Whether the last look says that no worker of the job runs any more."""
+        return self.job.workers_ended or self.phase == "finished"
+
+    def page(self, *, openmetrics: bool = False) -> str:
+        """The metrics page of the last snapshots."""
+        for slot in self.slots:
+            slot.render(self._samples)
+        for slot in (*self.slots, self.publisher):
+            slot.render_self(self._samples)
+        return self._samples.page(openmetrics=openmetrics)
+
+    def status(self) -> dict[str, Any]:
+        """The status page of the last snapshots."""
+        status = Status()
+        for slot in self.slots:
+            snapshot = slot.snapshot
+            if snapshot is not None:
+                slot.collector.describe(snapshot, status)
+        return {
+            "schema": STATUS_SCHEMA,
+            "time": time.time(),
+            "final": self.final,
+            "attempt": self.context.identity.attempt,
+            "job": status.job,
+            "node": {"name": self.context.identity.node, "index": self.context.identity.node_index},
+            "workers": [status.workers[rank] for rank in sorted(status.workers)],
+            "outputs": status.outputs,
+            "checkpoints": status.checkpoints,
+            "filesystems": status.filesystems,
+            "memory": status.memory,
+            "gpus": status.gpus,
+            "launch": status.launch,
+            "figures_of_merit": status.figures_of_merit,
+            "events": sorted(status.events, key=lambda event: float(event["time"])),
+            "collectors": {
+                slot.collector.name: slot.describe() for slot in (*self.slots, self.diagnostics, self.publisher)
+            },
+        }
+
+
+class ScrapeLog:
+    """Who scrapes, and whether each of them has seen the final values.
+
+    Nobody is waited for who never came. A job that is announced and over within seconds is the
+    exception: discovery takes some time, and its one page would be lost.
+    """
+
+    FORGET_S = 180.0
+    DISCOVERY_S = 30.0
+
+    def __init__(self, started: float, *, announced: bool) -> None:
+        self._last: dict[str, float] = {}
+        self._discovered_by = started + (self.DISCOVERY_S if announced else 0.0)
+
+    def note(self, scraper: str, now: float) -> None:
+        """A scrape at ``now``."""
+        self._last = {name: last for name, last in self._last.items() if now - last < self.FORGET_S}
+        self._last[scraper] = now
+
+    def satisfied(self, since: float, now: float) -> bool:
+        """Whether everybody who has scraped lately did so again after ``since``."""
+        if not self._last:
+            return now >= self._discovered_by
+        return all(last > since for last in self._last.values() if now - last < self.FORGET_S)

@@ -1,0 +1,1 @@
+"""Worker processes: their runs, why they ended, and diagnosis."""

@@ -1,0 +1,213 @@
+"""Worker processes: up, state, start, CPU, memory, IO, children, threads, restarts and exits."""
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.machine.folders import FolderNews
+from exporter.machine.process_tree import TreeDetails
+from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_stop, signal_name
+from exporter.workers.runs_reader import Exit, WorkerFacts, WorkerRuns
+
+STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
+
+UP = Family("worker_up", "Whether the worker's process is there.", labels=WORKER_LABELS)
+STATE = Family(
+    "worker_state", "State of the worker's process, 1 for the present one.", labels=(*WORKER_LABELS, "state")
+)
+START = Family("worker_start_timestamp_seconds", "When the worker's latest run started.", labels=WORKER_LABELS)
+CPU = Family(
+    "worker_cpu_seconds_total",
+    "CPU time of the worker and its descendants over all its runs.",
+    labels=WORKER_LABELS,
+    kind="counter",
+)
+RSS = Family("worker_memory_rss_bytes", "Resident memory of the worker and its descendants.", labels=WORKER_LABELS)
+PSS = Family(
+    "worker_memory_pss_bytes",
+    "Memory of the worker and its descendants with shared pages divided among those who share them; twice a minute.",
+    labels=WORKER_LABELS,
+)
+IO_READ = Family(
+    "worker_io_read_bytes_total",
+    "Bytes read from storage, descendants included.",
+    labels=WORKER_LABELS,
+    kind="counter",
+)
+IO_WRITE = Family(
+    "worker_io_write_bytes_total",
+    "Bytes written to storage, descendants included.",
+    labels=WORKER_LABELS,
+    kind="counter",
+)
+CHILDREN = Family("worker_children", "Descendants of the worker's process.", labels=WORKER_LABELS)
+THREADS = Family("worker_threads", "Threads of the worker and its descendants.", labels=WORKER_LABELS)
+OPEN_FILES = Family(
+    "worker_open_files", "Open descriptors of the worker and its descendants; twice a minute.", labels=WORKER_LABELS
+)
+SWITCHES = Family(
+    "worker_context_switches_total",
+    "Context switches of the worker and its descendants since they were first looked at; twice a minute.",
+    labels=(*WORKER_LABELS, "kind"),
+    kind="counter",
+)
+RESTARTS = Family("worker_restarts_total", "Runs of the worker after its first.", labels=WORKER_LABELS, kind="counter")
+EXITS = Family("worker_exits_total", "Ends of the worker by reason.", labels=(*WORKER_LABELS, "reason"), kind="counter")
+LAST_CODE = Family("worker_last_exit_code", "Exit status of the last end; absent after a signal.", labels=WORKER_LABELS)
+LAST_SIGNAL = Family("worker_last_exit_signal", "Signal of the last end; absent after an exit.", labels=WORKER_LABELS)
+LAST_TIME = Family(
+    "worker_last_exit_timestamp_seconds",
+    "When the worker last ended, for each reason that has occurred.",
+    labels=(*WORKER_LABELS, "reason"),
+)
+
+_DETAILS = tuple(item.name for item in dataclasses.fields(TreeDetails))
+
+
+@dataclass(frozen=True)
+class WorkersSnapshot:
+    """All workers of this node, and what happened to them lately."""
+
+    workers: tuple[WorkerFacts, ...]
+    events: tuple[dict[str, Any], ...]
+
+
+class WorkersCollector:
+    """Follows the start and exit records of this node's workers, and the processes they name."""
+
+    name = "workers"
+    interval_s = 1.0
+    families = (
+        UP,
+        STATE,
+        START,
+        CPU,
+        RSS,
+        PSS,
+        IO_READ,
+        IO_WRITE,
+        CHILDREN,
+        THREADS,
+        OPEN_FILES,
+        SWITCHES,
+        RESTARTS,
+        EXITS,
+        LAST_CODE,
+        LAST_SIGNAL,
+        LAST_TIME,
+    )
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._events: deque[dict[str, Any]] = deque(maxlen=50)
+        self._news = FolderNews(context.manifest.run_dir / run_files.WORKERS_DIR)
+        self._workers = [WorkerRuns(context, task, self._event) for task in context.tasks]
+
+    def read(self) -> WorkersSnapshot:
+        self._context.exits.dispatch()  # where nobody else does it
+        now, state = self._context.clock.time(), self._read_state()
+        stop = parse_stop(state)
+        failures = [
+            (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
+        ]
+        fresh = self._news.has_news(now)
+        for worker in self._workers:
+            peers = [peer for other, peer in failures if other is not worker]
+            worker.look(stop, peers, now, fresh=fresh)
+        found = tuple(worker.facts() for worker in self._workers)
+        at_work = state.get("phase") == "running"
+        board = self._context.board
+        board.running = frozenset(facts.task.rank for facts in found if facts.up and at_work)
+        board.pids = {worker.task.rank: worker.pids for worker in self._workers}
+        board.starts = {facts.task.rank: facts.start for facts in found if facts.start is not None}
+        return WorkersSnapshot(found, tuple(self._events))
+
+    def _read_state(self) -> dict[str, object]:
+        return run_files.read_json(self._context.manifest.run_dir / run_files.STATE_FILE) or {}
+
+    def _event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
+        moment = time if time is not None else self._context.clock.time()
+        self._events.append(
+            {
+                "time": moment,
+                "level": level,
+                "event": kind,
+                "worker": task.worker,
+                "rank": task.rank,
+                "detail": detail,
+            }
+        )
+
+    def render(self, snapshot: WorkersSnapshot, out: Samples) -> None:
+        for facts in snapshot.workers:
+            row = out.row(**worker_labels(facts.task))
+            row.add(UP, int(facts.up))
+            for state in STATES:
+                row.add(STATE, int(state == facts.state), state=state)
+            row.add(START, facts.start)
+            row.add(CPU, facts.cpu_s)
+            row.add(IO_READ, facts.io_read_bytes)
+            row.add(IO_WRITE, facts.io_write_bytes)
+            if facts.sample is not None:
+                row.add(RSS, facts.sample.rss_bytes)
+                row.add(CHILDREN, facts.sample.children)
+                row.add(THREADS, facts.sample.threads)
+            if facts.details is not None:
+                row.add(PSS, facts.details.pss_bytes if facts.up else None)
+                row.add(OPEN_FILES, facts.details.open_files if facts.up else None)
+                row.add(SWITCHES, facts.details.voluntary_switches, kind="voluntary")
+                row.add(SWITCHES, facts.details.involuntary_switches, kind="involuntary")
+            row.add(RESTARTS, facts.restart)
+            counts = dict.fromkeys(REASONS, 0)
+            for ended in facts.exits:
+                counts[ended.reason] = counts.get(ended.reason, 0) + 1
+            for reason, count in counts.items():
+                row.add(EXITS, count, reason=reason)
+            if facts.exits:
+                last = facts.exits[-1]
+                row.add(LAST_CODE, last.code)
+                row.add(LAST_SIGNAL, last.signal)
+                for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
+                    row.add(LAST_TIME, end, reason=reason)
+
+    def describe(self, snapshot: WorkersSnapshot, status: Status) -> None:
+        for facts in snapshot.workers:
+            entry = status.worker(facts.task.rank)
+            entry.update(
+                worker=facts.task.worker,
+                role=facts.task.role,
+                rank=facts.task.rank,
+                node=self._context.identity.node,
+                gpus=list(facts.task.gpus),
+                up=facts.up,
+                state=facts.state,
+                pid=facts.pid,
+                start=facts.start,
+                restarts=facts.restart,
+                cpu_s=facts.cpu_s,
+                rss_bytes=facts.sample.rss_bytes if facts.sample else None,
+                children=facts.sample.children if facts.sample else None,
+                threads=facts.sample.threads if facts.sample else None,
+                found_by=facts.found_by,
+                details={name: getattr(facts.details, name) for name in _DETAILS} if facts.details else None,
+                exit=describe_exit(facts.exits[-1]) if facts.exits and not facts.up else None,
+                exits=[describe_exit(ended) for ended in facts.exits],
+            )
+        status.events.extend(snapshot.events)
+
+
+def describe_exit(ended: Exit) -> dict[str, Any]:
+    """One end as a JSON object."""
+    return {
+        "reason": ended.reason,
+        "code": ended.code,
+        "signal": signal_name(ended.signal) if ended.signal is not None else None,
+        "time": ended.end,
+        "restart": ended.restart,
+        "evidence": list(ended.evidence),
+    }

@@ -1,0 +1,455 @@
+"""What is to be known about a worker that has failed or stalled, as one value and as a text."""
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
+from exporter.gpus.analysis.node_status import Told
+from exporter.logs.last_error import LogError, last_error, plain_line
+from exporter.logs.patterns import Pattern
+from exporter.logs.redact import redact, redact_all
+from exporter.progress.work import unit_word
+from exporter.workers.exit_reason import signal_name
+
+SCHEMA = 1
+LOG_LINES = 100
+LINE_LENGTH = 2048
+STACK_LENGTH = 32 * 1024
+MOST_PATHS = 200
+MOST_PEERS = 256
+MOST_JSON_BYTES = 1 << 20
+MOST_TEXT_BYTES = 256 * 1024
+
+RECENT_SAMPLES = 30
+"""Kept as they come, about one a second."""
+OLDER_SAMPLES = 54
+OLDER_EVERY = 5
+"""One of so many is kept of what came before: 5 minutes in all."""
+
+
+class LogEnd(Protocol):
+    """The end of one log; see ``exporter.workers.diagnosis_reader``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def text(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def lines_before(self) -> int | None: ...
+
+
+class RunFiles(Protocol):
+    """What one run of a task has left; see ``exporter.workers.diagnosis_reader``."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def restart(self) -> int: ...
+    @property
+    def start(self) -> Mapping[str, Any]: ...
+    @property
+    def ended(self) -> Mapping[str, Any]: ...
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+    @property
+    def logs(self) -> Sequence[LogEnd]: ...
+
+
+class Course:
+    """The last minutes of one worker: every sample of the last half minute, every fifth of the time before."""
+
+    def __init__(self) -> None:
+        self._older: deque[Mapping[str, float]] = deque(maxlen=OLDER_SAMPLES)
+        self._recent: deque[Mapping[str, float]] = deque()
+        self._passed = 0
+
+    def __len__(self) -> int:
+        return len(self._older) + len(self._recent)
+
+    def add(self, now: float, worker: Mapping[str, Any], memory: Mapping[str, Any], gpus: Told | None = None) -> None:
+        """Keep what a worker's entry in the status, and those of the job's memory and GPUs, say now."""
+        known = {key: value for key, value in worker.items() if key in _WORKER_KEYS and isinstance(value, int | float)}
+        sample: dict[str, float] = {"time": now, **known, **gpu_sample(worker, gpus or {})}
+        for key in ("used_bytes", "limit_bytes"):
+            if memory.get(key) is not None:
+                sample[f"cgroup_{key}"] = memory[key]
+        self._recent.append(sample)
+        if len(self._recent) > RECENT_SAMPLES:
+            oldest = self._recent.popleft()
+            if self._passed % OLDER_EVERY == 0:
+                self._older.append(oldest)
+            self._passed += 1
+
+    def samples(self) -> list[dict[str, float]]:
+        """From the oldest on, with ``cpu_cores`` used since the one before."""
+        found: list[dict[str, float]] = []
+        for sample in (*self._older, *self._recent):
+            found.append(dict(sample))
+            if len(found) > 1:
+                before, now = found[-2], found[-1]
+                if "cpu_s" in before and "cpu_s" in now and now["time"] > before["time"]:
+                    cores = (now["cpu_s"] - before["cpu_s"]) / (now["time"] - before["time"])
+                    now["cpu_cores"] = round(max(0.0, cores), 2)
+        return found
+
+
+_WORKER_KEYS = frozenset({"rss_bytes", "threads", "children", "cpu_s", "items"})
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the sidecar of the node knew at the time; a launcher without one gives what it has."""
+
+    time: float
+    status: Mapping[str, Any]
+    """Of the node, as ``/status`` shows it."""
+    course: Sequence[Mapping[str, float]] = ()
+    details: Mapping[str, Any] | None = None
+    """Open files and what else was last known of the process."""
+    stacks: Mapping[str, str] | None = None
+    """Of processes that still run, by what they are."""
+
+
+def build_failure(
+    files: RunFiles, moment: Moment, ended: Mapping[str, Any], errors: Sequence[Pattern]
+) -> dict[str, Any]:
+    """The diagnosis of an end; ``ended`` has its reason and the evidence for it, as the status and the report do.
+
+    ``errors`` are the error patterns of all jobs.
+    """
+    return _build("failure", files, moment, {"exit": _exit(files, ended)}, errors)
+
+
+def build_stall(files: RunFiles, moment: Moment, since: float | None, errors: Sequence[Pattern]) -> dict[str, Any]:
+    """The diagnosis of a worker that runs and has made no progress ``since`` then."""
+    return _build("stall", files, moment, {"since": since}, errors)
+
+
+def _build(
+    kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any], errors: Sequence[Pattern]
+) -> dict[str, Any]:
+    status = moment.status
+    workers = {int(entry["rank"]): entry for entry in status.get("workers", ())}
+    own = workers.get(files.rank, {})
+    body: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "time": moment.time,
+        **{name: getattr(files, name) for name in ("worker", "role", "rank", "ranks", "node", "attempt", "restart")},
+        **what,
+        "error": _last_error(files.logs, errors),
+        "progress": {key: own[key] for key in _PROGRESS_KEYS if own.get(key) is not None},
+        "course": list(moment.course),
+        "gpus": gpu_evidence(_of_this_run(own, files), status.get("gpus") or {}, moment.course),
+        "process": _process(own, files, moment.details),
+        "memory": status.get("memory") or {},
+        "filesystems": list(status.get("filesystems") or ()),
+        "peers": [_peer(entry) for rank, entry in sorted(workers.items()) if rank != files.rank][:MOST_PEERS],
+        "job": {key: value for key, value in (status.get("job") or {}).items() if key in _JOB_KEYS},
+        "stop": files.state.get("stop"),
+        "stacks": {name: text[:STACK_LENGTH] for name, text in (moment.stacks or {}).items()},
+        "logs": [],
+    }
+    if "phase" in files.state:
+        body["job"]["phase"] = files.state["phase"]
+    body = redact_all(body)
+    body["logs"] = [_log(log) for log in files.logs]  # redacted as texts, since a secret may have several lines
+    return _fitted(body)
+
+
+_PROGRESS_KEYS = (
+    *("state", "up", "unit", "items", "items_expected", "items_processed", "rate", "last_progress", "stalled"),
+    *("values", "log_errors"),
+)
+_JOB_KEYS = frozenset({"job_id", "job_name", "user", "phase", "stop_reason", "start", "end", "attempt", "nodes"})
+_RECORD_KEYS = (
+    *("pid", "host", "step", "start", "end", "core", "user_seconds", "system_seconds", "max_rss_bytes"),
+    *("oom_kills", "disk_available_bytes", "error"),
+)
+
+
+def _exit(files: RunFiles, ended: Mapping[str, Any]) -> dict[str, Any]:
+    record = {**files.start, **files.ended}
+    found = {key: ended.get(key) for key in ("reason", "evidence", "code", "signal")}
+    found |= {key: record[key] for key in _RECORD_KEYS if record.get(key) is not None}
+    if found.get("end") is None:
+        found["end"] = ended.get("time")
+    if found.get("start") is not None and found["end"] is not None:
+        found["duration_s"] = found["end"] - found["start"]
+    received = record.get("signals")
+    if isinstance(received, list) and received:
+        found["signals_received"] = [
+            {"time": entry[0], "signal": signal_name(int(entry[1])), "from_pid": entry[2]} for entry in received[:20]
+        ]
+    return found
+
+
+def _of_this_run(own: Mapping[str, Any], files: RunFiles) -> dict[str, Any]:
+    """The entry of a worker without what the run after it does to GPUs."""
+    kept = own.get("restarts") == files.restart
+    return {key: value for key, value in own.items() if kept or not key.startswith("gpu_") or key == "gpu_plan"}
+
+
+def _process(own: Mapping[str, Any], files: RunFiles, details: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was last known of the process, as far as it is about this run of the worker."""
+    found: dict[str, Any] = {}
+    if own.get("restarts") == files.restart:
+        found |= {key: own[key] for key in ("pid", "gpus", "found_by") if own.get(key) is not None}
+    for key, value in (details or {}).items():
+        if value is not None:
+            found[key] = list(value)[:MOST_PATHS] if isinstance(value, list | tuple) else value
+    return found
+
+
+def _peer(entry: Mapping[str, Any]) -> dict[str, Any]:
+    ended = entry.get("exit")
+    found = {key: entry.get(key) for key in ("worker", "rank", "up", "state", "restarts", "items", "last_progress")}
+    found |= {"unit": entry.get("unit"), "stalled": entry.get("stalled")}
+    found["exit"] = {key: ended.get(key) for key in ("reason", "code", "signal", "time")} if ended else None
+    return found
+
+
+def _last_error(logs: Sequence[LogEnd], errors: Sequence[Pattern]) -> dict[str, Any] | None:
+    """The most telling last error of all logs: one with a traceback before others, of two alike the later log's."""
+    best: tuple[tuple[bool, bool], LogEnd, LogError] | None = None
+    for log in logs:
+        error = last_error(log.text, errors)
+        if error is not None and (best is None or (error.certain, bool(error.traceback)) >= best[0]):
+            best = (error.certain, bool(error.traceback)), log, error
+    if best is None:
+        return None
+    _, log, error = best
+    return {
+        "kind": error.kind,
+        "line": error.line,
+        "led_to": error.led_to,
+        "source": error.source,
+        "traceback": list(error.traceback),
+        "file": log.name,
+        "line_number": None if log.lines_before is None else log.lines_before + error.line_index + 1,
+        "offset": log.start + error.offset,
+        "lines_from_end": error.lines_from_end,
+        "certain": error.certain,
+    }
+
+
+def _log(log: LogEnd) -> dict[str, Any]:
+    text = "\n".join(plain_line(raw, None) for raw in log.text.split(b"\n"))
+    lines = redact(text).rstrip("\n").split("\n")
+    kept = [line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..." for line in lines[-LOG_LINES:]]
+    return {
+        "file": redact(log.name),
+        "size_bytes": log.size_bytes,
+        "lines": kept if text.strip() else [],
+        "cut": log.start > 0 or len(lines) > LOG_LINES,
+    }
+
+
+def _fitted(body: dict[str, Any]) -> dict[str, Any]:
+    """The body within its size: stacks and logs are halved until it is."""
+    while len(json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")) > MOST_JSON_BYTES:
+        if not any(log["lines"] for log in body["logs"]) and not body["stacks"] and not body["peers"]:
+            break
+        body["stacks"] = {name: text[: len(text) // 2] for name, text in body["stacks"].items() if len(text) > 1}
+        body["peers"] = body["peers"][: len(body["peers"]) // 2]
+        for log in body["logs"]:
+            log["lines"] = log["lines"][-(len(log["lines"]) // 2) :] if len(log["lines"]) > 1 else []
+            log["cut"] = True
+    return body
+
+
+def render(body: Mapping[str, Any]) -> str:
+    """The diagnosis for people: what has happened first, the ends of the logs last."""
+    for lines in (LOG_LINES, 50, 25, 10, 5):
+        text = "\n".join(_text(body, lines)) + "\n"
+        if len(text.encode("utf-8", "replace")) <= MOST_TEXT_BYTES:
+            return text
+    return text.encode("utf-8", "replace")[: MOST_TEXT_BYTES - 100].decode("utf-8", "ignore") + "\n... (cut)\n"
+
+
+def _text(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
+    yield _headline(body)
+    yield ""
+    yield from _exit_text(body)
+    yield from _error_text(body)
+    yield from _section("GPUs of the worker", _gpu_text(body))
+    yield from _section("Progress", _pairs(body["progress"]))
+    yield from _section("Last minutes", _course_text(body))
+    yield from _section("Process", _pairs(body["process"]))
+    yield from _section("Memory of the job on this node", _pairs(body["memory"]))
+    yield from _section("Disk space", _disk_text(body["filesystems"]))
+    yield from _section("Other workers of this node", (_peer_text(peer) for peer in body["peers"]))
+    yield from _section("Job", _pairs({**body["job"], **({"stop": body["stop"]} if body["stop"] else {})}))
+    for name, stack in body["stacks"].items():
+        yield from _section(f"Stack of {name}", stack.split("\n"))
+    for log in body["logs"]:
+        shown = log["lines"][-log_lines:]
+        cut = log["cut"] or len(shown) < len(log["lines"])
+        what = "is empty" if not shown else f"the last {len(shown)} lines" if cut else "all of it"
+        yield f"== {log['file']} ({_size(log['size_bytes'])}): {what}"
+        yield from shown
+        yield ""
+
+
+def _headline(body: Mapping[str, Any]) -> str:
+    who = f"{body['worker']} (rank {body['rank']}) on {body['node']}"
+    run = "".join(
+        f", {word} {body[key]}" for key, word in (("attempt", "attempt"), ("restart", "restart")) if body[key]
+    )
+    if body["kind"] == "stall":
+        since = f" since {_clock(body['since'])}" if body["since"] is not None else ""
+        return f"{who}{run} makes no progress{since}"
+    return f"{who}{run} failed: {body['exit']['reason']} at {_clock(body['exit'].get('end'))}"
+
+
+def _exit_text(body: Mapping[str, Any]) -> Iterator[str]:
+    if "exit" in body:
+        shown = {key: value for key, value in body["exit"].items() if key != "signals_received"}
+        received = [
+            f"{entry['signal']} from pid {entry['from_pid']} at {_clock(entry['time'])}"
+            for entry in body["exit"].get("signals_received", ())
+        ]
+        yield from _section("Exit", _pairs({**shown, "signals_received": received or None}))
+
+
+def _error_text(body: Mapping[str, Any]) -> Iterator[str]:
+    error = body["error"]
+    if error is None:
+        yield from _section("Last error in its logs", ["none found"])
+        return
+    line = f", line {error['line_number']}" if error["line_number"] is not None else ""
+    place = f"{error['file']}{line} (byte {error['offset']}), {error['lines_from_end']} lines before the end"
+    found = {
+        "error" if error["certain"] else "perhaps": error["line"],
+        "led_to": error["led_to"],
+        "raised_at": error["source"],
+        "stands_in": place,
+    }
+    traceback = ["", *(f"  {line}" for line in error["traceback"])] if error["traceback"] else []
+    yield from _section("Last error in its logs", [*_pairs(found), *traceback])
+
+
+def _section(title: str, lines: "Iterator[str] | Sequence[str]") -> Iterator[str]:
+    shown = list(lines)
+    if shown:
+        yield f"== {title}"
+        yield from shown
+        yield ""
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each value that is known, or for each of its entries."""
+    for key, value in values.items():
+        if value is None or value == [] or value == {}:
+            continue
+        entries = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not any(isinstance(entry, str) for entry in value):
+            entries = [", ".join(_words(key, entry) for entry in value)]
+        for at, entry in enumerate(entries):
+            yield f"  {key if at == 0 else '':<22} {_words(key, entry)}"
+
+
+def _words(key: str, value: Any) -> str:
+    """One value as people read it, by what its key says it is."""
+    if key == "oom_victims" and isinstance(value, Mapping):
+        return ", ".join(f"pid {pid} at {_clock(moment)}" for pid, moment in value.items())
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_words(name, entry)}" for name, entry in value.items() if entry is not None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if key.endswith("_bytes"):
+        return f"{_size(value)}"
+    if key in ("start", "end", "time", "since", "last_progress"):
+        return _clock(value)
+    if key.endswith(("_s", "_seconds")):
+        return f"{value:.1f} s"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+_COLUMNS = (
+    *(("rss_bytes", "rss"), ("cpu_cores", "cores"), ("threads", "threads"), ("children", "children")),
+    *(("cgroup_used_bytes", "cgroup used"), ("cgroup_limit_bytes", "of"), ("items", "items")),
+    *(("gpu_utilization_ratio", "GPU busy"), ("gpu_sm_ratio", "by itself"), ("gpu_memory_bytes", "GPU memory")),
+)
+
+
+def _course_text(body: Mapping[str, Any]) -> Iterator[str]:
+    course = body["course"]
+    if not course:
+        return
+    end = body.get("exit", {}).get("end") or body["time"]
+    present = {key for sample in course for key in sample}
+    columns = [(key, title) for key, title in _COLUMNS if key in present]
+    widths = [max(11, len(title)) for _, title in columns]
+    yield "  " + "".join((f"{'time':>8}", *(f"  {t:>{w}}" for (_, t), w in zip(columns, widths, strict=True))))
+    for sample in course:
+        cells = [_words(key, sample[key]) if key in sample else "-" for key, _ in columns]
+        moment = f"{sample['time'] - end:+.0f}s"
+        yield "  " + "".join((f"{moment:>8}", *(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))))
+
+
+def _gpu_text(body: Mapping[str, Any]) -> Iterator[str]:
+    end = body.get("exit", {}).get("end") or body["time"]
+    for title, words, moment in gpu_lines(body.get("gpus") or {}):
+        when = ""
+        if moment is not None:
+            when = f", at {_clock(moment)} ({abs(end - moment):.0f} s {'before' if moment <= end else 'after'} the end)"
+            when = when if body["kind"] == "failure" else f", at {_clock(moment)}"
+        yield f"  {title:<22} {words}{when}"
+
+
+def _disk_text(filesystems: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for entry in filesystems:
+        free, size = entry.get("available_bytes"), entry.get("size_bytes")
+        if isinstance(free, int | float) and isinstance(size, int | float):
+            yield f"  {entry.get('group')!s:<22} {_size(free)} free of {_size(size)}"
+        else:
+            yield f"  {entry.get('group')!s:<22} does not answer"
+
+
+def _peer_text(peer: Mapping[str, Any]) -> str:
+    ended = peer["exit"]
+    words = [str(peer["state"])]
+    if ended:
+        words = [f"ended by {ended['reason']} at {_clock(ended['time'])}"]
+    if peer["stalled"]:
+        words.append("stalled")
+    if peer["items"] is not None:
+        words.append(f"{peer['items']} {unit_word(peer)}, last at {_clock(peer['last_progress'])}")
+    return f"  {peer['worker']} (rank {peer['rank']}): {', '.join(words)}"
+
+
+def _size(count: float) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _clock(moment: object) -> str:
+    if not isinstance(moment, int | float):
+        return "an unknown time"
+    try:
+        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return str(moment)

@@ -1,0 +1,168 @@
+"""Writes down what is known about a worker when it fails or stalls: tomorrow nobody can look any more."""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.packs_reader import read_errors
+from exporter.logs.places_reader import extra_logs
+from exporter.machine.job_processes import find_leftovers
+from exporter.machine.procfs import read_start_ticks
+from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
+from exporter.workers.diagnosis import Course, Moment, build_failure, build_stall, render
+from exporter.workers.diagnosis_reader import RunFiles, is_written, read_run_files, write_diagnostics
+from exporter.workers.exit_reason import CONSEQUENCES
+
+LOOK_S = 1.0
+STACK_PEERS = 4
+"""Workers of this node, beside the one that failed, whose stacks are taken."""
+STACKS_OF_WORKER = 2
+STACKS_TIMEOUT_S = 2.0
+
+NO_PY_SPY = {"workers of this node": "no stack: py-spy is not installed"}
+
+log = logging.getLogger("gpujob.diagnostics")
+
+Build = Callable[[RunFiles, Moment], dict[str, Any]]
+
+
+class DiagnosticsCollector:
+    """Looks at the status of its own sidecar for workers that have failed or stalled.
+
+    It is not in the list of collectors: it shows no series, and the run directory that it writes to
+    may hang without holding the last values of the others.
+    """
+
+    name = "diagnostics"
+    interval_s = LOOK_S
+    families: tuple[Family, ...] = ()
+
+    def __init__(self, context: Context, status: Callable[[], dict[str, Any]]) -> None:
+        self._context = context
+        self._status = status
+        self._tasks = {task.rank: task for task in context.tasks}
+        self._courses: dict[tuple[int, int], Course] = {}
+        """By rank and restart."""
+        self._details: dict[tuple[int, int], Mapping[str, Any]] = {}
+        self._done: set[tuple[int, int]] = set()
+        self._stalls: dict[int, tuple[int, float | None]] = {}
+        """Restart and last progress of each worker that has stalled, by rank."""
+        self._full = False
+
+    def read(self) -> int:
+        """One look; gives the number of diagnoses written so far."""
+        status = self._status()
+        now = float(status["time"])
+        fresh = []
+        for entry in status["workers"]:
+            task = self._tasks.get(entry.get("rank"))
+            if task is not None and "exits" in entry:
+                self._note(now, task, entry, status)
+                fresh += [(task, *new) for new in self._new(task, entry)]
+        if fresh:
+            self._diagnose(now, status, fresh)
+        return len(self._done)
+
+    def _note(self, now: float, task: Task, entry: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        run = task.rank, int(entry["restarts"])
+        if entry.get("details"):
+            self._details[run] = entry["details"]
+        if not entry["up"]:
+            return
+        if run not in self._courses:
+            self._courses.pop((task.rank, run[1] - 2), None)
+            self._details.pop((task.rank, run[1] - 2), None)
+            self._courses[run] = Course()
+        self._courses[run].add(now, entry, status["memory"], status.get("gpus") or {})
+
+    def _new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, Build]]:
+        """Runs of a worker that have failed or stalled since the last look, with what builds their diagnosis."""
+        for ended in entry["exits"]:
+            run = task.rank, int(ended["restart"])
+            if run not in self._done and ended["reason"] not in CONSEQUENCES:
+                self._done.add(run)
+                yield run[1], partial(build_failure, ended=ended, errors=read_errors())
+        if not entry.get("stalled") or not entry["up"]:
+            self._stalls.pop(task.rank, None)
+        elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._stalls.get(task.rank):
+            self._stalls[task.rank] = stall
+            yield stall[0], partial(build_stall, since=stall[1], errors=read_errors())
+
+    def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, Build]]) -> None:
+        found = []
+        with_stacks = find_py_spy() is not None
+        for task, restart, build in fresh:
+            run = task.rank, restart
+            files = self._files(task, restart)
+            course = self._courses[run].samples() if run in self._courses else []
+            moment = Moment(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
+            body = build(files, moment)
+            if not course and is_written(self._context.manifest.run_dir, body):
+                continue  # by an earlier sidecar, which knew the minutes before
+            found.append((files, moment, build))
+            self._write(body)
+        if not found or not with_stacks:
+            return
+        # first of all the files: taking stacks takes seconds, which a node that is being stopped may not have
+        stacks = self._stacks(status, {task.rank for task, _, _ in fresh})
+        for files, moment, build in found:
+            self._write(build(files, Moment(now, status, moment.course, moment.details, stacks)))
+
+    def _files(self, task: Task, restart: int) -> RunFiles:
+        context = self._context
+        manifest, identity = context.manifest, context.identity
+        rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+        more = extra_logs(manifest, rank_of).get(task.rank, ())
+        return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
+
+    def _stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
+        """Of what is left of these workers, and of some others that still run."""
+        proc, job_id = self._context.proc, self._context.identity.job_id
+        wanted: dict[int, str] = {}
+        others = 0
+        for entry in sorted(status["workers"], key=lambda entry: entry.get("rank") not in ranks):
+            task = self._tasks.get(entry.get("rank"))
+            if task is None or entry.get("pid") is None:
+                continue
+            if entry["up"] and (task.rank in ranks or others < STACK_PEERS):
+                others += task.rank not in ranks
+                roots, what = [int(entry["pid"])] if self._is_here(task, entry) else [], ""
+            elif not entry["up"] and task.rank in ranks:
+                roots, what = sorted(find_leftovers(job_id, task.rank, proc)), ", left over"
+            else:
+                continue
+            pids = list(dict.fromkeys(pid for root in roots for pid in python_processes(root, STACKS_OF_WORKER, proc)))
+            for pid in pids[:STACKS_OF_WORKER]:
+                wanted[pid] = f"{task.worker} (rank {task.rank}{what}), pid {pid}"
+        found = read_stacks(list(wanted), STACKS_TIMEOUT_S)
+        return {wanted[pid]: text for pid, text in found.items()}
+
+    def _is_here(self, task: Task, entry: Mapping[str, Any]) -> bool:
+        """Whether the pid of a worker is its pid here too, and not another process of another pid namespace."""
+        identity = self._context.identity
+        name = run_files.record_name(task.worker, task.rank, identity.attempt, int(entry["restarts"]))
+        record = run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json")
+        known = record.get("start_ticks") if record is not None else None
+        return known is None or known == read_start_ticks(int(entry["pid"]), self._context.proc)
+
+    def _write(self, body: Mapping[str, Any]) -> None:
+        try:
+            write_diagnostics(self._context.manifest.run_dir, body, render(body))
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not (full and self._full):
+                log.warning("the diagnosis of %s cannot be written: %s", body["worker"], error.strerror)
+            self._full = self._full or full
+
+    def render(self, snapshot: int, out: Samples) -> None:
+        """Nothing: what it finds is in files."""
+
+    def describe(self, snapshot: int, status: Status) -> None:
+        """Nothing to add."""

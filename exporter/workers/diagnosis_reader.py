@@ -1,0 +1,206 @@
+"""Files that a diagnosis is made of, and the files that hold it.
+
+    files = read_run_files(manifest, task, node, attempt, restart)
+    body = derive.diagnostics.build_failure(files, moment, ended)
+    write_diagnostics(manifest.run_dir, body, derive.diagnostics.render(body))
+
+``diagnostics/{worker}.json`` and ``.txt`` are of the worker's latest failure. What would be overwritten stands,
+or is kept, under ``{worker}_rank{rank}_r{restart}``, with ``_a{attempt}`` after a requeue; a worker of several
+ranks has both from the beginning, since its ranks may be on several nodes. A stall has ``_stall`` at the end.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.logs.places_reader import log_paths, run_suffix
+
+MOST_LOG_BYTES = 64 * 1024
+"""Of each log, from its end."""
+MOST_LOGS = 8
+MOST_COUNTED_BYTES = 8 << 20
+"""Lines before the end of a log are counted where there are no more bytes than this."""
+SMALL_TEXT_BYTES = 4096
+"""Tried where a disk has no room for more."""
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The end of one log, beginning with a whole line where it has several."""
+
+    name: str
+    """Relative to the run directory, if it is there."""
+    size_bytes: int
+    text: bytes
+    start: int
+    """Byte of the file at which the text begins."""
+    lines_before: int | None
+    """Lines of the file before the text; None when there is too much to count."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What one run of a task has left in the run directory so far."""
+
+    worker: str
+    role: str
+    rank: int
+    ranks: int
+    """Ranks of its worker."""
+    node: str
+    attempt: int
+    restart: int
+    start: Mapping[str, Any]
+    """Start record; empty without one, as the next two."""
+    ended: Mapping[str, Any]
+    state: Mapping[str, Any]
+    logs: tuple[LogEnd, ...]
+
+
+def read_run_files(
+    manifest: Manifest, task: Task, node: str, attempt: int, restart: int, more_logs: Iterable[Path] = ()
+) -> RunFiles:
+    """The records, the state of the job and the ends of the logs of one run: the task's own and then ``more_logs``."""
+    stem = str(
+        manifest.run_dir / run_files.WORKERS_DIR / run_files.record_name(task.worker, task.rank, attempt, restart)
+    )
+    paths = [*log_paths(task, manifest.run_dir, node, attempt, restart), *more_logs]
+    ends = [read_log_end(path, manifest.run_dir) for path in dict.fromkeys(paths)][:MOST_LOGS]
+    return RunFiles(
+        worker=task.worker,
+        role=task.role,
+        rank=task.rank,
+        ranks=sum(other.worker == task.worker for other in manifest.tasks),
+        node=node,
+        attempt=attempt,
+        restart=restart,
+        start=run_files.read_json(f"{stem}.start.json") or {},
+        ended=run_files.read_json(f"{stem}.exit.json") or {},
+        state=run_files.read_json(manifest.run_dir / run_files.STATE_FILE) or {},
+        logs=tuple(end for end in ends if end is not None),
+    )
+
+
+def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
+    """The end of a log, or None when it cannot be read."""
+    try:
+        # a FIFO at this path must not block
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        start = max(0, size - MOST_LOG_BYTES)
+        text = os.pread(fd, MOST_LOG_BYTES, start)
+        if start:
+            # half a line may begin in the middle of a secret, where nothing tells what it is
+            gap = next((gap for gap in (b"\n", b"\r", b" ") if gap in text), b"")
+            begin = text.find(gap) + len(gap)
+            start, text = start + begin, text[begin:]
+        lines = os.pread(fd, start, 0).count(b"\n") if start <= MOST_COUNTED_BYTES else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    name = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
+    return LogEnd(name, size, text, start, lines)
+
+
+def is_written(run_dir: Path, body: Mapping[str, Any]) -> bool:
+    """Whether a diagnosis of the same end, or of the same stall, is there; ``body`` needs no more than the names."""
+    folder = run_dir / run_files.DIAGNOSTICS_DIR
+    return any(_same(run_files.read_json(folder / f"{stem}.json"), body) for stem in (_own_stem(body), _stem(body)))
+
+
+def write_diagnostics(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
+    """Write a diagnosis; false when there is one of the same end that says more.
+
+    Raises OSError where it cannot be written; the text is written first, and as its beginning
+    alone where there is no room for all of it.
+    """
+    folder = run_dir / run_files.DIAGNOSTICS_DIR
+    folder.mkdir(exist_ok=True)
+    stem, own = _stem(body), _own_stem(body)
+    latest, known = run_files.read_json(folder / f"{stem}.json"), run_files.read_json(folder / f"{own}.json")
+    if any(_same(old, body) and _richness(old) > _richness(body) for old in (latest, known)):
+        return False
+    stems = [stem]
+    if body["ranks"] > 1 or known is not None:
+        stems = [own, stem]
+    if latest is not None and _own_stem(latest) != own:
+        if _moment(latest) > _moment(body):
+            stems = [own]  # an older end, told late
+        else:
+            stems = [own, stem]
+            _keep(folder, stem, _own_stem(latest))
+    for name in stems:
+        _write_text(folder / f"{name}.txt", text)
+        run_files.write_json(folder / f"{name}.json", body)
+    return True
+
+
+def _keep(folder: Path, stem: str, own: str) -> None:
+    """Give what is under ``stem`` its own name, unless that is there already."""
+    for suffix in ("txt", "json"):
+        if not (folder / f"{own}.{suffix}").exists():
+            try:
+                (folder / f"{stem}.{suffix}").rename(folder / f"{own}.{suffix}")
+            except FileNotFoundError:
+                continue  # another node was faster
+
+
+def _stem(body: Mapping[str, Any]) -> str:
+    return f"{body['worker']}{'_stall' if body['kind'] == 'stall' else ''}"
+
+
+def _own_stem(body: Mapping[str, Any]) -> str:
+    run = run_suffix(int(body["attempt"]), 0) + f"_r{body['restart']}"
+    return f"{body['worker']}_rank{body['rank']}{run}{'_stall' if body['kind'] == 'stall' else ''}"
+
+
+_NAMES = ("kind", "worker", "rank", "attempt", "restart", "since")
+
+
+def _same(old: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bool:
+    return old is not None and all(old.get(name) == body.get(name) for name in _NAMES)
+
+
+def _richness(body: Mapping[str, Any] | None) -> int:
+    """How much it holds that is known only at the moment itself."""
+    return sum(len(body.get(name) or ()) for name in ("course", "stacks")) if body is not None else -1
+
+
+def _moment(body: Mapping[str, Any]) -> float:
+    ended = body.get("exit")
+    moment = ended.get("end") if isinstance(ended, dict) else None
+    moment = moment if moment is not None else body.get("time")
+    return float(moment) if isinstance(moment, int | float) else 0.0
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Replace a text in one step, as ``run_files.write_json`` does."""
+    whole = text.encode("utf-8", "replace")
+    try:
+        _replace(path, whole)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _replace(path, whole[:SMALL_TEXT_BYTES])
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,67 @@
+"""What the ends of a worker's logs say about why it ended."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from exporter.logs.last_error import LogError, last_error
+from exporter.logs.lexicon import Lexicon
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.findings import Position
+from exporter.logs.search.literals import safe_length
+from exporter.workers.exit_reason import LastWords
+
+_RECORD_END = re.compile(rb"[\r\n]")
+
+
+def last_words(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LastWords:
+    """The words of a worker whose logs end with ``texts``, (name, text) each.
+
+    Only what nothing has followed counts: an error that the work went on after has been got over.
+    Where a log ends with a last error, its own words count, not those of errors before it.
+    """
+    classes: set[str] = set()
+    chosen: tuple[bool, int, str, LogError] | None = None
+    pack = lexicon.pack_of(*(text for _, text in texts))
+    engine, progress = lexicon.engine(pack), lexicon.progress(pack)
+    for name, text in texts:
+        moved = _last_move(engine.scan(text).positions)
+        final = text if moved is None else _behind(text, moved, progress)
+        error = last_error(final, lexicon.errors)
+        words = final if error is None or not error.certain else _block(error)
+        found = engine.scan(words).errors
+        classes |= set(found)
+        if error is not None:
+            # one that also has a class is the more telling; of two alike the later log, which is that of errors
+            rank = (error.certain, len(found), name, error)
+            chosen = rank if chosen is None or rank[:2] >= chosen[:2] else chosen
+    if chosen is None:
+        return LastWords(tuple(sorted(classes)))
+    _, _, name, error = chosen
+    line = error.line if error.led_to is None else f"{error.line}, which led to {error.led_to}"
+    return LastWords(tuple(sorted(classes)), line, f"{error.source}, in {name}" if error.source else name)
+
+
+def _last_move(positions: Iterable[Position]) -> int | None:
+    """Where the last record with a new position stands: a bar is drawn once more as it is torn down."""
+    place, known = None, dict[tuple[str, int | None], tuple[int, int | None]]()
+    for position in positions:
+        key, value = (position.pattern, position.rank), (position.done, position.epoch)
+        if known.get(key) != value:
+            place, known[key] = position.offset, value
+    return place
+
+
+def _behind(text: bytes, offset: int, progress: Sequence[Pattern]) -> bytes:
+    """What follows the position in the record at ``offset``: an error may stand in the line of a progress bar."""
+    ended = _RECORD_END.search(text, offset)
+    record = text[offset : len(text) if ended is None else ended.start()]
+    end = 0
+    for pattern in progress:
+        if pattern.kind in (Kind.POSITION, Kind.RESUME) and len(record) <= safe_length(pattern.regex):
+            for match in pattern.regex.finditer(record) if pattern.may_match(record) else ():
+                end = max(end, match.end())
+    return text[offset + end :]
+
+
+def _block(error: LogError) -> bytes:
+    return "\n".join((*error.traceback, error.line, error.led_to or "")).encode("utf-8", "replace")

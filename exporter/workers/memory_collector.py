@@ -1,0 +1,255 @@
+"""Memory of the job on this node, from its control group; whom the OOM killer took."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from exporter.collecting.collector import Context, Status
+from exporter.collecting.families import Family, Samples
+from exporter.contract import oom_kills, run_files
+from exporter.contract.manifest import Task
+from exporter.machine.cgroup import (
+    KeptFile,
+    MemoryCgroup,
+    MemoryFacts,
+    MemoryReader,
+    common_ancestor,
+    read_memory_cgroup,
+)
+from exporter.machine.kernel_log import KernelLog, OomVictim, Xid
+from exporter.machine.procfs import read_pid_namespace
+
+USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
+LIMIT = Family(
+    "cgroup_memory_limit_bytes", "The smallest limit that holds for the job on this node; absent without one."
+)
+PEAK = Family("cgroup_memory_peak_bytes", "The most memory that the job has used on this node.")
+WORKING_SET = Family(
+    "cgroup_memory_working_set_bytes",
+    "Memory of the job on this node without page cache, which the kernel takes back before it kills.",
+)
+OOM_KILLS = Family(
+    "cgroup_oom_kills_total", "Processes of the job on this node that the kernel's OOM killer took.", kind="counter"
+)
+PRESSURE = Family(
+    "cgroup_memory_pressure_seconds_total",
+    "Time in which some or all (full) processes of the job on this node waited for memory.",
+    labels=("kind",),
+    kind="counter",
+)
+
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0
+"""The kernel sums up the whole tree of control groups for each look."""
+LISTED_XIDS = 50
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """The job's cgroup on this node and its facts; None is not known."""
+
+    cgroup: MemoryCgroup | None = None
+    facts: MemoryFacts | None = None
+    oom_kills: int | None = None
+    kmsg: str = "available"
+    """Or why the kernel's log is not."""
+    oom_victims: Mapping[int, float] = field(default_factory=dict)
+    """When the OOM killer took a process of the job, by pid."""
+    xids: tuple[dict[str, Any], ...] = ()
+    """Errors of this node's GPUs since the job's start."""
+
+
+@dataclass
+class _Run:
+    """One run of one worker: where its memory counts, and what its wrapper has said of kills there."""
+
+    task: Task
+    restart: int
+    record: Mapping[str, Any]
+    cgroup: MemoryCgroup | None = None
+    ended: bool = False
+    oom_kills: int = 0
+
+
+@dataclass
+class _Kills:
+    """Count of a cgroup of v1, whose last value stays when it is removed."""
+
+    file: KeptFile
+    count: int = 0
+
+    def look(self) -> int:
+        self.count = max(self.count, oom_kills.parse_oom_kills(self.file.read()) or 0)
+        return self.count
+
+
+class MemoryCollector:
+    """Memory of the nearest cgroup that holds this sidecar and the workers of this node.
+
+    Under Slurm that is the job's, on one machine the one that all were started in, and before a worker is known
+    the sidecar's own. When it is the root of the hierarchy it is the machine's and not the job's, and nothing is said.
+    A sidecar that was attached to a job of others stands elsewhere: then the workers alone say where the job is.
+    """
+
+    name = "memory"
+    families = (USED, LIMIT, PEAK, WORKING_SET, OOM_KILLS, PRESSURE)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._root = str(Path(context.proc).parent)
+        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
+        self._runs: dict[int, list[_Run]] = {task.rank: [] for task in context.tasks}
+        self._own: MemoryCgroup | None = None
+        self._reader: MemoryReader | None = None
+        self._kills: dict[str, _Kills] = {}
+        self._most_kills = 0
+        self._log = context.kernel
+        self._pid_namespace = read_pid_namespace(context.proc)
+
+    def read(self) -> MemorySnapshot:
+        if self._log is None:
+            self._log = KernelLog(
+                self._context.clock,
+                self._context.identity.start,
+                str(Path(self._root, "dev/kmsg")),
+                self._context.proc,
+            )
+        self._log.read()
+        self._follow_runs()
+        if self._own is None:
+            self._own = read_memory_cgroup("self", self._root)
+        facts = self._look()
+        return MemorySnapshot(
+            cgroup=self._reader.cgroup if self._reader is not None else None,
+            facts=facts,
+            oom_kills=self._count(facts) if facts is not None else None,
+            kmsg=f"unavailable: {self._log.unavailable}" if self._log.unavailable else "available",
+            oom_victims={
+                event.what.pid: event.time
+                for event in self._log.events
+                if isinstance(event.what, OomVictim) and self._is_ours(event.what)
+            },
+            xids=tuple(
+                {"pci": event.what.pci, "code": event.what.code, "pid": event.what.pid, "time": event.time}
+                for event in self._log.events
+                if isinstance(event.what, Xid)
+            )[-LISTED_XIDS:],
+        )
+
+    def _is_ours(self, victim: OomVictim) -> bool:
+        """Whether a victim was in the job's cgroup, or is a worker where an old kernel does not tell the cgroup."""
+        job = self._reader.cgroup.path if self._reader is not None else ""
+        if victim.cgroup is not None and job:
+            return f"{victim.cgroup}/".startswith(f"{job}/")
+        return any(run.record.get("pid") == victim.pid for run in self._all_runs())
+
+    def _follow_runs(self) -> None:
+        """Find runs that have left a record since the last look, and where those that still run are."""
+        for task in self._context.tasks:
+            runs = self._runs[task.rank]
+            while (
+                record := self._record(task, len(runs), "start") or self._record(task, len(runs), "exit")
+            ) is not None:
+                runs.append(_Run(task, len(runs), record))
+        for run in self._all_runs():
+            if not run.ended:
+                self._follow(run)
+
+    def _all_runs(self) -> list[_Run]:
+        return [run for runs in self._runs.values() for run in runs]
+
+    def _follow(self, run: _Run) -> None:
+        pid, namespace = run.record.get("pid"), run.record.get("pid_namespace")
+        visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
+        if run.cgroup is None and isinstance(pid, int) and visible:
+            run.cgroup = read_memory_cgroup(pid, self._root, run.record.get("start_ticks"))
+        ended = self._record(run.task, run.restart, "exit")
+        if ended is not None:
+            run.ended = True
+            kills = ended.get("oom_kills")
+            run.oom_kills = kills if isinstance(kills, int) else 0
+
+    def _record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
+        stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
+        return run_files.read_json(self._folder / f"{stem}.{kind}.json")
+
+    def _look(self) -> MemoryFacts | None:
+        if self._own is None:
+            return None
+        known = [
+            run.cgroup for run in self._all_runs() if run.cgroup is not None and run.cgroup.mount == self._own.mount
+        ]
+        if not self._context.manifest.attached:
+            known.append(self._own)
+        if not known:
+            return None
+        job = reduce(common_ancestor, known)
+        if self._reader is None or self._reader.cgroup != job:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = MemoryReader(job)
+        return self._reader.read()
+
+    def _count(self, facts: MemoryFacts) -> int | None:
+        """OOM kills of the job on this node, which never fall.
+
+        v2 counts them for all cgroups below. In v1 each has those of its own processes alone, and the one of a step
+        is removed at the very moment its last process is killed: then the wrapper, which stood in it, has counted.
+        """
+        if self._own is None or facts.oom_kills is None:
+            return None
+        total = facts.oom_kills if self._own.version == 2 else self._count_v1(self._own)
+        self._most_kills = max(self._most_kills, total)
+        return self._most_kills
+
+    def _count_v1(self, own: MemoryCgroup) -> int:
+        runs = self._all_runs()
+        apart = any(run.cgroup is not None and run.cgroup != own for run in runs)
+        counts = {} if self._context.manifest.attached else {own.directory: self._kills_of(own)}
+        for run in runs:
+            if run.cgroup is not None:
+                place = run.cgroup.directory
+                kernel = self._kills_of(run.cgroup)
+            else:  # never seen there: in a cgroup of its own if the others are, else in that of all
+                place = f"{run.task.rank} {run.restart}" if apart else own.directory
+                kernel = 0
+            counts[place] = max(counts.get(place, 0), kernel, run.oom_kills)
+        return sum(counts.values())
+
+    def _kills_of(self, cgroup: MemoryCgroup) -> int:
+        kills = self._kills.get(cgroup.directory)
+        if kills is None:
+            kills = _Kills(KeptFile(f"{cgroup.directory}/{oom_kills.OOM_FILES[cgroup.version]}"))
+            self._kills[cgroup.directory] = kills
+        return kills.look()
+
+    def render(self, snapshot: MemorySnapshot, out: Samples) -> None:
+        facts = snapshot.facts
+        if facts is None:
+            return
+        out.add(USED, facts.used_bytes)
+        out.add(LIMIT, facts.limit_bytes)
+        out.add(PEAK, facts.peak_bytes)
+        out.add(WORKING_SET, facts.working_set_bytes)
+        out.add(OOM_KILLS, snapshot.oom_kills)
+        out.add(PRESSURE, facts.pressure_some_s, kind="some")
+        out.add(PRESSURE, facts.pressure_full_s, kind="full")
+
+    def describe(self, snapshot: MemorySnapshot, status: Status) -> None:
+        facts = snapshot.facts
+        status.memory.update(
+            cgroup=(snapshot.cgroup.path or "/") if snapshot.cgroup is not None else None,
+            version=snapshot.cgroup.version if snapshot.cgroup is not None else None,
+            used_bytes=facts.used_bytes if facts else None,
+            limit_bytes=facts.limit_bytes if facts else None,
+            peak_bytes=facts.peak_bytes if facts else None,
+            working_set_bytes=facts.working_set_bytes if facts else None,
+            oom_kills=snapshot.oom_kills,
+            pressure_some_s=facts.pressure_some_s if facts else None,
+            pressure_full_s=facts.pressure_full_s if facts else None,
+            kmsg=snapshot.kmsg,
+            oom_victims=dict(snapshot.oom_victims),
+            xids=list(snapshot.xids),
+        )

@@ -1,0 +1,412 @@
+"""The runs of one worker, each followed from its start record to the verdict on its end."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.collecting.collector import Context
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.places_reader import extra_logs, log_paths, read_end
+from exporter.machine.job_processes import find_leftovers
+from exporter.machine.process_tree import ProcessTree, TreeDetails, TreeSample
+from exporter.machine.procfs import read_pid_namespace, read_start_ticks
+from exporter.workers.exit_facts_reader import gpu_facts, oom_facts
+from exporter.workers.exit_reason import (
+    PEER_WINDOW_S,
+    Evidence,
+    Peer,
+    Stop,
+    exit_evidence,
+    parse_stop,
+    signal_name,
+    verdict,
+)
+from exporter.workers.log_evidence import last_words
+
+NO_RECORD_GRACE_S = 3.0
+"""A process that is gone gets this long for its exit record to appear."""
+NOTICE_GRACE_S = 3.0
+"""An end by a signal from outside gets this long for the launcher's notice to appear."""
+STATUS_GRACE_S = 1.0
+"""How long the kernel may take to tell the status of a process that is not our child."""
+LOG_TAIL_BYTES = 64 * 1024
+DETAILS_EVERY_S = 30.0
+"""Between two looks at what is dear: proportional memory, open files, context switches."""
+QUICK_END_S = 10.0
+"""A worker that ends as soon as this may have left itself running in the background."""
+
+Tell = Callable[[float | None, str, str, Task, str], None]
+"""Where events go: when, level, what, whose, detail."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """One end of a worker, with its reason."""
+
+    restart: int
+    code: int | None
+    signal: int | None
+    end: float
+    reason: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """One worker at one look."""
+
+    task: Task
+    up: bool
+    state: str
+    pid: int | None = None
+    start: float | None = None
+    restart: int = 0
+    sample: TreeSample | None = None
+    details: TreeDetails | None = None
+    found_by: str | None = None
+    cpu_s: float | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    exits: tuple[Exit, ...] = ()
+
+
+@dataclass
+class _Run:
+    """One run of one worker."""
+
+    restart: int
+    pid: int | None = None
+    start: float | None = None
+    start_ticks: int | None = None
+    found_by: str | None = None
+    visible: bool = True
+    """Whether its pid means anything here: not so in another pid namespace."""
+    session: int | None = None
+    tree: ProcessTree | None = None
+    pids: frozenset[int] = frozenset()
+    """The worker and its descendants at the last look that found it."""
+    wrapper: tuple[int, int | None] | None = None
+    """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
+    wrapper_told: bool = False
+    """Whether the kernel tells of the wrapper's end."""
+    sample: TreeSample | None = None
+    details: TreeDetails | None = None
+    details_due: float = 0.0
+    gone_since: float | None = None
+    exit_seen: bool = False
+    """Whether its exit record is there, also while its verdict waits for a notice."""
+    ended: Exit | None = None
+
+
+class WorkerRuns:
+    """All runs of one worker of this node."""
+
+    def __init__(self, context: Context, task: Task, tell: Tell) -> None:
+        self.task = task
+        self._context = context
+        self._tell = tell
+        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self._runs: list[_Run] = []
+        self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
+        self._pid_namespace = read_pid_namespace(context.proc)
+
+    def failures(self) -> list[Peer]:
+        """What its peers must know of its ends."""
+        return [Peer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes of its latest run as last found; none once that has ended."""
+        return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
+
+    def look(self, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool = True) -> None:
+        """Go on with every run that has not ended; ``peers`` are the failures of others so far.
+
+        ``fresh`` tells whether records may have come since the last look.
+        """
+        # By name, not by listing: the folder holds the records of all nodes, and the ones looked for
+        # are written on this node, so that even a network file system knows at once.
+        while fresh and any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
+            self._runs.append(_Run(len(self._runs)))
+        for run in self._runs:
+            if run.ended is None:
+                self._follow(run, stop, peers, now, fresh=fresh)
+
+    def facts(self) -> WorkerFacts:
+        """The worker as the last look has found it."""
+        if not self._runs:
+            return WorkerFacts(self.task, up=False, state="not_found")
+        last = self._runs[-1]
+        samples = [run.sample for run in self._runs if run.sample is not None]
+        reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
+        writes = [sample.io_write_bytes for sample in samples if sample.io_write_bytes is not None]
+        alive = last.ended is None and last.gone_since is None and not last.exit_seen
+        if not alive:
+            zombie = last.ended is None and last.sample is not None and last.sample.state == "zombie"
+            state = "zombie" if zombie else "dead"
+        else:
+            state = last.sample.state if last.sample is not None else "running"
+        return WorkerFacts(
+            self.task,
+            up=alive and state not in ("zombie", "dead"),
+            state=state,
+            pid=last.pid,
+            start=last.start,
+            restart=last.restart,
+            sample=last.sample if alive else None,
+            details=last.details,
+            found_by=last.found_by,
+            cpu_s=sum(sample.cpu_s for sample in samples) if samples else None,
+            io_read_bytes=sum(reads) if reads else None,
+            io_write_bytes=sum(writes) if writes else None,
+            exits=tuple(run.ended for run in self._runs if run.ended is not None),
+        )
+
+    def _path(self, restart: int, kind: str) -> Path:
+        stem = run_files.record_name(self.task.worker, self.task.rank, self._context.identity.attempt, restart)
+        return self._folder / f"{stem}.{kind}.json"
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    def _begin(self, run: _Run, record: Mapping[str, Any], now: float) -> None:
+        pid = record.get("pid")
+        if not isinstance(pid, int):
+            return
+        run.start, run.found_by, run.start_ticks = (
+            record.get("start"),
+            record.get("found_by"),
+            record.get("start_ticks"),
+        )
+        namespace = record.get("pid_namespace")
+        run.visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
+        if run.visible:
+            try:
+                run.tree = self._open(pid, run.start_ticks)
+            except OSError:
+                return  # no descriptor is free: it is looked at as soon as one is
+            run.details_due = now + 2.0 + self.task.rank % DETAILS_EVERY_S  # not all workers at once
+            try:
+                run.session = os.getsid(pid)
+            except OSError:
+                run.session = None
+            wrapper = record.get("wrapper_pid")
+            if isinstance(wrapper, int):
+                try:
+                    run.wrapper_told = self._context.exits.watch(wrapper, record.get("wrapper_start_ticks"))
+                    run.wrapper = (wrapper, record.get("wrapper_start_ticks"))
+                except ProcessLookupError:
+                    run.wrapper = None
+        run.pid = pid
+        what = "worker restarted" if run.restart else "worker started"
+        self._tell(run.start, "info", what, self.task, f"pid {pid}")
+
+    def _open(self, pid: int, start_ticks: int | None) -> ProcessTree | None:
+        """The process, also watched for its end; None when it is gone, or is another one now."""
+        try:
+            tree = ProcessTree(pid, start_ticks, self._context.proc)
+        except ProcessLookupError:
+            return None
+        try:
+            self._context.exits.watch(pid, tree.start_ticks)
+        except ProcessLookupError:
+            pass  # it has ended since: the next look shows it
+        return tree
+
+    def _follow(self, run: _Run, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool) -> None:
+        if run.pid is None:
+            self._begin(run, run_files.read_json(self._path(run.restart, "start")) or {}, now)
+        stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
+        silent = run.wrapper is not None and not self._wrapper_is_there(run)  # asked before its record is looked for
+        record = run_files.read_json(self._path(run.restart, "exit")) if fresh or silent or run.exit_seen else None
+        if record is None and self._is_running(run, now):
+            return
+        if record is None and not fresh:
+            record = run_files.read_json(self._path(run.restart, "exit"))
+        if record is None and run.visible and run.pid is not None:
+            if run.gone_since is None:
+                ending = self._context.exits.ended(run.pid, run.tree.start_ticks if run.tree else None)
+                run.gone_since = ending.moment if ending is not None else now
+            if not self._is_replaced_by_a_descendant(run, now):
+                record = self._without_a_record(run, run.pid, now - run.gone_since, silent=silent)
+        if record is not None:
+            run.exit_seen = True
+            of_worker = parse_stop(
+                run_files.read_json(self._path(run.restart, "stop")) or {}
+            )  # ended with its peers alone
+            self._end(run, record, of_worker or stop, peers, now)
+
+    def _is_running(self, run: _Run, now: float) -> bool:
+        """Look at its processes. A zombie that nobody reaps has ended."""
+        if run.tree is None:
+            return False
+        sample = run.tree.read()
+        if sample is None:
+            return False
+        run.sample = sample
+        if sample.state == "zombie":
+            return False
+        run.pids = run.tree.pids
+        if now >= run.details_due:
+            run.details = run.tree.details()
+            run.details_due = now + DETAILS_EVERY_S
+        return True
+
+    def _is_replaced_by_a_descendant(self, run: _Run, now: float) -> bool:
+        """Whether a worker that nobody of ours has started goes on in the background: it has daemonised.
+
+        What a worker that was killed leaves behind for a moment is no worker.
+        """
+        if not self._context.manifest.attached or run.tree is None or run.pid is None:
+            return False
+        status = self._status(run.pid, run.tree.start_ticks)
+        for pid in run.tree.survivors():
+            if status != 0 and (status is not None or _session(pid) == run.session):
+                continue
+            tree = self._open(pid, None)
+            if tree is not None:
+                self._tell(now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} goes on")
+                self._forget(run)
+                run.pid, run.tree, run.gone_since = pid, tree, None
+                return True
+        return False
+
+    # -- its end -------------------------------------------------------------------------------------
+
+    def _without_a_record(self, run: _Run, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
+        """What the kernel tells of a run that leaves no record of its own; None while one may still come.
+
+        ``silent`` tells that the wrapper is known to have ended.
+        """
+        attached = self._context.manifest.attached
+        if not attached and not silent and (run.wrapper is not None or waited <= NO_RECORD_GRACE_S):
+            return None
+        status = self._status(pid, run.tree.start_ticks if run.tree else run.start_ticks)
+        if status is None and attached and run.tree is not None and waited <= STATUS_GRACE_S:
+            return None
+        record: dict[str, Any] = {
+            "schema": run_files.RECORD_SCHEMA,
+            "worker": self.task.worker,
+            "rank": self.task.rank,
+            "pid": pid,
+            "start": run.start,
+            "end": run.gone_since,
+            "source": "kernel",
+            **status_facts(status),
+        }
+        if run.wrapper is not None:
+            wrapper = status_facts(self._status(*run.wrapper))
+            number = wrapper["signal"]
+            record["wrapper"] = f"was killed by {signal_name(number)}" if number is not None else "has ended"
+        try:
+            run_files.write_json_once(self._path(run.restart, "exit"), record)
+        except OSError:
+            pass  # a full disk: the verdict stands all the same
+        return record
+
+    def _status(self, pid: int, start_ticks: int | None) -> int | None:
+        return self._context.exits.status(pid, start_ticks)
+
+    def _wrapper_is_there(self, run: _Run) -> bool:
+        if run.wrapper is None:
+            return False
+        pid, start_ticks = run.wrapper
+        if self._context.exits.ended(pid, start_ticks) is not None:
+            return False
+        if run.wrapper_told:
+            return True
+        found = read_start_ticks(pid, self._context.proc)
+        return found is not None and start_ticks in (None, found)
+
+    def _end(self, run: _Run, record: Mapping[str, Any], stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+        """Judge one end, unless a notice that may explain it is still on its way."""
+        told = exit_evidence(record)
+        from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
+        if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
+            return
+        if run.tree is not None:
+            run.sample = run.tree.read() or run.sample
+        run.start = run.start if run.start is not None else record.get("start")
+        earlier = run_files.read_json(self._path(run.restart, "found")) or {}  # by a sidecar before this one
+        record = {**earlier, **record, **self._found(run, told, earlier)}
+        self._forget(run)
+        end = told.end if told.end is not None else now
+        lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
+        evidence = exit_evidence(
+            record,
+            stop=stop,
+            log=last_words(self._log_ends(run.restart, run.start), lexicon_of(self._context.manifest)),
+            peer=min(lately, key=lambda peer: peer.end, default=None),
+            node=self._context.identity.node,
+            job_end=self._context.identity.end,
+            attached=self._context.manifest.attached,
+        )
+        judged = verdict(evidence)
+        run.ended = Exit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
+        level = "info" if judged.reason == "completed" else "critical"
+        self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
+
+    def _found(self, run: _Run, told: Evidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
+        """Facts beside the exit record that only this node can see; they are kept for the report.
+
+        With those that a sidecar before this one has found, ``earlier``.
+        """
+        found: dict[str, Any] = {}
+        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
+        if told.code != 0:
+            found = {**oom_facts(self._context, pids, since), **gpu_facts(self._context, self.task, pids, since)}
+        elif run.visible and (left := self._left_running(run, told)):
+            found = {"survivors": left}
+        if found:
+            try:
+                run_files.write_json(
+                    self._path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
+                )
+            except OSError:
+                pass  # a full disk
+        return found
+
+    def _left_running(self, run: _Run, told: Evidence) -> int:
+        """Processes that it has put into the background: those of its session end with it or right after it."""
+        left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _session(pid) != run.session}
+        if run.start is not None and told.end is not None and told.end - run.start < QUICK_END_S:
+            left |= find_leftovers(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
+        return len(left)
+
+    def _forget(self, run: _Run) -> None:
+        """Stop watching its processes."""
+        if run.pid is not None:
+            self._context.exits.forget(run.pid, run.tree.start_ticks if run.tree else None)
+        if run.wrapper is not None:
+            self._context.exits.forget(*run.wrapper)
+            run.wrapper = None
+        if run.tree is not None:
+            run.tree.close()
+            run.tree = None
+
+    def _log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
+        identity, manifest = self._context.identity, self._context.manifest
+        paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
+        others = extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
+        return [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+
+
+def status_facts(status: int | None) -> dict[str, Any]:
+    """Code, signal and core flag of a wait status; all unknown for None."""
+    if status is None:
+        return {"code": None, "signal": None, "core": False}
+    if os.WIFSIGNALED(status):
+        return {"code": None, "signal": os.WTERMSIG(status), "core": os.WCOREDUMP(status)}
+    return {"code": os.WEXITSTATUS(status), "signal": None, "core": False}
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None

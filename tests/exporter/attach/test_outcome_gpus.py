@@ -1,0 +1,60 @@
+"""GPUs in the report and the summary of a job that others have started."""
+
+from typing import Any
+
+from exporter.attach import outcome
+from exporter.attach.outcome import Outcome
+from tests.support.gpu_status import XID_79, gpu, gpus, of_worker, use
+
+
+def status(**over: Any) -> dict[str, Any]:
+    """A job of two workers, of which one has lost its GPU."""
+    same = {"role": "worker", "node": "cn01", "gpus": [0], "up": False, "state": "dead", "start": 1.0, "restarts": 0}
+    end: dict[str, Any] = {"code": 0, "signal": None, "time": 5.0, "restart": 0, "evidence": []}
+    failed, well = {**end, "reason": "app_error", "code": 1}, {**end, "reason": "completed"}
+    workers = [
+        {**same, "worker": "worker_w0", "rank": 0, "exit": failed, "exits": [failed], **of_worker(0)},
+        {**same, "worker": "worker_w1", "rank": 1, "exit": well, "exits": [well], **of_worker(1, gpu_use=[use(0)])},
+    ]
+    return {
+        "attempt": 0,
+        "job": {"job_id": "7", "job_name": "a", "start": 1.0},
+        "node": {"name": "cn01"},
+        "launch": {},
+        "workers": workers,
+        "gpus": gpus(gpu(0, xids=[XID_79]), gpu(1)),
+        **over,
+    }
+
+
+def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
+    report = outcome.report(status(), Outcome("FAILED", ()), "/r", 6.0, {})
+    assert (report["gpus"]["count"], report["gpus"]["energy_j"]) == (2, 7.2e6)
+    assert [node["node"] for node in report["gpus"]["nodes"]] == ["cn01"]
+    used = [[(device["gpu"], device["planned"], device["used"]) for device in worker["gpu_devices"]]
+            for worker in report["workers"]]  # fmt: skip
+    assert used == [[("0", True, True)], [("1", True, False), ("0", False, True)]]
+
+
+def test_the_report_tells_what_happened_to_gpus() -> None:
+    event = {"time": 3.0, "level": "critical", "event": "GPU lost", "detail": "GPU 0"}
+    (found,) = outcome.report(status(events=[event]), Outcome("FAILED", ()), "/r", 6.0, {})["gpus"]["events"]
+    assert (found["time"], found["node"], found["event"]) == (3.0, "cn01", "GPU lost")
+
+
+def test_the_summary_says_what_was_wrong_with_gpus_of_workers_that_failed() -> None:
+    lines = outcome.summary(status(), Outcome("FAILED", ()), "/r").splitlines()
+    assert lines[-3:] == [
+        "worker_w0: GPU 0: Xid 79, GPU has fallen off the bus",
+        "GPUs: 2 x NVIDIA H200, 90 % busy, 2.0 kWh",
+        "run directory: /r",
+    ]
+
+
+def test_a_job_without_gpus_has_none_in_its_report() -> None:
+    bare = status(gpus={})
+    for worker in bare["workers"]:
+        worker |= of_worker(gpu_use=None)
+    report = outcome.report(bare, Outcome("FAILED", ()), "/r", 6.0, {})
+    assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
+    assert "GPU" not in outcome.summary(bare, Outcome("FAILED", ()), "/r")

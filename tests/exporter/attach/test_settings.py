@@ -1,0 +1,1084 @@
+"""A job that others have started: its settings, its run directory, the finding of its workers, its end."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exporter import cli
+from exporter.attach import outcome
+from exporter.attach import settings as attach
+from exporter.attach.finder import COME_BACK_S, SETTLE_S, Finder
+from exporter.attach.outcome import Outcome
+from exporter.attach.settings import Settings, gpus_of_workers, merge_settings, notices
+from exporter.attach.workers_reader import Look, Sighting
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.contract.manifest import read_manifest
+from launcher.client import JobClient
+from launcher.report import build_report
+from launcher.report_state import EXIT_STATUS
+from launcher.report_text import render_report
+from tests.exporter.attach.test_monitor_config import EXAMPLE
+from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment, refused, run
+from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, until, write_manifest
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# -- settings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "workers", "gpus"),
+    [
+        ((0, 1, 2, 3), 4, ((0,), (1,), (2,), (3,))),
+        ((4, 5, 6, 7), 2, ((4, 5), (6, 7))),
+        ((0, 1, 2), 2, ((0,), (1, 2))),
+        ((0, 1), 4, ((0,), (0,), (1,), (1,))),
+        ((), 2, ((), ())),
+    ],
+)
+def test_gpus_are_spread_over_the_workers(
+    gpu_ids: tuple[int, ...], workers: int, gpus: tuple[tuple[int, ...], ...]
+) -> None:
+    assert gpus_of_workers(gpu_ids, workers) == gpus
+
+
+FLAGS: dict[str, Any] = {
+    "job_name": "embed",
+    "num_workers": 2,
+    "gpu_ids": [0, 1],
+    "output_dir": "/o",
+    "log_dir": "/l",
+}
+
+
+def test_the_defaults_are_those_of_the_flags() -> None:
+    settings = merge_settings(FLAGS, {})
+    assert settings == Settings("embed", 2, "/o", "/l", (0, 1))
+    assert merge_settings({**FLAGS, "gpu_ids": None}, {}).gpu_ids == ()
+    assert (settings.check_interval, settings.launch_timeout, settings.stall_timeout) == (10, 60, 300)
+    patterns = (settings.output_pattern, settings.log_pattern, settings.checkpoint_pattern)
+    assert patterns == ("output_worker_*.json", "worker_*.log", "checkpoint_*.pt")
+
+
+def test_paths_count_from_the_working_directory_or_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    settings = merge_settings({**FLAGS, "output_dir": "out", "log_dir": "~/logs"}, {})
+    assert (settings.output_dir, settings.log_dir) == (f"{tmp_path}/out", "/home/ada/logs")
+
+
+def test_what_is_missing_is_said_by_its_flags() -> None:
+    with pytest.raises(ExporterError, match=r"^missing --num-workers, --log-dir; .*--config FILE.*--run-dir DIR"):
+        merge_settings({**FLAGS, "num_workers": None, "log_dir": None}, {})
+
+
+def test_alerts_are_explained_without_showing_a_webhook(tmp_path: Path) -> None:
+    settings = merge_settings(
+        {**FLAGS, "output_dir": str(tmp_path), "alert_email": "a@b.c", "alert_slack": "https://hooks/secret"}, {}
+    )
+    mail, slack, place = notices(settings)
+    assert "a@b.c" in mail
+    assert "alertmanager/alertmanager.yml" in mail
+    assert "alertmanager/alertmanager.yml" in slack
+    assert "secret" not in slack
+    assert place == "log_dir: /l is not there yet"
+
+
+def test_alerts_that_are_switched_off_need_no_words(tmp_path: Path) -> None:
+    config = {"alert_email": "a@b.c", "email_enabled": False, "alert_slack": "given", "slack_enabled": False}
+    flags = {**FLAGS, "output_dir": str(tmp_path), "log_dir": str(tmp_path)}
+    assert notices(merge_settings(flags, config)) == []
+    assert len(notices(merge_settings(flags, {**config, "terminal": True}))) == 1
+
+
+# -- the run directory -----------------------------------------------------------------------------------
+
+
+def attached(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> attach.Attached:
+    flags = {**FLAGS, "job_name": f"none{os.getpid()}", "log_dir": str(tmp_path), **more}
+    return attach.attach(merge_settings(flags, {}), environ or {}, ":9410")
+
+
+def test_the_run_directory_is_named_as_a_launcher_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = attached(tmp_path, {"SLURM_JOB_ID": "77"}, job_name="a b/c").manifest.run_dir
+    assert run_dir.parent == tmp_path / "logs"
+    assert run_dir.name.startswith("77_a_b_c_20")
+    assert attached(tmp_path).identity.job_id == f"pid-{os.getpid()}"
+
+
+def test_the_manifest_describes_the_job(tmp_path: Path) -> None:
+    made = attached(tmp_path, state_dir=str(tmp_path / "state"), gpu_ids=[4, 5], total_items=10)
+    manifest = read_manifest(tmp_path / "state")
+    assert manifest == made.manifest
+    assert manifest.attached
+    assert [(t.worker, t.role, t.rank, t.gpus, t.logs) for t in manifest.tasks] == [
+        ("worker_w0", "worker", 0, (4,), ()),
+        ("worker_w1", "worker", 1, (5,), ()),
+    ]
+    assert [(g.name, g.directory, g.pattern) for g in manifest.groups] == [
+        ("output", "/o", "output_worker_*.json"),
+        ("checkpoint", "/o", "checkpoint_*.pt"),
+    ]
+    assert manifest.logs is not None
+    assert (manifest.logs.directory, manifest.logs.pattern) == (str(tmp_path), "worker_*.log")
+    assert (manifest.total_items, manifest.cluster, manifest.partition) == (10, "local", "local")
+    assert made.identity.job_id == "state"
+    assert made.identity.start == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize(("words", "asked"), [((), None), (("--gpu-metrics",), True), (("--no-gpu-metrics",), False)])
+def test_gpu_metrics_have_a_flag(words: tuple[str, ...], asked: bool | None) -> None:
+    assert cli._parser().parse_args(["sidecar", *words]).gpu_metrics is asked
+    assert "gpu_metrics" in attach.FLAGS
+
+
+def test_gpu_metrics_are_the_manifests_matter(tmp_path: Path) -> None:
+    assert attached(tmp_path, state_dir=str(tmp_path / "a")).manifest.gpu_metrics is False
+    assert attached(tmp_path, state_dir=str(tmp_path / "b"), gpu_metrics=True).manifest.gpu_metrics is True
+
+
+def test_nobody_starts_the_sidecar_of_a_running_job_again(tmp_path: Path) -> None:
+    environ = {"GPUJOB_SUPERVISED": "1", "GPUJOB_FIRST_GPU": "4"}  # of a job around this command
+    identity = attached(tmp_path, environ, state_dir=str(tmp_path / "a")).identity
+    assert (identity.supervised, identity.first_gpu) == (False, None)
+
+
+def test_slurm_tells_about_the_job_around_this_command(tmp_path: Path) -> None:
+    environ = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_CLUSTER_NAME": "hal",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_END_TIME": "1900000000",
+        "SLURMD_NODENAME": "gn01",
+    }
+    identity = attached(tmp_path, environ, state_dir=str(tmp_path / "a")).identity
+    assert (identity.job_id, identity.cluster, identity.partition) == ("77", "hal", "gpu")
+    assert (identity.node, identity.end) == ("gn01", 1900000000.0)
+    other = attached(tmp_path, environ, state_dir=str(tmp_path / "b"), slurm_job_id="78").identity
+    assert (other.job_id, other.cluster, other.partition, other.end) == ("78", "slurm", "", None)
+
+
+def test_a_restarted_sidecar_goes_on_and_a_finished_job_is_followed_by_its_next_launch(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    first = attached(tmp_path, state_dir=str(state)).identity
+    again = attached(tmp_path, state_dir=str(state)).identity
+    assert (again.attempt, again.start, again.job_id) == (0, first.start, first.job_id)
+    run_files.write_state(str(state), "finished")
+    run_files.write_json(state / run_files.REPORT_FILE, {})
+    assert attached(tmp_path, state_dir=str(state)).identity.attempt == 1
+    assert not (state / run_files.REPORT_FILE).exists()
+
+
+def test_directories_of_other_jobs_are_refused(tmp_path: Path) -> None:
+    launched = tmp_path / "launched"
+    launched.mkdir()
+    write_manifest(make_manifest(launched))
+    with pytest.raises(ExporterError, match="has launched; watch it with --run-dir"):
+        attached(tmp_path, state_dir=str(launched))
+    attached(tmp_path, state_dir=str(tmp_path / "state"), job_name="one")
+    with pytest.raises(ExporterError, match="belongs to the job 'one'"):
+        attached(tmp_path, state_dir=str(tmp_path / "state"), job_name="two")
+
+
+def test_a_directory_has_one_sidecar(tmp_path: Path, start: Start) -> None:
+    attached(tmp_path, state_dir=str(tmp_path / "state"))
+    path = tmp_path / "state" / run_files.ORCHESTRATOR_FILE
+    record = run_files.read_json(path) or {}
+    other = start("sleep", "600")
+    text = Path(f"/proc/{other.pid}/stat").read_text("ascii")
+    ticks = int(text.rpartition(")")[2].split()[19])
+    run_files.write_json(path, {**record, "pid": other.pid, "start_ticks": ticks + 1})
+    attached(tmp_path, state_dir=str(tmp_path / "state"))
+    run_files.write_json(path, {**record, "pid": other.pid, "start_ticks": ticks})
+    with pytest.raises(ExporterError, match=f"is in use: process {other.pid} watches this job already"):
+        attached(tmp_path, state_dir=str(tmp_path / "state"))
+
+
+def test_without_a_place_for_logs_the_run_directory_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "logs").write_text("a file", encoding="ascii")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    run_dir = attached(tmp_path).manifest.run_dir
+    assert run_dir.parent == tmp_path / "tmp"
+    assert f"the run directory is {run_dir}" in caplog.text
+
+
+# -- finding and phases ----------------------------------------------------------------------------------
+
+
+LAUNCH: dict[str, Any] = {"verified": False, "final": True, "checks": []}
+
+
+class Job:
+    """A finder over workers that a test starts and ends by words."""
+
+    def __init__(self, run_dir: Path, workers: int = 2, **changes: Any) -> None:
+        manifest = make_manifest(run_dir, *map(make_task, range(workers)), attached=True, **changes)
+        self.clock = FakeClock()
+        self.context = make_context(manifest, self.clock)
+        self.final = False
+        self.asked = 0
+        self.slots: list[Any] = [SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.ask)]
+        self.there: list[Sighting] = []
+        self.happened: list[dict[str, Any]] = []
+        self.gone: dict[int, str] = {}
+        self.problems: tuple[str, ...] = ()
+        self.ends: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(workers)}
+        self.known: set[int] = set()
+        self.by_name = True
+        self.looks = 0
+        for folder in (run_files.WORKERS_DIR,):
+            (run_dir / folder).mkdir(exist_ok=True)
+        self.run_dir = run_dir
+        self.finder = self.make()
+
+    def make(self) -> Finder:
+        search: Any = SimpleNamespace(look=self.look)
+        sidecar: Any = self
+        return Finder(sidecar, search)
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def look(self, known: set[int], *, by_name: bool) -> Look:
+        self.looks += 1
+        self.known, self.by_name = set(known), by_name
+        there = [sighting for sighting in self.there if by_name or sighting.found_by != "name"]
+        found = tuple(sighting for sighting in there if sighting.pid not in known)
+        return Look(found, self.gone, self.problems)
+
+    def status(self) -> dict[str, Any]:
+        workers = [
+            {
+                **dict.fromkeys(("role", "node", "start", "cpu_s", "items", "items_expected", "items_processed")),
+                "worker": f"worker_w{rank}",
+                "rank": rank,
+                "gpus": [],
+                "pid": None,
+                "up": not ends,
+                "state": "dead" if ends else "running",
+                "restarts": 0,
+                "exits": ends,
+                "exit": ends[-1] if ends else None,
+            }
+            for rank, ends in self.ends.items()
+        ]
+        job = {"job_id": "1", "job_name": "embed", "start": 1.0, "total_items": None}
+        facts = {"node": {"name": "n"}, "attempt": 0, "launch": dict(LAUNCH)}
+        return {"workers": workers, "job": job, "events": self.happened, **facts}
+
+    def come(
+        self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, place: str | None = "/a"
+    ) -> None:
+        self.there.append(Sighting(pid, pid, self.clock.now - age, found_by, number, place, None, f"python {pid}.py"))
+
+    def go(self, rank: int, code: int = 0) -> None:
+        self.there = [s for s in self.there if s.pid != self.record(rank)["pid"]]
+        end = {"restart": len(self.ends[rank]), "time": self.clock.now, "code": code, "signal": None}
+        self.ends[rank].append({**end, "reason": "app_error" if code else "completed", "evidence": []})
+
+    def step(self, seconds: float = 1.0) -> str:
+        """Let time pass, look, and give the published phase."""
+        self.clock.advance(seconds)
+        self.events = self.finder.read()
+        state = run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
+        return f"{state['phase']}{', ended' if state['workers_ended'] else ''}"
+
+    def record(self, rank: int, restart: int | None = None) -> dict[str, Any]:
+        restart = len(self.ends[rank]) if restart is None else restart
+        name = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
+        return run_files.read_json(self.run_dir / run_files.WORKERS_DIR / f"{name}.start.json") or {}
+
+
+def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert job.step() == "launching"
+    job.come(101, 1, "pid_file")
+    assert job.step() == "launching"
+    assert job.record(1) == {
+        "schema": 1,
+        "worker": "worker_w1",
+        "rank": 1,
+        "attempt": 0,
+        "restart": 0,
+        "host": os.uname().nodename,
+        "node": "node01",
+        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "pid": 101,
+        "start_ticks": 101,
+        "start": job.there[0].start,
+        "found_by": "pid_file",
+        "directory": "/a",
+        "session": None,
+    }
+    job.come(100, 0, "slurm_step")
+    assert job.step() == "running"
+    assert job.known == {101}
+    assert job.asked == 2, "the processes are looked at as soon as they are known"
+    job.go(0)
+    assert job.step() == "running"
+    job.go(1)
+    assert job.step() == "completing"
+    assert job.step(COME_BACK_S) == "completing, ended"
+    assert job.step() == "completing, ended"
+    assert job.finder.outcome is None
+    job.final = True
+    assert job.step() == "finished, ended"
+    assert job.finder.outcome == Outcome("COMPLETED", ())
+    report = run_files.read_json(tmp_path / run_files.REPORT_FILE) or {}
+    assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
+
+
+def test_what_happens_is_written_down_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    ended = {"time": 5.0, "level": "critical", "event": "worker ended", "worker": "worker_w1", "rank": 1, "detail": "x"}
+    job.happened = [ended]
+    job.finder.read()
+    job.finder.read()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(line["event"], line.get("phase"), line.get("happened")) for line in lines] == [
+        ("worker ended", None, 5.0),
+        ("phase", "running", None),
+    ]
+
+
+def test_a_worker_that_comes_back_is_its_next_run(tmp_path: Path) -> None:
+    job = Job(tmp_path, check_interval_s=10)
+    job.come(100, 0)
+    job.come(101, 1)
+    assert job.step() == "running"
+    looks = job.looks
+    job.go(0, 1)
+    job.step(5)
+    assert job.looks == looks, "looked again before the check interval"
+    job.come(200, 0)
+    job.step(6)
+    assert (job.record(0, 1)["pid"], job.record(0, 1)["restart"]) == (200, 1)
+    job.go(0)
+    job.go(1)
+    assert job.step() == "completing"
+    job.come(300, 1)
+    assert job.step() == "running"
+    assert job.record(1, 1)["pid"] == 300
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "comes_back"),
+    [
+        ("pid_file", "pid_file", "/b", True),
+        ("pid_file", "slurm_step", "/a", False),
+        ("pid_file", "name", "/a", False),
+        ("slurm_step", "slurm_step", "/b", True),
+        ("slurm_step", "pid_file", "/a", False),
+        ("slurm_step", "name", "/a", False),
+        ("name", "name", "/a", True),
+        ("name", "name", "/b", False),
+        ("name", "name", None, False),
+        ("name", "pid_file", "/b", True),
+        ("name", "slurm_step", "/b", True),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_worker_comes_back_by_what_it_was_found_by(
+    tmp_path: Path, before: str, after: str, place: str | None, comes_back: bool, restarted: bool
+) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0, "slurm_step")
+    job.come(101, 1, before)
+    assert job.step() == "running"
+    job.go(1, 1)
+    if restarted:
+        job.finder = job.make()
+    job.step(20)
+    job.come(201, 1, after, place=place)
+    job.step(20)
+    assert job.record(1, 1).get("pid") == (201 if comes_back else None)
+    assert job.by_name == (before != "pid_file")
+
+
+def test_an_end_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpujob.finder")
+    job = Job(tmp_path)
+    common = {"time": 5.0, "level": "info", "rank": 1, "worker": "worker_w1"}
+    words = "killed_unknown: killed by SIGKILL; nobody knows by whom"
+    job.happened = [
+        {**common, "event": "worker ended", "detail": words},
+        {**common, "event": "worker daemonised", "detail": "pid 7 has ended, pid 8 goes on"},
+        {**common, "event": "worker started", "detail": "pid 7"},
+    ]
+    job.step()
+    job.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"worker_w1 ended: {words}",
+        "worker_w1 daemonised: pid 7 has ended, pid 8 goes on",
+    ]
+
+
+def test_what_a_worker_left_behind_is_no_next_run_of_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, workers=1)
+    job.come(100, 0)
+    job.step()
+    job.step(60)
+    job.go(0)
+    job.come(105, 0, age=30)
+    job.come(106, None, age=30)
+    assert job.step() == "completing"
+    assert job.record(0, 1) == {}
+    job.come(107, 0, "pid_file", age=30)
+    assert job.step() == "running"
+    assert job.record(0, 1)["pid"] == 107
+
+
+def test_processes_without_a_number_fill_the_free_places_in_order_once_they_stay(tmp_path: Path) -> None:
+    job = Job(tmp_path, workers=3)
+    job.come(101, 1)
+    job.come(99, None)
+    job.come(98, None)
+    job.step(SETTLE_S / 2)
+    assert (job.record(0), job.record(2)) == ({}, {})
+    assert job.step(SETTLE_S) == "running"
+    assert (job.record(0)["pid"], job.record(2)["pid"]) == (99, 98)
+
+
+def test_a_surplus_is_told_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for pid, number in ((100, 0), (101, 1), (102, 1), (103, 7)):
+        job.come(pid, number)
+    job.step()
+    assert [event["detail"] for event in job.events] == [
+        "2 more than the 2 workers expected: pid 102 (python 102.py), 103 (python 103.py)"
+    ]
+    job.go(0)
+    job.step(20)
+    assert len(job.events) == 1
+
+
+def test_a_worker_that_has_ended_and_can_still_be_seen_is_no_surplus(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    seen = list(job.there)
+    job.step(60)
+    job.go(0)
+    job.there = seen
+    assert job.step(60) == "running"
+    assert job.events == ()
+
+
+CURE = (
+    "; write their pids into worker_pids.txt of the log directory or --pid-file, "
+    "or let their command lines hold the job's name"
+)
+
+
+def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) -> None:
+    job = Job(tmp_path, workers=4, launch_timeout_s=60.0)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.gone = {3: "pid 1234 from worker_pids.txt is gone"}
+    job.problems = ("worker_pids.txt: 'x' is not a process id",)
+    assert job.step() == "launching"
+    assert job.step(60) == "running"
+    said = (
+        "found 2 of 4 workers within 60 s; missing: worker_w2, worker_w3 (pid 1234 from worker_pids.txt is gone)"
+        f"; worker_pids.txt: 'x' is not a process id{CURE}"
+    )
+    assert [event["detail"] for event in job.events] == [job.problems[0], said]
+    job.go(0)
+    job.go(1)
+    assert job.step() == "completing"
+    job.final = True
+    job.step(COME_BACK_S)
+    job.step()
+    assert job.finder.outcome == Outcome("FAILED", (said,))
+
+
+def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path, launch_timeout_s=10.0)
+    job.come(100, 0)
+    job.step()
+    assert job.step(10) == "running"
+    job.come(101, 1)
+    job.step(20)
+    job.go(0)
+    job.go(1)
+    job.final = True
+    job.step()
+    job.step(COME_BACK_S)
+    assert job.step() == "finished, ended"
+    assert job.finder.outcome == Outcome("COMPLETED", ())
+
+
+def test_a_job_without_any_worker_has_failed_after_the_launch_timeout(tmp_path: Path) -> None:
+    job = Job(tmp_path, launch_timeout_s=10.0)
+    assert job.step() == "launching"
+    assert job.step(10) == "completing, ended"
+    job.final = True
+    assert job.step() == "finished, ended"
+    said = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{CURE}"
+    assert job.finder.outcome == Outcome("FAILED", (said,))
+    text = render_report(run_files.read_json(tmp_path / run_files.REPORT_FILE) or {})
+    assert f"- workers: FAILED: {said}\n" in text
+
+
+def test_beside_a_file_of_pids_no_names_are_proposed(tmp_path: Path) -> None:
+    job = Job(tmp_path, launch_timeout_s=10.0)
+    job.come(100, 0, "pid_file")
+    job.step()
+    job.step(10)
+    assert job.events[-1]["detail"].endswith(
+        "; write their pids into worker_pids.txt of the log directory or --pid-file"
+    )
+
+
+def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    (tmp_path / run_files.DIAGNOSTICS_DIR).mkdir()
+    path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w1.json"
+    run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 0})
+    path.with_suffix(".txt").write_text("why", encoding="ascii")
+    job.go(0)
+    job.go(1, 3)
+    job.final = True
+    job.step()
+    job.step(COME_BACK_S)
+    job.step()
+    report = JobClient(write_manifest(job.context.manifest)).report()
+    assert report["cause"] == {
+        "worker": "worker_w1",
+        "rank": 1,
+        "node": None,
+        "reason": "app_error",
+        "code": 3,
+        "signal": None,
+        "time": job.ends[1][0]["time"],
+        "restart": 0,
+        "evidence": [],
+        "diagnosis": "diagnostics/worker_w1.txt",
+    }
+    assert report["launch"] == LAUNCH
+    assert report["diagnoses"] == ["diagnostics/worker_w1.txt"]
+    launched = build_report(tmp_path, now=2.0, ended=True)
+    assert set(launched) - set(report) == set()
+    assert {key for key in launched["workers"][0] if key not in report["workers"][0]} == set()
+    text = render_report(report)
+    assert "FAILED" in text
+    assert f"- diagnosis: {tmp_path}/diagnostics/worker_w1.txt\n" in text
+    run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 1})
+    judged = Outcome("FAILED", ())
+    older = {"worker_w1": outcome.Diagnosis("diagnostics/worker_w1.txt", run_files.read_json(path) or {})}
+    again = outcome.report(job.status(), judged, str(tmp_path), 5.0, older)
+    assert again["cause"]["diagnosis"] is None
+    assert "diagnosis:" not in render_report(again)
+    early = outcome.report({**job.status(), "launch": {**LAUNCH, "final": False}}, judged, str(tmp_path), 5.0, {})
+    assert early["launch"] is None
+
+
+def test_an_incomplete_job_says_so_in_its_report(tmp_path: Path) -> None:
+    found = Job(tmp_path).status()
+    found["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in found["workers"]]
+    found["job"]["total_items"] = 240
+    judged = outcome.judge(found, (), None)
+    assert judged == Outcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
+    report = outcome.report(found, judged, str(tmp_path), 5.0, {})
+    assert report["exit_status"] == EXIT_STATUS["INCOMPLETE"] == 8
+    assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in render_report(report)
+
+
+def test_a_status_from_before_the_first_look_at_the_workers_is_no_trouble(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    before = {**job.status(), "workers": [{"items": None}]}
+    job.status = lambda: before  # type: ignore[method-assign]
+    assert job.step() == "launching"
+    job.finder.leave()
+    report: Any = run_files.read_json(tmp_path / run_files.REPORT_FILE)
+    assert report["workers"] == []
+    assert report["stopped"]["cause"].endswith("; 0 workers were running then")
+
+
+@pytest.mark.parametrize(("running", "words"), [(1, "1 worker was"), (2, "2 workers were")])
+def test_a_watching_that_ends_early_leaves_what_it_has_seen(tmp_path: Path, running: int, words: str) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    if running == 1:
+        job.go(1, 3)
+    job.finder.leave()
+    report = run_files.read_json(tmp_path / run_files.REPORT_FILE) or {}
+    assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
+    clock = time.strftime("%H:%M:%S", time.localtime(job.clock.now))
+    why = f"the watching was ended at {clock}; {words} running then"
+    assert report["stopped"] == {"reason": "unknown", "cause": why, "time": job.clock.now}
+    text = render_report(report)
+    assert f"- stopped: {why}\n" in text
+    assert "| worker_w0 | 0 | None | running |" in text
+    assert job.step() == "running", "the job goes on"
+
+
+def test_nobody_waits_for_workers_that_ended_before_the_first_look(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0, "pid_file")
+    job.gone = {1: "pid 101 from worker_pids.txt is gone"}
+    assert job.step() == "launching"
+    job.go(0)
+    assert job.step() == "launching"
+    assert job.step(COME_BACK_S) == "completing, ended"
+
+
+def test_a_restarted_finder_goes_on_with_the_same_records(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.come(100, 0)
+    job.come(101, 1)
+    job.step()
+    job.finder = job.make()
+    assert job.step() == "running"
+    assert job.record(0, 1) == job.record(1, 1) == {}
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+def ended(reason: str = "completed", code: int | None = 0, number: str | None = None) -> dict[str, Any]:
+    return {"reason": reason, "code": code, "signal": number, "time": 5.0, "evidence": []}
+
+
+UNKNOWN = ended("killed_unknown", None)
+
+
+def status(
+    *workers: tuple[dict[str, Any] | None, int | None], total: int | None = 100, **errors: int
+) -> dict[str, Any]:
+    return {
+        "workers": [
+            {"worker": f"worker_w{n}", "exit": end, "items": items, "items_expected": None, "pid": 7}
+            | {"log_errors": errors}
+            for n, (end, items) in enumerate(workers)
+        ],
+        "job": {"total_items": total, "job_id": "7", "job_name": "a\x1bb"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "state", "words"),
+    [
+        (status((ended(), 50), (ended(), 50)), None, "COMPLETED", ""),
+        (status((ended(), None), (ended(), None), total=None), None, "COMPLETED", ""),
+        (status((ended(), 50), (ended("app_error", 3), 20)), None, "FAILED", "worker_w1 ended by app_error"),
+        (status((ended(), 50), (ended("killed_unknown", None, "SIGKILL"), 50)), None, "FAILED", "killed_unknown"),
+        (status((UNKNOWN, 50), (ended("cuda_oom", None), 50)), None, "FAILED", "worker_w1 ended by cuda_oom"),
+        (status((ended(), 50), (ended(), 49)), None, "COMPLETED", ""),
+        (status((ended(), 50), (ended(), 48)), None, "INCOMPLETE", "98 of 100 items were done; 99 % are enough"),
+        (status((ended(), 50), (ended(), None)), None, "INCOMPLETE", "50 of 100 items"),
+        (status((ended(), None), (ended(), None)), None, "COMPLETED", ""),
+        (status((UNKNOWN, 50), (UNKNOWN, 49)), None, "COMPLETED", "99 of 100 items were done"),
+        (status((UNKNOWN, 50), (UNKNOWN, 48)), None, "FAILED", "98 of 100 items were done"),
+        (status((UNKNOWN, 50), (ended(), 20)), None, "FAILED", "70 of 100 items were done"),
+        (status((UNKNOWN, 50), (UNKNOWN, 50), cuda_oom=2), None, "FAILED", "the log of worker_w0 has cuda_oom"),
+        (status((UNKNOWN, 50), (UNKNOWN, 50), connection=2), None, "COMPLETED", "100 of 100"),
+        (status((UNKNOWN, None), (UNKNOWN, 50)), None, "UNKNOWN", "nobody knows"),
+        (status((UNKNOWN, 50), (UNKNOWN, 50), total=None), None, "UNKNOWN", "nobody knows"),
+        (status((ended(), 50), (None, None)), "w1 is missing", "FAILED", "w1 is missing"),
+        (status((ended(), 50), (None, 20)), "w1 is missing", "FAILED", "70 of 100 items were done"),
+        (status((ended(), 50), (None, 50)), "w1 is missing", "COMPLETED", "100 of 100"),
+        (status((ended(), 50), (None, 50), total=None), "w1 is missing", "FAILED", "w1 is missing"),
+    ],
+)
+def test_the_end_of_a_job_follows_from_its_workers(
+    found: dict[str, Any], missing: str | None, state: str, words: str
+) -> None:
+    judged = outcome.judge(found, {"cuda_oom"}, missing)
+    assert judged.state == state
+    assert words in "; ".join(judged.why)
+    assert judged.exit_status == EXIT_STATUS[state]
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "short"),
+    [
+        (((160, 160), (10, 160)), None, ["worker_w1 has exited with 0 after 10 of the 160 items that its log tells"]),
+        (((160, 160), (160, 160)), None, []),
+        (((100, 160), (60, 160)), None, []),  # each log tells the total of the job
+        (((160, 160), (10, 160)), 170, []),
+        (((160, 160), (10, None)), None, []),
+        (((10, 160),), None, ["worker_w0 has exited with 0 after 10 of the 160 items that its log tells"]),
+    ],
+)
+def test_a_worker_that_falls_short_of_its_own_total_is_told(
+    counts: tuple[tuple[int, int | None], ...], total: int | None, short: list[str]
+) -> None:
+    found = status(*((ended(), items) for items, _ in counts), total=total)
+    for worker, (_, expected) in zip(found["workers"], counts, strict=True):
+        worker["items_expected"] = expected
+    judged = outcome.judge(found, (), None)
+    assert judged == Outcome("COMPLETED", tuple(f"warning: {line}" for line in short))
+    assert all(f"\nwarning: {line}\n" in outcome.summary(found, judged, "/r") for line in short)
+
+
+EARLY = "warning: worker_w1 has exited with 0 after 40 of the 50 steps that its log tells"
+
+
+def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "steps") -> dict[str, Any]:
+    """The same status, of workers that count steps up to a total of their logs."""
+    found["workers"] = [{**worker, "unit": unit, "items_expected": expected} for worker in found["workers"]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        (in_steps(status((ended(), 50), (ended(), 50))), "COMPLETED", ""),
+        (in_steps(status((ended(), 50), (ended(), None))), "COMPLETED", ""),
+        (in_steps(status((ended(), 50), (ended(), 40))), "COMPLETED", EARLY),
+        (in_steps(status((ended(), 50), (ended(), 40), total=None)), "COMPLETED", EARLY),
+        (in_steps(status((ended(), 30), (ended(), 40)), expected=None), "COMPLETED", ""),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50))), "COMPLETED", "50 of 50 steps were done"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 40))), "FAILED", "40 of 50 steps were done; 99 % are enough"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50)), expected=None), "UNKNOWN", "nobody knows"),
+        (in_steps(status((UNKNOWN, 50), (UNKNOWN, 50)), unit="tokens"), "UNKNOWN", "nobody knows"),
+        (
+            in_steps(status((ended(), 50), (ended(), 40)), unit="tokens"),
+            *("COMPLETED", EARLY.replace("steps", "tokens")),
+        ),
+    ],
+)
+def test_what_is_no_count_of_items_is_not_compared_with_the_items_of_the_job(
+    found: dict[str, Any], state: str, words: str
+) -> None:
+    judged = outcome.judge(found, (), None)
+    assert (judged.state, "; ".join(judged.why)[: len(words)]) == (state, words)
+
+
+def test_the_report_of_a_job_that_counts_steps_says_so(tmp_path: Path) -> None:
+    found = Job(tmp_path).status()
+    counted = {"exit": ended(), "unit": "steps", "items_expected": 100, "items_processed": 95}
+    found["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in found["workers"]]
+    found["job"]["total_items"] = 240
+    judged = outcome.judge(found, (), None)
+    report = outcome.report(found, judged, str(tmp_path), 6.0, {})
+    assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == ["steps", 94, 100, 95]
+    text = render_report(report)
+    assert "- steps: 94 of 100, 19.0 steps/s over the whole job\n" in text
+    assert judged.state == "COMPLETED"
+    assert ", 95/100 steps\n" in outcome.summary(found, judged, "/r")
+
+
+def test_the_summary_has_a_line_for_each_worker() -> None:
+    found = status(
+        (ended(), 50), (ended("app_error", 3), 20), (ended("killed_unknown", None, "SIGKILL"), 7), (UNKNOWN, None)
+    )
+    found["workers"].append({**found["workers"][0], "worker": "worker_w10", "exit": None, "pid": None, "items": None})
+    text = outcome.summary(found, Outcome("FAILED", ("why\x1b",)), "/r")
+    assert text.splitlines() == [
+        "job 7 a?b: FAILED",
+        "  worker_w0   completed, exit status 0, 50 items",
+        "  worker_w1   app_error, exit status 3, 20 items",
+        "  worker_w2   killed_unknown, SIGKILL, 7 items",
+        "  worker_w3   exit status unknown",
+        "  worker_w10  not found",
+        "why?",
+        "run directory: /r",
+    ]
+
+
+# -- the real program ------------------------------------------------------------------------------------
+
+WORKER = """
+import argparse, json, pathlib, sys, time
+parser = argparse.ArgumentParser()
+for flag in ("--worker-id", "--output-file", "--log-file", "--finish"):
+    parser.add_argument(flag, required=True)
+parser.add_argument("--name")
+given = parser.parse_args()
+with open(given.log_file, "w", buffering=1) as log, open(given.output_file, "w", buffering=1) as out:
+    for item in range(1, 26):
+        for place in (log, sys.stdout):
+            print(f"Processed {item}/25 items", file=place, flush=True)
+        out.write(json.dumps({"item": item}) + "\\n")
+        while item == 5 and not pathlib.Path(given.finish).exists():
+            time.sleep(0.05)
+"""
+LAUNCH_AND_MONITOR = """#!/bin/bash
+JOB_NAME="embedding_generation"
+NUM_WORKERS=4
+GPU_IDS=(0 1 2 3)
+mkdir -p "$OUTPUT_DIR" "$LOG_DIR"
+for i in $(seq 0 $((NUM_WORKERS - 1))); do
+    CUDA_VISIBLE_DEVICES=${GPU_IDS[$i]} \\
+    "$PYTHON" worker.py \\
+        --worker-id $i \\
+        --output-file "$OUTPUT_DIR/output_worker_$i.json" \\
+        --log-file "$LOG_DIR/worker_$i.log" \\
+        --finish "$PWD/finish" $MORE \\
+        > "$LOG_DIR/worker_${i}_stdout.log" \\
+        2> "$LOG_DIR/worker_${i}_stderr.log" &
+    WORKER_PIDS[$i]=$!
+done
+[ -n "$MORE" ] || echo "${WORKER_PIDS[@]}" > "$LOG_DIR/worker_pids.txt"
+echo "${WORKER_PIDS[@]}"
+"$PYTHON" -I -m exporter sidecar --web.listen-address 127.0.0.1:0 --state-dir "$PWD/state" --check-interval 1 "$@"
+MONITOR_EXIT=$?
+[ "$MONITOR_EXIT" -eq 130 ] && wait
+exit $MONITOR_EXIT
+"""
+
+
+class Launched:
+    """A job that a script has started, with a sidecar in the foreground of the script."""
+
+    def __init__(self, folder: Path, *options: str, more: str = "") -> None:
+        self.folder, self.state = folder, folder / "state"
+        (folder / "worker.py").write_text(WORKER, encoding="ascii")
+        (folder / "launch_and_monitor.sh").write_text(LAUNCH_AND_MONITOR, encoding="ascii")
+        places = {"OUTPUT_DIR": str(folder / "out"), "LOG_DIR": str(folder / "log")}
+        self.errors = (folder / "errors").open("w+", encoding="utf-8")
+        self.script = subprocess.Popen(
+            ["bash", "launch_and_monitor.sh", *options],
+            env=environment(**places, PYTHON=sys.executable, MORE=more),
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+        )
+        assert self.script.stdout is not None
+        self.pids = [int(word) for word in self.script.stdout.readline().split()]
+
+    def address(self) -> str:
+        """Where the present sidecar listens."""
+
+        def published() -> object:
+            own = (run_files.read_json(self.state / run_files.ORCHESTRATOR_FILE) or {}).get("pid")
+            found = [run_files.read_json(path) or {} for path in (self.state / run_files.SIDECARS_DIR).glob("*.json")]
+            return own and found and self.sidecar_pid() and found[0].get("address")
+
+        return str(until(published, "the sidecar's address"))
+
+    def sidecar_pid(self) -> int:
+        return int(str((run_files.read_json(self.state / run_files.ORCHESTRATOR_FILE) or {})["pid"]))
+
+    def get(self, path: str) -> str:
+        connection = http.client.HTTPConnection(self.address(), timeout=20)
+        connection.request("GET", path, headers={"Accept-Encoding": "identity"})
+        text = connection.getresponse().read().decode("utf-8")
+        connection.close()
+        return text
+
+    def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.get("/status"))["workers"]
+        return found
+
+    def finish(self) -> None:
+        """Let the workers do the rest of their items."""
+        (self.folder / "finish").touch()
+
+    def end(self) -> tuple[int, str]:
+        """Exit status of the script, and what the sidecar has printed."""
+        text, _ = self.script.communicate(timeout=60)
+        return self.script.returncode, text
+
+    def said(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def close(self) -> None:
+        try:
+            os.killpg(self.script.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of them have ended
+        self.script.communicate()
+        self.errors.close()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    started: list[Launched] = []
+
+    def begin(*options: str, more: str = "") -> Launched:
+        started.append(Launched(tmp_path, *options, more=more))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        job.close()
+
+
+def flags(folder: Path) -> list[str]:
+    places = ["--output-dir", f"{folder}/out", "--log-dir", f"{folder}/log", "--alert-email", "user@example.com"]
+    workers = ["--num-workers", "4", "--gpu-ids", "0", "1", "2", "3", "--total-items", "100"]
+    return ["--job-name", "embedding_generation", *workers, *places]
+
+
+def all_at(job: Launched, items: int) -> Callable[[], bool]:
+    """Whether all workers are up and have done this many items."""
+    return lambda: [(worker["up"], worker.get("items")) for worker in job.workers()] == [(True, items)] * 4
+
+
+def test_a_script_and_the_flags_a_killed_worker_is_seen(
+    tmp_path: Path, launch: Callable[..., Launched], start: Start
+) -> None:
+    job = launch(*flags(tmp_path))
+    until(all_at(job, 5), "the items of all workers")
+    page = job.get("/metrics")
+    labels = 'job_name="embedding_generation"'
+    assert page.count("gpujob_worker_up{") == 4
+    assert all(
+        line.endswith(" 1") and labels in line for line in page.splitlines() if line.startswith("gpujob_worker_up{")
+    )
+    assert [worker["pid"] for worker in job.workers()] == job.pids
+    assert JobClient(job.state).look()["state"] == "RUNNING"
+    os.kill(job.pids[2], signal.SIGKILL)
+    killed = until(lambda: job.workers()[2]["exit"], "the end of the killed worker")
+    other = "import time; time.sleep(600)"
+    words = [sys.executable, "-c", other, "embedding_generation", "--worker-id", "2"]
+    start(*words)  # it has nothing to do with the job
+    assert (killed["reason"], killed["code"]) == ("killed_unknown", None)
+    assert killed["signal"] in ("SIGKILL", None), "not told by every kernel"
+    assert 'reason="killed_unknown"} 1\n' in job.get("/metrics")
+    job.finish()
+    until(lambda: _over(job), "the end", 40)
+    code, text = job.end()
+    assert code == 1
+    lines = text.splitlines()
+    assert lines[0] == "job state embedding_generation: FAILED"
+    assert lines[3].startswith("  worker_w2  ")
+    assert lines[3].endswith("5/25 items")
+    assert lines[4] in (
+        "  worker_w3  completed, exit status 0, 25/25 items",
+        "  worker_w3  exit status unknown, 25/25 items",
+    )
+    assert "Alertmanager" in job.said()
+    assert "worker_w2 ended: killed_unknown: " in job.said()
+    assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
+    assert "by killed_unknown" in render_report(JobClient(job.state).report())
+    assert "Traceback" not in job.said()
+    assert JobClient(job.state).look()["report"]["exit_status"] == 1
+
+
+def _over(job: Launched) -> bool:
+    """Keeps asking, as a Prometheus would, so that the sidecar need not wait for the last scrape."""
+    try:
+        job.get("/metrics")
+    except OSError:
+        return True
+    return job.script.poll() is not None
+
+
+def test_a_script_and_a_config_file_all_workers_complete(tmp_path: Path, launch: Callable[..., Launched]) -> None:
+    config = EXAMPLE.replace("/scratch/outputs", f"{tmp_path}/out").replace("/scratch/logs", f"{tmp_path}/log")
+    path = tmp_path / "monitor_config.yaml"
+    path.write_text(config, encoding="utf-8")
+    job = launch("--config", str(path), "--total-items", "100")
+    until(all_at(job, 5), "the items of all workers")
+    job.finish()
+    until(lambda: _over(job), "the end", 40)
+    code, text = job.end()
+    assert text.splitlines()[0] == "job state embedding_generation_v2: COMPLETED"
+    assert text.count("25/25 items") == 4
+    assert code == 0
+    assert "hooks.slack.com" not in job.said()
+    assert "gpujob watch" in job.said()
+
+
+def test_workers_are_found_by_name_and_go_on_without_the_sidecar(
+    tmp_path: Path, launch: Callable[..., Launched]
+) -> None:
+    name = f"job{os.getpid()}x{time.monotonic_ns()}"
+    options = [*flags(tmp_path), "--job-name", name]
+    job = launch(*options, more=f"--name {name}")
+    until(all_at(job, 5), "the items of all workers")
+    assert [worker["pid"] for worker in job.workers()] == job.pids
+    os.kill(job.sidecar_pid(), signal.SIGINT)
+    left = until(lambda: "the job has not been touched" in job.said(), "the end of the sidecar")
+    assert left
+    report = JobClient(job.state).report()
+    assert (report["state"], report["exit_status"], report["cause"]) == ("UNKNOWN", 9, None)
+    assert [worker["up"] for worker in report["workers"]] == [True] * 4
+    assert report["stopped"]["cause"].endswith("; 4 workers were running then")
+    assert "- stopped: the watching was ended at" in render_report(report)
+    assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
+    again = [*EXPORTER, "sidecar", "--state-dir", str(job.state), "--web.listen-address", "127.0.0.1:0", *options]
+    beside = subprocess.Popen(again, env=environment(), stdout=subprocess.PIPE, stderr=job.errors, text=True)
+    try:
+        until(lambda: job.sidecar_pid() == beside.pid, "the second sidecar")
+        time.sleep(1.5)
+        assert not (job.state / run_files.REPORT_FILE).exists(), "the job goes on"
+        assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
+        beside.terminate()
+        assert beside.wait(timeout=20) == 0
+    finally:
+        beside.kill()
+        beside.communicate()
+    assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
+    job.finish()
+    assert job.end()[0] == 130
+
+
+def test_no_worker_at_all_is_a_failure(tmp_path: Path) -> None:
+    options = [*flags(tmp_path), "--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0"]
+    done = run("sidecar", *options, "--job-name", f"none{os.getpid()}", "--launch-timeout", "1")
+    assert done.returncode == 1
+    assert (
+        f"found 0 of 4 workers within 1 s; missing: worker_w0, worker_w1, worker_w2, worker_w3{CURE}\n" in done.stdout
+    )
+
+
+def test_two_ways_to_name_a_job_are_refused(tmp_path: Path) -> None:
+    message = refused(run("sidecar", "--run-dir", str(tmp_path), "--job-name", "x", "--config", "c"))
+    assert message == (
+        "--run-dir watches a job that gpujob has launched, --job-name, --config one that others have: "
+        "give one or the other"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--num-workers", "0"], "must be 1 or more"),
+        (["--gpu-ids", "a"], "'a' is not a whole number"),
+        (["--check-interval", "0"], "'0' is not a number of seconds above 0"),
+        (["--check-interval", "nan"], "'nan' is not a number of seconds above 0"),
+        (["--log-pattern", "a/*.log"], "the directory has a flag of its own"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, option: list[str], words: str) -> None:
+    done = run("sidecar", *flags(tmp_path), *option)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_config_file_can_be_checked(tmp_path: Path) -> None:
+    path = tmp_path / "monitor_config.yaml"
+    path.write_text(EXAMPLE, encoding="utf-8")
+    done = run("check-config", str(path))
+    assert done.returncode == 0
+    assert done.stdout == (
+        f"{path}: job 'embedding_generation_v2', 4 workers, 4 GPUs, 3 progress patterns, 3 error patterns\n"
+    )
+    assert "log_dir: /scratch/logs is not there yet" in done.stderr
+    assert "hooks" not in done.stderr
+    path.write_text(EXAMPLE.replace("check_interval", "chek_interval"), encoding="utf-8")
+    done = run("check-config", str(path))
+    assert done.returncode == 2
+    assert 'monitoring.chek_interval: unknown key "chek_interval"; did you mean "check_interval"?' in done.stderr

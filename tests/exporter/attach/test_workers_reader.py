@@ -1,0 +1,444 @@
+"""Which processes are the workers of a job: on trees of fixture files, and on real processes."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.attach.workers_reader import (
+    CLOCK_SLACK_S,
+    Look,
+    Wanted,
+    WorkerSearch,
+    find_by_name,
+    find_by_slurm_step,
+    parse_pids,
+    read_boot_time,
+    read_pid_file,
+    read_processes,
+)
+from tests.support.exporter import until
+
+Start = Callable[..., "subprocess.Popen[str]"]
+OWN_PID = 9000
+BOOT = 1_700_000_000.0
+
+
+class Machine:
+    """A ``/proc`` of files: a shell (800) that has started this program (9000), and what a test adds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proc = str(root)
+        self.add(1, "init", parent=0)
+        self.add(800, "bash")
+        self.add(OWN_PID, "python -I -m exporter sidecar --job-name embed", parent=800, ticks=801)
+
+    def add(self, pid: int, command: str, *, parent: int = 1, ticks: int | None = None, **environ: str) -> None:
+        """A process; a later one started later."""
+        folder = self.root / str(pid)
+        folder.mkdir()
+        ticks = pid if ticks is None else ticks
+        after = f"S {parent} 1 1 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 {ticks} 1000 50 0 0 0"
+        (folder / "stat").write_text(f"{pid} (a) b ({after.replace('(', '')}) {after}\n", encoding="ascii")
+        words = command.split(" ") if command else []
+        (folder / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
+        (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environ.items()))
+
+    def wanted(self, workers: int = 2, name: str = "embed", **more: Any) -> Wanted:
+        gpus = tuple((index,) for index in range(workers))
+        return Wanted(name, gpus, self.root / "worker_pids.txt", **more)
+
+    def by_name(self, workers: int = 2, name: str = "embed", **environ: str) -> list[tuple[int, int | None]]:
+        """(pid, number) of what the name finds."""
+        found = find_by_name(
+            read_processes(self.proc), self.wanted(workers, name), environ, {OWN_PID, 800, 1}, BOOT, self.proc
+        )
+        assert {sighting.found_by for sighting in found} <= {"name"}
+        return [(sighting.pid, sighting.number) for sighting in found]
+
+    def by_step(self, workers: int = 2, job: str = "77", **environ: str) -> list[tuple[int, int | None]]:
+        wanted = self.wanted(workers, slurm_job_id=job)
+        found = find_by_slurm_step(read_processes(self.proc), wanted, environ, {OWN_PID}, BOOT, self.proc)
+        return [(sighting.pid, sighting.number) for sighting in found]
+
+    def search(self, workers: int = 2, *, known: tuple[int, ...] = (), **more: Any) -> Look:
+        return WorkerSearch(self.wanted(workers, **more), {}, self.proc, OWN_PID).look(known)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# -- pids -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "pids"),
+    [
+        ("101 102 103\n", [101, 102, 103]),
+        ("101\n102\n", [101, 102]),
+        ("  101,102,\t103  \n\n", [101, 102, 103]),
+        ("", []),
+        ("\n", []),
+    ],
+)
+def test_pids_stand_between_blanks_newlines_or_commas(text: str, pids: list[int]) -> None:
+    assert parse_pids(text, finished=True) == parse_pids(text, finished=False) == pids
+
+
+def test_a_last_pid_without_an_end_counts_once_the_file_is_finished() -> None:
+    assert parse_pids("101 102 10", finished=False) == [101, 102]
+    assert parse_pids("101 102 10", finished=True) == [101, 102, 10]
+
+
+@pytest.mark.parametrize("text", ["pid", "-5", "0", "12.5", "4194305", "1" * 5000, "١٢", "\0"])
+def test_what_is_no_pid_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a process id"):
+        parse_pids(f"101 {text} \n", finished=True)
+
+
+@given(st.lists(st.integers(1, 1 << 22)), st.sampled_from([" ", "\n", ", ", "\r\n"]))
+def test_written_pids_are_read(pids: list[int], separator: str) -> None:
+    assert parse_pids(separator.join(map(str, pids)) + "\n", finished=False) == pids
+
+
+def pid_file(machine: Machine, text: str, *, mtime: float = BOOT + 60) -> Look:
+    path = machine.root / "worker_pids.txt"
+    path.write_text(text, encoding="ascii")
+    os.utime(path, (mtime, mtime))
+    return read_pid_file(machine.wanted(4), {OWN_PID, 800, 1}, BOOT, machine.proc)
+
+
+def test_the_place_in_the_file_is_the_number_of_the_worker(machine: Machine) -> None:
+    machine.add(300, "python worker.py")
+    machine.add(200, "python worker.py")
+    look = pid_file(machine, "300 200\n")
+    assert [(s.pid, s.number, s.found_by, s.start_ticks) for s in look.sightings] == [
+        (300, 0, "pid_file", 300),
+        (200, 1, "pid_file", 200),
+    ]
+    assert look.sightings[0].start == pytest.approx(BOOT + 300 / os.sysconf("SC_CLK_TCK"))
+    assert (look.gone, look.problems) == ({}, ())
+
+
+def test_stale_pids_are_told_apart_and_said(machine: Machine) -> None:
+    machine.add(300, "python worker.py")
+    later = int((60 + CLOCK_SLACK_S + 1) * os.sysconf("SC_CLK_TCK"))
+    machine.add(301, "python other.py", ticks=later)
+    look = pid_file(machine, "302 301 300 300 800 9000\n")
+    assert [(s.pid, s.number) for s in look.sightings] == [(300, 2)]
+    assert look.gone == {
+        0: "pid 302 from worker_pids.txt is gone",
+        1: "pid 301 from worker_pids.txt has ended and is another process now",
+        3: "pid 300 is in worker_pids.txt twice",
+        4: "pid 800 from worker_pids.txt is this program or has started it",
+        5: "pid 9000 from worker_pids.txt is this program or has started it",
+    }
+
+
+def test_a_file_of_other_things_is_said_and_not_used(machine: Machine) -> None:
+    machine.add(300, "python worker.py")
+    look = pid_file(machine, "worker 0: 300\n")
+    assert look.sightings == ()
+    assert look.problems == (f"{machine.root / 'worker_pids.txt'}: 'worker' is not a process id",)
+
+
+def test_half_a_file_is_read_again_later(machine: Machine) -> None:
+    machine.add(30, "python a.py")
+    machine.add(300, "python b.py")
+    assert [s.pid for s in pid_file(machine, "300 30", mtime=time.time()).sightings] == [300]
+    assert [s.pid for s in pid_file(machine, "300 30").sightings] == [300, 30]
+
+
+def test_a_file_that_is_not_there_matters_only_when_it_was_asked_for(machine: Machine) -> None:
+    assert machine.search() == Look()
+    assert machine.search(must_exist=True).problems == (f"{machine.root / 'worker_pids.txt'}: is not there",)
+
+
+# -- Slurm ----------------------------------------------------------------------------------------------
+
+
+def step(step: object, task: object, job: object = 77) -> dict[str, Any]:
+    return {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step), "SLURM_PROCID": str(task)}
+
+
+def test_the_topmost_process_of_each_task_is_a_worker(machine: Machine) -> None:
+    machine.add(101, "bash worker.sh", **step(0, 1))
+    machine.add(102, "python worker.py", parent=101, **step(0, 1))
+    machine.add(100, "python worker.py", **step(0, 0))
+    machine.add(110, "python orphan.py", **step(0, 0))
+    machine.add(120, "python other.py", **step(0, 0, job=78))
+    assert machine.by_step() == [(100, 0), (101, 1)]
+
+
+def test_special_steps_and_our_own_have_no_workers(machine: Machine) -> None:
+    machine.add(100, "bash slurm_script", SLURM_JOB_ID="77", SLURM_PROCID="0")
+    machine.add(101, "sleep 9", **step("batch", 0))
+    machine.add(102, "bash", **step(0xFFFFFFFA, 0))
+    machine.add(103, "python worker.py", **step(1, 0))
+    machine.add(104, "gpujob-exporter", **step(2, 0))
+    assert machine.by_step(SLURM_JOB_ID="77", SLURM_STEP_ID="2") == [(103, 0)]
+    assert machine.by_step(SLURM_JOB_ID="76", SLURM_STEP_ID="2") == [(103, None), (104, None)]
+
+
+def test_tasks_that_count_from_elsewhere_come_in_order(machine: Machine) -> None:
+    for pid, task in ((101, 5), (102, 4), (103, 7)):
+        machine.add(pid, "python worker.py", **step(0, task))
+    assert machine.by_step(3) == [(102, None), (101, None), (103, None)]
+
+
+def test_without_a_job_no_steps_are_looked_for(machine: Machine) -> None:
+    machine.add(100, "python worker.py", **step(0, 0))
+    assert machine.search().sightings == ()
+    assert [s.found_by for s in machine.search(slurm_job_id="77").sightings] == ["slurm_step"]
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("python worker.py --name embed", True),
+        ("python /home/ada/embed/worker.py", True),
+        ("python worker.py --name=embed", True),
+        ("embed", True),
+        ("/opt/bin/embed.bin --x", True),
+        ("python worker.py --name embed-v2", False),
+        ("python worker.py --name embedding", False),
+        ("python worker.py --name my_embed", False),
+        ("python worker.py --no-embed", False),
+        ("", False),
+        ("vim embed.py", False),
+        ("tail -f embed.log", False),
+        ("grep embed x", False),
+        ("ssh gn01 python worker.py embed", False),
+        ("sbatch embed.sh", False),
+        ("srun --name embed python worker.py", False),
+        ("screen -S embed", False),
+        ("tmux new -s embed", False),
+        ("/usr/bin/python3.11 -I -m exporter sidecar --job-name embed", False),
+        ("python -I -m launcher watch embed", False),
+        ("python /usr/bin/tensorboard --logdir embed", False),
+        ("-bash embed", False),
+        ("bash launch.sh --job-name embed", False),
+        ("timeout 60 embed", False),
+        ("python -X dev -u worker.py embed", True),
+    ],
+)
+def test_a_worker_holds_the_name_as_a_word_and_is_none_who_merely_names_it(
+    machine: Machine, command: str, is_one: bool
+) -> None:
+    machine.add(100, command)
+    assert machine.by_name() == ([(100, None)] if is_one else [])
+
+
+@pytest.mark.parametrize("name", ["a) b (", "e.m+b*d", "x[1]", "Übung"])
+def test_a_name_is_text_and_not_a_pattern(machine: Machine, name: str) -> None:
+    machine.add(100, "python worker.py exmbbd x1")
+    folder = machine.root / "100"
+    assert machine.by_name(name=name) == []
+    (folder / "cmdline").write_bytes(b"python\0worker.py\0" + name.encode() + b"\0")
+    assert machine.by_name(name=name) == [(100, None)]
+
+
+def test_this_program_and_its_parents_are_none(machine: Machine) -> None:
+    (machine.root / "800" / "cmdline").write_bytes(b"python\0launch.py\0--name\0embed\0")
+    machine.add(100, "python worker.py embed", parent=800)
+    assert [sighting.pid for sighting in machine.search().sightings] == [100]
+
+
+def test_descendants_are_part_of_the_topmost(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed", RANK="1")
+    machine.add(101, "python worker.py embed", parent=100, RANK="1")
+    machine.add(102, "python worker.py embed", parent=101, RANK="1")
+    machine.add(103, "python worker.py embed", RANK="0")
+    assert machine.by_name() == [(100, 1), (103, 0)]
+
+
+@pytest.mark.parametrize("starter", ["bash launch.sh embed", "python launch.py embed", "mpirun -n 2 embed"])
+def test_what_has_started_workers_with_numbers_is_none_itself(machine: Machine, starter: str) -> None:
+    machine.add(100, starter)
+    machine.add(101, "python worker.py --worker-id 1", parent=100)
+    machine.add(102, "python worker.py --worker-id 0", parent=100)
+    machine.add(103, "python helper.py", parent=100)
+    machine.add(104, "tail -f worker_0.log", parent=100, RANK="1")
+    assert machine.by_name() == [(101, 1), (102, 0)]
+
+
+def test_what_a_script_has_started_without_name_and_number_is_none(machine: Machine) -> None:
+    machine.add(100, "bash launch.sh --job-name embed")
+    machine.add(101, "python prepare.py", parent=100)
+    assert machine.by_name() == []
+
+
+def test_a_shell_with_a_number_is_the_worker_around_its_program(machine: Machine) -> None:
+    for pid, number in ((100, 0), (110, 1)):
+        machine.add(pid, f"bash worker.sh embed --rank {number}")
+        machine.add(pid + 1, "python worker.py", parent=pid)
+    assert machine.by_name() == [(100, 0), (110, 1)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        (("--worker-id 1", "--worker-id 0"), ({}, {})),
+        (("--rank=1", "--rank=0"), ({}, {})),
+        (("--shard 1/2", "--shard 0/2"), ({}, {})),
+        (("--local_rank 1", "--local-rank=0"), ({}, {})),
+        (("", ""), ({"RANK": "1"}, {"RANK": "0"})),
+        (("", ""), ({"LOCAL_RANK": "1"}, {"LOCAL_RANK": "0"})),
+        (("", ""), ({"GPUJOB_RANK": "1"}, {"GPUJOB_RANK": "0"})),
+        (("", ""), ({"OMPI_COMM_WORLD_RANK": "1"}, {"OMPI_COMM_WORLD_RANK": "0"})),
+        (("", ""), (step(0, 1), step(0, 0))),
+        (("", ""), ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0"})),
+        (("--rank 1", "--rank 0"), ({"RANK": "0"}, {"RANK": "1"})),
+        (("", ""), ({"RANK": "5", "LOCAL_RANK": "1"}, {"RANK": "4", "LOCAL_RANK": "0"})),
+    ],
+)
+def test_numbers_come_from_arguments_and_variables(
+    machine: Machine, flags: tuple[str, str], variables: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    machine.add(100, f"python worker.py embed {flags[0]}".strip(), **variables[0])
+    machine.add(101, f"python worker.py embed {flags[1]}".strip(), **variables[1])
+    assert machine.by_name() == [(100, 1), (101, 0)]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0"},  # the same for all
+        {"SLURM_PROCID": "0"},  # of a batch script
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-4f2"},
+        {"RANK": "x"},
+        {},
+    ],
+)
+def test_without_numbers_of_their_own_the_start_tells(machine: Machine, variables: dict[str, Any]) -> None:
+    machine.add(101, "python worker.py embed", ticks=5, **variables)
+    machine.add(100, "python worker.py embed", ticks=7, **variables)
+    assert machine.by_name() == [(101, None), (100, None)]
+
+
+def test_a_task_number_counts_only_within_a_step(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed", SLURM_PROCID="1")
+    assert machine.by_name() == [(100, None)]
+    machine.add(101, "python worker.py embed", **step(0, 1))
+    assert machine.by_name() == [(100, None), (101, 1)]
+
+
+def test_a_variable_that_was_there_before_tells_nothing(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed", RANK="1")
+    assert machine.by_name() == [(100, 1)]
+    assert machine.by_name(RANK="1") == [(100, None)]
+
+
+# -- all together ----------------------------------------------------------------------------------------
+
+
+def test_what_the_file_names_comes_first_and_relatives_are_no_further_workers(machine: Machine) -> None:
+    machine.add(100, "bash worker.sh embed --rank 0")
+    machine.add(101, "python worker.py embed --rank 0", parent=100)
+    machine.add(102, "python worker.py embed --rank 1")
+    machine.add(103, "python worker.py embed --rank 1", parent=102)
+    assert [s.pid for s in machine.search(known=(101,)).sightings] == [102]
+    assert [s.pid for s in machine.search(known=(101, 103)).sightings] == []
+    machine.add(104, "bash run.sh", **step(0, 1))
+    machine.add(105, "python worker.py embed --rank 1", parent=104, **step(0, 1))
+    path = machine.root / "worker_pids.txt"
+    path.write_text("101\n", encoding="ascii")
+    found = machine.search(slurm_job_id="77").sightings
+    assert [(s.pid, s.number, s.found_by) for s in found] == [(101, 0, "pid_file"), (104, 1, "slurm_step")]
+    path.write_text("101 104\n", encoding="ascii")
+    assert [s.pid for s in machine.search(known=(102,)).sightings] == [101, 104]
+
+
+def test_names_are_not_looked_for_where_a_file_names_a_worker(machine: Machine) -> None:
+    machine.add(100, "python worker.py --rank 0")
+    machine.add(101, "python other.py embed --worker-id 1")
+    path = machine.root / "worker_pids.txt"
+    path.write_text("50 51\n", encoding="ascii")
+    assert [s.pid for s in machine.search().sightings] == [101], "a file that names nobody is of no use"
+    path.write_text("100 51\n", encoding="ascii")
+    assert [s.pid for s in machine.search().sightings] == [100]
+    assert [s.pid for s in machine.search(known=(100,)).sightings] == []
+    path.unlink()
+    search = WorkerSearch(machine.wanted(), {}, machine.proc, OWN_PID)
+    assert search.look((100,), by_name=False).sightings == ()
+    assert [s.pid for s in search.look((100,)).sightings] == [101]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("/usr/bin/python3 -u /home/ada/worker.py embed --token x", "python3 worker.py"),
+        ("python -m train embed", "python train"),
+        ("/opt/embed --token x", "embed"),
+        ("my\x1btool sub embed", "my?tool sub"),
+    ],
+)
+def test_a_process_is_shown_by_its_first_words(machine: Machine, command: str, shown: str) -> None:
+    machine.add(100, command)
+    assert [s.command for s in machine.search().sightings] == [shown]
+
+
+def test_a_process_tells_where_it_works_and_who_has_started_it(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed")
+    machine.add(101, "python worker.py embed", parent=800)
+    (machine.root / "100" / "cwd").symlink_to("/scratch/a")
+    for pid, session in ((800, 700), (101, 101)):
+        path = machine.root / str(pid) / "stat"
+        head, _, rest = path.read_text("ascii").rpartition(") ")
+        fields = rest.split(" ")
+        path.write_text(f"{head}) {' '.join([*fields[:3], str(session), *fields[4:]])}", encoding="ascii")
+    first, second = machine.search().sightings
+    assert (first.directory, first.session) == ("/scratch/a", None)
+    assert (second.directory, second.session) == (None, 700)
+    assert first.is_akin("/scratch/a", 5)
+    assert second.is_akin("/scratch/a", 700)
+    assert not first.is_akin(None, None)
+    assert not second.is_akin(None, 5)
+
+
+def test_processes_that_vanish_and_odd_files_are_passed_over(machine: Machine) -> None:
+    machine.add(100, "python worker.py embed")
+    machine.add(101, "python worker.py embed")
+    (machine.root / "101" / "stat").write_text("", encoding="ascii")
+    machine.add(102, "python worker.py embed")
+    (machine.root / "102" / "stat").unlink()
+    (machine.root / "self").mkdir()
+    (machine.root / "103").mkdir()
+    assert machine.by_name() == [(100, None)]
+
+
+def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) -> None:
+    """Through ``/proc`` of this machine, a shell around the workers included."""
+    name = f"job{os.getpid()}x{time.monotonic_ns()}"
+    program = "import os, time; os.write(1, bytes((49, 10))); time.sleep(600)"
+    python = f"{shlex.quote(sys.executable)} -c '{program}'"
+    script = f"{python} --name {name} --worker-id 1 & {python} {name} & wait"
+    shell = start("bash", "-c", script, name)
+    assert shell.stdout is not None
+    assert [shell.stdout.readline() for _ in range(2)] == ["1\n", "1\n"]
+    search = WorkerSearch(Wanted(name, ((0,), (1,)), tmp_path / "none"), os.environ)
+    first, second = until(lambda: len(found := search.look().sightings) == 2 and found, "both workers")
+    assert {first.number, second.number} == {1, None}
+    assert {first.found_by, second.found_by} == {"name"}
+    assert all(abs(time.time() - sighting.start) < 60 for sighting in (first, second))
+    assert shell.pid not in (first.pid, second.pid)
+
+
+def test_the_boot_time_is_that_of_the_kernel() -> None:
+    line = next(line for line in Path("/proc/stat").read_text("ascii").splitlines() if line.startswith("btime"))
+    assert read_boot_time() == pytest.approx(float(line.split()[1]), abs=2)

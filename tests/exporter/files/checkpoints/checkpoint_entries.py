@@ -1,0 +1,100 @@
+"""Entries of a checkpoint folder as values, and such as break careless code."""
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from tests.exporter.files.checkpoints.checkpoint_trees import START
+
+
+class File(NamedTuple):
+    path: str
+    size: int
+    mtime: float
+    inode: int
+    temporary: bool = False
+
+
+class Damage(NamedTuple):
+    path: str
+    reason: str | None
+
+
+class Index(NamedTuple):
+    path: str
+    shards: tuple[str, ...]
+
+
+class Entry(NamedTuple):
+    name: str
+    bare: str
+    temporary: bool
+    directory: bool
+    inode: int
+    files: tuple[File, ...]
+    whole: bool = True
+    indexes: tuple[Index, ...] = ()
+    valid: int = 0
+    looked_into: int = 0
+    damaged: tuple[Damage, ...] = ()
+
+
+ANY_NAME = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
+    min_size=1,
+    max_size=40,
+)
+PIECES = st.sampled_from(
+    [
+        *(
+            "checkpoint",
+            "_",
+            "-",
+            ".",
+            "12",
+            "0",
+            "00001-of-00004",
+            "rank",
+            "step",
+            "epoch=",
+            "=",
+            ".pt",
+            ".tmp",
+            "last",
+        ),
+        *(".index.json", "\n", "99999999999999999999", "-of-", "999999999", "zero_pp_rank_", "__0_1.distcp", "²", "٣"),
+        *("_world_size_", ".done", ".metadata", "1e400", "0.5", "tmp-", "w3"),
+    ]
+)
+HOSTILE = st.lists(PIECES, min_size=1, max_size=8).map("".join) | ANY_NAME
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    name, inode = draw(HOSTILE), draw(st.integers(1, 20))
+    directory = draw(st.booleans())
+    inner = draw(st.lists(HOSTILE, max_size=4)) if directory else [""]
+    files = tuple(
+        File(
+            f"{name}/{path}" if path else name,
+            draw(st.integers(0, 1 << 40)),
+            draw(st.floats(START - 100, START + 4000)),
+            inode,
+            draw(st.booleans()) if directory else False,
+        )
+        for path in inner
+    )
+    bad = draw(st.booleans())
+    return Entry(
+        name,
+        draw(st.just(name) | HOSTILE),
+        draw(st.booleans()),
+        directory,
+        inode,
+        files,
+        draw(st.booleans()),
+        tuple(Index(f"{name}/i.index.json", (shard,)) for shard in draw(st.lists(HOSTILE, max_size=3))),
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 3)),
+        tuple(Damage(file.path, "is cut") for file in files[:1] if bad),
+    )

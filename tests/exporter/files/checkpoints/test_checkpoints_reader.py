@@ -1,0 +1,520 @@
+"""Looks at checkpoint folders on disk: what is told, what is not touched, and what nothing may be made of."""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.checkpoints import checkpoints_reader
+from exporter.files.checkpoints.checkpoints_reader import CheckpointSight, CheckpointWatch, bare_name, parse_index
+from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes, torch_bytes
+from tests.support.exporter import SOON_S, without_rights
+
+NOW = START + 1000.0
+
+
+def names_of(sight: CheckpointSight) -> list[str]:
+    return sorted(entry.name for entry in sight.entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("checkpoint_12.pt.tmp", "checkpoint_12.pt"),
+        (".checkpoint_12.pt.tmp", "checkpoint_12.pt"),
+        (".checkpoint_12.pt.4711.tmp", "checkpoint_12.pt"),
+        ("tmp-checkpoint-500", "checkpoint-500"),
+        ("checkpoint_12.pt.part", "checkpoint_12.pt"),
+        ("checkpoint_12.pt.tmp-4711", "checkpoint_12.pt"),
+        ("100.orbax-checkpoint-tmp-1699999999", "100"),
+        ("step_5-tmp", "step_5"),
+        ("step=5.ckpt-unfinished", "step=5.ckpt"),
+        ("checkpoint_12.pt", "checkpoint_12.pt"),
+        ("ckpt_part_3.pt", "ckpt_part_3.pt"),
+        ("model_temp_0.7.pt", "model_temp_0.7.pt"),
+        ("attempt-5", "attempt-5"),
+        (".", "."),
+        (".tmp", "tmp"),
+        ("model.ckpt-1000000.tmp", "model.ckpt-1000000"),
+        ("checkpoint_12.pt.k3j2h1.tmp", "checkpoint_12.pt"),
+    ],
+)
+def test_marks_of_temporary_files_are_taken_off(name: str, bare: str) -> None:
+    assert bare_name(name) == bare
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_a_bare_name_is_never_empty_and_has_no_marks_left(name: str) -> None:
+    bare = bare_name(name)
+    assert bare
+    assert bare_name(bare) == bare
+
+
+def test_an_index_names_its_shards() -> None:
+    assert parse_index(json.dumps({"weight_map": {"a": "2.bin", "b": "1.bin", "c": "1.bin"}})) == ("1.bin", "2.bin")
+    for text in ("", "[]", "{", '{"weight_map": 3}', "[" * 100_000, "\0", '{"weight_map": {"a": 1}, "b": "\\ud800"}'):
+        assert not parse_index(text)
+
+
+def test_only_changes_are_told(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(["a_1.pt", "b_2/x.pt", "b_2/y/z.pt"])
+    first = folder.watch.look(NOW)
+    assert names_of(first) == ["a_1.pt", "b_2"]
+    assert [file.path for file in first.entries[1].files] == ["b_2/x.pt", "b_2/y/z.pt"]
+    assert set(first.names or ()) == {"a_1.pt", "b_2"}
+    assert folder.watch.look(NOW + 5) == CheckpointSight((), None)
+    folder.now += 6
+    folder.write("b_2/y/z.pt", b"more")
+    assert names_of(folder.watch.look(NOW + 10)) == ["b_2"]
+    folder.remove("a_1.pt")
+    assert folder.watch.look(NOW + 15).names == ("b_2",)
+
+
+def test_what_it_tells_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.write("b_2/x.pt")
+    sight = folder.watch.look(NOW)
+    assert pickle.loads(pickle.dumps(sight)) == sight  # noqa: S301 - its own
+
+
+def test_names_are_told_that_match_without_the_mark_of_a_temporary_file(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*.pt")
+    folder.write_all([".checkpoint_1.pt.tmp", "checkpoint_2.pt", "checkpoint_2.json", ".checkpoint_3.pt", "x.tmp"])
+    told = {entry.name: (entry.bare, entry.temporary) for entry in folder.watch.look(NOW).entries}
+    assert told == {
+        ".checkpoint_1.pt.tmp": ("checkpoint_1.pt", True),
+        ".checkpoint_3.pt": ("checkpoint_3.pt", True),
+        "checkpoint_2.pt": ("checkpoint_2.pt", False),
+    }
+
+
+def test_a_pattern_that_asks_for_temporary_names_gets_them_as_they_are(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "*.part")
+    folder.write("a_1.part")
+    assert [entry.temporary for entry in folder.watch.look(NOW).entries] == [False]
+
+
+def test_hidden_files_in_a_directory_are_no_temporary_ones(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(["s_1/.metadata", "s_1/.zarray", "s_1/x.pt.tmp", "s_1/.nfs000012"])
+    (entry,) = folder.watch.look(NOW).entries
+    assert {file.path: file.temporary for file in entry.files} == {
+        "s_1/.metadata": False,
+        "s_1/.zarray": False,
+        "s_1/x.pt.tmp": True,
+    }
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    outside = tmp_path / "outside.pt"
+    outside.write_bytes(b"secret")
+    (tmp_path / "outside").mkdir()
+    os.mkfifo(folder.path / "checkpoint_1.pt")
+    os.symlink(outside, folder.path / "checkpoint_2.pt")
+    os.symlink(tmp_path / "outside", folder.path / "checkpoint_3")
+    os.symlink("checkpoint_4.pt", folder.path / "checkpoint_4.pt")
+    folder.write("checkpoint_6/x.pt")
+    os.mkfifo(folder.path / "checkpoint_6" / "fifo.pt")
+    os.symlink("/", folder.path / "checkpoint_6" / "root")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder.path / "checkpoint_5.pt"))
+    began = time.monotonic()
+    for seconds in (0, 15, 30, 45):
+        sight = folder.watch.look(NOW + seconds)
+    assert time.monotonic() - began < SOON_S
+    assert dict(sight.passed_over) == {"checkpoint_1.pt": "FIFO", "checkpoint_5.pt": "socket"}
+    folder.restart()
+    (entry,) = folder.watch.look(NOW + 60).entries
+    assert [file.path for file in entry.files] == ["checkpoint_6/x.pt"]
+
+
+def test_a_link_that_becomes_a_file_is_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    os.symlink("nowhere", folder.path / "last.ckpt")
+    assert folder.watch.look(NOW).entries == ()
+    (folder.path / "last.ckpt").unlink()
+    folder.write("last.ckpt")
+    os.utime(folder.path, (NOW + 3, NOW + 3))
+    assert names_of(folder.watch.look(NOW + 5)) == ["last.ckpt"]
+
+
+def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
+    assert CheckpointWatch(str(tmp_path / "no"), "*").look(NOW) == CheckpointSight((), None)
+    (tmp_path / "file").write_bytes(b"")
+    assert CheckpointWatch(str(tmp_path / "file"), "*").look(NOW).entries == ()
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_and_a_part_of_one_is_not_whole() -> None:
+    with without_rights() as place:
+        folder = Folder(place / "ckpt")
+        folder.write("s_1/x/y.pt")
+        (folder.path / "s_1" / "x").chmod(0)
+        try:
+            (entry,) = folder.watch.look(NOW).entries
+            assert not entry.whole
+            folder.path.chmod(0)
+            folder.restart()
+            with pytest.raises(PermissionError):
+                folder.watch.look(NOW)
+        finally:
+            folder.path.chmod(0o700)
+            (folder.path / "s_1" / "x").chmod(0o700)
+
+
+def test_hard_names_survive(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    hard = ["a\n1.pt", " 2 .pt", "\udcff_3.pt", '"4".pt', "-of-5.pt", "step_\u0663.pt", "a) b (6.pt"]
+    folder.write_all(hard, torch_bytes())
+    folder.write_all(f"d\n{name}/{name}" for name in hard)
+    folder.looks(60)
+    assert folder.watch.look(folder.now + 5) == CheckpointSight((), None)
+    assert set(folder.watch._units) == {*hard, *(f"d\n{name}" for name in hard)}
+
+
+def test_a_walk_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(["a_1/b/c/d/in.pt", "a_1/b/c/d/e/out.pt"])
+    (entry,) = folder.watch.look(NOW).entries
+    assert ([file.path for file in entry.files], entry.whole) == (["a_1/b/c/d/in.pt"], False)
+    monkeypatch.setattr(checkpoints_reader, "MOST_ENTRIES", 5)
+    folder.write_all(f"s_2/{number}.pt" for number in range(20))
+    folder.restart()
+    found = {entry.name: entry for _ in range(3) for entry in folder.watch.look(NOW).entries}
+    assert len(found["s_2"].files) <= 5
+    assert not found["s_2"].whole
+    assert folder.look() == []
+
+
+def test_a_first_look_goes_on_where_there_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints_reader, "MOST_ENTRIES", 10)
+    folder = Folder(tmp_path / "ckpt")
+    for step in range(25):
+        folder.write(f"checkpoint_{step}.pt", mtime=START + step)
+    assert folder.watch.look(NOW).behind
+    folder.restart()
+    assert [folder.look(), folder.checkpoints.total, folder.look(), folder.checkpoints.total] == [[], 0, [], 0]
+    assert [folder.look(), folder.checkpoints.total] == [[], 25]
+
+
+def test_a_settled_directory_is_not_walked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write("s_1/x.pt")
+    folder.looks(200)
+    monkeypatch.setattr(CheckpointWatch, "_walk", None)
+    folder.looks(200)
+    monkeypatch.undo()
+    folder.write("s_1/y.pt")
+    assert [file.path for entry in folder.watch.look(folder.now + 5).entries for file in entry.files] == [
+        "s_1/x.pt",
+        "s_1/y.pt",
+    ]
+
+
+def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    for step in range(20):
+        folder.write_all(f"s_{step}/{number}.pt" for number in range(3))
+        folder.looks(150)
+    held = [name for name, unit in folder.watch._units.items() if unit.entry is not None and unit.entry.files]
+    assert len(held) <= checkpoints_reader.HELD + 1
+    assert "s_19" in held
+    assert folder.checkpoints.total == 20
+    folder.write_all(f"s_3/{number}.pt" for number in range(3))
+    assert folder.looks(60) == ["saved s_3"]
+
+
+def test_very_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints_reader, "MOST_UNITS", 40)
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in range(100):
+        folder.write(f"checkpoint_{step}.pt")
+        folder.look(15)
+        assert len(folder.watch._units) <= 40
+    folder.looks(30)
+    assert folder.checkpoints.total == 100
+
+
+def test_a_directory_that_takes_the_place_of_a_file_is_the_checkpoint_then(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write("model.ckpt")
+    assert folder.looks(30) == ["saved model.ckpt"]
+    folder.remove("model.ckpt")
+    folder.write("model.ckpt/x.pt")
+    assert folder.looks(60) == ["saved model.ckpt"]
+    assert list(folder.checkpoints._key_of) == ["model.ckpt"]
+
+
+def test_inodes_that_a_file_system_makes_up_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    folder.write("step_1/x.pt")
+    folder.write("checkpoint_2.pt")
+    real, numbers = CheckpointWatch._note, iter(range(10_000))
+
+    def note(self: CheckpointWatch, name: str, unit: Any, files: Any, now: float, *, whole: bool) -> None:
+        real(self, name, unit, tuple(file._replace(inode=next(numbers)) for file in files), now, whole=whole)
+
+    monkeypatch.setattr(CheckpointWatch, "_note", note)
+    assert folder.looks(60) == ["saved checkpoint_2.pt", "saved step_1"]
+    assert folder.watch.look(folder.now + 5).entries == ()
+
+
+def test_a_huge_sparse_file_is_looked_at_in_no_time(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    path = folder.write("checkpoint_1.pt", torch_bytes())
+    os.truncate(path, 1 << 40)
+    folder.touch(path)
+    began = time.monotonic()
+    folder.looks(60)
+    assert time.monotonic() - began < SOON_S
+    assert folder.checkpoints.last is not None
+    assert folder.checkpoints.last.bytes == 1 << 40
+    assert folder.checkpoints.last.state == "invalid"
+
+
+# Validity
+
+
+def test_whole_files_make_a_valid_checkpoint(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint-1/model.safetensors", safetensors_bytes())
+    folder.write("checkpoint-1/optimizer.pt", torch_bytes())
+    folder.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
+    assert folder.looks(60) == ["saved checkpoint-1"]
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (last.state, last.valid, last.reason) == ("complete", True, None)
+
+
+def test_a_checkpoint_of_unknown_files_is_neither_valid_nor_invalid(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.dat", b"\x00\x01\x02")
+    folder.looks(60)
+    assert folder.checkpoints.last is not None
+    assert (folder.checkpoints.last.state, folder.checkpoints.last.valid) == ("complete", None)
+
+
+@pytest.mark.parametrize("content", [torch_bytes()[:-30], b"", torch_bytes()[:40]], ids=["cut", "empty", "top"])
+def test_a_damaged_shard_is_told_once_and_after_two_looks_into_it(tmp_path: Path, content: bytes) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("step_1/a.pt", torch_bytes())
+    folder.write("step_1/b.pt", content)
+    happened = []
+    for _ in range(24):
+        happened += [(folder.now - START - 1000, words) for words in folder.look()]
+    assert [words for _, words in happened] == ["saved step_1", "damaged step_1"]
+    assert happened[1][0] - happened[0][0] >= checkpoints_reader.AGAIN_S
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (last.state, last.valid, folder.checkpoints.total) == ("invalid", False, 1)
+    assert last.reason is not None
+    assert last.reason.startswith("step_1/b.pt: ")
+
+
+def test_a_damaged_file_that_is_written_again_is_whole(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint.pt", torch_bytes()[:-30])
+    folder.looks(90)
+    folder.write("checkpoint.pt", torch_bytes())
+    folder.looks(60)
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (last.state, last.valid, folder.checkpoints.total) == ("complete", True, 2)
+    assert [one.kind for one in folder.happened] == ["saved", "damaged", "saved"]
+
+
+def test_a_file_that_is_whole_at_the_second_look_was_only_being_written(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.pt", torch_bytes()[:-30])
+    folder.looks(20)
+    folder.write("checkpoint_1.pt", torch_bytes())
+    folder.looks(60)
+    assert {one.kind for one in folder.happened} == {"saved"}
+
+
+def test_a_good_file_that_is_written_with_pauses_is_never_damaged(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    for step in (1, 2, 3, 4):
+        content = torch_bytes(step)
+        for end in range(200, len(content), 100):
+            folder.write(f"checkpoint_{step}.pt", content[:end])
+            folder.looks(35)
+        folder.write(f"checkpoint_{step}.pt", content)
+        folder.looks(200)
+    assert [one.kind for one in folder.happened] == ["saved"] * 4
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (folder.checkpoints.total, last.valid) == (4, True)
+
+
+def test_one_that_is_cut_is_damaged_as_soon_as_its_writer_has_gone_on(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.pt", torch_bytes()[:-30])
+    assert folder.looks(30) == ["saved checkpoint_1.pt"]
+    folder.write("checkpoint_2.pt", torch_bytes())
+    assert folder.looks(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
+
+
+@pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "__0_0.distcp", "a.pt", "a.safetensors"])
+@pytest.mark.parametrize("size", [1, 5000])
+def test_a_file_of_zeros_is_damaged(tmp_path: Path, name: str, size: int) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write(f"step_1/{name}", bytes(size))
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+
+
+def test_numbers_that_begin_with_zeros_are_not_damaged(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("step_1/weights.bin", bytes(5000) + b"\1\2\3\4")
+    folder.write("step_1/weights.dat", bytes(5000))
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved"]
+
+
+def test_texts_in_a_checkpoint_that_are_written_to_for_ever_do_not_damage_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("step_1/model.pt", torch_bytes())
+    for name, text in (("a.jsonl", '{"a": 1}\n{"b"'), ("b.json", '{"a": '), ("c.csv", 'a,b\n1,"'), ("d.txt", "x")):
+        folder.write(f"step_1/{name}", text)
+    folder.looks(200)
+    last = folder.checkpoints.last_complete
+    assert last is not None
+    assert (last.state, last.valid) == ("complete", True)
+    folder.write("step_2/model.pt", torch_bytes())
+    folder.write("step_2/model.safetensors.index.json", '{"weight_map": ')
+    folder.looks(200)
+    assert folder.checkpoints.last_complete is not None
+    assert folder.checkpoints.last_complete.state == "invalid"
+
+
+def test_what_is_seen_to_come_is_looked_into_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.write("checkpoint_1.pt", torch_bytes()[:-30], mtime=START - 600)
+    folder.looks(120)
+    assert [one.kind for one in folder.happened] == ["saved", "damaged"]
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    for step in range(60):
+        folder.write(f"checkpoint_{step}.pt", mtime=START + step)
+    real, now = os.lstat, 0.0
+
+    def slow(path: str) -> os.stat_result:
+        nonlocal now
+        now += 0.01
+        return real(path)
+
+    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.1)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(os, "lstat", slow)
+    took = []
+    while not folder.checkpoints.total:
+        began = now
+        assert folder.look() == []
+        took.append(now - began)
+    assert len(took) >= 6
+    assert max(took) < 0.2
+    assert folder.checkpoints.total == 60
+
+
+def test_a_walk_goes_on_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"checkpoint_{step}/{sub}/rank{rank}.pt" for step in (1, 2) for sub in "ab" for rank in range(3))
+    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    sights = [folder.watch.look(NOW + number) for number in range(60)]
+    assert [sight.behind for sight in sights].index(False) > 12
+    through = next(number for number, sight in enumerate(sights) if not sight.behind)
+    told = [entry for sight in sights for entry in sight.entries]
+    assert [(entry.name, len(entry.files), entry.whole) for entry in told] == [
+        ("checkpoint_1", 6, True),
+        ("checkpoint_2", 6, True),
+    ]
+    assert sights[through].entries[0].name == "checkpoint_2"
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+
+
+def test_a_directory_that_goes_while_it_is_walked_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"checkpoint_{step}/rank{rank}.pt" for step in (1, 2) for rank in range(5))
+    monkeypatch.setattr(checkpoints_reader, "LOOK_S", 0.0)
+    folder.watch.look(NOW)
+    folder.watch.look(NOW + 1)
+    shutil.rmtree(folder.path / "checkpoint_1")
+    folder.write("checkpoint_1")
+    found = {entry.name: len(entry.files) for number in range(30) for entry in folder.watch.look(NOW + number).entries}
+    assert found == {"checkpoint_1": 1, "checkpoint_2": 5}
+
+
+def test_the_newest_are_looked_into_first_and_a_few_at_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    real = CheckpointWatch._check_file
+
+    def note(self: CheckpointWatch, unit: object, file: checkpoints_reader.CheckpointFile, now: float) -> None:
+        looked.append(file.path)
+        real(self, unit, file, now)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckpointWatch, "_check_file", note)
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    for step in range(20):
+        folder.write(f"checkpoint_{step:02}.pt", torch_bytes(), mtime=START + step)
+    folder.write("checkpoint_99.pt", torch_bytes(), mtime=START - 500)
+    folder.watch.look(NOW)
+    assert looked == [f"checkpoint_{step}.pt" for step in range(19, 11, -1)]
+    folder.watch.look(NOW + 5)
+    folder.watch.look(NOW + 10)
+    folder.watch.look(NOW + 15)
+    assert len(looked) == len(set(looked)) == 20
+    assert "checkpoint_99.pt" not in looked
+
+
+def test_a_file_that_vanishes_during_a_look_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.write_all(["checkpoint_1.pt", "checkpoint_2.pt"], torch_bytes())
+    real = os.lstat
+
+    def vanish(path: str) -> os.stat_result:
+        if str(path).endswith("_1.pt"):
+            Path(path).unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(os, "lstat", vanish)
+    assert names_of(folder.watch.look(NOW)) == ["checkpoint_2.pt"]
+    monkeypatch.undo()
+    monkeypatch.setattr(CheckpointWatch, "_list", lambda *_: False)
+    (folder.path / "checkpoint_2.pt").unlink()
+    assert folder.watch.look(NOW + 5).names == ()
+
+
+def test_a_clock_that_is_put_back_does_not_stop_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", verify=True)
+    folder.look()
+    folder.now -= 900.0
+    folder.write("checkpoint_1.pt", torch_bytes())
+    assert folder.looks(60) == ["saved checkpoint_1.pt"]

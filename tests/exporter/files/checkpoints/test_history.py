@@ -1,0 +1,124 @@
+"""How many checkpoints there were, their rhythm and usual size, also over a restart of the sidecar."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exporter.files.checkpoints.judgement import Checkpoints
+from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, one_file, ranks
+from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
+
+
+def test_checkpoints_that_do_not_last_until_they_have_settled_count(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in range(1, 11):
+        one_file(folder, step)
+        if step > 1:
+            folder.remove(f"checkpoint_{step - 1}.pt")
+        folder.look(3)
+    folder.looks(30)
+    assert folder.checkpoints.total == 10
+    assert folder.checkpoints.interval_s == 3.0
+
+
+def test_texts_that_were_there_first_leave_no_rhythm_behind(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*")
+    folder.look()
+    for minute in range(5):
+        folder.write("checkpoint_state.json", str(minute))
+        folder.looks(60)
+    assert folder.checkpoints.interval_s == 60
+    folder.write("checkpoint_100.pt")
+    folder.looks(60)
+    assert folder.checkpoints.interval_s is None
+    assert folder.checkpoints.last is not None
+    assert folder.checkpoints.last.name == "checkpoint_100.pt"
+
+
+def test_the_count_goes_on_where_old_ones_were_removed(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in range(1, 7):
+        one_file(folder, step)
+        if step > 2:
+            folder.remove(f"checkpoint_{step - 2}.pt")
+        folder.looks(60)
+    before = (folder.checkpoints.total, folder.checkpoints.saved)
+    state = json.loads(json.dumps(folder.checkpoints.state()))
+    folder.restart()
+    folder.checkpoints.restore(state)
+    assert folder.looks(30) == []
+    assert (folder.checkpoints.total, folder.checkpoints.saved) == before
+    assert folder.checkpoints.state() == state
+    one_file(folder, 7)
+    assert folder.looks(60) == ["saved checkpoint_7.pt"]
+    assert (folder.checkpoints.total, folder.checkpoints.interval_s) == (7, 60)
+
+
+def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    hugging_face(folder, 1)
+    folder.looks(60)
+    folder.write("checkpoint-1/README.md")
+    folder.looks(60)
+    state = folder.checkpoints.state()
+    folder.restart()
+    folder.checkpoints.restore(state)
+    folder.looks(60)
+    assert folder.checkpoints.total == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"total": -1}, {"total": True}, {"total": 1.5}, {"total": None}, {"beats": [2.0, 1.0]}, {"beats": ["1"]}),
+        *({"beats": 3}, {"beats": [float("nan")]}, {"counted": []}, {"counted": {"a": None}}, {"real": 1}),
+    ],
+)
+def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
+    checkpoints = Checkpoints(START)
+    with pytest.raises(ValueError, match="tells no"):
+        checkpoints.restore({**Checkpoints().state(), "total": 3, **change})
+    assert (checkpoints.total, checkpoints.saved) == (0, ())
+
+
+def test_a_size_that_differs_is_told_once_three_are_known(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    odd = []
+    for step, size in enumerate((1000, 100, 1000, 1100, 400, 2500, 1000)):
+        folder.write(f"checkpoint_{step}.pt", size)
+        folder.looks(30)
+        assert folder.checkpoints.last is not None
+        odd.append(folder.checkpoints.last.odd_size)
+    assert odd == [None, None, None, None, 0.4, 2.5, None]
+
+
+def test_a_fixed_interval_is_taken_as_it_is() -> None:
+    assert Checkpoints(interval_s=600.0).interval_s == 600.0
+    assert Checkpoints(interval_s=600.0).next_expected is None
+
+
+def test_one_late_checkpoint_does_not_change_the_rhythm(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step, pause in enumerate((60, 60, 600, 60, 60)):
+        folder.write(f"checkpoint_{step * 50}.pt")
+        folder.looks(pause)
+    assert (folder.checkpoints.interval_s, folder.checkpoints.interval_steps) == (60.0, 50)
+
+
+def test_a_folder_that_is_lost_from_sight_for_a_moment_is_not_counted_again(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "ckpt")
+    folder.look()
+    for step in (1, 2):
+        ranks(folder, step)
+        folder.looks(50)
+    (tmp_path / "ckpt").rename(tmp_path / "away")
+    folder.look()
+    (tmp_path / "away").rename(tmp_path / "ckpt")
+    assert folder.looks(60) == []
+    assert folder.checkpoints.total == 2

@@ -1,0 +1,98 @@
+"""What names of checkpoint files tell: which are one checkpoint, its step, which of them are missing."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.files.checkpoints.names import common_name, missing_numbers, missing_ranks, parse_name, shape
+from tests.exporter.files.checkpoints.checkpoint_entries import HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missing"),
+    [
+        ((0, 1, 2, 4, 5, 6, 7), [3]),
+        ((0, 2, 3), [1]),
+        ((0, 1, 4, 5), []),  # one of two replicas
+        ((*range(8), *range(16, 24)), []),
+        ((0, 8, 16), []),  # the first of each node
+        ((1, 2, 4, 5, 6), []),
+        ((4, 5, 7), []),  # those of another node
+        ((0, 1, 2), []),
+        ((0, 20_001), []),
+    ],
+)
+def test_ranks_between_others_are_missing_unless_only_some_write(numbers: tuple[int, ...], missing: list[int]) -> None:
+    assert list(missing_ranks([f"s/model_rank{number}.pt" for number in numbers])) == [
+        f"s/model_rank{number}.pt" for number in missing
+    ]
+    assert list(missing_ranks([f"s/rank_{number:03}.pt" for number in numbers])) == [
+        f"s/rank_{number:03}.pt" for number in missing
+    ]
+    assert list(missing_ranks([f"checkpoint_node{number}.pt" for number in numbers])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "step", "epoch"),
+    [
+        ("checkpoint_12.pt", "step 12", 12, None),
+        ("ckpt_epoch_3.pt", "epoch 3", None, 3),
+        ("iter_0000100", "step 100", 100, None),
+        ("global_step100", "step 100", 100, None),
+        ("epoch=3-step=100.ckpt", "epoch 3 step 100", 100, 3),
+        ("epoch=3-val_loss=0.25.ckpt", "epoch 3", None, 3),
+        ("resnet50_epoch_3.pt", "epoch 3", None, 3),
+        ("llama-7b-step-20.pt", "step 20", 20, None),
+        ("model_world_size_8_rank_3.pt", "fixed model", None, None),
+        ("model-00001-of-00004.safetensors", "fixed model", None, None),
+        ("model.safetensors.index.json", "fixed model", None, None),
+        ("checkpoint_worker_3.json", "fixed checkpoint", None, None),
+        ("checkpoint_20240512_101010.pt", "numbers 20240512 101010", None, None),
+        ("checkpoint_12.pt.done", "step 12", 12, None),
+    ],
+)
+def test_a_name_tells_what_is_one_checkpoint(name: str, key: str, step: int | None, epoch: int | None) -> None:
+    found = parse_name(name)
+    assert found is not None
+    assert (found.key, found.step, found.epoch) == (key, step, epoch)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("latest", "latest_checkpointed_iteration.txt", "checkpoint", "config.json", "README.md", "tokenizer.model"),
+        *("events.out.tfevents.1700000000.node01", "training_args.bin", "train.log"),
+    ],
+)
+def test_files_beside_checkpoints_are_none(name: str) -> None:
+    assert parse_name(name) is None
+
+
+def test_directories_beside_checkpoints_are_none() -> None:
+    assert [parse_name(name, True) for name in ("runs", "logs", "wandb")] == [None] * 3
+
+
+def test_numbers_of_shards_tell_what_is_missing() -> None:
+    assert list(missing_numbers(["d/a-00001-of-00003.x", "d/a-00003-of-00003.x"])) == ["d/a-00002-of-00003.x"]
+    assert list(missing_numbers(["a-0-of-2", "b-1-of-1"])) == ["a-1-of-2"]
+    assert list(missing_numbers(["model_world_size_2_rank_1.pt"])) == ["model_world_size_2_rank_0.pt"]
+    assert list(missing_numbers(["a-1-of-999999999", "a-9-of-3"])) == []
+
+
+def test_shards_keep_their_numbers_in_a_shape() -> None:
+    name = parse_name("ckpt_step3_rank3.pt")
+    assert name is not None
+    assert shape("ckpt_step3_rank3.pt", name) == "ckpt_step#_rank3.pt"
+    assert common_name(["ckpt_step3_rank0.pt", "ckpt_step3_rank1.pt"]) == "ckpt_step3_rank*.pt"
+
+
+@given(HOSTILE, st.booleans())
+@example("checkpoint_" + "9" * 200 + ".pt", False)
+@example("²", False)
+def test_every_name_is_read_the_same_each_time(name: str, directory: bool) -> None:
+    assert parse_name.__wrapped__(name, directory) == parse_name(name, directory)
+    found = parse_name(name, directory)
+    if found is not None:
+        shape(name, found)
+    list(missing_numbers([name]))
+    common_name([name, name + "x"])

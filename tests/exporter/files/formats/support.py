@@ -1,0 +1,58 @@
+"""Files of any content, in memory, and looks at them that check the bounds."""
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from exporter.files.formats import Source, Verdict, check
+from exporter.files.formats.source import MOST_BYTES, MOST_READS
+
+STATES = {"valid", "invalid", "empty", "unfinished", "unknown"}
+
+
+@contextmanager
+def source(data: bytes, name: str = "file") -> Iterator[Source]:
+    """A file of this content."""
+    fd = os.memfd_create("source")
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], written)
+        yield Source(fd, name)
+    finally:
+        os.close(fd)
+
+
+def verdict(data: bytes, name: str = "file") -> Verdict:
+    """What a look says, which must keep to its bounds and give reasons."""
+    with source(data, name) as opened:
+        found = check(opened)
+        assert opened.spent <= MOST_BYTES
+        assert opened.reads <= MOST_READS + 1
+    assert found.state in STATES
+    assert found.state == "valid" or found.reason
+    assert found.reason is None or found.reason.isprintable()
+    return found
+
+
+def states(texts: Iterator[bytes], name: str) -> set[str]:
+    """All the states that looks at these files give."""
+    return {verdict(text, name).state for text in texts}
+
+
+def truncated(data: bytes, places: int = 200) -> Iterator[bytes]:
+    """The data cut at every place, or at so many by chance; never empty, never whole."""
+    ends = range(1, len(data))
+    chosen = random.Random(len(data))
+    for end in ends if len(ends) <= places else chosen.sample(ends, places):
+        yield data[:end]
+
+
+def flipped(data: bytes, length: int) -> Iterator[bytes]:
+    """The data with each of its first bytes changed, in one bit and in all."""
+    for place in range(min(length, len(data))):
+        for mask in (1, 0x80, 0xFF):
+            changed = bytearray(data)
+            changed[place] ^= mask
+            yield bytes(changed)

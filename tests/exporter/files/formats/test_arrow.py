@@ -1,0 +1,122 @@
+"""Arrow's files and streams: messages, footer and ends."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.formats import Verdict
+from tests.exporter.files.formats.sample_files import sample
+from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+
+FILES = {name: sample(name) for name in ("rows.arrow", "rows.feather")}
+FILE, STREAM = FILES["rows.arrow"], sample("rows-stream.arrow")
+END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def older(stream: bytes) -> bytes:
+    """A stream as before version 0.15: each message begins with its length alone."""
+    out, at = b"", 0
+    while at < len(stream):
+        length = struct.unpack_from("<i", stream, at + 4)[0]
+        body = 0 if length == 0 else bodies(stream[at + 8 : at + 8 + length])
+        out += stream[at + 4 : at + 8 + length + body]
+        at += 8 + length + body
+    return out
+
+
+def bodies(metadata: bytes) -> int:
+    """The field with the length of the body, which these messages all have behind the others."""
+    table = struct.unpack_from("<I", metadata)[0]
+    fields = table - struct.unpack_from("<i", metadata, table)[0]
+    size = struct.unpack_from("<H", metadata, fields)[0]
+    at = struct.unpack_from("<H", metadata, fields + 10)[0] if size > 10 else 0
+    return int(struct.unpack_from("<q", metadata, table + at)[0]) if at else 0
+
+
+def messages(stream: bytes) -> list[int]:
+    """Where the messages of a stream begin."""
+    return [at for at in range(len(stream)) if stream.startswith(b"\xff\xff\xff\xff", at)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_valid_and_no_part_of_them(name: str) -> None:
+    assert verdict(FILES[name]) == verdict(FILES[name], name) == Verdict("valid", "arrow", None, 10)
+    assert states(truncated(FILES[name], 2000), name) == {"invalid"}
+    reason = "has no footer: its writing was not finished, or its end is lost"
+    assert verdict(FILES[name][:-1]) == Verdict("invalid", "arrow", reason)
+    assert states(flipped(FILES[name], 6), name) <= {"invalid", "unknown"}
+    ends = (FILES[name][:-10] + text for text in flipped(FILES[name][-10:], 10))
+    assert states(ends, name) == {"invalid"}
+
+
+def test_a_stream_is_valid_and_no_part_of_it() -> None:
+    assert verdict(STREAM) == verdict(STREAM, "a.arrow") == Verdict("valid", "arrow-stream", None, 10)
+    begins = messages(STREAM)
+    assert len(begins) == 5
+    for end in range(1, len(STREAM)):
+        found = verdict(STREAM[:end], "a.arrow")
+        if end in begins:
+            assert found == Verdict("unknown", "arrow", "ends after a message, but without the mark of its end")
+        else:
+            assert found.state == "invalid"
+    assert verdict(STREAM + b"more").reason == "goes on for 4 bytes after the end of its stream"
+    assert verdict(STREAM + STREAM).state == "unknown"
+
+
+def test_the_older_stream_is_known_by_its_name() -> None:
+    stream = older(STREAM)
+    assert len(stream) == len(STREAM) - 4 * 5
+    assert verdict(stream, "a.arrow") == Verdict("valid", "arrow-stream", None, 10)
+    assert verdict(stream).state == "unknown"
+    assert states(truncated(stream, 1000), "a.arrow") <= {"invalid", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "reason"),
+    [
+        (END, "invalid", "is a stream without a schema"),
+        (STREAM[messages(STREAM)[1] :], "invalid", "has no schema at its beginning, or another one later"),
+        (STREAM[:-8] + STREAM, "invalid", "has no schema at its beginning, or another one later"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff", "invalid", "has something else where a message should be"),
+        (b"\xff\xff\xff\xff\x08\0\0\0" + bytes(8), "invalid", "has something else where a message should be"),
+        (b"\xff\xff\xff\xff\x08\0\0\0" + b"\xff" * 8, "invalid", "has something else where a message should be"),
+        (b"\xff\xff\xff\xff\xf0\0\0\0" + bytes(8), "invalid", "ends 232 bytes before the end of a message"),
+        (b"\xff\xff\xff\xff\xf0", "invalid", "ends within a message"),
+        (b"FEA1" + bytes(50) + b"FEA1", "unknown", "is of version 1 of Feather, which is not known"),
+        (b"FEA1" + bytes(50), "invalid", "has no footer"),
+        (b"ARROW1\0\0" + struct.pack("<i", 1) + b"ARROW1", "invalid", "has a footer that does not fit into it"),
+        (b"ARROW1\0\0" + struct.pack("<i", -1) + b"ARROW1", "invalid", "has a footer that does not fit into it"),
+        (b"ARROW1\0\0    " + struct.pack("<i", 4) + b"ARROW1", "invalid", "has a damaged footer"),
+        (b"ARROW1ARROW1", "invalid", "has no footer"),
+    ],
+)
+def test_other_files(data: bytes, state: str, reason: str) -> None:
+    found = verdict(data, "a.arrow")
+    assert (found.state, (found.reason or "")[: len(reason)]) == (state, reason)
+
+
+def test_a_batch_that_is_not_where_the_footer_says_is_damage() -> None:
+    first = FILE.index(b"\xff\xff\xff\xff", FILE.index(b"\xff\xff\xff\xff") + 4)
+    hole = FILE[:first] + bytes(32) + FILE[first + 32 :]
+    assert verdict(hole) == Verdict("invalid", "arrow", "has something else where its batch 0 should be")
+    footer = FILE.rindex(struct.pack("<q", first))
+    beyond = FILE[:footer] + struct.pack("<q", len(FILE)) + FILE[footer + 8 :]
+    assert verdict(beyond).reason == "has a batch, number 0, that does not fit before the footer"
+
+
+def test_a_stream_of_more_batches_than_are_read_is_left_undecided() -> None:
+    begins = messages(STREAM)
+    batch = STREAM[begins[1] : begins[2]]
+    few, many = (STREAM[: begins[1]] + batch * count + END for count in (1000, 5000))
+    assert verdict(few) == Verdict("valid", "arrow-stream", None, 4000)
+    assert verdict(many).state == "unknown"
+
+
+@given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8))
+def test_no_change_leads_to_anything_but_a_verdict(place: int, junk: bytes) -> None:
+    for data in (*FILES.values(), STREAM, older(STREAM)):
+        at = place % len(data)
+        verdict(data[:at] + junk + data[at + len(junk) :], "a.arrow")
+        verdict(data[:8] + junk, "a.arrow")

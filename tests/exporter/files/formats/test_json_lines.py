@@ -1,0 +1,111 @@
+"""JSON Lines: every whole line is a value; a last one may be half-written."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.formats import Verdict
+from exporter.files.formats.json_lines import PART
+from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+
+SMALL = b'{"a": 1, "text": "\\u00e9 \xc3\xa9"}\n[1, 2]\n\n17\n'
+LARGE = b"".join(json.dumps({"id": number, "text": "word " * 9}).encode() + b"\n" for number in range(5000))
+HALF = "its last line is half-written"
+
+
+def lines(data: bytes) -> Verdict:
+    return verdict(data, "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        (SMALL, 3),
+        (SMALL.replace(b"\n", b"\r\n"), 3),
+        (SMALL + b'{"b": 2}', 4),
+        (b"\n", 0),
+        (b"{}", 1),
+        (b"\xef\xbb\xbf{}\n{}\n", 2),
+        (b"9" * 5000 + b"\n", 1),
+    ],
+)
+def test_whole_lines_are_valid(text: bytes, records: int) -> None:
+    assert lines(text) == Verdict("valid", "jsonl", None, records)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers())), st.booleans())
+def test_what_json_writes_line_by_line_is_valid(values: list[object], ascii_only: bool) -> None:
+    text = "".join(json.dumps(value, ensure_ascii=ascii_only) + "\n" for value in values) or "\n"
+    assert lines(text.encode("utf-8", "surrogatepass")) == Verdict("valid", "jsonl", None, len(values))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b'{}\n{"a":\n{}\n', "line 2 is no JSON: Expecting value"),
+        (b"{}\n{}{}\n", "line 2 is no JSON: Extra data"),
+        (b"{}\n{} {}", "its last line is no JSON: Extra data"),
+        (b"{}\n\xff\n", "line 2 is not UTF-8 text"),
+        (b'{}\n{"\xff', "its last line is not UTF-8 text"),
+        (b"{}\n" + bytes(9) + b"{}\n", "has 9 NUL bytes: what was written there is lost"),
+        (b"{}\n" + bytes(9), "has 9 NUL bytes: what was written there is lost"),
+    ],
+)
+def test_broken_lines_are_told(text: bytes, reason: str) -> None:
+    assert lines(text) == Verdict("invalid", "jsonl", reason)
+
+
+def test_a_truncation_leaves_a_half_written_line_or_none() -> None:
+    for text in truncated(SMALL):
+        last = text[text.rfind(b"\n") + 1 :]
+        try:
+            whole = not last.strip() or bool(json.loads(last))
+        except ValueError:
+            whole = False
+        count = sum(bool(line.strip()) for line in text.split(b"\n")) - (not whole)
+        expected = Verdict("valid", "jsonl", None, count) if whole else Verdict("unfinished", "jsonl", HALF, count)
+        assert lines(text) == expected
+
+
+def test_flipped_bytes_never_raise() -> None:
+    assert states(flipped(SMALL, 60), "a.jsonl") <= {"valid", "invalid", "unfinished"}
+    assert states(flipped(SMALL, 1), "a.jsonl") == {"invalid"}
+
+
+def test_of_a_large_file_both_ends_are_looked_at() -> None:
+    assert lines(LARGE) == Verdict("valid", "jsonl", PART)
+    assert lines(LARGE[:-1]) == Verdict("valid", "jsonl", PART)
+    assert lines(LARGE[:-2]) == Verdict("unfinished", "jsonl", HALF)
+    assert lines(LARGE.replace(b"\n", b"}\n", 1)).reason == "line 1 is no JSON: Extra data"
+    assert lines(LARGE[:-1] + b"}\n").reason == "a line near its end is no JSON: Extra data"
+    assert lines(LARGE + bytes(10)).reason == "has 10 NUL bytes near its end: what was written there is lost"
+    middle = LARGE.index(b"\n", len(LARGE) // 2)
+    assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == Verdict("valid", "jsonl", PART)
+
+
+def test_lines_longer_than_a_look_are_undecided() -> None:
+    line = json.dumps("x" * 200_000).encode()
+    assert lines(line + b"\n" + line + b"\n").state == "unknown"
+    assert lines(line).state == "valid"  # as one JSON text
+    assert lines(LARGE + line).reason == "its last line is longer than what was looked at"
+    assert lines(LARGE + line + b"\n") == Verdict("valid", "jsonl", PART)
+
+
+def test_one_text_over_many_lines_is_read_as_such() -> None:
+    assert lines(json.dumps([1, 2], indent=1).encode()) == Verdict("valid", "json", None, 2)
+
+
+def test_utf16_is_not_looked_into() -> None:
+    assert lines("{}\n{}\n".encode("utf-16")).reason == "is UTF-16 text"
+
+
+def test_a_deep_line_is_undecided() -> None:
+    assert lines(b"{}\n" + b"[" * 9000 + b"]" * 9000 + b"\n").state == "unknown"
+
+
+@given(st.binary(max_size=60) | st.text('[]{}":,1 \\\n', max_size=30).map(str.encode))
+def test_any_bytes_are_looked_at(data: bytes) -> None:
+    found = lines(data or b"\n")
+    assert found.state != "unknown" or data[:2] in (b"\xff\xfe", b"\xfe\xff", b"BZ") or found.format is None

@@ -1,0 +1,139 @@
+"""Parquet: a footer whose columns lie before it."""
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.formats import Verdict
+from tests.exporter.files.formats.sample_files import sample
+from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+
+SAMPLE = sample("rows.parquet")
+
+Value = int | bytes | Sequence["Value"] | Mapping[int, "Value"]
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def encoded(value: Value) -> tuple[int, bytes]:
+    """Type and bytes of a value in Thrift's compact protocol: numbers, texts, lists of one type, structs."""
+    if isinstance(value, int):
+        return 6, varint(value << 1 ^ value >> 63)
+    if isinstance(value, bytes):
+        return 8, varint(len(value)) + value
+    if isinstance(value, Mapping):
+        out, last = b"", 0
+        for field, of_field in value.items():
+            kind, text = encoded(of_field)
+            short = 0 < field - last < 16
+            out += (bytes((field - last << 4 | kind,)) if short else bytes((kind,)) + varint(field << 1)) + text
+            last = field
+        return 12, out + b"\0"
+    items = [encoded(item) for item in value]
+    kind = items[0][0] if items else 12
+    count = bytes((len(items) << 4 | kind,)) if len(items) < 15 else bytes((0xF0 | kind,)) + varint(len(items))
+    return 9, count + b"".join(text for _, text in items)
+
+
+def parquet(footer: Value | bytes, data: bytes = bytes(100), magic: bytes = b"PAR1") -> bytes:
+    text = footer if isinstance(footer, bytes) else encoded(footer)[1]
+    return magic + data + text + struct.pack("<L", len(text)) + magic
+
+
+def column(begin: int, size: int, dictionary: int | None = None) -> dict[int, Value]:
+    data: dict[int, Value] = {1: 1, 3: [b"name"], 7: size, 9: begin}
+    return {2: 0, 3: data if dictionary is None else {**data, 11: dictionary}}
+
+
+def metadata(rows: int, *groups: Value) -> dict[int, Value]:
+    return {1: 2, 2: [{4: b"schema"}, {4: b"name", 40: 1}], 3: rows, 4: list(groups), 6: b"by hand"}
+
+
+def group(rows: int, *columns: Value) -> Value:
+    return {1: list(columns), 2: 10, 3: rows}
+
+
+WHOLE = metadata(12, group(5, column(4, 50)), group(7, column(60, 30, 54)))
+
+
+def test_the_sample_is_valid_and_no_part_of_it() -> None:
+    assert verdict(SAMPLE) == verdict(SAMPLE, "a.pt") == Verdict("valid", "parquet", None, 10)
+    assert states(truncated(SAMPLE, 2000), "a.parquet") == {"invalid"}
+    reason = "has no footer: its writing was not finished, or its end is lost"
+    assert verdict(SAMPLE[:-1]) == Verdict("invalid", "parquet", reason)
+    assert states(flipped(SAMPLE, 4), "a.parquet") == {"invalid"}
+    assert states(flipped(SAMPLE[::-1], 4), "a.parquet") == {"invalid"}
+    ends = (SAMPLE[:-8] + text + SAMPLE[-4:] for text in flipped(SAMPLE[-8:-4], 4))
+    assert states(ends, "a.parquet") == {"invalid"}
+
+
+def test_a_footer_gives_the_rows() -> None:
+    assert verdict(parquet(WHOLE)) == Verdict("valid", "parquet", None, 12)
+    assert verdict(parquet(metadata(0))) == Verdict("valid", "parquet", None, 0)
+    many = metadata(40, *[group(2, column(4, 96))] * 20)
+    assert verdict(parquet(many)) == Verdict("valid", "parquet", None, 40)
+    elsewhere = {1: b"other.parquet", **column(4, 5000)}
+    assert verdict(parquet(metadata(2, group(2, elsewhere)))) == Verdict("valid", "parquet", None, 2)
+    encrypted: Value = {2: 0, 8: {1: {}}, 9: b"secret"}
+    assert verdict(parquet(metadata(2, group(2, encrypted)))) == Verdict("valid", "parquet", None, 2)
+    signed = encoded(WHOLE)[1] + bytes(range(28))
+    assert verdict(parquet(signed)) == Verdict("valid", "parquet", None, 12)
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "reason"),
+    [
+        (parquet(WHOLE, magic=b"PARE"), "unknown", "has an encrypted footer"),
+        (parquet(WHOLE)[:-4] + b"PARE", "invalid", "has no footer: its writing was not finished"),
+        (b"PAR1" + struct.pack("<L", 1) + b"PAR1", "invalid", "has a footer that does not fit into it"),
+        (b"PAR1PAR1", "invalid", "has no footer: its writing was not finished"),
+        (b"PAR1\0\0\0\0PAR1", "invalid", "has a footer that ends too early"),
+        (parquet({1: 2}), "invalid", "has a footer without schema and rows"),
+        (parquet({1: 2, 2: [{4: b"schema"}]}), "invalid", "has a footer without schema and rows"),
+        (parquet(metadata(-1)), "invalid", "has a footer without schema and rows"),
+        (parquet(metadata(3, group(2, column(4, 9)))), "unknown", "has 2 rows, of which its footer says that"),
+        (parquet(metadata(2, group(2, column(4, 101)))), "invalid", "has a column that ends after the footer begins"),
+        (parquet(metadata(2, group(2, column(-4, 1)))), "invalid", "has a column that ends after the footer begins"),
+        (parquet(metadata(2, group(2, {3: {7: 3}}))), "invalid", "has a column without a place"),
+        (parquet(metadata(2, {3: 2})), "invalid", "has a group of rows, number 1, without columns"),
+        (parquet(encoded(WHOLE)[1][:-1]), "invalid", "has a footer that ends too early"),
+        (parquet(b"\x1d"), "invalid", "has a footer with a value of no known type"),
+        (parquet(b"\x16" + b"\xff" * 11), "invalid", "has a footer with a number that is too long"),
+        (parquet(b"\x1c" * 5000), "invalid", "has a footer with structs within structs"),
+        (parquet(b"\x19" + b"\x19" * 5000), "invalid", "has a footer with structs within structs"),
+        (parquet(b"\x19\xf1" + varint(1 << 60)), "invalid", "has a footer that ends too early"),
+        (parquet(b"\x18" + varint(1 << 60)), "invalid", "has a footer that ends too early"),
+    ],
+)
+def test_other_files(data: bytes, state: str, reason: str) -> None:
+    found = verdict(data, "a.parquet")
+    assert (found.state, (found.reason or "")[: len(reason)]) == (state, reason)
+
+
+def test_of_a_long_footer_the_first_part_is_looked_at() -> None:
+    long = metadata(40_000, *[group(2, column(4, 96))] * 20_000)
+    expected = Verdict("valid", "parquet", "only 256 KiB of its footer were looked at", 40_000)
+    assert verdict(parquet(long)) == expected
+    wrong = metadata(40_000, group(2, column(4, 101)), *[group(2, column(4, 96))] * 19_999)
+    assert verdict(parquet(wrong)).state == "invalid"
+    noise = bytes((0x18,)) + varint(1 << 19) + bytes(1 << 19)
+    assert verdict(parquet(noise)) == Verdict("unknown", "parquet", f"has a footer of {len(noise)} bytes")
+
+
+@given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8), footer=st.binary(max_size=80))
+def test_no_bytes_lead_to_anything_but_a_verdict(place: int, junk: bytes, footer: bytes) -> None:
+    at = place % len(SAMPLE)
+    verdict(SAMPLE[:at] + junk + SAMPLE[at + len(junk) :], "a.parquet")
+    verdict(parquet(footer), "a.parquet")
+    text = encoded(WHOLE)[1]
+    at = place % len(text)
+    verdict(parquet(text[:at] + junk + text[at + len(junk) :]), "a.parquet")

@@ -1,0 +1,96 @@
+"""Tensors with a header: contiguous, as long as they say, up to the end of the file."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.formats import Verdict
+from exporter.files.formats.safetensors import ITEM_BITS
+from tests.exporter.files.formats.sample_files import sample
+from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+
+SAMPLE = sample("tensors.safetensors")
+NAMED = "model-00001-of-00002.safetensors"
+VALID = Verdict("valid", "safetensors")
+
+
+def tensors(header: object, data: bytes = b"", padding: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += padding
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_the_sample_is_valid_and_no_part_of_it() -> None:
+    assert verdict(SAMPLE) == verdict(SAMPLE, NAMED) == VALID
+    assert states(truncated(SAMPLE, 1000), NAMED) == {"invalid"}
+    assert verdict(SAMPLE[:-1], NAMED).reason == "ends 1 bytes before the end of its last tensor"
+    assert states(flipped(SAMPLE, 9), NAMED) == {"invalid"}
+    assert states(flipped(SAMPLE, len(SAMPLE)), NAMED) <= {"valid", "invalid", "unknown"}
+
+
+@pytest.mark.parametrize("dtype", ITEM_BITS)
+def test_each_type_has_its_length(dtype: str) -> None:
+    size = 8 * ITEM_BITS[dtype] // 8
+    assert verdict(tensors({"a": entry(dtype, [2, 4], 0, size)}, bytes(size))) == VALID
+    assert verdict(tensors({"a": entry(dtype, [2, 4], 0, size + 1)}, bytes(size + 1)), NAMED).state == "invalid"
+
+
+def test_order_blanks_and_empty_tensors_do_not_matter() -> None:
+    header = {
+        "z": entry("U8", [3], 0, 3),
+        "__metadata__": {"format": "pt"},
+        "a": entry("F32", [], 3, 7),
+        "none": entry("F32", [5, 0], 3, 3),
+    }
+    assert verdict(tensors(header, bytes(7), b"   ")) == VALID
+    assert verdict(tensors({})) == VALID
+
+
+@pytest.mark.parametrize(
+    ("header", "length", "state", "reason"),
+    [
+        ({"a": entry("U8", [3], 0, 3)}, 4, "invalid", "goes on for 1 bytes after its last tensor"),
+        ({"a": entry("U8", [3], 1, 4)}, 4, "invalid", "its tensor 'a' does not begin where the one before ends"),
+        ({"a": entry("U8", [3], 0, 3), "b": entry("U8", [3], 2, 5)}, 5, "invalid", "its tensor 'b' does not begin"),
+        ({"a": entry("U8", [3], 0, 3), "b": entry("U8", [3], 4, 7)}, 7, "invalid", "its tensor 'b' does not begin"),
+        ({"a": entry("U8", [4], 0, 3)}, 3, "invalid", "its tensor 'a' is not as long as its type and shape say"),
+        ({"a": entry("F4", [3], 0, 1)}, 1, "invalid", "its tensor 'a' is not as long as its type and shape say"),
+        ({"a": entry("U8", [-3, -1], 0, 3)}, 3, "invalid", "its tensor 'a' has no type, shape and place"),
+        ({"a": entry("U8", [3.0], 0, 3)}, 3, "invalid", "its tensor 'a' has no type, shape and place"),
+        ({"a": entry("U8", [True], False, True)}, 1, "invalid", "its tensor 'a' has no type, shape and place"),
+        ({"a": entry("U8", [1 << 70, 0], 0, 0)}, 0, "invalid", "its tensor 'a' has no type, shape and place"),
+        ({"a": {"dtype": "U8"}}, 0, "invalid", "its tensor 'a' has no type, shape and place"),
+        ({"a": 5}, 0, "invalid", "its tensor 'a' is not described"),
+        ({"a": entry("U9", [3], 0, 3)}, 3, "unknown", "has a tensor of type 'U9', of which"),
+        ({"a": entry("U8", [1] * 65, 0, 1)}, 1, "unknown", "has a tensor of 65 dimensions"),
+        (b'{"a": ', 0, "invalid", "has a header that is no JSON"),
+        (b'{"a": "\xff"}', 0, "invalid", "has a header that is no JSON"),
+        (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", 0, "invalid", "has a header that is no JSON"),
+        (b'{"a": ' + b"9" * 100_000 + b"}", 0, "invalid", "has a header that is no JSON"),
+        (b"{".ljust(2 << 20), 0, "unknown", "cannot be told from"),
+    ],
+)
+def test_what_is_wrong_is_told(header: object, length: int, state: str, reason: str) -> None:
+    found = verdict(tensors(header, bytes(length)), NAMED)
+    assert (found.state, (found.reason or "")[: len(reason)]) == (state, reason)
+
+
+def test_a_header_longer_than_the_file_or_than_any_is_damage() -> None:
+    reason = "ends 98 bytes before the end of its header"
+    assert verdict(struct.pack("<Q", 100) + b"{}", NAMED) == Verdict("invalid", "safetensors", reason)
+    for length in (1 << 40, (1 << 64) - 1):
+        assert verdict(struct.pack("<Q", length) + b"{}", NAMED).state == "invalid"
+
+
+@given(place=st.integers(0, 300), junk=st.binary(min_size=1, max_size=8), text=st.binary(max_size=60))
+def test_no_bytes_lead_to_anything_but_a_verdict(place: int, junk: bytes, text: bytes) -> None:
+    verdict(SAMPLE[:place] + junk + SAMPLE[place + len(junk) :], NAMED)
+    verdict(tensors(b"{" + text), NAMED)

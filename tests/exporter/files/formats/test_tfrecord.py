@@ -1,0 +1,114 @@
+"""TFRecord: from record to record, and checksums."""
+
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.files.formats import Verdict
+from exporter.files.formats.source import MOST_BYTES
+from exporter.files.formats.tfrecord import masked_crc32c
+from tests.exporter.files.formats.support import flipped, states, truncated, verdict
+
+REAL = bytes.fromhex(
+    "2400000000000000422b804d0a220a0f0a066c656e67746812051a030a01000a0f0a047465787412070a050a036162639915095b"
+    "2400000000000000422b804d0a220a0f0a066c656e67746812051a030a01010a0f0a047465787412070a050a03616263eb1e535f"
+)
+"""Two records that tfrecord 1.14 has written with another implementation of the checksum."""
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def large(length: int, count: int) -> bytes:
+    """Records of this length, whose data does not cost a checksum each."""
+    return record(random.Random(1).randbytes(length)) * count
+
+
+def test_the_checksum_is_that_of_rfc_3720() -> None:
+    crc = 0xE3069283
+    assert masked_crc32c(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("data", "records"),
+    [
+        (REAL, 2),
+        (record(b""), 1),
+        (record(b"") * 1000, 1000),
+        (record(b"a" * 300) + record(bytes(5000)), 2),
+        (large(40_000, 3), 3),
+        (large(100, 4000), 4000),
+        (large(300_000, 40), 40),
+    ],
+    ids=range(7),
+)
+def test_whole_files_are_valid(data: bytes, records: int) -> None:
+    for name in ("a.tfrecord", "events.out.tfevents.1", "a.tfrecord-00000-of-00002"):
+        assert verdict(data, name) == Verdict("valid", "tfrecord", None, records)
+
+
+def test_every_truncation_is_seen() -> None:
+    for cut in truncated(REAL):
+        assert verdict(cut, "a.tfrecord").state == ("valid" if len(cut) == len(REAL) // 2 else "invalid")
+    assert states(truncated(large(40_000, 3)), "a.tfrecord") == {"invalid"}
+    assert verdict(REAL[:-1], "a").reason == "ends 1 bytes before the end of record 2"
+    assert verdict(REAL[:60], "a").reason == "ends in the middle of the header of record 2"
+
+
+def test_every_flipped_byte_is_seen() -> None:
+    assert states(flipped(REAL, len(REAL)), "a.tfrecord") == {"invalid"}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (REAL[:20] + b"!" + REAL[21:], "the data of record 1 does not agree with its checksum"),
+        (REAL + b"garbage garbage", "the length of record 3 does not agree with its checksum"),
+        (REAL + bytes(100), "the length of record 3 does not agree with its checksum"),
+        (b"garbage garbage", "is named .tfrecord, but does not begin like one"),
+        (REAL[:11], "is named .tfrecord, but does not begin like one"),
+    ],
+)
+def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
+    assert verdict(data, "a.tfrecord") == Verdict("invalid", "tfrecord", reason)
+
+
+@pytest.mark.parametrize("length", [0, 90, 5000, 30_000])
+def test_of_a_file_too_large_to_be_walked_both_ends_are_looked_at(length: int) -> None:
+    data = large(length, 3 * MOST_BYTES // (length + 16) + 1 if length < 4096 else 1500)
+    found = verdict(data, "a.tfrecord")
+    assert (found.state, found.format, found.records) == ("valid", "tfrecord", None)
+    assert found.reason is not None
+    assert found.reason.startswith("only its first ")
+    cuts = [data[:-cut] for cut in (1, 4, 5, 15, 17 + length // 2, 20 + length, 17 * (16 + length) + 3)]
+    assert states(iter(cuts), "a.tfrecord") <= {"invalid", "unknown"}
+    assert length > 5000 or states(iter(cuts), "a.tfrecord") == {"invalid"}
+    assert verdict(data + b"x", "a.tfrecord").state != "valid"
+
+
+def test_an_end_without_the_beginning_of_a_record_is_unknown() -> None:
+    data = large(100, 30_000) + record(random.Random(2).randbytes(300_000))
+    assert verdict(data, "a.tfrecord") == Verdict(
+        "unknown", "tfrecord", "its last record is longer than what was looked at"
+    )
+
+
+def test_records_within_a_record_are_not_taken_for_its_end() -> None:
+    inner = large(100, 200)
+    whole = large(100, 30_000) + record(inner[:-50]) + record(b"last")
+    assert verdict(whole, "a.tfrecord").state == "valid"
+
+
+def test_zeros_at_the_end_are_seen_in_time() -> None:
+    assert verdict(large(100, 30_000) + bytes(1 << 20), "a.tfrecord").state in ("invalid", "unknown")
+
+
+@given(st.binary(max_size=60), st.integers(0, len(REAL)), st.integers(0, 60))
+def test_any_bytes_are_looked_at(data: bytes, place: int, length: int) -> None:
+    verdict(record(data) + data, "a.tfrecord")
+    verdict(REAL[:place] + data + REAL[place + length :] or b"0", "a.tfrecord")

@@ -1,0 +1,514 @@
+"""Files of the path groups, over nodes that all see the same file system."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.collecting.collector import Status
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import Manifest, PathGroup
+from exporter.contract.worker_names import worker_rank
+from exporter.files.outputs.collector import (
+    BYTES,
+    FILES,
+    GROWTH,
+    INVALID,
+    MTIME,
+    RECORDS,
+    STALLED,
+    VALID,
+    WORKER_BYTES,
+    WORKER_MTIME,
+    WORKER_RECORDS,
+    WORKER_STALLED,
+    OutputsCollector,
+)
+from exporter.files.outputs.outputs_reader import OutputWatch, OwnerOf
+from exporter.machine.file_host import FileHost, Hanging
+from exporter.machine.mounts import is_apart, mount_of, parse_mountinfo
+from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
+
+OUTPUT = 'group="output"'
+START = 1_700_000_000.0
+"""Of the job, and of a clock that moves when told to."""
+TIMEOUT_S = 300.0
+DAMAGED = gzip.compress(b"some text" * 100)[:-20]
+
+
+def fill(run_dir: Path, *names: str, size: int = 10) -> None:
+    """Files of these names in the output directory."""
+    (run_dir / "out").mkdir(exist_ok=True)
+    for name in names:
+        (run_dir / "out" / name).write_bytes(b"x" * size)
+
+
+def write(run_dir: Path, name: str, content: int | str | bytes, mtime: float) -> None:
+    """An output file, or one with so many bytes, that was last written at this moment."""
+    (run_dir / "out").mkdir(exist_ok=True)
+    text = b"x" * content if isinstance(content, int) else content.encode() if isinstance(content, str) else content
+    (run_dir / "out" / name).write_bytes(text)
+    os.utime(run_dir / "out" / name, (mtime, mtime))
+
+
+def collector_of(manifest: Manifest, node_index: int = 0, clock: FakeClock | None = None) -> OutputsCollector:
+    return OutputsCollector(make_context(manifest, clock or FakeClock(), node_index=node_index))
+
+
+def test_files_are_counted_with_size_and_time(tmp_path: Path) -> None:
+    fill(tmp_path, "output_1.jsonl", "output_2.jsonl", "notes.txt")
+    os.utime(tmp_path / "out" / "output_1.jsonl", (1.0, 1000.0))
+    os.utime(tmp_path / "out" / "output_2.jsonl", (1.0, 2000.5))
+    collector = collector_of(make_manifest(tmp_path))
+    page = page_of(collector, collector.read())
+    assert samples_of(page, FILES) == {OUTPUT: 2, 'group="checkpoint"': 0}
+    assert samples_of(page, BYTES) == {OUTPUT: 20, 'group="checkpoint"': 0}
+    assert samples_of(page, MTIME) == {OUTPUT: 2000.5}
+    assert samples_of(page, GROWTH) == {}
+
+
+def test_growth_is_known_from_the_second_look_on(tmp_path: Path) -> None:
+    clock = FakeClock()
+    write(tmp_path, "output_1.jsonl", 100, START)
+    collector = collector_of(make_manifest(tmp_path), clock=clock)
+    collector.read()
+    write(tmp_path, "output_1.jsonl", 400, START + 10)
+    clock.advance(12)
+    assert samples_of(page_of(collector, collector.read()), GROWTH) == {OUTPUT: 30, 'group="checkpoint"': 0}
+
+
+def test_files_that_appear_whole_are_growth(tmp_path: Path) -> None:
+    clock = FakeClock()
+    collector = collector_of(make_manifest(tmp_path), clock=clock)
+    for number in range(4):
+        collector.read()
+        clock.advance(10)
+        write(tmp_path, f"output_{number}.jsonl", 500, START + 10 * number)
+    assert samples_of(page_of(collector, collector.read()), GROWTH)[OUTPUT] == 50
+
+
+def test_files_that_are_removed_are_no_growth(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fill(tmp_path, "output_1.jsonl", "output_2.jsonl")
+    collector = collector_of(make_manifest(tmp_path), clock=clock)
+    collector.read()
+    (tmp_path / "out" / "output_1.jsonl").unlink()
+    clock.advance(10)
+    page = page_of(collector, collector.read())
+    assert samples_of(page, GROWTH)[OUTPUT] == 0
+    assert samples_of(page, BYTES)[OUTPUT] == 10
+
+
+def test_a_group_without_a_pattern_is_watched_for_its_space_alone(tmp_path: Path) -> None:
+    fill(tmp_path, "output_1.jsonl")
+    manifest = make_manifest(tmp_path, groups=(PathGroup("output", "out", None),))
+    assert collector_of(manifest).read().groups == ()
+
+
+FOUR_NODES = tuple(make_task(rank, node_index=rank // 2) for rank in range(8))
+NAMES = st.lists(
+    st.one_of(
+        st.integers(0, 12).map(lambda number: f"output_worker_{number}.jsonl"),
+        st.integers(0, 12).map(lambda number: f"output_rank{number:05d}_a.jsonl"),
+        st.sampled_from(["output_summary.jsonl", "output_500.jsonl", "output_.jsonl", "output_workers_9.jsonl"]),
+    ),
+    unique=True,
+    max_size=12,
+)
+
+
+@given(NAMES)
+def test_every_file_of_a_shared_directory_is_counted_by_one_node(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    run_dir = tmp_path_factory.mktemp("shared")
+    fill(run_dir, *names)
+    manifest = make_manifest(run_dir, *FOUR_NODES)
+    found = [collector_of(manifest, node).read().groups[0] for node in range(4)]
+    assert sum(group.files for group in found) == len(names)
+    assert sum(group.bytes for group in found) == 10 * len(names)
+
+
+def test_a_node_answers_for_its_own_workers_and_the_first_for_what_is_nobodys(tmp_path: Path) -> None:
+    fill(tmp_path, *(f"output_worker_{number}.jsonl" for number in (0, 1, 2, 7, 99)), "output_all.jsonl")
+    manifest = make_manifest(tmp_path, *FOUR_NODES)
+    assert [collector_of(manifest, node).read().groups[0].files for node in range(4)] == [4, 1, 0, 1]
+
+
+def test_a_file_in_place_of_the_directory_has_no_files(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file", encoding="ascii")
+    assert collector_of(make_manifest(tmp_path)).read().groups[0].files == 0
+
+
+def test_the_status_lists_the_groups(tmp_path: Path) -> None:
+    fill(tmp_path, "output_1.jsonl")
+    collector, status = collector_of(make_manifest(tmp_path)), Status()
+    collector.describe(collector.read(), status)
+    assert [(entry["group"], entry["files"], entry["bytes"]) for entry in status.outputs] == [
+        ("output", 1, 10),
+        ("checkpoint", 0, 0),
+    ]
+
+
+class Job:
+    """A collector of a job with two workers, its clock, and what its events say."""
+
+    def __init__(self, run_dir: Path, **changes: Any) -> None:
+        self.run_dir = run_dir
+        self.clock = FakeClock()
+        (run_dir / "out").mkdir(exist_ok=True)
+        manifest = make_manifest(run_dir, make_task(0), make_task(1), stall_timeout_s=TIMEOUT_S, **changes)
+        self.context = make_context(manifest, self.clock)
+        self.context.board.running = frozenset({0, 1})
+        self.collector = OutputsCollector(self.context)
+        self.snapshot = self.collector.read()
+
+    def look(self, after_s: float = 5.0) -> str:
+        """The page after so much time."""
+        self.clock.advance(after_s)
+        self.snapshot = self.collector.read()
+        return page_of(self.collector, self.snapshot)
+
+    def after(self, seconds: float) -> str:
+        """The page after so much time with looks in between."""
+        for _ in range(int(seconds / 5) - 1):
+            self.look()
+        return self.look()
+
+    def write(self, name: str, content: int | str | bytes = 10) -> None:
+        """Write a file now."""
+        write(self.run_dir, name, content, self.clock.time())
+
+    def events(self, kind: str) -> list[str]:
+        """Details of the events of a kind."""
+        return [event["detail"] for event in self.snapshot.events if event["event"] == kind]
+
+
+WORKER_0 = 'worker="worker_w0",role="worker",rank="0",group="output"'
+WORKER_1 = 'worker="worker_w1",role="worker",rank="1",group="output"'
+
+
+def test_files_of_a_worker_have_series_of_their_own(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write("output_rank0.jsonl", "{}\n{}\n")
+    job.write("output_rank1.jsonl", "{}\n")
+    job.write("output_all.jsonl", "{}\n")
+    page = job.look()
+    assert samples_of(page, WORKER_BYTES) == {WORKER_0: 6, WORKER_1: 3}
+    assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 2, WORKER_1: 1}
+    assert samples_of(page, WORKER_MTIME) == {WORKER_0: START, WORKER_1: START}
+    assert samples_of(page, RECORDS) == {OUTPUT: 4}
+    assert samples_of(page, BYTES)[OUTPUT] == 12
+
+
+def test_checkpoints_have_no_series_of_workers_and_no_stalls_and_no_events(tmp_path: Path) -> None:
+    job = Job(tmp_path, groups=(PathGroup("checkpoint", "out", "*"),))
+    job.write("model_rank0.gz", DAMAGED)
+    page = job.after(2 * TIMEOUT_S)
+    assert samples_of(page, WORKER_BYTES) == samples_of(page, STALLED) == samples_of(page, WORKER_STALLED) == {}
+    assert samples_of(page, INVALID) == {'group="checkpoint"': 1}
+    assert job.snapshot.events == ()
+    assert job.context.board.checkpoints == ()
+
+
+def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert samples_of(job.look(), STALLED) == {}
+    job.write("output_rank0.jsonl")
+    job.write("output_rank1.jsonl")
+    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S - 5), STALLED) == {OUTPUT: 0}
+    page = job.look()
+    assert samples_of(page, STALLED) == {OUTPUT: 1}
+    assert samples_of(page, WORKER_STALLED) == {WORKER_0: 1, WORKER_1: 1}
+    assert job.events("output stalled") == ["output: nothing written for 300 s"]
+    job.write("output_rank0.jsonl", 20)
+    page = job.look()
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
+    assert "output: is written again" in job.events("output goes on")
+
+
+def test_one_worker_alone_may_have_stalled(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write("output_rank1.jsonl", "{}\n")
+    for number in range(1, 70):
+        job.write("output_rank0.jsonl", "{}\n" * number)
+        page = job.look()
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
+    assert [(event["event"], event.get("rank")) for event in job.snapshot.events] == [
+        ("first output", None),
+        ("output stalled", 1),
+    ]
+
+
+@pytest.mark.parametrize("word", ["part_", "shard", "gpu"])
+def test_parts_that_come_one_after_the_other_are_no_stalls_of_workers(tmp_path: Path, word: str) -> None:
+    job = Job(tmp_path)
+    for number in range(10):
+        job.write(f"output_{word}{number:05}.jsonl", "{}\n")
+        page = job.after(100)
+        assert 1 not in samples_of(page, WORKER_STALLED).values()
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+    assert [event.get("rank") for event in job.snapshot.events if event["event"] == "output stalled"] == [None]
+
+
+def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for number in range(10):
+        job.write(f"output_worker{number}.jsonl", "{}\n")
+        page = job.after(100)
+    assert samples_of(page, WORKER_STALLED) == {}
+    assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 1, WORKER_1: 1}
+    assert [event["event"] for event in job.snapshot.events] == ["first output"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("output_worker_3.jsonl", 3),
+        ("rank00002_a", 2),
+        ("decode-w1.jsonl", 5),
+        ("Worker1", 1),
+        ("part_00001", None),
+        ("shard1", None),
+        ("gpu0", None),
+        ("coworker_3", None),
+    ],
+)
+def test_words_for_a_worker_alone(name: str, rank: int | None) -> None:
+    assert worker_rank(name, {("decode", 1): 5}, sure=True) == rank
+
+
+def test_files_that_appear_are_output_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.look(600)
+    for number in range(1, 70):
+        write(tmp_path, "output_rank0.jsonl", number, START - 180 + job.clock.time() - START - 600)
+        page = job.look()
+        assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+
+
+MOUNTS = """\
+21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 0:30 / /home rw - nfs4 server:/home rw
+23 21 0:31 / /scratch rw - lustre server:/scratch rw
+24 21 8:2 / /local rw - xfs /dev/nvme0n1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("directory", "run_dir", "expected"),
+    [
+        ("/tmp/out", "/home/ada/run", True),
+        ("/local/out", "/home/ada/run", True),
+        ("/home/ada/run/out", "/home/ada/run", False),
+        ("/scratch/out", "/home/ada/run", False),
+        ("/tmp/out", "/tmp/run", False),
+        ("/local/out", "/tmp/run", False),
+    ],
+)
+def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
+    directory: str, run_dir: str, expected: bool
+) -> None:
+    mounts = parse_mountinfo(MOUNTS)
+    assert is_apart(mount_of(directory, mounts), mount_of(run_dir, mounts)) is expected
+    assert not is_apart(None, mount_of(run_dir, mounts))
+    assert not is_apart(mount_of(directory, mounts), None)
+
+
+def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
+    fill(tmp_path, "output_all.jsonl", "output_worker_0.jsonl", "output_worker_2.jsonl")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    mounts = f"21 1 8:1 / / rw - nfs4 server:/ rw\n22 21 8:2 / {tmp_path}/out rw - xfs /dev/nvme0n1 rw\n"
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(mounts, encoding="ascii")
+    host = FileHost(SystemClock(), process=False, proc=str(tmp_path / "proc"))
+    try:
+        for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
+            manifest = make_manifest(tmp_path, *tasks)
+            contexts = [replace(make_context(manifest, node_index=node), files=host) for node in range(len(found))]
+            assert [OutputsCollector(context).read().groups[0].files for context in contexts] == found
+    finally:
+        host.close()
+
+
+def test_output_of_workers_that_do_not_run_is_not_stalled(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write("output_rank0.jsonl")
+    job.look()
+    job.context.board.running = frozenset()
+    page = job.after(2 * TIMEOUT_S)
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
+    job.context.board.running = frozenset({0})
+    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+
+
+def test_files_of_an_earlier_job_are_no_stall(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", 10, START - 1000)
+    job = Job(tmp_path)
+    page = job.after(2 * TIMEOUT_S)
+    assert samples_of(page, STALLED) == samples_of(page, WORKER_STALLED) == {}
+    assert samples_of(page, FILES)[OUTPUT] == 1
+
+
+def test_a_sidecar_that_is_started_again_knows_of_output_by_the_times_of_the_files(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", 10, START + 1)
+    job = Job(tmp_path)
+    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+    assert job.events("first output") == []
+
+
+def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", 10, START - 30)
+    job = Job(tmp_path)
+    assert samples_of(job.look(), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
+
+
+def test_damaged_files_are_counted_and_told_once(tmp_path: Path) -> None:
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "*.gz"),))
+    job.write("a.gz", gzip.compress(b"text"))
+    page = job.after(30)
+    assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 1}, {OUTPUT: 0})
+    job.write("b.gz", DAMAGED)
+    page = job.after(60)
+    assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
+    (told,) = job.events("output damaged")
+    assert told.startswith("output: b.gz ")
+    status = Status()
+    job.collector.describe(job.snapshot, status)
+    assert [(file["file"], file["format"]) for file in status.outputs[0]["invalid"]] == [("b.gz", "gzip")]
+    (tmp_path / "out" / "b.gz").unlink()
+    assert samples_of(job.look(), VALID) == {OUTPUT: 1}
+
+
+def test_nothing_is_said_of_files_that_cannot_be_judged(tmp_path: Path) -> None:
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
+    job.write("notes", "some words")
+    page = job.after(60)
+    assert samples_of(page, VALID) == samples_of(page, INVALID) == samples_of(page, RECORDS) == {}
+
+
+def test_the_first_output_and_what_is_complete_are_events(tmp_path: Path) -> None:
+    write(tmp_path, "output_old.gz", gzip.compress(b"text"), START - 1000)
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "output_*"),))
+    job.write("output_rank0.gz", gzip.compress(b"text"))
+    job.after(60)
+    assert job.events("first output") == ["output: output_rank0.gz"]
+    assert job.events("output complete") == ["output: output_rank0.gz, 24 bytes"]
+    assert [event["time"] for event in job.snapshot.events] == [START, START]
+    status = Status()
+    job.collector.describe(job.snapshot, status)
+    assert status.outputs[0]["first_output"] == START
+    assert [event["event"] for event in status.events] == ["first output", "output complete"]
+
+
+def test_events_are_bounded(tmp_path: Path) -> None:
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
+    for number in range(80):
+        job.write(f"{number}.gz", DAMAGED)
+    job.after(200)
+    assert len(job.snapshot.events) == 50
+
+
+def test_the_status_can_be_written_as_json_whatever_the_names(tmp_path: Path, hard_name: str) -> None:
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
+    job.write(f"{hard_name}.gz", DAMAGED)
+    job.write("out_\udcff_rank0.gz", DAMAGED)
+    os.mkfifo(tmp_path / "out" / "fifo")
+    job.after(60)
+    status = Status()
+    job.collector.describe(job.snapshot, status)
+    text = json.dumps([status.outputs, status.events], ensure_ascii=False)
+    text.encode()
+    assert status.outputs[0]["passed_over"] == [{"file": "fifo", "kind": "FIFO"}]
+    assert list(json.loads(text)[0][0]["workers"]) == ["0"]
+
+
+class Refusing(FileHost):
+    """Answers that a test likes, once it likes any."""
+
+    answer: Exception | None = None
+
+    def look(self, watches: Any, now: float, wait_s: float = 0.0) -> list[Any]:
+        found = super().look(watches, now)
+        return found if self.answer is None else [self.answer for _ in found]
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Iterator[tuple[OutputsCollector, Refusing]]:
+    write(tmp_path, "output_rank0.jsonl", 10, START)
+    host = Refusing(SystemClock(), process=False)
+    context = replace(make_context(make_manifest(tmp_path), FakeClock()), files=host)
+    yield OutputsCollector(context), host
+    host.close()
+
+
+def test_a_group_that_hangs_has_no_series_and_all_of_them_afterwards(
+    refusing: tuple[OutputsCollector, Refusing],
+) -> None:
+    collector, host = refusing
+    assert [group.files for group in collector.read().groups] == [1, 0]
+    host.answer = Hanging(host.clock.monotonic() - 1, "/mnt")
+    assert [group.files for group in collector.read().groups] == [1, 0]  # slow
+    host.answer = Hanging(host.clock.monotonic() - 60, "/mnt")
+    assert collector.read().groups == ()
+    host.answer = None
+    snapshot = collector.read()
+    assert [group.files for group in snapshot.groups] == [1, 0]
+    assert snapshot.events == ()
+
+
+def test_a_group_that_cannot_be_read_is_told_once(refusing: tuple[OutputsCollector, Refusing]) -> None:
+    collector, host = refusing
+    collector.read()
+    host.answer = PermissionError(13, "Permission denied")
+    collector.read()
+    snapshot = collector.read()
+    assert snapshot.groups == ()
+    assert [event["detail"] for event in snapshot.events] == [
+        "output: Permission denied",
+        "checkpoint: Permission denied",
+    ]
+
+
+def test_looks_in_another_process_tell_the_same(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
+    host = FileHost(SystemClock(), process=True)
+    try:
+        collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
+        group = until(lambda: next(iter(collector.read().groups), None), "a look")
+        assert (group.files, group.bytes, group.records) == (1, 6, 2)
+    finally:
+        host.close()
+
+
+def test_a_watch_that_begins_anew_is_no_growth(tmp_path: Path) -> None:
+    job = Job(tmp_path, groups=(PathGroup("output", "out", "*"),))
+    group = job.collector._groups[0]
+    for number in range(1, 4):
+        job.write("a.bin", 1000 * number)
+        job.look(10)
+    owner_of = OwnerOf(partial(worker_rank, ranks={}), frozenset(), frozenset(), rest=True)
+    make = partial(OutputWatch, str(tmp_path / "out"), "b.bin", owner_of, START)
+    group.watched = job.context.files.watch("again", make)  # as after the end of the helper: its first file is number 1
+    job.write("b.bin", 50_000)
+    assert samples_of(job.look(10), GROWTH) == {}
+    for number in range(1, 4):
+        job.write("b.bin", 50_000 + 100 * number)
+        page = job.look(10)
+    assert samples_of(page, GROWTH) == {OUTPUT: 10}

@@ -1,0 +1,90 @@
+"""What a diagnosis says of the GPUs of its worker."""
+
+from exporter.gpus.analysis.evidence import gpu_evidence, gpu_lines, gpu_sample
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use, uuid_of
+
+
+def test_a_sample_has_means_of_shares_and_the_sum_of_memory() -> None:
+    entry = of_worker(0, 1, gpu_use=[use(0, sm_ratio=0.4), use(1, sm_ratio=None, memory_bytes=GIB)])
+    node = gpus(gpu(0, utilization_ratio=1.0), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.0))
+    assert gpu_sample(entry, node) == {
+        "gpu_utilization_ratio": 0.75,
+        "gpu_sm_ratio": 0.4,
+        "gpu_memory_bytes": 16 * GIB,
+    }
+
+
+def test_of_gpus_that_are_not_used_yet_the_planned_ones_count() -> None:
+    node = gpus(gpu(0, utilization_ratio=0.0), gpu(1))
+    assert gpu_sample(of_worker(0, gpu_use=[]), node) == {"gpu_utilization_ratio": 0.0}
+
+
+def test_of_gpus_of_which_some_are_used_those_count() -> None:
+    node = gpus(gpu(0, utilization_ratio=0.0), gpu(1, utilization_ratio=0.8))
+    assert gpu_sample(of_worker(0, gpu_use=[use(1)]), node)["gpu_utilization_ratio"] == 0.8
+
+
+def test_what_nobody_tells_is_not_in_a_sample() -> None:
+    entry = of_worker(0, gpu_use=[use(0, sm_ratio=None, memory_bytes=None)])
+    assert gpu_sample(entry, gpus(gpu(0, utilization_ratio=None))) == {}
+    assert gpu_sample({}, {}) == {}
+
+
+def test_the_last_minute_is_that_before_the_end_of_the_course() -> None:
+    course = [{"time": 10.0, "gpu_sm_ratio": 0.0, "gpu_memory_bytes": 99.0}]
+    course += [{"time": 100.0 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 5.0 + at % 2} for at in range(5)]
+    found = gpu_evidence(of_worker(0), gpus(gpu(0)), course)
+    assert found["last_minute"] == {"gpu_sm_ratio": 0.5, "gpu_memory_bytes": 5.0, "gpu_memory_peak_bytes": 6.0}
+    assert gpu_evidence(of_worker(0), gpus(gpu(0)), [])["last_minute"] == {}
+
+
+def test_the_evidence_names_each_gpu_and_what_was_wrong() -> None:
+    node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[XID_79]), gpu(1))
+    found = gpu_evidence(of_worker(0, gpu_use=[use(1)]), node, [])
+    assert [(device["uuid"], device["state"]) for device in found["devices"]] == [
+        (uuid_of(0), "lost"),
+        (uuid_of(1), "ok"),
+    ]
+    assert found["troubles"] == [
+        {"words": "GPU 0 is lost", "time": None},
+        {"words": "GPU 0: Xid 79, GPU has fallen off the bus", "time": 1000.0},
+    ]
+    assert gpu_evidence({}, node, []) == {}
+
+
+def test_of_a_gpu_that_is_lost_the_moment_is_told() -> None:
+    node = gpus(gpu(0, state="lost", words="GPU is lost", lost_since=990.0), gpu("0:1"), gpu(1, lost_since=None))
+    for place in (0, "0:1"):
+        assert next(gpu_lines(gpu_evidence(of_worker(place), node, []))) == ("wrong", "GPU 0 is lost", 990.0)
+
+
+def test_the_evidence_is_told_in_lines() -> None:
+    course = [{"time": 1.0, "gpu_utilization_ratio": 0.954, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB}]
+    node = gpus(gpu(0, xids=[XID_79]), gpu(1))
+    assert list(gpu_lines(gpu_evidence(of_worker(0, gpu_use=[use(1)]), node, course))) == [
+        ("wrong", "GPU 0: Xid 79, GPU has fallen off the bus", 1000.0),
+        (
+            "last minute",
+            "95 % busy, 50 % by its own kernels, 15.0 GiB of GPU memory at the end, at most 15.0 GiB",
+            None,
+        ),
+        ("GPU 0", "NVIDIA H200, 141 GiB, GPU-00, 61 °C, not used", None),
+        ("GPU 1", "NVIDIA H200, 141 GiB, GPU-01, 61 °C, not of its plan", None),
+    ]
+
+
+def test_a_gpu_that_is_missing_is_told_once() -> None:
+    found = gpu_evidence({"gpu_plan": [], "gpu_missing": ["7"]}, gpus(gpu(0), allocated=2), [])
+    assert list(gpu_lines(found)) == [("wrong", "GPU 7 is missing", None)]
+
+
+def test_where_nobody_tells_of_processes_a_gpu_is_not_said_to_be_unused() -> None:
+    found = gpu_evidence(of_worker(0, gpu_use=None), gpus(gpu(0)), [])
+    assert list(gpu_lines(found)) == [("GPU 0", "NVIDIA H200, 141 GiB, GPU-00, 61 °C", None)]
+    assert gpu_sample(of_worker(0, gpu_use=None), gpus(gpu(0, utilization_ratio=0.5))) == {"gpu_utilization_ratio": 0.5}
+
+
+def test_of_gpus_that_nobody_can_read_the_plan_is_told() -> None:
+    found = gpu_evidence(of_worker(0, gpu_use=[]), gpus(driver_state="failing"), [])
+    assert list(gpu_lines(found)) == [("GPU ?", "unknown, GPU-00", None)]
+    assert list(gpu_lines({})) == []

@@ -1,0 +1,97 @@
+"""What the codes of the driver mean."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.gpus.analysis.xid import (
+    BLAMED_ON_PROGRAMS,
+    CONTAINED_XIDS,
+    KNOWN_XIDS,
+    PAGING_XIDS,
+    XIDS,
+    blames_device,
+    fatal_words,
+    xid_class,
+    xid_of,
+    xid_words,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (13, "application"),
+        (31, "application"),
+        (32, "application"),
+        (39, "application"),
+        (94, "hardware"),
+        (43, "noise"),
+        (45, "noise"),
+        (63, "noise"),
+        (92, "noise"),
+        (154, "noise"),
+        (46, "reset"),
+        (62, "reset"),
+        (119, "reset"),
+        (120, "reset"),
+        (48, "hardware"),
+        (64, "hardware"),
+        (74, "hardware"),
+        (79, "hardware"),
+        (95, "hardware"),
+        (140, "hardware"),
+    ],
+)
+def test_a_code_has_its_class(code: int, kind: str) -> None:
+    assert xid_class(code) == kind
+
+
+def test_a_code_says_what_has_happened() -> None:
+    assert xid_words(79) == "fallen off the bus"
+    assert xid_words(31) == "invalid address"
+
+
+@pytest.mark.parametrize("code", [0, -1, 1, 999, 10**9])
+def test_a_code_that_is_not_known_blames_nobody(code: int) -> None:
+    assert xid_of(code).kind == "noise"
+    assert not blames_device(code)
+    assert "does not know" in xid_words(code)
+
+
+def test_counters_begin_for_what_wakes_somebody_and_for_what_is_usual() -> None:
+    assert KNOWN_XIDS == (13, 31, 43, 45, 46, 48, 62, 64, 74, 79, 94, 95, 119, 120)
+    assert all(blames_device(code) for code in PAGING_XIDS)
+    assert not set(PAGING_XIDS) & CONTAINED_XIDS
+
+
+def test_a_program_is_blamed_for_what_is_over_with_it() -> None:
+    assert {xid_class(code) for code in BLAMED_ON_PROGRAMS} == {"application"}
+    assert {13, 31} <= BLAMED_ON_PROGRAMS
+    assert not {43, 45} & BLAMED_ON_PROGRAMS
+
+
+@pytest.mark.parametrize("code", [46, 48, 62, 79, 94, 95, 119, 120, 140])
+def test_no_program_goes_on_after_some_errors_of_the_device(code: int) -> None:
+    assert fatal_words(code)
+
+
+@pytest.mark.parametrize("code", [54, 64, 74, 109, *range(144, 151), 155, 31, 43, 45, 999])
+def test_a_program_may_go_on_after_others(code: int) -> None:
+    assert not fatal_words(code)
+
+
+def test_every_code_has_short_words_and_a_source() -> None:
+    for code, xid in XIDS.items():
+        assert 0 < code < 1000
+        assert 0 < len(xid.words) <= 80
+        assert not xid.words.endswith(".")
+        assert xid.source.startswith("NVIDIA")
+        assert not xid.fatal or blames_device(code)
+
+
+@given(st.integers())
+def test_any_code_has_a_class_and_words(code: int) -> None:
+    assert xid_class(code) in ("hardware", "reset", "application", "noise")
+    assert blames_device(code) == (xid_class(code) in ("hardware", "reset"))
+    assert xid_words(code)

@@ -1,0 +1,160 @@
+"""Whole pages of a node's GPUs, from the vendor's library to the text."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.collecting.families import Samples
+from exporter.gpus.amd.reader import AmdReader
+from exporter.gpus.collectors import gpus_collector
+from exporter.gpus.host_reader import GpuHost
+from exporter.gpus.nvidia import reader as nvml
+from exporter.gpus.records import GpuReader
+from tests.exporter.gpus.amd.fake_amdsmi import GIB, FakeAmdGpu, FakeAmdSmi, process
+from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, Node
+from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver
+from tests.fakenvml import FakeGpu, FakeMig, FakeProcess, Rate, Scenario, profiles
+from tests.support.exporter import FakeClock
+
+MOST_SERIES = 45
+"""Of one GPU."""
+PATIENCE_S = 60.0
+"""However slow this machine is."""
+LOOKS, STEP_S = 4, 0.25
+"""Shares need two readings, with real time between them."""
+
+Makes = tuple[Callable[[], GpuReader], ...]
+Plan = tuple[tuple[int, ...], ...]
+Show = Callable[[Scenario, Plan], str]
+Golden = Callable[[str, str], Path]
+
+
+def still(scenario: Scenario) -> Scenario:
+    """The same with numbers that do not change, and a driver that looks at processes all the time."""
+    scenario.sample_period_s = 0.05
+    for unit in [unit for gpu in scenario.gpus for unit in (gpu, *gpu.migs)]:
+        for each in dataclasses.fields(unit):
+            setattr(unit, each.name, _still(getattr(unit, each.name)))
+    return scenario
+
+
+def _still(value: Any) -> Any:
+    if isinstance(value, Rate):
+        return value.base
+    if isinstance(value, dict):
+        return {key: _still(inner) for key, inner in value.items()}
+    return value
+
+
+def page(run_dir: Path, makes: Makes, clock: FakeClock, plan: Plan) -> str:
+    """The page of both collectors after some looks; worker ``n`` has the process ``100 + n``."""
+    host = GpuHost(makes, clock, fast_s=STEP_S, medium_s=STEP_S, call_s=PATIENCE_S)
+    (run_dir / "proc").mkdir()
+    node = Node(run_dir, plan=plan, host=host, clock=clock, proc=str(run_dir / "proc"))
+    for rank in range(len(plan)):
+        node.run(rank, 100 + rank)
+    out = Samples({})
+    try:
+        for _ in range(LOOKS):
+            out.page()
+            time.sleep(STEP_S)
+            clock.now = time.time()
+            node.gpus.render(node.gpus.read(), out)
+            node.workers.render(node.workers.read(), out)
+    finally:
+        assert host.close(PATIENCE_S)
+    return out.page()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No devices are given by the environment, and looks are waited for."""
+    for name in DEVICE_LISTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpus_collector, "WAIT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
+    """The page of a scenario."""
+    drivers: list[FakeDriver] = []
+
+    def show(scenario: Scenario, plan: Plan) -> str:
+        driver, clock = FakeDriver(still(scenario), tmp_path, monkeypatch), FakeClock(time.time())
+        drivers.append(driver)
+        return page(tmp_path, (lambda: driver.make(clock),), clock, plan)
+
+    yield show
+    for driver in drivers:
+        driver.end()
+
+
+def series(text: str) -> Counter[str]:
+    """How many series each GPU has; those of workers that use it are the workers'."""
+    lines = [line for line in text.splitlines() if line.startswith("gpujob_gpu_") and '{gpu="' in line]
+    return Counter(line.partition('gpu="')[2].partition('"')[0] for line in lines)
+
+
+def one_each(scenario: Scenario) -> Plan:
+    """A worker for each unit, with a process on it."""
+    units: list[FakeGpu | FakeMig] = [unit for gpu in scenario.gpus for unit in (gpu.migs or (gpu,))]
+    for rank, unit in enumerate(units):
+        assert isinstance(unit.memory_used, int)
+        unit.processes.append(FakeProcess(100 + rank, unit.memory_used // 2, 90, 40))
+    return tuple((rank,) for rank in range(len(units)))
+
+
+def check(name: str, text: str, indices: list[str], golden: Golden) -> None:
+    """The page is the golden one, and no GPU has too many series."""
+    found = series(text)
+    assert list(found) == indices
+    assert max(found.values(), default=0) <= MOST_SERIES
+    golden(f"exporter/gpu_{name}.txt", text)
+    if shutil.which("promtool") is not None:
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml.so.no-such-version")
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    clock = FakeClock()
+    text = page(tmp_path, (lambda: nvml.NvmlReader(clock), lambda: AmdReader(clock)), clock, ((0,),))
+    check("no_driver", text, [], golden)
+
+
+def test_one_gpu_with_an_old_driver(nvidia: Show, golden: Golden) -> None:
+    scenario = profiles.old(1)
+    check("old_driver", nvidia(scenario, one_each(scenario)), ["0"], golden)
+
+
+def test_eight_gpus_of_the_present(nvidia: Show, golden: Golden) -> None:
+    scenario = profiles.h200(8)
+    check("h200", nvidia(scenario, one_each(scenario)), [str(number) for number in range(8)], golden)
+
+
+def test_mig(nvidia: Show, golden: Golden) -> None:
+    scenario = profiles.mig()
+    check("mig", nvidia(scenario, one_each(scenario)), ["0", "0:0", "0:1", "0:3", "1"], golden)
+
+
+def test_amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    busy = {
+        "amdsmi_get_gpu_activity": {"gfx_activity": 93, "umc_activity": 41, "mm_activity": "N/A"},
+        "amdsmi_get_gpu_memory_usage": 65 * GIB,
+        "amdsmi_get_gpu_process_list": [process(100, 64 * GIB)],
+    }
+    package = FakeAmdSmi(FakeAmdGpu(0, answers=busy), FakeAmdGpu(1))
+    monkeypatch.setitem(sys.modules, "amdsmi", package)
+    clock = FakeClock()
+    check("amd", page(tmp_path, (lambda: AmdReader(clock),), clock, ((0,), (1,))), ["0", "1"], golden)

@@ -1,0 +1,203 @@
+"""GPUs that tell what a test says, and a node's collectors over them."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from exporter.collecting.collector import Context, Status
+from exporter.contract.manifest import Task
+from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
+from exporter.gpus.collectors.workers_collector import GpuWorkersCollector
+from exporter.gpus.host_reader import GpuHost
+from exporter.gpus.records import (
+    Driver,
+    DriverState,
+    Gpu,
+    GpuActivity,
+    GpuCondition,
+    GpuEvent,
+    GpuLook,
+    GpuProcess,
+    GpuState,
+)
+from exporter.machine.kernel_log import KernelEvent, KernelLog, Xid
+from tests.support.exporter import FakeClock, make_identity, make_manifest, make_task, page_of
+
+GIB = 1 << 30
+NVIDIA = Driver("nvidia", "570.86.15", "12.8")
+AMD = Driver("amd", "6.12.12", "6.3")
+DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def uuid(number: int) -> str:
+    """UUID of the GPU with this number."""
+    return f"GPU-{number}a0b1c2d-1111-2222-3333-44445555666{number}"
+
+
+def gpu(number: int, **changes: Any) -> GpuState:
+    """A GPU that tells some of everything."""
+    made = Gpu(
+        uuid(number),
+        str(number),
+        "nvidia",
+        name="NVIDIA H200",
+        pci_bus_id=f"0000:{0x18 + number:02x}:00.0",
+        persistence=True,
+        memory_total_bytes=141 * GIB,
+    )
+    activity = GpuActivity(
+        utilization_ratio=0.5,
+        memory_used_bytes=70 * GIB,
+        memory_total_bytes=141 * GIB,
+        power_average_w=400.0,
+        power_limit_w=700.0,
+        energy_j=1e6,
+        temperature_c=55.0,
+    )
+    parts: dict[str, Any] = {"activity": activity, "processes": (), "condition": GpuCondition()}
+    return GpuState(made, **{**parts, **changes})
+
+
+def instance(of: int, number: int, **changes: Any) -> GpuState:
+    """A MIG instance of a GPU."""
+    made = Gpu(
+        f"MIG-{of}{number}a0b1c2-1111-2222-3333-444455556666",
+        f"{of}:{number}",
+        "nvidia",
+        name="NVIDIA H200 MIG 3g.71gb",
+        pci_bus_id=f"0000:{0x18 + of:02x}:00.0",
+        parent=uuid(of),
+        memory_total_bytes=70 * GIB,
+        gpu_instance=number,
+    )
+    return GpuState(made, **{"activity": GpuActivity(utilization_ratio=0.25), "processes": (), **changes})
+
+
+def divided(number: int, **changes: Any) -> GpuState:
+    """A GPU that has MIG on."""
+    found = gpu(number, **changes)
+    return dataclasses.replace(found, gpu=dataclasses.replace(found.gpu, mig=True))
+
+
+class FakeGpus:
+    """In place of a ``GpuHost``."""
+
+    def __init__(self, clock: FakeClock, gpus: Iterable[GpuState]) -> None:
+        self._clock = clock
+        self.gpus = list(gpus)
+        self.state: DriverState = "ok"
+        self.words: str | None = None
+        self.driver: Driver | None = NVIDIA
+        self.told: list[GpuEvent] = []
+        self.asked = 0
+        self.ready = self.tells_events = True
+
+    def look(self, _wait_s: float) -> GpuLook:
+        self.asked += 1
+        return GpuLook(
+            self._clock.time(),
+            self.state,
+            self.words,
+            self.driver,
+            tuple(
+                dataclasses.replace(state, processes_time=self._clock.time(), condition_time=self._clock.time())
+                for state in self.gpus
+            ),
+            tuple(self.told),
+            {"nvmlDeviceGetFanSpeed": "Not Supported"},
+            ready=self.ready,
+            tells_events=self.tells_events,
+        )
+
+    def events(self) -> tuple[GpuEvent, ...]:
+        return tuple(self.told)
+
+
+class Node:
+    """One node of a job, with the collectors of its GPUs."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *gpus: GpuState,
+        plan: tuple[tuple[int, ...], ...] = ((0,),),
+        first_gpu: int | None = None,
+        attempt: int = 0,
+        proc: str = "/proc",
+        host: GpuHost | None = None,
+        clock: FakeClock | None = None,
+        **manifest: Any,
+    ) -> None:
+        """``plan``: the positions of the GPUs of each worker; ``host``: what is looked at in place of the fake."""
+        tasks = tuple(dataclasses.replace(make_task(rank), gpus=positions) for rank, positions in enumerate(plan))
+        self.clock = FakeClock() if clock is None else clock
+        self.host = FakeGpus(self.clock, gpus)
+        self.kernel = KernelLog(self.clock, None, path="/nowhere")
+        self.context = Context(
+            make_manifest(run_dir, *tasks, **manifest),
+            make_identity(first_gpu=first_gpu, attempt=attempt),
+            self.clock,
+            proc,
+            kernel=self.kernel,
+            gpus=cast(GpuHost, self.host) if host is None else host,
+        )
+        self.board = self.context.board
+        self.board.job_phase = "running"
+        self.gpus = GpusCollector(self.context)
+        self.workers = GpuWorkersCollector(self.context)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        return self.context.tasks
+
+    def change(self, number: int, **changes: Any) -> None:
+        """Change what the GPU at this place of the look tells: parts of its activity, its condition, or of itself."""
+        state = self.host.gpus[number]
+        for name, value in changes.items():
+            if hasattr(GpuState, name):
+                state = dataclasses.replace(state, **{name: value})
+            elif hasattr(GpuActivity, name):
+                activity = dataclasses.replace(state.activity or GpuActivity(), **{name: value})
+                state = dataclasses.replace(state, activity=activity)
+            else:
+                condition = dataclasses.replace(state.condition or GpuCondition(), **{name: value})
+                state = dataclasses.replace(state, condition=condition)
+        self.host.gpus[number] = state
+
+    def use(self, number: int, *pids: int | GpuProcess) -> None:
+        """Put processes on a GPU."""
+        self.change(number, processes=tuple(p if isinstance(p, GpuProcess) else GpuProcess(p, GIB, 0.5) for p in pids))
+
+    def run(self, rank: int, *pids: int, since: float = 3600.0) -> None:
+        """Let a worker have these processes, its own first."""
+        self.board.pids = {**self.board.pids, rank: frozenset(pids)}
+        self.board.starts = {**self.board.starts, rank: self.clock.time() - since}
+
+    def xid(self, number: int, code: int) -> None:
+        """The driver tells of an error of the GPU at this place of the look."""
+        self.host.told.append(GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time()))
+
+    def line(self, pci: str, code: int, pid: int | None = None) -> None:
+        """The kernel's log tells of one."""
+        self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), Xid(pci, code, pid)))
+
+    def look(self, seconds: float = 0.0) -> GpusSnapshot:
+        """Look at the GPUs after this time."""
+        self.clock.advance(seconds)
+        return self.gpus.read()
+
+    def page(self, seconds: float = 0.0) -> str:
+        """The page of both collectors."""
+        return page_of(self.gpus, self.look(seconds)) + page_of(self.workers, self.workers.read())
+
+    def status(self, seconds: float = 0.0) -> Status:
+        """The status of both collectors."""
+        status = Status()
+        self.gpus.describe(self.look(seconds), status)
+        self.workers.describe(self.workers.read(), status)
+        return status
+
+    def events(self, seconds: float = 0.0) -> list[tuple[str, str, str]]:
+        """Level, kind and detail of all events so far."""
+        return [(event["level"], event["event"], event["detail"]) for event in self.status(seconds).events]

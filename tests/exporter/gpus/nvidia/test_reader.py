@@ -1,0 +1,980 @@
+"""NVIDIA's GPUs, read through the real binding from a stand-in for the driver's library."""
+
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.gpus.nvidia import reader as nvml
+from exporter.gpus.nvidia.activity import SLOW_EVERY_S
+from exporter.gpus.nvidia.calls import Library
+from exporter.gpus.nvidia.events import MOST_SPOILED
+from exporter.gpus.nvidia.reader import NvmlReader
+from exporter.gpus.records import DriverReplaced, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuUnavailable
+from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver, Machine, Start, one, start
+from tests.fakenvml import ALL_LINKS, FieldValue, Scenario, compiler
+from tests.fakenvml.profiles import h200, mig, old, uuid_of
+from tests.fakenvml.scenario import CODES
+
+__all__ = ["start"]
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
+
+MIB = 1 << 20
+
+
+def nvml_words(code: str) -> Exception:
+    """What the library says of a code."""
+    error: Exception = pytest.importorskip("pynvml").NVMLError(CODES[code])
+    return error
+
+
+# -- opening, and which GPUs there are -----------------------------------------------------------
+
+
+def test_driver_and_gpus_are_told(start: Start) -> None:
+    machine = start(h200())
+    assert (machine.opened.vendor, machine.opened.version, machine.opened.cuda_version) == (
+        "nvidia",
+        "570.86.15",
+        "12.8",
+    )
+    assert [gpu.index for gpu in machine.gpus] == list("01234567")
+    assert [gpu.uuid for gpu in machine.gpus] == [uuid_of(i) for i in range(8)]
+    assert machine.gpus[1] == Gpu(
+        uuid_of(1), "1", "nvidia", "NVIDIA H200", "0000:29:00.0", persistence=True, memory_total_bytes=143771 * MIB
+    )
+
+
+def test_gpus_of_a_cgroup_are_numbered_from_0(start: Start) -> None:
+    scenario = h200()
+    scenario.visible = [6, 3]
+    assert [(gpu.index, gpu.uuid) for gpu in start(scenario).gpus] == [("0", uuid_of(6)), ("1", uuid_of(3))]
+
+
+@pytest.mark.parametrize(
+    ("init", "state"),
+    [
+        ("DRIVER_NOT_LOADED", "no_driver"),
+        ("NO_PERMISSION", "no_permission"),
+        ("LIB_RM_VERSION_MISMATCH", "version_mismatch"),
+        ("UNKNOWN", "failing"),
+    ],
+)
+def test_a_driver_that_does_not_open_says_why(
+    init: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver(Scenario(init=init), tmp_path, monkeypatch)
+    with pytest.raises(GpuUnavailable) as failure:
+        driver.make().open()
+    assert failure.value.state == state
+    assert str(failure.value)
+
+
+def test_no_library_is_found_out_without_the_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml.so.no-such-version")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(GpuUnavailable, match="no-such-version") as failure:
+        NvmlReader().open()
+    assert failure.value.state == "no_library"
+
+
+def test_no_binding_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(h200(1), tmp_path, monkeypatch)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(GpuUnavailable, match="nvidia-ml-py is not installed") as failure:
+        driver.make().open()
+    assert failure.value.state == "no_library"
+
+
+def test_a_reader_that_did_not_open_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FakeDriver(h200(1), tmp_path, monkeypatch).make()
+    assert reader.absent() == {}
+    reader.close()
+
+
+@pytest.mark.parametrize("code", ["OPERATING_SYSTEM", "NO_PERMISSION"])
+def test_a_gpu_that_is_kept_from_us_is_left_out_and_told_of(code: str, start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail("nvmlDeviceGetUUID", code, scenario.gpus[0])
+    machine = start(scenario)
+    assert [gpu.index for gpu in machine.gpus] == ["1"]
+    assert "(GPU 0)" in machine.reader.absent()["nvmlDeviceGetHandleByIndex_v2"]
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_a_driver_that_was_replaced_is_told(code: int, start: Start) -> None:
+    machine = start(h200(1))
+    machine.driver.change(lambda scenario: setattr(scenario, "broken", code))
+    for part in (machine.reader.activity, machine.reader.processes, machine.reader.condition):
+        with pytest.raises(DriverReplaced):
+            part(machine.gpu)
+    with pytest.raises(DriverReplaced):
+        machine.reader.gpus()
+    with pytest.raises(DriverReplaced):
+        machine.reader.wait_event(0.01)
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"]
+)
+def test_one_call_that_says_so_is_no_replaced_driver(name: str, code: int, start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    machine.driver.change(lambda scenario: scenario.fail(name, code))
+    time.sleep(0.11)
+    assert machine.activity().temperature_c == 61
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    time.sleep(0.11)
+    machine.activity()
+    time.sleep(0.11)
+    found = machine.activity()
+    assert (found.utilization_ratio, found.power_average_w, found.sm_activity_ratio) == (0.97, 630, 0.8825)
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_field_that_says_so_is_no_replaced_driver(code: int, known: bool, start: Start) -> None:
+    machine = start(h200(1))
+    if known:
+        machine.activity()
+    machine.fake.fields[82] = FieldValue(0, 1, code)
+    machine.driver.write()
+    found = machine.activity()
+    assert (found.memory_temperature_c, found.power_average_w) == (None, 630)
+    machine.fake.fields[82] = 70
+    machine.driver.write()
+    assert machine.activity().memory_temperature_c == 70
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
+def test_a_registration_that_says_so_is_no_replaced_driver(name: str, start: Start) -> None:
+    scenario = h200(1)
+    scenario.fail(name, "UNINITIALIZED")
+    assert start(scenario).reader.wait_event(0.01) == ()
+
+
+# -- GPUs that fail ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["lost", "reset_required"])
+def test_a_gpu_that_fails_costs_itself_alone(state: str, start: Start) -> None:
+    machine = start(h200(2))
+    assert machine.activity().utilization_ratio == 0.97
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", state))
+    for part in (machine.reader.activity, machine.reader.processes, machine.reader.condition):
+        with pytest.raises(GpuFailed) as failure:
+            part(machine.gpu)
+        assert failure.value.state == state
+        part(machine.gpus[1])
+    assert machine.reader.gpus() == machine.gpus
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "ok"))
+    assert machine.activity().utilization_ratio == 0.97
+
+
+def test_a_gpu_that_is_lost_from_the_beginning_is_listed_until_it_is_known(start: Start) -> None:
+    scenario = h200(2)
+    scenario.gpus[0].state = "lost"
+    machine = start(scenario)
+    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [("0", "GPU-unknown-0"), ("1", uuid_of(1))]
+    with pytest.raises(GpuFailed, match="lost") as failure:
+        machine.activity()
+    assert failure.value.state == "lost"
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "ok"))
+    assert [gpu.uuid for gpu in machine.reader.gpus()] == [uuid_of(0), uuid_of(1)]
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+@pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED", "INVALID_ARGUMENT"])
+def test_a_gpu_that_cannot_be_identified_keeps_its_place(name: str, code: str, start: Start) -> None:
+    scenario = h200(3)
+    scenario.fail(name, code, scenario.gpus[1])
+    machine = start(scenario)
+    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [
+        ("0", uuid_of(0)),
+        ("1", "GPU-unknown-1"),
+        ("2", uuid_of(2)),
+    ]
+    with pytest.raises(GpuFailed) as failure:
+        machine.reader.activity(machine.gpus[1])
+    assert failure.value.state == "lost"
+    assert str(failure.value)
+    assert "nvmlDeviceGetHandleByIndex_v2" not in machine.reader.absent()
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    assert [gpu.uuid for gpu in machine.reader.gpus()] == [uuid_of(0), uuid_of(1), uuid_of(2)]
+    machine.reader.activity(machine.reader.gpus()[1])
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "UNINITIALIZED"])
+def test_a_gpu_that_answers_nothing_with_whatever_code_is_lost(code: str, start: Start) -> None:
+    machine = start(h200(2))
+    machine.activity()
+    machine.driver.change(lambda scenario: scenario.fail("*", code, scenario.gpus[0]))
+    for _ in range(2):
+        with pytest.raises(GpuFailed) as failure:
+            machine.activity()
+        assert failure.value.state == "lost"
+        assert str(failure.value) == str(nvml_words(code))
+    assert machine.reader.activity(machine.gpus[1]).utilization_ratio == 0.97
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    assert machine.activity().utilization_ratio == 0.97
+
+
+def test_a_gpu_whose_fields_alone_fail_together_with_all_calls_is_lost(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    for name in {*ACTIVITY_CALLS, ENERGY_CALL} - {"nvmlDeviceGetFieldValues"}:
+        machine.driver.scenario.fail(name, "UNKNOWN")
+    machine.fake.fields = {key: FieldValue(0, 1, "UNKNOWN") for key in machine.fake.fields}
+    machine.fake.fields |= {key: FieldValue(0, 1, "UNKNOWN") for key in (74, 76, 269, 270, 271)}
+    machine.driver.write()
+    with pytest.raises(GpuFailed):
+        machine.activity()
+
+
+def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
+    machine = start(h200(1))
+    with pytest.raises(GpuFailed, match="not there"):
+        machine.reader.activity(Gpu("GPU-other", "7", "nvidia"))
+
+
+# -- activity ------------------------------------------------------------------------------------
+
+
+def test_activity_is_in_base_units(start: Start) -> None:
+    found = start(one(fields={**h200(1).gpus[0].fields, 74: 12_000_000_000, 83: 5_000, 269: 3})).activity()
+    assert found == GpuActivity(
+        utilization_ratio=0.97,
+        memory_utilization_ratio=0.55,
+        memory_used_bytes=143771 * MIB * 3 // 4,
+        memory_total_bytes=143771 * MIB,
+        power_average_w=630,
+        power_instant_w=651,
+        power_limit_w=700,
+        energy_j=5,
+        temperature_c=61,
+        memory_temperature_c=68,
+        sm_clock_hz=1.83e9,
+        memory_clock_hz=3.201e9,
+        throttle_s={"power_cap": 12, "thermal": 3e-9, "hw_thermal": 0, "hw_power_brake": 0, "sync_boost": 0},
+    )
+
+
+def test_memory_of_the_driver_itself_is_not_used(start: Start) -> None:
+    newer = start(one(memory_used=1000 * MIB, memory_reserved=500 * MIB)).activity()
+    assert newer.memory_used_bytes == 1000 * MIB
+
+
+def test_parts_of_a_gpu_are_told_between_two_looks(start: Start) -> None:
+    machine = start(h200(1))
+    assert machine.activity().sm_activity_ratio is None
+    time.sleep(0.11)
+    found = machine.activity()
+    assert (found.sm_activity_ratio, found.tensor_activity_ratio, found.dram_activity_ratio) == (0.8825, 0.525, 0.4775)
+    assert (found.nvlink_rx_bytes_per_s, found.nvlink_tx_bytes_per_s) == (205_000 * MIB, 205_000 * MIB)
+    assert (found.pcie_rx_bytes_per_s, found.pcie_tx_bytes_per_s) == (2_400 * MIB, 1_200 * MIB)
+    before = machine.calls("nvmlGpmSampleGet")
+    machine.clock.advance(0.05)
+    assert machine.reader.activity(machine.gpu).sm_activity_ratio == 0.8825
+    assert machine.calls("nvmlGpmSampleGet") == before
+
+
+def test_parts_are_those_of_the_time_between(start: Start) -> None:
+    machine = start(one(gpm={2: 100.0, 10: 0.0}))
+    machine.activity()
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "gpm", {2: 50.0, 10: float("nan")}))
+    time.sleep(0.11)
+    found = machine.activity()  # of the stand-in the mean of both samples
+    assert (found.sm_activity_ratio, found.dram_activity_ratio, found.tensor_activity_ratio) == (0.75, None, None)
+    asked = machine.driver.calls()
+    time.sleep(0.11)
+    machine.clock.advance(SLOW_EVERY_S)
+    assert machine.activity().sm_activity_ratio == 0.5
+    told = machine.driver.calls()
+    assert (told["gpm[2]"] - asked["gpm[2]"], told["gpm[5]"] - asked["gpm[5]"]) == (1, 0)
+
+
+def test_no_ratio_is_above_1(start: Start) -> None:
+    machine = start(one(gpm={2: 100.4}))
+    machine.activity()
+    time.sleep(0.11)
+    assert machine.activity().sm_activity_ratio == 1
+
+
+SLOW_CALLS = ("nvmlDeviceGetTemperature", "nvmlGpmSampleGet")
+
+
+def begun(start: Start, **changes: Any) -> Machine:
+    """A machine that has had its first two looks, after which there is something of everything."""
+    machine = start(one(**changes))
+    machine.activity()
+    time.sleep(0.11)
+    machine.activity()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "apart_s"), [(1.0, 5), (1.1, 4.4), (1.5, 4.5), (2.0, 4), (2.5, 5), (3.0, 3), (5.0, 5)]
+)
+def test_what_changes_slowly_is_read_each_five_seconds_at_least(
+    interval_s: float, apart_s: float, start: Start
+) -> None:
+    machine = start(old())
+    machine.activity()
+    machine.clock.advance(60)
+    readings = []
+    for number in range(30):
+        machine.fake.temperature_c, machine.fake.utilization = number, number
+        machine.driver.write()
+        machine.clock.advance(interval_s)
+        found = machine.reader.activity(machine.gpu)
+        assert found.utilization_ratio == number / 100
+        if found.temperature_c == number:
+            readings.append(machine.clock.now)
+    # the first comes after a gap, from which nobody knows when the next look will be
+    apart = [later - earlier for earlier, later in pairwise(readings[1:])]
+    assert apart == [pytest.approx(apart_s, abs=1e-6)] * len(apart)
+    assert len(apart) > 1
+
+
+def test_looks_that_come_a_little_late_do_not_bring_readings_forward(start: Start) -> None:
+    machine = start(old())
+    machine.activity()
+    machine.activity()
+    before = machine.calls("nvmlDeviceGetTemperature")
+    for number in range(20):
+        machine.clock.advance(1.0 + 0.02 * (number % 3))
+        machine.reader.activity(machine.gpu)
+    assert machine.calls("nvmlDeviceGetTemperature") - before == 4
+
+
+@pytest.mark.parametrize("name", SLOW_CALLS)
+def test_a_slow_reading_that_fails_is_not_shown_as_it_was_before(name: str, start: Start) -> None:
+    machine = begun(start)
+    value = ACTIVITY_CALLS[name]
+    assert getattr(machine.activity(), value) is not None
+    machine.driver.change(lambda scenario: scenario.fail(name, "UNKNOWN"))
+    assert getattr(machine.activity(), value) is not None  # not asked yet
+    machine.clock.advance(SLOW_EVERY_S)
+    assert getattr(machine.activity(), value) is None
+    assert getattr(machine.activity(), value) is None
+
+
+def test_of_a_gpu_that_was_lost_everything_is_read_anew(start: Start) -> None:
+    machine = begun(start)
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "state", "lost"))
+    machine.clock.advance(SLOW_EVERY_S)
+    with pytest.raises(GpuFailed):
+        machine.activity()
+    machine.driver.change(lambda scenario: scenario.gpus[0].__dict__.update(state="ok", temperature_c=33))
+    assert machine.activity().temperature_c == 33
+
+
+def test_parts_stand_for_the_use_of_a_gpu_that_tells_none_and_are_read_each_time(start: Start) -> None:
+    machine = begun(start, utilization=None, memory_utilization=None)
+    before = machine.calls("nvmlGpmSampleGet")
+    for _ in range(3):
+        time.sleep(0.11)
+        assert machine.activity().busy_ratio == 0.8825
+    assert machine.calls("nvmlGpmSampleGet") == before + 3
+
+
+def test_energy_is_told_by_a_call_where_there_is_no_field_for_it(start: Start) -> None:
+    rest = {number: value for number, value in h200(1).gpus[0].fields.items() if number != 83}
+    machine = start(one(energy_mj=5_000, fields=rest))
+    assert machine.activity().energy_j == 5
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "fields", {**rest, 83: 7_000}))
+    assert machine.activity().energy_j == 5
+    assert machine.calls("field[83]") == 1
+
+
+def test_energy_needs_no_call_of_its_own_where_there_is_a_field_for_it(start: Start) -> None:
+    machine = start(one(energy_mj=5_000, fields={**h200(1).gpus[0].fields, 83: 7_000}))
+    assert machine.activity().energy_j == 7
+    assert machine.calls(ENERGY_CALL) == 0
+
+
+def test_a_sample_that_fails_costs_one_look(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleGet", "UNKNOWN"))
+    assert machine.activity().sm_activity_ratio is None
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    time.sleep(0.11)
+    assert machine.activity().sm_activity_ratio == 0.8825
+
+
+def test_the_power_limit_is_read_once_a_minute(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "power_limit_mw", 400_000))
+    assert machine.activity().power_limit_w == 700
+    machine.clock.advance(60)
+    assert machine.activity().power_limit_w == 400
+
+
+@pytest.mark.parametrize(("capability", "average"), [((9, 0), True), ((8, 6), True), ((8, 0), False), ((7, 0), False)])
+def test_power_is_an_average_where_the_chip_gives_one(
+    capability: tuple[int, int], average: bool, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(handle: object, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = capability
+        return 0
+
+    function = Library.function
+
+    def find(self: Library, name: str) -> Any:
+        return told if name == "nvmlDeviceGetCudaComputeCapability" else function(self, name)
+
+    monkeypatch.setattr(Library, "function", find)
+    found = start(one(fields={})).activity()
+    assert (found.power_average_w, found.power_instant_w) == ((630, None) if average else (None, 630))
+
+
+@pytest.mark.parametrize(("kind", "value"), [(0, 68.5), (1, 68), (2, 68), (3, 68), (4, 68), (5, 68), (6, 68)])
+def test_a_field_is_of_the_type_that_it_says(kind: int, value: float, start: Start) -> None:
+    assert start(one(fields={82: FieldValue(value, kind)})).activity().memory_temperature_c == value
+
+
+def test_fields_are_of_the_types_that_they_have_at_this_look(start: Start) -> None:
+    told: list[dict[Any, FieldValue]] = [
+        {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
+        {82: FieldValue(-7, 5), 83: FieldValue(4_000, 1)},
+        {82: FieldValue(70, 6), 83: FieldValue(2.5, 0, "UNKNOWN")},
+        {82: FieldValue(71, 99), 83: FieldValue(6_500.5, 0)},
+        {82: FieldValue(68.5, 0), 83: FieldValue(5_000_000_000, 3)},
+    ]
+    machine = start(one(fields={**told[0]}, energy_mj=None))
+    found = []
+    for fields_now in told:
+        machine.fake.fields |= fields_now
+        machine.driver.write()
+        look = machine.activity()
+        found.append((look.memory_temperature_c, look.energy_j))
+    assert found == [(68.5, 5e6), (-7, 4), (70, None), (71, 6.5005), (68.5, 5e6)]
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NO_PERMISSION"])
+def test_a_field_that_is_not_known_is_asked_for_once_and_costs_itself(code: str, start: Start) -> None:
+    machine = start(one(fields={**h200(1).gpus[0].fields, 185: FieldValue(0, 1, code)}))
+    for _ in range(3):
+        found = machine.activity()
+        assert (found.power_average_w, found.power_instant_w) == (None, 651)
+    assert machine.calls("field[185]") == 1
+    assert machine.calls("field[186]") == 4
+    assert "(GPU 0)" in machine.reader.absent()["field(185)"]
+
+
+def test_a_field_that_fails_later_is_dropped_only_for_good(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+
+    def now(code: str) -> None:
+        machine.fake.fields[82] = FieldValue(0, 1, code)
+        machine.driver.write()
+
+    now("UNKNOWN")
+    assert machine.activity().memory_temperature_c is None
+    machine.fake.fields[82] = 70
+    machine.driver.write()
+    assert machine.activity().memory_temperature_c == 70
+    now("NOT_SUPPORTED")
+    machine.activity()
+    asked = machine.calls("field[82]")
+    found = machine.activity()
+    assert (found.memory_temperature_c, found.power_average_w) == (None, 630)
+    assert machine.calls("field[82]") == asked
+
+
+def test_a_field_that_says_the_gpu_is_lost_is_believed(start: Start) -> None:
+    machine = start(one(fields={185: FieldValue(0, 1, "GPU_IS_LOST")}))
+    with pytest.raises(GpuFailed) as failure:
+        machine.activity()
+    assert failure.value.state == "lost"
+
+
+ACTIVITY_CALLS = {
+    "nvmlDeviceGetUtilizationRates": "utilization_ratio",
+    "nvmlDeviceGetMemoryInfo_v2": "memory_used_bytes",
+    "nvmlDeviceGetFieldValues": "power_average_w",
+    "nvmlDeviceGetTemperature": "temperature_c",
+    "nvmlDeviceGetClockInfo": "sm_clock_hz",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
+    "nvmlGpmSampleGet": "sm_activity_ratio",
+    "nvmlGpmQueryDeviceSupport": "sm_activity_ratio",
+    "nvmlGpmMetricsGet": "dram_activity_ratio",
+}
+ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"
+"""Made where no field tells the energy."""
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVITY_CALLS))
+def test_a_call_that_fails_costs_its_own_values(name: str, start: Start) -> None:
+    machine = start(h200(1))
+    machine.driver.change(lambda scenario: scenario.fail(name, "UNKNOWN"))
+    machine.activity()
+    time.sleep(0.11)
+    found = machine.activity()
+    lacking = {field.name for field in fields(found) if getattr(found, field.name) in (None, {})}
+    assert ACTIVITY_CALLS[name] in lacking
+    assert len(lacking) <= 7
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    for _ in range(2):
+        machine.clock.advance(60)
+        time.sleep(0.11)
+        found = machine.activity()
+    assert all(getattr(found, field.name) not in (None, {}) for field in fields(found))
+
+
+def test_time_with_clocks_held_is_added_up_where_only_states_are_told(start: Start) -> None:
+    machine = start(one(fields={74: 5_000_000_000, 75: 7_000_000_000}, event_reasons=0xE4))
+    first = {"power_cap": 5, "thermal": 7, "hw_thermal": 0, "hw_power_brake": 0, "sync_boost": 0}
+    assert machine.activity().throttle_s == first
+    assert machine.activity().throttle_s == {**first, "hw_thermal": 1, "hw_power_brake": 1}
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "event_reasons", 0x8 | 0x10))
+    machine.clock.advance(100)  # of which at most so much is thought to have been like its end
+    found = machine.activity().throttle_s
+    assert found == {**first, "hw_thermal": 11, "hw_power_brake": 1, "sync_boost": 10}
+
+
+def test_counters_need_no_states(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    assert machine.calls("nvmlDeviceGetCurrentClocksEventReasons") == 0
+    assert machine.calls("field[75]") == 1
+
+
+# -- an old driver -------------------------------------------------------------------------------
+
+
+def test_an_old_driver_tells_what_it_knows(start: Start) -> None:
+    machine = start(old())
+    machine.fake.event_reasons = 0x44
+    machine.driver.write()
+    machine.activity()
+    found = machine.activity()
+    assert (found.power_average_w, found.power_instant_w, found.memory_temperature_c) == (None, 241, 51)
+    assert found.memory_used_bytes is not None
+    assert found.temperature_c == 58
+    assert found.throttle_s == {"power_cap": 1, "hw_thermal": 1, "thermal": 0, "hw_power_brake": 0, "sync_boost": 0}
+    assert found.sm_activity_ratio is None
+    condition = machine.condition()
+    assert (condition.pages_retired_corrected, condition.pages_retired_uncorrected, condition.pages_pending) == (
+        2,
+        0,
+        False,
+    )
+    assert condition.rows_remapped_corrected is None
+    assert condition.recovery_action is None
+    assert "nvmlGpmQueryDeviceSupport" in machine.reader.absent()
+
+
+def test_temperature_is_read_by_the_newer_call_where_the_older_is_gone(start: Start) -> None:
+    scenario = h200(1)
+    scenario.without = ("nvmlDeviceGetTemperature",)
+    assert start(scenario).activity().temperature_c == 61
+
+
+# -- condition -----------------------------------------------------------------------------------
+
+
+def test_condition_is_told(start: Start) -> None:
+    scenario = one(
+        ecc_corrected=3, ecc_uncorrected=1, rows_corrected=2, rows_uncorrected=1, rows_pending=1, pcie_replays=9
+    )
+    gpu = scenario.gpus[0]
+    gpu.fan_percent, gpu.pcie_generation, gpu.pcie_width = 40, 4, 8
+    gpu.fields |= {230: 1, (139, ALL_LINKS): 3, (138, ALL_LINKS): 5, 160: 4}
+    found = start(scenario).condition()
+    assert found == GpuCondition(
+        ecc_corrected=3,
+        ecc_uncorrected=1,
+        rows_remapped_corrected=2,
+        rows_remapped_uncorrected=1,
+        row_remap_pending=True,
+        row_remap_failure=False,
+        recovery_action="reset",
+        pcie_replays=9,
+        pcie_generation=4,
+        pcie_generation_max=5,
+        pcie_width=8,
+        pcie_width_max=16,
+        nvlink_rx_bytes=3 * 1024,
+        nvlink_tx_bytes=5 * 1024,
+        nvlink_errors=0,
+        fan_ratio=0.4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "action"),
+    [(0, "none"), (2, "reboot"), (3, "drain_p2p"), (4, "drain_and_reset"), (5, None), (6, "reset"), (99, None)],
+)
+def test_recovery_is_told_in_our_words(told: int, action: str | None, start: Start) -> None:
+    assert start(one(fields={230: told})).condition().recovery_action == action
+
+
+@pytest.mark.parametrize(
+    ("told", "traffic", "errors"),
+    [
+        ({}, (None, None), None),
+        ({91: 0, (138, ALL_LINKS): 1, (139, ALL_LINKS): 1}, (None, None), None),
+        ({91: 2, (202, ALL_LINKS): 7, (204, ALL_LINKS): 9, (208, ALL_LINKS): 2}, (9, 7), 2),
+        ({91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 59: 2}, (3072, 7168), 3),
+        ({(204, 1): 5, (202, 1): 6, (161, 0): 1, (163, 1): 2}, (5, 6), 3),
+    ],
+)
+def test_links_are_told_by_each_generation(
+    told: dict[Any, int], traffic: tuple[int | None, int | None], errors: int | None, start: Start
+) -> None:
+    found = start(one(fields=told)).condition()
+    assert ((found.nvlink_rx_bytes, found.nvlink_tx_bytes), found.nvlink_errors) == (traffic, errors)
+
+
+def test_a_sum_over_links_of_which_one_fails_is_not_told(start: Start) -> None:
+    machine = start(one(fields={91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 45: 1}))
+    assert machine.condition().nvlink_rx_bytes == 3 * 1024
+    machine.fake.fields |= {(139, 1): FieldValue(0, 3, "UNKNOWN"), 45: FieldValue(0, 3, "UNKNOWN")}
+    machine.driver.write()
+    found = machine.condition()
+    assert (found.nvlink_rx_bytes, found.nvlink_errors) == (None, None)
+
+
+def test_links_are_found_although_the_first_look_at_them_is_cut_short(start: Start) -> None:
+    links = {91: 2, (139, 0): 1, (139, 1): 2, (138, 0): 3, (138, 1): 4, 38: 1, 59: 2}
+    machine = start(one(fields={**links, (138, 1): FieldValue(0, 3, "GPU_IS_LOST")}))
+    with pytest.raises(GpuFailed):
+        machine.condition()
+    machine.fake.fields = links
+    machine.driver.write()
+    found = machine.condition()
+    assert (found.nvlink_rx_bytes, found.nvlink_tx_bytes, found.nvlink_errors) == (3072, 7168, 3)
+
+
+def test_parts_are_told_although_there_was_no_room_for_a_sample_at_first(start: Start) -> None:
+    machine = start(h200(1))
+    machine.driver.change(lambda scenario: scenario.fail("nvmlGpmSampleAlloc", "UNKNOWN"))
+    assert machine.activity().utilization_ratio == 0.97
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    machine.activity()
+    time.sleep(0.11)
+    assert machine.activity().sm_activity_ratio == 0.8825
+
+
+def test_slow_calls_are_never_made(start: Start) -> None:
+    machine = start(h200(1))
+    machine.activity()
+    machine.condition()
+    assert machine.calls("nvmlDeviceGetPcieThroughput") == 0
+
+
+def test_calls_that_fail_for_good_are_made_once(start: Start) -> None:
+    names = {*ACTIVITY_CALLS, "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFanSpeed", "nvmlDeviceGetPcieReplayCounter"}
+    names -= {"nvmlGpmQueryDeviceSupport", "nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlGpmMetricsGet"}
+    scenario = h200(1)
+    machine = start(scenario)
+    before = machine.driver.calls()
+    for name in names:
+        scenario.fail(name, "NOT_SUPPORTED")
+    machine.driver.write()
+    for _ in range(3):
+        machine.clock.advance(100)
+        machine.activity()
+        machine.condition()
+    after = machine.driver.calls()
+    assert {name: after[name] - before[name] for name in names} == dict.fromkeys(names, 1)
+    assert names <= {name.partition("(")[0] for name in machine.reader.absent()}
+
+
+def test_each_gpu_has_its_own_abilities(start: Start) -> None:
+    scenario = h200(2)
+    scenario.gpus[0].energy_mj = None
+    del scenario.gpus[0].fields[83]
+    machine = start(scenario)
+    for _ in range(2):
+        assert machine.reader.activity(machine.gpus[0]).energy_j is None
+        assert machine.reader.activity(machine.gpus[1]).energy_j is not None
+    assert machine.reader.absent()["nvmlDeviceGetTotalEnergyConsumption"] == "Not Supported (GPU 0)"
+
+
+# -- MIG -----------------------------------------------------------------------------------------
+
+
+def test_instances_follow_their_gpu(start: Start) -> None:
+    machine = start(mig())
+    assert [(gpu.index, gpu.mig, gpu.parent) for gpu in machine.gpus] == [
+        ("0", True, None),
+        ("0:0", False, uuid_of(0)),
+        ("0:1", False, uuid_of(0)),
+        ("0:3", False, uuid_of(0)),
+        ("1", False, None),
+    ]
+    assert [gpu.uuid[:4] for gpu in machine.gpus] == ["GPU-", "MIG-", "MIG-", "MIG-", "GPU-"]
+    assert [gpu.gpu_instance for gpu in machine.gpus] == [
+        None,
+        *(it.gpu_instance for it in machine.driver.scenario.gpus[0].migs),
+        None,
+    ]
+    assert machine.gpus[1].name == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    assert machine.gpus[1].memory_total_bytes == 40448 * MIB
+
+
+def test_an_instance_tells_its_memory_and_its_parts(start: Start) -> None:
+    machine = start(mig())
+    instance = machine.gpus[3]
+    machine.reader.activity(instance)
+    time.sleep(0.11)
+    machine.clock.advance(1)
+    assert machine.reader.activity(instance) == GpuActivity(
+        memory_used_bytes=9984 * MIB // 4,
+        memory_total_bytes=9984 * MIB,
+        sm_activity_ratio=0.73,
+        tensor_activity_ratio=0.2,
+        dram_activity_ratio=0.25,
+    )
+    assert machine.reader.condition(instance) == GpuCondition()
+    assert machine.activity().utilization_ratio is None
+    assert machine.activity().power_average_w == 630
+
+
+def test_instances_are_looked_up_at_each_listing(start: Start) -> None:
+    machine = start(mig())
+    known = machine.gpus[1]
+
+    def divide(scenario: Scenario) -> None:
+        scenario.gpus[0].partition += 1
+        del scenario.gpus[0].migs[1:]
+
+    machine.driver.change(divide)
+    assert machine.reader.activity(known).memory_used_bytes is None
+    assert [gpu.index for gpu in machine.reader.gpus()] == ["0", "0:0", "1"]
+    assert machine.reader.activity(known).memory_used_bytes == 40448 * MIB // 4
+    with pytest.raises(GpuFailed):
+        machine.reader.activity(machine.gpus[3])
+
+
+def test_a_gpu_that_is_divided_no_more_has_no_instances(start: Start) -> None:
+    machine = start(mig())
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[0], "mig_mode", 0))
+    assert [(gpu.index, gpu.mig) for gpu in machine.reader.gpus()] == [("0", False), ("1", False)]
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+def test_xids_are_told_with_their_gpu(start: Start) -> None:
+    machine = start(h200())
+    assert machine.reader.wait_event(0.01) == ()
+
+    def fail(scenario: Scenario) -> None:
+        for number, position in ((79, 3), (94, 0), (31, 3), (999, 1)):
+            scenario.xid(number, scenario.gpus[position])
+
+    machine.driver.change(fail)
+    found = machine.reader.wait_event(0.5)
+    assert [(event.uuid, event.xid) for event in found] == [
+        (uuid_of(3), 79),
+        (uuid_of(0), 94),
+        (uuid_of(3), 31),
+        (uuid_of(1), 999),
+    ]
+    assert {event.time for event in found} == {machine.clock.now}
+    assert {event.gpu_instance for event in found} == {None}
+    assert machine.reader.wait_event(0.01) == ()
+
+
+def test_an_older_driver_tells_xids_too(start: Start) -> None:
+    scenario = h200(1)
+    scenario.without = ("nvmlEventSetWait_v2",)
+    machine = start(scenario)
+    machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.xid(48, scenario.gpus[0]))
+    assert [(event.xid, event.gpu_instance) for event in machine.reader.wait_event(0.5)] == [(48, None)]
+
+
+def test_an_xid_of_an_instance_says_which(start: Start) -> None:
+    machine = start(mig())
+    machine.reader.wait_event(0.01)
+
+    def fail(scenario: Scenario) -> None:
+        scenario.xid(94, scenario.gpus[0], gpu_instance=0, compute_instance=0)
+        scenario.xid(95, scenario.gpus[0], gpu_instance=5)
+        scenario.xid(79, scenario.gpus[0])
+
+    machine.driver.change(fail)
+    found = machine.reader.wait_event(0.5)
+    assert [(event.uuid, event.xid, event.gpu_instance) for event in found] == [
+        (uuid_of(0), 94, 0),
+        (uuid_of(0), 95, 5),
+        (uuid_of(0), 79, None),
+    ]
+
+
+def test_what_is_no_xid_is_not_told(start: Start) -> None:
+    machine = start(h200(1))
+    machine.reader.wait_event(0.01)
+
+    def tell(scenario: Scenario) -> None:
+        scenario.xid(1, scenario.gpus[0])
+        scenario.events[-1].type = 2
+
+    machine.driver.change(tell)
+    assert machine.reader.wait_event(0.05) == ()
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "UNKNOWN", "GPU_IS_LOST"])
+@pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
+def test_a_gpu_without_events_costs_itself_alone(name: str, code: str, start: Start) -> None:
+    scenario = h200(3)
+    scenario.fail(name, code, scenario.gpus[1])
+    machine = start(scenario)
+    for _ in range(3):
+        machine.reader.wait_event(0.01)
+    for gpu in scenario.gpus:
+        scenario.xid(13, gpu)
+    machine.driver.write()
+    assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(0), uuid_of(2)]
+    assert machine.calls("nvmlDeviceGetSupportedEventTypes") <= 4
+    assert machine.reader.tells_events()
+    assert (name in machine.reader.absent()) == (code == "NOT_SUPPORTED")
+    remade = name == "nvmlDeviceRegisterEvents" and code == "UNKNOWN"  # what is in the set is not known then
+    assert machine.calls("nvmlEventSetFree") == int(remade)
+
+
+@pytest.mark.parametrize("code", ["TIMEOUT", "GPU_IS_LOST", "UNKNOWN"])
+@pytest.mark.parametrize("name", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"])
+def test_events_that_fail_for_a_while_are_had_after_the_next_listing(name: str, code: str, start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail(name, code, scenario.gpus[1])
+    machine = start(scenario)
+    for _ in range(3):
+        machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    machine.reader.wait_event(0.01)
+    asked = machine.calls("nvmlDeviceGetSupportedEventTypes")
+    machine.reader.gpus()
+    machine.reader.wait_event(0.01)
+    assert machine.calls("nvmlDeviceGetSupportedEventTypes") == asked + 1
+    machine.driver.change(lambda scenario: scenario.xid(48, scenario.gpus[1]))
+    assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(1)]
+
+
+def test_a_gpu_that_spoils_each_set_is_left_out_in_the_end(start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail("nvmlDeviceRegisterEvents", "UNKNOWN", scenario.gpus[1])
+    machine = start(scenario)
+    for _ in range(6):
+        machine.reader.gpus()
+        machine.reader.wait_event(0.01)
+        machine.reader.wait_event(0.01)
+    assert machine.calls("nvmlEventSetFree") == MOST_SPOILED
+    assert machine.reader.absent()["nvmlDeviceRegisterEvents"] == "Unknown Error (GPU 1)"
+    assert machine.reader.tells_events()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("nvmlDeviceGetSupportedEventTypes", "NOT_SUPPORTED", True),
+        ("nvmlDeviceRegisterEvents", "NO_PERMISSION", True),
+        ("nvmlDeviceRegisterEvents", "TIMEOUT", False),
+    ],
+)
+def test_that_no_gpu_tells_events_is_known_after_the_first_wait(name: str, code: str, told: bool, start: Start) -> None:
+    scenario = h200(2)
+    scenario.fail(name, code)
+    machine = start(scenario)
+    assert machine.reader.tells_events(), "nobody has tried"
+    machine.reader.wait_event(0.01)
+    assert not machine.reader.tells_events()
+    assert (name in machine.reader.absent()) == told
+
+
+def test_a_gpu_without_xids_among_its_events_tells_none(start: Start) -> None:
+    machine = start(one(event_types=2))
+    machine.reader.wait_event(0.01)
+    assert not machine.reader.tells_events()
+    assert machine.reader.absent()["nvmlDeviceGetSupportedEventTypes"] == "Not Supported (GPU 0)"
+
+
+def test_a_wait_that_fails_is_no_busy_loop_and_begins_anew(start: Start) -> None:
+    machine = start(h200(2))
+    machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.fail("nvmlEventSetWait_v2", "GPU_IS_LOST"))
+    began = time.monotonic()
+    assert machine.reader.wait_event(0.1) == ()
+    assert time.monotonic() - began >= 0.1
+    machine.driver.change(lambda scenario: scenario.faults.clear())
+    machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.xid(79, scenario.gpus[1]))
+    assert [event.xid for event in machine.reader.wait_event(0.5)] == [79]
+
+
+def test_without_events_the_wait_is_a_pause(start: Start) -> None:
+    scenario = h200(1)
+    scenario.without = ("nvmlEventSetCreate",)
+    began = time.monotonic()
+    machine = start(scenario)
+    assert machine.reader.wait_event(0.05) == ()
+    assert time.monotonic() - began >= 0.05
+    assert not machine.reader.tells_events()
+    assert machine.reader.absent()["nvmlEventSetCreate"] == "Function Not Found (GPU 0)"
+
+
+def test_events_are_those_of_the_gpus_that_are_known(start: Start) -> None:
+    scenario = h200(2)
+    scenario.gpus[1].state = "lost"
+    machine = start(scenario)
+    machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: setattr(scenario.gpus[1], "state", "ok"))
+    machine.reader.gpus()
+    machine.reader.wait_event(0.01)
+    machine.driver.change(lambda scenario: scenario.xid(63, scenario.gpus[1]))
+    assert [event.uuid for event in machine.reader.wait_event(0.5)] == [uuid_of(1)]
+
+
+# -- the end, and a process of its own -----------------------------------------------------------
+
+
+def test_all_that_was_taken_is_given_back(start: Start) -> None:
+    machine = start(h200(2))
+    machine.activity()
+    machine.reader.wait_event(0.01)
+    machine.reader.close()
+    calls = machine.driver.calls()
+    assert calls["nvmlGpmSampleAlloc"] == calls["nvmlGpmSampleFree"] == 2
+    assert calls["nvmlEventSetCreate"] == calls["nvmlEventSetFree"] == 1
+    assert calls["nvmlInitWithFlags"] == calls["nvmlShutdown"] == 1
+    machine.reader.close()
+    assert machine.driver.calls()["nvmlShutdown"] == 1
+
+
+PROGRAM = """
+from exporter.gpus.nvidia.reader import NvmlReader
+from exporter.gpus.nvidia.activity import SLOW_EVERY_S
+reader = NvmlReader()
+reader.open()
+for gpu in reader.gpus():
+    print(gpu.uuid, reader.activity(gpu).utilization_ratio)
+reader.close()
+"""
+
+
+def test_the_library_is_found_where_the_system_looks(tmp_path: Path) -> None:
+    scenario = h200(2)
+    path = tmp_path / "scenario"
+    scenario.write(path)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**scenario.environment(path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.stdout.split("\n")[:2] == [f"{uuid_of(0)} 0.97", f"{uuid_of(1)} 0.97"], done.stderr

@@ -1,0 +1,220 @@
+"""Watches that say that nothing has happened to a file."""
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exporter.logs import inotify_reader as module
+from exporter.machine.mounts import Mount
+from exporter.logs.inotify_reader import IN_Q_OVERFLOW, Wakeups, Watch, tells_of_writes
+
+
+def watched(wakeups: Wakeups, resting_log: Path) -> Watch:
+    watch = wakeups.watch(str(resting_log), resting_log.stat().st_dev)
+    assert watch is not None
+    return watch
+
+
+def append(resting_log: Path, text: bytes) -> None:
+    with resting_log.open("ab") as out:
+        out.write(text)
+
+
+def replace(resting_log: Path) -> None:
+    other = resting_log.with_name("other")
+    other.write_bytes(b"two\n")
+    other.replace(resting_log)
+
+
+def write_by_another_name(resting_log: Path) -> None:
+    other = resting_log.with_name("linked")
+    os.link(resting_log, other)
+    append(other, b"more\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "append": lambda log: append(log, b"two\n"),
+    "truncate": lambda log: os.truncate(log, 0),
+    "rename": lambda log: log.rename(log.with_name("worker.log.1")),
+    "rename, create": lambda log: (
+        log.rename(log.with_name("worker.log.1")),
+        log.write_bytes(b"new\n"),
+    ),
+    "unlink": lambda log: log.unlink(),
+    "replace": replace,
+    "touch": lambda log: os.utime(log, (2, 2)),
+    "chmod": lambda log: log.chmod(0o600),
+    "write by another name": write_by_another_name,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
+    wakeups: Wakeups, resting_log: Path, change: Callable[[Path], object], is_open: bool
+) -> None:
+    descriptor = os.open(resting_log, os.O_RDONLY) if is_open else -1
+    watch = watched(wakeups, resting_log)
+    wakeups.drain()
+    assert watch.quiet
+    change(resting_log)
+    assert watch.quiet, "a round goes by what was so when it began"
+    wakeups.drain()
+    assert not watch.quiet
+    if is_open:
+        os.close(descriptor)
+
+
+def test_reading_is_no_change(wakeups: Wakeups, resting_log: Path) -> None:
+    watch = watched(wakeups, resting_log)
+    resting_log.read_bytes()
+    list(resting_log.parent.iterdir())
+    append(resting_log.with_name("another.log"), b"two\n")
+    wakeups.drain()
+    assert watch.quiet
+
+
+def test_readers_of_one_file_are_each_told(wakeups: Wakeups, resting_log: Path) -> None:
+    linked = resting_log.with_name("linked")
+    os.link(resting_log, linked)
+    first, second, third = watched(wakeups, resting_log), watched(wakeups, linked), watched(wakeups, resting_log)
+    wakeups.drop(first)
+    append(resting_log, b"two\n")
+    wakeups.drain()
+    assert (first.quiet, second.quiet, third.quiet) == (False, False, False)
+    again = watched(wakeups, resting_log)
+    wakeups.drain()
+    assert again.quiet, "what is left of the watches before is none of its events"
+    append(linked, b"three\n")
+    wakeups.drain()
+    assert not again.quiet
+
+
+def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: Wakeups, resting_log: Path) -> None:
+    watch = watched(wakeups, resting_log)
+    wakeups.drop(watch)
+    wakeups.drop(watch)
+    again = watched(wakeups, resting_log)
+    append(resting_log, b"two\n")
+    wakeups.drop(again)  # its event is waiting
+    kept = watched(wakeups, resting_log)
+    wakeups.drain()
+    assert (watch.quiet, again.quiet, kept.quiet) == (False, False, True)
+
+
+def test_many_changes_at_once_are_all_taken_in(wakeups: Wakeups, resting_log: Path) -> None:
+    logs = [resting_log.with_name(f"{number}.log") for number in range(600)]
+    for log in logs:
+        log.touch()
+    watches = [watched(wakeups, log) for log in logs]
+    for log in logs[::2]:
+        append(log, b"x\n")
+    wakeups.drain()
+    assert [watch.quiet for watch in watches] == [False, True] * 300
+
+
+def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: Wakeups) -> None:
+    watched(wakeups, resting_log)
+    for _ in range(100):
+        append(resting_log, b"x\n")
+    events = os.read(wakeups._fd, 1 << 16)
+    assert len(events) == 2 * 16, "the change, and that this was the last one"
+
+
+@pytest.mark.parametrize("linked", ["file", "directory"])
+def test_what_is_reached_by_a_link_is_not_watched(wakeups: Wakeups, resting_log: Path, linked: str) -> None:
+    link = resting_log.parent / "link"
+    link.symlink_to(resting_log if linked == "file" else resting_log.parent)
+    reached = link if linked == "file" else link / resting_log.name
+    assert wakeups.watch(str(reached), resting_log.stat().st_dev) is None
+    assert wakeups.watch(os.path.relpath(resting_log), resting_log.stat().st_dev) is None
+
+
+def test_a_file_that_is_gone_is_not_watched(wakeups: Wakeups, resting_log: Path) -> None:
+    device = resting_log.stat().st_dev
+    resting_log.unlink()
+    assert wakeups.watch(str(resting_log), device) is None
+    resting_log.touch()
+    assert watched(wakeups, resting_log).quiet, "others are, and it is once it is there"
+
+
+MOUNTS = (
+    Mount("/", "ext4", "/dev/vda1", 1),
+    Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", 2),
+    Mount("/home", "nfs4", "server:/home", 3),
+    Mount("/container", "overlay", "overlay", 4),
+    Mount("/data", "btrfs", "/dev/vdb", 5),
+    Mount("/hidden/local", "btrfs", "/dev/vdc", 6),
+    Mount("/hidden", "nfs4", "server:/hidden", 7),
+    Mount("/dev/shm", "tmpfs", "tmpfs", 8),
+    Mount("/mnt", "fuse.sshfs", "host:/", 9),
+    Mount("/bound", "ext4", "/dev/vda1", 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "told"),
+    [
+        ("/var/x.log", 1, True),
+        ("/bound/x.log", 1, True),
+        ("/dev/shm/x.log", 8, True),
+        ("/scratch/x.log", 2, False),
+        ("/home/x.log", 3, False),
+        ("/container/x.log", 4, False),
+        ("/mnt/x.log", 9, False),
+        ("/data/subvolume/x.log", 51, True),
+        ("/hidden/local/x.log", 7, False),
+        ("/var/x.log", 52, False),
+    ],
+)
+def test_only_of_local_file_systems_does_the_kernel_know_all_writes(path: str, device: int, told: bool) -> None:
+    assert tells_of_writes(path, device, MOUNTS) is told
+
+
+def test_a_file_of_a_network_file_system_is_not_touched(resting_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = resting_log.stat().st_dev
+    touched, asked = list[str](), list[str]()
+
+    def mounts() -> list[Mount]:
+        asked.append("mounts")
+        return [Mount("/", "nfs4", "server:/", device)]
+
+    wakeups = Wakeups(mounts)
+    monkeypatch.setattr(module, "_call", lambda name, *_: touched.append(name))
+    monkeypatch.setattr(os.path, "realpath", lambda name: touched.append(name))
+    assert [wakeups.watch(str(resting_log), device) for _ in range(2)] == [None, None]
+    monkeypatch.undo()
+    assert (touched, asked) == ([], ["mounts"]), "its mount is looked for once"
+
+
+def test_no_more_files_are_watched_than_so_many(
+    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WATCHES", 1)
+    watch = watched(wakeups, resting_log)
+    other = resting_log.with_name("other.log")
+    other.touch()
+    assert wakeups.watch(str(other), other.stat().st_dev) is None
+    wakeups.drop(watch)
+    assert watched(wakeups, other).quiet
+
+
+def test_when_events_were_lost_nothing_is_believed_any_longer(resting_log: Path, wakeups: Wakeups) -> None:
+    watch = watched(wakeups, resting_log)
+    wakeups._take(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
+    assert not watch.quiet
+    assert watched(wakeups, resting_log).quiet
+
+
+def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: Wakeups) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    watch = watched(wakeups, resting_log)
+    assert not os.get_inheritable(wakeups._fd)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    wakeups.close()
+    assert (watch.quiet, len(os.listdir("/proc/self/fd"))) == (False, before)
+    wakeups.drain()
+    wakeups.drop(watch)

@@ -1,0 +1,146 @@
+"""Whose words count in the logs of a job: those of its file, of its pack, of every job."""
+
+import pytest
+
+from exporter.logs.lexicon import GENERIC, Lexicon, own_pattern
+from exporter.logs.packs import Pack, parse_pack
+from exporter.logs.patterns import Kind, PatternError, compile_pattern
+
+GENERIC_PACK = """
+name = "generic"
+title = "any program"
+about = "x"
+level = 0
+detect = ["Processed"]
+position = [
+    { name = "items", unit = "items", regex = 'generic items (\\d+)' },
+    { name = "step", unit = "steps", regex = 'generic step (\\d+)' },
+]
+value = [{ name = "loss", regex = 'generic loss (\\d+)' }, { name = "rate", regex = 'generic rate (\\d+)' }]
+"""
+TRAINER_PACK = """
+name = "trainer"
+title = "a trainer"
+about = "x"
+level = 2
+detect = ["TRAINER"]
+position = [
+    { name = "global", unit = "steps", regex = 'trainer global (\\d+)' },
+    { name = "step", unit = "steps", regex = 'trainer step (\\d+)' },
+    { name = "epoch", unit = "epochs", regex = 'trainer epoch (?P<epoch>\\d+)', epoch_base = 1 },
+]
+value = [{ name = "loss", regex = 'trainer loss (\\d+)' }]
+"""
+PACKS: tuple[Pack, ...] = (parse_pack(GENERIC_PACK, "generic"), parse_pack(TRAINER_PACK, "trainer"))
+ERRORS = (
+    compile_pattern("oom", "out of memory", "critical", kind=Kind.ERROR),
+    compile_pattern("net", "no network", "warning", kind=Kind.ERROR),
+)
+
+
+def lexicon(*own: tuple[str, str] | tuple[str, str, str], pack: str = "auto") -> Lexicon:
+    """A lexicon of the two packs, with patterns of a job file."""
+    return Lexicon(PACKS, ERRORS, [own_pattern(*entry) for entry in own], pack)
+
+
+def expressions(of: Lexicon, pack: str) -> dict[str, str]:
+    """The expression of each progress pattern, by its name."""
+    return {pattern.name: pattern.regex.pattern.decode().rpartition(" (")[0] for pattern in of.progress(pack)}
+
+
+def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> None:
+    words = lexicon(("loss", r"own loss (\d+)"))
+    assert expressions(words, "trainer") == {
+        "loss": "own loss",
+        "global": "trainer global",
+        "step": "trainer step",
+        "epoch": "trainer epoch",
+        "items": "generic items",
+        "rate": "generic rate",
+    }
+    assert expressions(words, GENERIC) == {
+        "loss": "own loss",
+        "items": "generic items",
+        "step": "generic step",
+        "rate": "generic rate",
+    }
+
+
+def test_two_patterns_of_one_layer_may_have_one_name() -> None:
+    packs = (parse_pack(GENERIC_PACK.replace('"rate"', '"step"'), "generic"), PACKS[1])
+    kinds = [p.kind for p in Lexicon(packs, ()).progress(GENERIC) if p.name == "step"]
+    assert kinds == [Kind.POSITION, Kind.VALUE]
+    assert [p.kind for p in Lexicon(packs, ()).progress("trainer") if p.name == "step"] == [Kind.POSITION]
+
+
+def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
+    assert lexicon().preference("trainer") == ("global", "step", "items", "epoch")
+    assert lexicon(("items", r"own (\d+)"), ("loss", r"own (\d+)")).preference("trainer") == (
+        *("items", "global", "step", "epoch"),
+    )
+    assert lexicon().preference(GENERIC) == ("items", "step")
+
+
+def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
+    assert lexicon().epoch_bases("trainer") == {"global": 0, "step": 0, "epoch": 1, "items": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "severity", "kind", "unit"),
+    [
+        ("items", r"(\d+)", None, Kind.POSITION, "items"),
+        ("resume", r"(\d+)", None, Kind.RESUME, "items"),
+        ("step", r"(\d+)/(\d+)", None, Kind.POSITION, "steps"),
+        ("batch", r"(\d+)/(\d+)", None, Kind.POSITION, "batches"),
+        ("tokens", r"(?P<done>\d+)", None, Kind.POSITION, "tokens"),
+        ("documents", r"(?P<done>\d+)/(?P<total>\d+)", None, Kind.POSITION, "items"),
+        ("step", r"(\d+)", None, Kind.POSITION, "steps"),
+        ("epoch", r"(\d+)", None, Kind.VALUE, None),
+        ("ratio", r"(\d+)/(\d+)", None, Kind.VALUE, None),
+        ("step", r"(?P<loss>\S+) (?P<lr>\S+)", None, Kind.VALUE, None),
+        ("items", "lost items", "warning", Kind.ERROR, None),
+    ],
+)
+def test_a_pattern_of_a_job_file_is_what_its_name_and_its_groups_say(
+    name: str, text: str, severity: str | None, kind: Kind, unit: str | None
+) -> None:
+    pattern = own_pattern(name, text, severity)
+    assert (pattern.kind, pattern.unit, pattern.severity, pattern.own) == (kind, unit, severity, True)
+
+
+def test_a_pattern_of_a_job_file_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(PatternError):
+        own_pattern("items", "(")
+
+
+def test_an_error_of_the_job_file_takes_the_place_of_the_one_of_its_name() -> None:
+    words = lexicon(("net", "cable cut", "critical"), ("disk", "disk full", "info"))
+    assert [(p.name, p.regex.pattern) for p in words.errors] == [
+        *(("oom", b"out of memory"), ("net", b"cable cut"), ("disk", b"disk full")),
+    ]
+    assert words.severities == {"oom": "critical", "net": "critical", "disk": "info"}
+    assert words.engine("trainer").scan(b"no network\ncable cut\nout of memory\n").errors == {"net": 1, "oom": 1}
+
+
+def test_the_pack_that_the_job_file_names_is_not_found_out() -> None:
+    words = lexicon(pack="generic")
+    assert words.auto() is None
+    assert words.pack_of(b"TRAINER 1.0\n") == "generic"
+
+
+def test_without_a_name_the_lines_tell_the_pack() -> None:
+    words = lexicon()
+    assert words.auto() is not None
+    assert words.pack_of(b"Processed\n", b"TRAINER 1.0\n") == "trainer"
+    assert words.pack_of(b"hello\n") == GENERIC
+
+
+def test_the_engine_of_a_pack_is_made_once_and_knows_no_other_pack() -> None:
+    words = lexicon()
+    assert words.engines == {}
+    engine = words.engine("trainer")
+    assert words.engine("trainer") is engine
+    assert words.engines == {"trainer": engine}
+    text = b"trainer global 5\ngeneric items 7\ngeneric step 9\n"
+    assert [position.done for position in engine.scan(text).positions] == [5, 7]
+    assert [position.done for position in words.engine(GENERIC).scan(text).positions] == [7, 9]

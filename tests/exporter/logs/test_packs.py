@@ -1,0 +1,446 @@
+"""Packs: every sample line of every pack, which pack a log fits, and files that are refused."""
+
+import math
+import re
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exporter.logs.search.extraction import Extractor
+from exporter.logs.search.findings import MARKS, UNITS
+from exporter.logs.search.literals import safe_length
+from exporter.logs.packs import END_BYTES, LOOK_BYTES, SPREAD_BYTES, AutoPack, Pack, PackError, Sample, complete, looks_like_progress, parse_pack
+from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.engine import Engine
+from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_errors, read_packs
+
+ALL = read_packs()
+ERROR_PACK = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
+EVERY = (*ALL, ERROR_PACK)
+NAMED = {pack.name: pack for pack in EVERY}
+ENGINES = {pack.name: Engine(pack.patterns) for pack in EVERY}
+SAMPLES = [(pack.name, index) for pack in EVERY for index in range(len(pack.samples))]
+PATTERNS = [(pack.name, pattern) for pack in EVERY for pattern in (*pack.patterns, *pack.detect)]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that equals itself and its neighbours, as NaN does not."""
+
+    number: float
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and (
+            math.isclose(self.number, other.number) or (math.isnan(self.number) and math.isnan(other.number))
+        )
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("name", "index"), SAMPLES)
+def test_a_sample_gives_just_what_its_pack_says(name: str, index: int) -> None:
+    sample = NAMED[name].samples[index]
+    found = ENGINES[name].scan(sample.text)
+    assert len(found.positions) == len(sample.positions)
+    for position in sample.positions:
+        assert any(all(getattr(one, key) == value for key, value in position.items()) for one in found.positions)
+    values = {key: {rank: Number(value.number) for rank, value in of.items()} for key, of in found.values.items()}
+    assert values == {key: {sample.rank: Number(value)} for key, value in sample.values.items()}
+    assert [mark.name for mark in found.marks if mark.begins] == list(sample.begins)
+    assert [mark.name for mark in found.marks if not mark.begins] == list(sample.ends)
+    assert found.errors == Counter(sample.errors)
+
+
+DRESSES = {
+    "after a rank": lambda line: b"[default0]:" + line,
+    "in colour": lambda line: b"\x1b[32m" + line + b"\x1b[0m",
+    "ended by a return": lambda line: line + b"\r",
+    "between others": lambda line: b"plain\n" + line + b"\nplain",
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+@pytest.mark.parametrize("name", [pack.name for pack in ALL])
+def test_what_stands_around_a_line_hides_nothing(name: str, dress: str) -> None:
+    engine = ENGINES[name]
+    for sample in NAMED[name].samples:
+        if sample.text.startswith((b"[rank", b"[default")) or name == "torchrun":
+            continue
+        plain = engine.scan(b"\n".join(line for line in re.split(rb"[\r\n]+", sample.text)))
+        dressed = engine.scan(b"\n".join(DRESSES[dress](line) for line in re.split(rb"[\r\n]+", sample.text)))
+        assert [(p.pattern, p.done, p.total, p.epoch) for p in dressed.positions] == [
+            (p.pattern, p.done, p.total, p.epoch) for p in plain.positions
+        ], sample.text
+        assert dressed.values.keys() == plain.values.keys(), sample.text
+        assert [mark.name for mark in dressed.marks] == [mark.name for mark in plain.marks], sample.text
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_pack_has_samples_enough_and_one_that_gives_nothing(name: str) -> None:
+    samples = NAMED[name].samples
+    assert len(samples) >= 6
+    assert any(sample == Sample(sample.text) for sample in samples)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_pattern_of_a_pack_matches_in_some_sample(name: str) -> None:
+    pack = NAMED[name]
+    own = parse_pack((PACKS / f"{name}.toml").read_text("utf-8"), name).patterns
+    records = [
+        re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", record)
+        for sample in pack.samples
+        for record in re.split(rb"[\r\n]+", sample.text)
+    ]
+    idle = [f"{p.kind} {p.name}" for p in own if not any(p.regex.search(record) for record in records)]
+    assert not idle
+
+
+@pytest.mark.parametrize(("name", "pattern"), PATTERNS, ids=[f"{name}-{p.kind}-{p.name}" for name, p in PATTERNS])
+def test_a_pattern_is_cheap_and_has_a_safe_name(name: str, pattern: Pattern) -> None:
+    assert pattern.literals
+    assert safe_length(pattern.regex) > 0
+    for label in (pattern.name, *(Extractor(pattern).names if pattern.kind in (Kind.VALUE, Kind.PAIRS) else ())):
+        assert re.fullmatch("[a-z][a-z0-9_]*", label)
+    assert pattern.kind is not Kind.MARK or pattern.name in MARKS
+    assert pattern.kind is not Kind.POSITION or pattern.unit in UNITS
+    assert pattern.kind is not Kind.ERROR or pattern.error_class
+
+
+def test_the_table_of_values_holds_just_those_of_the_packs() -> None:
+    table = (PACKS / "README.md").read_text("utf-8").partition("| Of | Values |")[2]
+    listed = re.findall(r"`([a-z0-9_]+)`", table)
+    given = {
+        name
+        for pack in ALL
+        for pattern in pack.patterns
+        if pattern.kind in (Kind.VALUE, Kind.PAIRS)
+        for name in Extractor(pattern).names
+    }
+    assert sorted(listed) == sorted(given)
+
+
+BAR = {"tqdm", "hf-trainer", "sa-bench", "aiperf", "deepspeed", "lightning", "nemo"}
+SHARED = {
+    **dict.fromkeys(("tqdm", "hf-trainer", "sa-bench", "aiperf"), BAR),
+    "lightning": {"nemo"},
+    "nemo": {"lightning"},
+    "generic": {"keras", "lightning", "megatron", "nemo", "tqdm"},
+}
+"""Packs in whose samples a pack finds positions: those of a library of both, or the plainest words."""
+
+
+@pytest.mark.parametrize("name", [pack.name for pack in ALL])
+def test_a_pack_finds_no_position_in_the_lines_of_others(name: str) -> None:
+    engine = Engine([pattern for pattern in NAMED[name].patterns if pattern.kind in (Kind.POSITION, Kind.RESUME)])
+    found = {
+        (other.name, sample.text)
+        for other in EVERY
+        if other.name != name and other.name not in SHARED.get(name, ())
+        for sample in other.samples
+        if engine.scan(sample.text).positions
+    }
+    assert not found
+
+
+NOISE = b"""\
+2026-03-01 12:00:00,100 [INFO] worker 3: fetched shard s3-00017 in 12 ms, queue depth 4
+INFO:     127.0.0.1:51234 - "POST /v1/completions HTTP/1.1" 200 OK
+[1/4] Building CUDA object fused_adam.o
+Compiling model: 45% of kernels in cache
+Traceback (most recent call last):
+  File "/opt/app/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1501, in _call_impl
+RuntimeError: CUDA error: an illegal memory access was encountered
+model:
+  timeout: 30
+  epochs: 10
+  batch_size: 64
+  loss: cross_entropy
+  lr: 1.0e-4
+  progress_bar: tqdm
+TrainingArguments(max_steps=-1, eval_steps=500)
+node-a:141:158 [0] NCCL INFO Channel 00/04 : 0 1 2 3
+| 0  GPU  On | 00000000:3B:00.0 Off | 0 | 45% 31C P0 70W / 700W | 10/100 |
+Downloading https://host.example/2026/03/01/1/2.tar
+"""
+
+
+def test_noise_is_no_progress_and_no_pack() -> None:
+    for pack in ALL:
+        found = ENGINES[pack.name].scan(NOISE)
+        assert (found.positions, found.values, found.marks) == ([], {}, []), pack.name
+    auto = AutoPack(ALL)
+    auto.feed(NOISE)
+    assert (auto.choice, auto.settled) == (None, False)
+
+
+def test_a_configuration_dump_holds_no_error() -> None:
+    assert Engine(read_errors()).scan(NOISE).errors == {"python_traceback": 1, "cuda_error": 1}
+
+
+TODAY = {
+    "cuda_oom": "critical",
+    "cuda_error": "critical",
+    "nccl_timeout": "critical",
+    "disk_full": "critical",
+    "host_oom": "critical",
+    "connection": "warning",
+    "peer_lost": "warning",
+    "data_error": "warning",
+    "python_traceback": "warning",
+}
+
+
+def test_errors_keep_the_names_and_severities_that_rules_rely_on() -> None:
+    severities = {pattern.name: pattern.severity for pattern in read_errors()}
+    assert {name: severities[name] for name in TODAY} == TODAY
+    assert len(severities) == len(read_errors())
+
+
+def test_the_generic_pack_keeps_the_names_that_jobs_replace() -> None:
+    names = {pattern.name for pattern in NAMED["generic"].patterns}
+    assert names >= {"items", "resume", "batch", "epoch", "throughput", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "base"),
+    [("lightning", "epoch_bar", 0), ("keras", "epochs", 1), ("generic", "epochs", 1), ("tqdm", "epoch_bar", 1)],
+)
+def test_a_pack_knows_what_its_producer_calls_the_first_epoch(name: str, pattern: str, base: int) -> None:
+    assert [found.epoch_base for found in NAMED[name].patterns if found.name == pattern] == [base]
+
+
+def test_a_position_in_epochs_says_what_the_first_is_called() -> None:
+    for name, pattern in PATTERNS:
+        asked = tomllib.loads((PACKS / f"{name}.toml").read_text("utf-8")).get("position", ())
+        for table in asked:
+            if table["name"] == pattern.name and "epoch" in pattern.regex.groupindex:
+                assert "epoch_base" in table, f"{name} {pattern.name}"
+
+
+# -- which pack a log fits ---------------------------------------------------------------------------
+
+
+def choice(*pieces: bytes) -> str | None:
+    auto = AutoPack(ALL)
+    for piece in pieces:
+        auto.feed(piece)
+    return auto.choice
+
+
+@pytest.mark.parametrize("name", [pack.name for pack in ALL])
+def test_the_lines_of_a_producer_choose_its_pack(name: str) -> None:
+    samples = [sample.text + b"\n" for sample in NAMED[name].samples]
+    assert choice(b"".join(samples)) == name
+    assert choice(*samples) == name
+    assert choice(*(NOISE + sample for sample in reversed(samples))) == name
+
+
+@pytest.mark.parametrize(("name", "index"), [case for case in SAMPLES if case[0] != ERRORS])
+def test_one_sample_chooses_its_pack_or_a_more_general_one(name: str, index: int) -> None:
+    chosen = choice(NAMED[name].samples[index].text + b"\n")
+    if chosen is not None and chosen not in (name, *NAMED[name].also):
+        assert NAMED[chosen].level < NAMED[name].level
+
+
+@pytest.mark.parametrize("name", [pack.name for pack in ALL])
+def test_some_sample_alone_tells_its_pack(name: str) -> None:
+    assert sum(choice(sample.text) == name for sample in NAMED[name].samples) >= 2
+
+
+def test_the_choice_follows_the_more_specific_evidence() -> None:
+    auto = AutoPack(ALL)
+    auto.feed(b"  8%|###  | 80/1000 [01:09<13:23,  1.15it/s]\r" * 20)
+    assert (auto.choice, auto.settled) == ("tqdm", False)
+    auto.feed(b"{'loss': 0.5, 'learning_rate': 4e-05, 'epoch': 0.3}\n")
+    assert auto.choice == "hf-trainer"
+
+
+def test_colours_hide_no_evidence() -> None:
+    assert (
+        choice(b"\x1b[1m 35/100\x1b[0m \x1b[32m\xe2\x94\x81\x1b[0m \x1b[1m3s\x1b[0m 10ms/step - loss: 1.5\n") == "keras"
+    )
+
+
+@pytest.mark.parametrize("line", [b"Epoch 1/3\n", b"  Epoch 1/10\n", b"Epoch 2/10\nloss 0.5\n"])
+def test_a_line_that_names_an_epoch_speaks_for_no_framework(line: bytes) -> None:
+    assert choice(line * 3) in (None, "generic")
+
+
+def test_an_epoch_and_its_bar_together_are_keras() -> None:
+    for sample in NAMED["keras"].samples[1:6]:
+        assert choice(b"Epoch 1/10\n", sample.text + b"\n") == "keras"
+
+
+def test_kinds_of_evidence_count_more_than_records() -> None:
+    deepspeed = b"[2026-03-01 00:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], \n"
+    lightning = b"GPU available: True (cuda), used: True\nLOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1]\n"
+    assert choice(deepspeed * 3, lightning) == "lightning"
+
+
+def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
+    auto = AutoPack(ALL)
+    line = NAMED["sglang"].samples[1].text + b"\n"
+    auto.feed(line * 3)
+    assert (auto.choice, auto.settled) == ("sglang", False)
+    auto.feed(line * (SPREAD_BYTES // len(line)))
+    assert auto.settled
+    auto.feed(NAMED["vllm"].samples[0].text * 9)
+    assert auto.choice == "sglang"
+
+
+def test_the_choice_of_a_library_settles_once_enough_has_been_looked_at() -> None:
+    auto = AutoPack(ALL)
+    auto.feed(b"120it [00:10, 11.9it/s]\n" + b"x" * LOOK_BYTES)
+    assert (auto.choice, auto.settled) == ("tqdm", True)
+
+
+def test_evidence_after_a_long_compilation_still_counts() -> None:
+    auto = AutoPack(ALL)
+    auto.feed((b"gcc -c file.c -o file.o\n" * 1000) * (LOOK_BYTES // 24000 + 1))
+    assert (auto.choice, auto.settled) == (None, False)
+    auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text + b"\n")
+    assert auto.choice == "megatron"
+
+
+def test_a_log_that_fits_no_pack_is_likened_to_the_nearest() -> None:
+    near = AutoPack(ALL).nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
+    assert near is not None
+    assert near[0] == "megatron"
+    assert '"consumed"' in near[1]
+    assert AutoPack(ALL).nearest(b"nothing here\n") is None
+    assert AutoPack(ALL).nearest(b"Processed 5/9 items by worker 3\n") is None
+    assert AutoPack(ALL).nearest(b"consumed samples, but no number\n") is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *("done 5/10", "[10/100] x", "67,300/100,000", "35 of 100", "45%", "12.5 %", "epoch=3", "Step 7", "step: 12"),
+        *("global_step: 10", "iter [5]", "1.5 it/s", "300 tokens/s", "3 steps done", "batch #4", '{"step": 5}'),
+    ],
+)
+def test_a_count_looks_like_progress(record: str) -> None:
+    assert looks_like_progress(record.encode())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *("", "hello", "2026/03/01 12:00:00 begin", "/a/b/1/2.txt", "HTTP/1.1 200", "10.0.0.1/24", "v1.2.3"),
+        *("port 8000", "batch_size: 32", "learning rate 0.1", "12:00:00", "stepping", "epochs", "node-1/2"),
+    ],
+)
+def test_other_numbers_do_not(record: str) -> None:
+    assert not looks_like_progress(record.encode())
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([s.text for p in ALL for s in p.samples])), max_size=5)
+)
+@example([b"\x1b[", b"\r\n\xff"])
+def test_any_bytes_can_be_fed(pieces: list[bytes]) -> None:
+    auto = AutoPack(ALL)
+    for piece in pieces:
+        auto.feed(piece)
+        looks_like_progress(piece)
+    near = auto.nearest(b"\n".join(pieces))
+    assert auto.choice is None or auto.choice in NAMED
+    assert near is None or near[0] in NAMED
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+HEAD = 'name = "mine"\ntitle = "t"\nabout = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name = ", "mine.toml: is not TOML: "),
+        ('title = "t"\nabout = "a"\n', "name: is missing"),
+        ('name = "other"\ntitle = "t"\nabout = "a"\n', 'name: is "other" in the file of "mine"'),
+        (HEAD + "colour = 3\n", "colour: unknown key"),
+        (HEAD + "level = 9\n", "level: must be one of 0, 1, 2, 3"),
+        (HEAD + 'also_unit = "miles"\n', "also_unit: unknown unit"),
+        (HEAD + "detect = 'x'\n", "detect: must be a list"),
+        (HEAD + "detect = ['(']\n", "detect[0].regex: "),
+        (HEAD + "detect = [3]\n", "detect[0].regex: must be a text"),
+        (HEAD + "position = 3\n", "position: must be written as [[position]]"),
+        (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<done>'\n", "position[0].regex: "),
+        (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregexp = 'a'\n", "position[0].regexp: unknown key"),
+        (HEAD + "[[position]]\nname = 'n'\nunit = 'miles'\nregex = 'a(1)'\n", 'unknown unit "miles"'),
+        (HEAD + "[[position]]\nname = 'a b'\nunit = 'items'\nregex = 'a(1)'\n", "position[0].name: 'a b'"),
+        (
+            HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(1)'\nepoch_base = 2\n",
+            "epoch_base: must be 0 or 1",
+        ),
+        (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<don>1)'\n", 'regex: unknown group "don"'),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a(?P<Loss>1)'\n", 'value[0].regex: unknown group "Loss"'),
+        (HEAD + "[[value]]\nname = 'n'\n", "value[0].regex: is missing"),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { n = '0' }\n", "value[0].sets: must give names"),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { N = 0 }\n", "value[0].sets: must give names"),
+        (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = true\nsets = {}\n", "mark[0].sets: unknown key"),
+        (HEAD + "[[pairs]]\nname = 'n'\nline = 'a'\nkeys = { a = 'A b' }\n", "pairs[0].keys: must give each key"),
+        (HEAD + "[[pairs]]\nname = 'n'\nline = '['\nkeys = { a = 'b' }\n", "pairs[0].line: "),
+        (HEAD + "[[mark]]\nname = 'sleeping'\nregex = 'a'\nbegins = true\n", 'mark[0].name: unknown mark "sleeping"'),
+        (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = 'yes'\n", "mark[0].begins: must be true or false"),
+        (HEAD + "[[error]]\nname = 'n'\nregex = 'a'\nseverity = 'bad'\nclass = 'c'\n", 'error[0].severity: is "bad"'),
+        (HEAD + "[[sample]]\ntext = 'a'\n", "sample[0]: needs a text, and a table"),
+        (HEAD + "[[sample]]\ntext = 'a'\ngives = { value = 1 }\n", "sample[0].gives.value: unknown key"),
+        (HEAD + "[[sample]]\ntext = 'a'\ngives = { position = 1 }\n", "sample[0].gives.position: must be a table"),
+        (
+            HEAD + "[[sample]]\ntext = 'a'\ngives = { position = { did = 1 } }\n",
+            "sample[0].gives.position.did: unknown",
+        ),
+        (HEAD + "[[sample]]\ntext = 'a'\ngives = { begins = 'loading' }\n", "sample[0].gives: values must be a table"),
+    ],
+)
+def test_a_pack_that_cannot_be_used_is_refused_with_the_place(text: str, problem: str) -> None:
+    with pytest.raises(PackError) as refusal:
+        parse_pack(text, "mine")
+    assert problem in str(refusal.value)
+
+
+def test_every_problem_of_a_file_is_told_at_once() -> None:
+    text = HEAD + "colour = 3\n[[value]]\nname = 'N'\n[[mark]]\nname = 'x'\nregex = 'a'\nbegins = true\n"
+    with pytest.raises(PackError) as refusal:
+        parse_pack(text, "mine")
+    assert str(refusal.value).startswith("mine.toml: 4 problems\n  ")
+
+
+def pack(text: str, name: str = "mine") -> Pack:
+    return parse_pack(f'name = "{name}"\ntitle = "t"\nabout = "a"\n{text}', name)
+
+
+BASE = "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'done (?P<done>@count@)'\n"
+
+
+def test_a_pack_takes_the_patterns_of_another_and_says_what_they_count() -> None:
+    own = "also = ['base']\nalso_unit = 'steps'\n[[value]]\nname = 'v'\nregex = 'v=(@number@)'\n"
+    mine = {found.name: found for found in complete([pack(own), pack(BASE, "base")])}["mine"]
+    found = Engine(mine.patterns).scan(b"done 5 v=-1.5e3\n")
+    assert [(position.unit, position.done) for position in found.positions] == [("steps", 5)]
+    assert found.values["v"][None].number == -1500
+
+
+def test_what_a_pack_names_itself_hides_what_it_takes() -> None:
+    own = "also = ['base']\n[[position]]\nname = 'n'\nunit = 'steps'\nregex = 'step (?P<done>@count@)'\n"
+    mine = {found.name: found for found in complete([pack(own), pack(BASE, "base")])}["mine"]
+    assert [pattern.regex.pattern for pattern in mine.patterns] == [rb"step (?P<done>\d{1,18})"]
+
+
+@pytest.mark.parametrize("also", ["absent", "mine"])
+def test_a_pack_cannot_take_from_one_that_is_not_there_or_from_itself(also: str) -> None:
+    with pytest.raises(PackError, match=f'no other pack "{also}"'):
+        complete([pack(f"also = ['{also}']\n")])
+
+
+def test_every_file_beside_the_package_is_a_pack() -> None:
+    assert set(pack_names()) == {path.stem for path in PACKS.glob("*.toml")} - {ERRORS}
+    assert [found.name for found in ALL] == list(pack_names())

@@ -1,0 +1,125 @@
+"""A log that is written, rotated, truncated and deleted while its reader is started again and again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.logs import tail_reader as tail_module
+from exporter.logs.tail_reader import LogTail
+
+WRITES = st.tuples(st.just("write"), st.integers(1, 90), st.sampled_from([b"\n", b"\r", b"\r\n", b""]))
+LOOKS = st.tuples(st.just("look"), st.sampled_from([1, 7, 100, 1 << 20]))
+OTHERS = st.tuples(st.sampled_from(["rotate", "date", "empty", "truncate", "outgrow", "delete", "restart", "close"]))
+STEPS = st.lists(WRITES | LOOKS | OTHERS, max_size=25)
+
+
+@pytest.fixture(autouse=True)
+def _no_buffer_of_another_size() -> Iterator[None]:
+    tail_module._spare.clear()
+    yield
+    tail_module._spare.clear()
+
+
+class Log:
+    """A writer with its rotation, and a reader beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "worker.log"
+        self.path.touch()
+        self.tail = LogTail(str(self.path))
+        self.written = b""
+        self.found = b""
+        self.records = 0
+        self.dates = 0
+        self.look(1)  # what is rotated away before the first look belongs to another job
+
+    def write(self, size: int, end: bytes) -> None:
+        """A record that no other one is like, or a part of one when it has no end."""
+        self.records += 1
+        text = f"<{self.records} ".encode().ljust(size, b".") + end
+        with self.path.open("ab") as out:
+            out.write(text)
+        self.written += text
+
+    def look(self, most_bytes: int) -> None:
+        for buffer, end, _ in self.tail.pieces(most_bytes):
+            self.found += bytes(buffer[:end])
+
+    def look_at_all(self) -> None:
+        self.look(1 << 20)
+        while self.tail.more or self.tail.lag_bytes:
+            self.look(1 << 20)
+
+    def rotate(self) -> None:
+        """``worker.log`` -> ``worker.log.1`` -> ``worker.log.2``; the new file comes with the next record."""
+        for number in range(len(list(self.path.parent.glob("worker.log.*"))), 0, -1):
+            self.path.with_name(f"worker.log.{number}").rename(self.path.with_name(f"worker.log.{number + 1}"))
+        self.path.rename(self.path.with_name("worker.log.1"))
+        self.write(3, b"\n")
+
+    def empty(self) -> None:
+        """The same, with a new file in which nothing is yet."""
+        self.rotate_without_record()
+        self.path.touch()
+
+    def rotate_without_record(self) -> None:
+        text, self.written, self.records = self.written, b"", self.records
+        self.rotate()
+        self.path.unlink()
+        self.written = text
+
+    def date(self) -> None:
+        self.dates += 1
+        self.path.rename(self.path.with_name(f"worker.log-202601{self.dates:02d}"))
+        self.write(3, b"\n")
+
+    def truncate(self) -> None:
+        """To nothing, once all of it has been read."""
+        self.write(5, b"\n")
+        self.look_at_all()
+        self.path.write_bytes(b"")
+
+    def outgrow(self) -> None:
+        """The same, and at once as much again as there was."""
+        size = self.path.stat().st_size
+        self.truncate()
+        self.write(size + 20, b"\n")
+
+    def delete(self) -> None:
+        self.write(5, b"\n")
+        self.look_at_all()
+        self.path.unlink()
+        self.write(6, b"\n")
+        self.look(1)  # of a deleted file no name tells what came after it
+
+    def restart(self) -> None:
+        state = json.loads(json.dumps(self.tail.state()))
+        self.tail.close()
+        self.tail = LogTail.restore(str(self.path), state)
+
+    def close(self) -> None:
+        self.tail.close()
+
+
+@given(steps=STEPS, chunk=st.sampled_from([150, 1000, 1 << 20]))
+def test_each_record_comes_once_whatever_happens_to_log_and_reader(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]], chunk: int
+) -> None:
+    if {step[0] for step in steps} >= {"date", "rotate"} or {step[0] for step in steps} >= {"date", "empty"}:
+        steps = [step for step in steps if step[0] != "date"]  # one log is rotated in one way
+    log = Log(tmp_path_factory.mktemp("log"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail_module, "CHUNK_BYTES", chunk)
+        tail_module._spare.clear()
+        for name, *arguments in steps:
+            getattr(log, name)(*arguments)
+        log.look_at_all()
+        log.found += log.tail.rest()
+        log.tail.close()
+        tail_module._spare.clear()
+    assert log.found == log.written

@@ -1,0 +1,412 @@
+"""Looks at files on threads and in a process of their own."""
+
+import logging
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.clock import SystemClock
+from exporter.machine import file_host
+from exporter.machine.file_helper import ANSWER, READY
+from exporter.machine.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watched
+from tests.exporter.machine.fuse_server import FuseMount
+from tests.exporter.machine.watches import Failing, Listing, Slow, Told, Unmakeable
+from tests.support.exporter import SOON_S, until
+
+NOW = 1_700_000_000.0
+WAIT_S = 60.0
+"""How long to wait for what comes."""
+BOTH = pytest.mark.parametrize("process", [False, True], ids=["threads", "process"])
+Make = Callable[[bool], FileHost]
+
+
+@pytest.fixture
+def hosts() -> Iterator[Make]:
+    """Makes hosts that are closed in the end."""
+    made: list[FileHost] = []
+
+    def make(process: bool) -> FileHost:
+        made.append(FileHost(SystemClock(), process=process))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.close()
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Iterator[FuseMount]:
+    """A file system that can hang, with one file."""
+    mount = FuseMount(tmp_path)
+    (mount.folder / "a").write_bytes(b"12345")
+    yield mount
+    mount.close()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper may take long to be up."""
+    monkeypatch.setattr(file_host, "START_S", WAIT_S)
+
+
+def ask(watched: Watched, wait_s: float = WAIT_S) -> Any:
+    """One look."""
+    watched.request(NOW)
+    return watched.result(wait_s)
+
+
+@BOTH
+def test_a_watch_is_made_once_and_answers_each_look(process: bool, hosts: Make, tmp_path: Path) -> None:
+    watched = hosts(process).watch("told", partial(Told, str(tmp_path), "hello"))
+    word, count, now, pid = ask(watched)
+    assert (word, count, now) == ("hello", 1, NOW)
+    assert (pid != os.getpid()) is process
+    assert ask(watched) == ("hello", 2, NOW, pid)
+    assert watched.responding
+
+
+@BOTH
+def test_watches_do_not_wait_for_each_other(process: bool, hosts: Make, tmp_path: Path) -> None:
+    host, gate = hosts(process), tmp_path / "gate"
+    slow, quick = host.watch("slow", partial(Slow, str(tmp_path), str(gate))), host.watch("q", partial(Told, "/"))
+    slow.request(NOW)
+    assert ask(quick)[1] == 1
+    with pytest.raises(Hanging) as caught:
+        slow.result(0.05)
+    assert not slow.responding
+    assert 0.05 <= time.monotonic() - caught.value.since < SOON_S
+    gate.touch()
+    until(lambda: slow.responding, "the answer")
+    assert slow.result(0) == 1
+
+
+@BOTH
+def test_an_answer_that_comes_late_is_not_lost_and_no_second_look_begins(
+    process: bool, hosts: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    slow = hosts(process).watch("slow", partial(Slow, str(tmp_path), str(gate)))
+    slow.request(NOW)
+    for _ in range(3):
+        with pytest.raises(Hanging):
+            slow.result(0.01)
+        slow.request(NOW)
+    gate.touch()
+    until(lambda: slow.responding, "the answer")
+    slow.request(NOW)
+    assert slow.result(0) == 1
+    assert ask(slow) == 2
+
+
+def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: Make, tmp_path: Path) -> None:
+    host, gate = hosts(True), tmp_path / "gate"
+    slow = host.watch("slow", partial(Slow, str(tmp_path), str(gate)))
+    slow.request(NOW)
+    with pytest.raises(Hanging):
+        slow.result(0.01)
+    earlier = slow.generation
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(HelperEnded):
+        until(lambda: slow.result(0) is None if slow.responding else None, "the end")
+    until(lambda: not isinstance(host.look([slow], NOW, 0)[0], HelperEnded), "another helper")
+    slow.tell(ANSWER, pickle.dumps("late"), earlier)
+    slow.tell(READY, "ended", earlier)
+    with pytest.raises(Hanging):
+        slow.result(0)
+    gate.touch()
+    assert slow.result(WAIT_S) == 1
+
+
+def test_a_result_that_nobody_has_asked_for_is_a_mistake(hosts: Make) -> None:
+    with pytest.raises(RuntimeError, match="no look was asked for"):
+        hosts(False).watch("told", partial(Told, "/")).result(0)
+
+
+@BOTH
+def test_an_error_of_a_look_is_that_of_its_watch_alone(process: bool, hosts: Make, tmp_path: Path) -> None:
+    host = hosts(process)
+    watches = [
+        host.watch("told", partial(Told, str(tmp_path))),
+        host.watch("denied", partial(Failing, str(tmp_path), "odd\udcff\nname")),
+        host.watch("wrong", partial(Failing, str(tmp_path), "value")),
+        host.watch("unmade", partial(Unmakeable, str(tmp_path))),
+    ]
+    for _ in range(2):
+        told, denied, wrong, unmade = host.look(watches, NOW, WAIT_S)
+        assert told[0] == ""
+        assert isinstance(denied, PermissionError)
+        assert (denied.errno, denied.filename) == (13, "odd\udcff\nname")
+        assert isinstance(wrong, LookFailed)
+        assert str(wrong).startswith("wrong: ValueError: not a number (watches.py:")
+        assert isinstance(unmade, NotADirectoryError)
+    assert all(watched.responding for watched in watches)
+
+
+def test_an_answer_that_cannot_be_sent_is_a_failure(hosts: Make) -> None:
+    with pytest.raises(LookFailed, match="pickle"):
+        ask(hosts(True).watch("odd", partial(Failing, "/", "answer")))
+
+
+def test_a_watch_that_cannot_be_made_elsewhere_is_refused_at_once(hosts: Make) -> None:
+    with pytest.raises((AttributeError, TypeError, Exception), match="pickle"):
+        hosts(True).watch("local", lambda: Told("/"))
+
+
+@BOTH
+def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: Path) -> None:
+    host = hosts(process)
+    ask(host.watch("told", partial(Told, str(tmp_path))))
+    watches = [host.watch(f"slow{n}", partial(Slow, str(tmp_path), str(tmp_path / "gate"))) for n in range(60)]
+    began = time.monotonic()
+    answers = host.look(watches, NOW, 1.0)
+    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert 1.0 <= time.monotonic() - began < SOON_S  # one after the other it would be a minute
+    began = time.monotonic()
+    answers = host.look(watches, NOW, WAIT_S)  # nobody waits for them a second time
+    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert time.monotonic() - began < SOON_S
+    (tmp_path / "gate").touch()
+    until(lambda: all(watched.responding for watched in watches), "the answers")
+    assert host.look(watches, NOW, WAIT_S) == [1] * 60
+
+
+def test_where_a_link_leads_is_the_mount(hosts: Make, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/sys")
+    watched = hosts(False).watch("told", partial(Told, str(tmp_path / "link")))
+    before = watched.mount
+    assert before is not None
+    assert str(tmp_path).startswith(before)
+    ask(watched)
+    assert watched.mount == "/proc"
+    assert hosts(False).watch("none", partial(Told, "relative")).mount is None
+
+
+def test_a_node_without_remote_mounts_needs_no_process(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    for text, process in (
+        ("22 1 254:0 / / rw - ext4 /dev/vda1 rw\n", False),
+        ("22 1 254:0 / / rw - ext4 /dev/vda1 rw\n23 22 0:1 / /home rw - nfs4 server:/home rw\n", True),
+        ("", True),
+    ):
+        (tmp_path / "self" / "mountinfo").write_text(text, encoding="ascii")
+        host = FileHost(SystemClock(), proc=str(tmp_path))
+        assert host.process is process
+        host.close()
+
+
+def test_threads_that_are_idle_end_with_the_host(tmp_path: Path) -> None:
+    host = FileHost(SystemClock(), process=False)
+    for number in range(3):
+        ask(host.watch(f"ending{number}", partial(Told, str(tmp_path))))
+    assert sum(thread.name.startswith("look-ending") for thread in threading.enumerate()) == 3
+    host.close()
+    until(lambda: not any(thread.name.startswith("look-ending") for thread in threading.enumerate()), "their end")
+
+
+def pid_of(host: FileHost) -> int:
+    """The helper, which runs."""
+    assert host.pid is not None
+    return host.pid
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_the_helper_holds_nothing_of_the_sidecar(hosts: Make, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.set_inheritable(server.fileno(), True)
+        host = hosts(True)
+        ask(host.watch("told", partial(Told, str(tmp_path))))
+        folder = Path(f"/proc/{host.pid}/fd")
+        targets = {int(entry.name): os.readlink(entry) for entry in folder.iterdir()}
+        assert targets.keys() == {0, 1, 2}
+        assert targets[0].startswith("socket:")
+        assert targets[1] == targets[2] == "/dev/null"
+        assert targets[0] != os.readlink(f"/proc/self/fd/{server.fileno()}")
+        assert os.readlink(f"/proc/{host.pid}/cwd") == "/"
+
+
+def test_the_helper_is_as_modest_as_the_sidecar(hosts: Make, tmp_path: Path) -> None:
+    program = """
+        import os, sys, time
+        from functools import partial
+        from exporter.contract.clock import SystemClock
+        from exporter.machine import file_host
+        from exporter.files.disks.space_reader import SpaceWatch
+        open("/proc/self/oom_score_adj", "w").write("1000")
+        os.nice(5)
+        file_host.START_S = 60.0
+        host = file_host.FileHost(SystemClock(), process=True)
+        watched = host.watch("space", partial(SpaceWatch, "/"))
+        watched.request(1.0)
+        assert watched.result(60).space.size_bytes
+        print(host.pid, flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text("ascii").strip() == "1000"
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        time.sleep(0.1)
+        assert not gone(pid), "the sidecar ends it, nobody else"
+        rss = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * resource.getpagesize()
+        assert rss < 16 << 20
+        process.kill()
+        until(lambda: gone(pid), "its end with the sidecar")
+
+
+def test_the_helper_ends_with_its_host(hosts: Make, tmp_path: Path) -> None:
+    host = hosts(True)
+    watched = host.watch("told", partial(Told, str(tmp_path)))
+    ask(watched)
+    pid = pid_of(host)
+    host.close()
+    until(lambda: gone(pid), "its end")
+    with pytest.raises(HelperEnded):
+        ask(watched)
+    assert host.pid is None
+
+
+def test_a_helper_that_was_killed_is_started_again(
+    hosts: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = hosts(True)
+    first, second = (host.watch(name, partial(Told, str(tmp_path))) for name in "ab")
+    for _ in range(3):
+        host.look([first, second], NOW, WAIT_S)
+    pid = pid_of(host)
+    with caplog.at_level(logging.WARNING, "gpujob.files"):
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: caplog.records, "the notice")
+        with pytest.raises(HelperEnded):
+            ask(first)
+        answer = until(lambda: next((a for a in [_try(first)] if a is not None), None), "a new one")
+    assert [record.getMessage() for record in caplog.records] == [
+        "the process that looks at files has ended (signal 9): it is started again, and looks anew"
+    ]
+    assert answer[1] == 1, "made anew"
+    assert answer[3] != pid
+    assert _try(second)[1] == 1
+
+
+def _try(watched: Watched) -> Any:
+    try:
+        return ask(watched)
+    except HelperEnded:
+        time.sleep(0.05)
+        return None
+
+
+def test_a_watch_that_takes_the_helper_down_fails_with_it(hosts: Make, tmp_path: Path) -> None:
+    host = hosts(True)
+    slow = host.watch("slow", partial(Slow, str(tmp_path), str(tmp_path / "gate")))
+    crash = host.watch("crash", partial(Failing, str(tmp_path), "crash"))
+    slow.request(NOW)
+    with pytest.raises(HelperEnded):
+        ask(crash)
+    with pytest.raises(HelperEnded):
+        slow.result(WAIT_S)
+    (tmp_path / "gate").touch()
+    assert until(lambda: _try(slow), "the next helper") == 1
+
+
+def test_an_interpreter_that_cannot_be_started_is_an_error(
+    hosts: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    host = hosts(True)
+    watched = host.watch("told", partial(Told, "/"))
+    began = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(HelperEnded):
+            ask(watched)
+    assert time.monotonic() - began < SOON_S
+    assert watched.responding
+    until(lambda: "No such file or directory" in caplog.text, "the reason")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("mode", ["ignore", "swallow"])
+def test_a_file_system_that_hangs_costs_its_own_watch(mode: str, hosts: Make, fuse: FuseMount, tmp_path: Path) -> None:
+    host = FileHost(SystemClock())
+    try:
+        assert host.process, "a FUSE mount asks for it"
+        there = host.watch("there", partial(Listing, str(fuse.point)))
+        here = host.watch("here", partial(Told, str(tmp_path)))
+        assert host.look([there, here], NOW, WAIT_S)[0] == ["a"]
+        fuse.say(mode)
+        there.request(NOW)
+        with pytest.raises(Hanging):
+            there.result(0.2)
+        for count in range(2, 7):
+            gone_answer, told = host.look([there, here], NOW, WAIT_S)  # no time is lost on the one that hangs
+            assert isinstance(gone_answer, Hanging)
+            assert gone_answer.mount == str(fuse.point)
+            assert told[1] == count
+        (fuse.folder / "b").touch()
+        fuse.say("answer")
+        until(lambda: there.responding, "the answer")
+        assert there.result(0) == ["a", "b"]
+        assert ask(there) == ["a", "b"]
+    finally:
+        host.close()
+
+
+def test_closing_waits_for_no_look(hosts: Make, fuse: FuseMount) -> None:
+    host = hosts(True)
+    there = host.watch("there", partial(Listing, str(fuse.point)))
+    ask(there)
+    pid = pid_of(host)
+    fuse.say("swallow")
+    with pytest.raises(Hanging):
+        ask(there, 0.1)
+    began = time.monotonic()
+    host.close()
+    assert time.monotonic() - began < SOON_S
+    fuse.close()
+    until(lambda: gone(pid), "the end of the helper")
+
+
+def test_a_helper_that_is_killed_while_a_look_of_it_hangs_is_replaced(
+    hosts: Make, fuse: FuseMount, tmp_path: Path
+) -> None:
+    host = hosts(True)
+    there, here = host.watch("there", partial(Listing, str(fuse.point))), host.watch("h", partial(Told, str(tmp_path)))
+    host.look([there, here], NOW, WAIT_S)
+    pid = pid_of(host)
+    fuse.say("swallow")
+    host.look([there, here], NOW, 0.1)
+    os.kill(pid, signal.SIGKILL)  # out of memory, say: the thread that hangs keeps the socket open
+
+    def looked() -> object:
+        found = host.look([there, here], NOW, 0.1)[1]
+        return found if isinstance(found, tuple) and found[3] != pid else None
+
+    assert until(looked, "another helper")[1] == 1
+    assert host.pid != pid
+    fuse.say("answer")
+    until(lambda: host.look([there], NOW, 1.0)[0] == ["a"], "the file system")

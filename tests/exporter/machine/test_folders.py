@@ -1,0 +1,86 @@
+"""Files of a group."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from exporter.machine.folders import FileFacts, read_files
+
+
+def names(directory: Path, pattern: str) -> list[str]:
+    return [file.name for file in read_files(directory, pattern)]
+
+
+def test_files_come_by_name_with_size_and_time(tmp_path: Path) -> None:
+    for name, size in (("b.pt", 3), ("a.pt", 0), ("a.txt", 9)):
+        (tmp_path / name).write_bytes(b"x" * size)
+        os.utime(tmp_path / name, (1.0, 1000.5 + size))
+    assert read_files(tmp_path, "*.pt") == (FileFacts("a.pt", 0, 1000.5), FileFacts("b.pt", 3, 1003.5))
+
+
+def test_a_directory_that_is_not_there_has_no_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert read_files(tmp_path / "later", "*") == read_files(tmp_path / "file", "*") == ()
+
+
+def test_only_regular_files_of_the_directory_itself_count(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1", encoding="ascii")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inner").write_text("1", encoding="ascii")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "fifo")
+    assert names(tmp_path, "*") == ["a"]
+
+
+def test_temporary_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path) -> None:
+    for name in (".a.pt.tmp", ".b.pt", "a.pt"):
+        (tmp_path / name).touch()
+    assert names(tmp_path, "*") == ["a.pt"]
+    assert names(tmp_path, "*.pt") == ["a.pt"]
+    assert names(tmp_path, ".*.pt") == [".b.pt"]
+
+
+def test_a_pattern_tells_large_from_small_letters(tmp_path: Path) -> None:
+    (tmp_path / "A.pt").touch()
+    assert names(tmp_path, "a.pt") == []
+    assert names(tmp_path, "[A-Z].p?") == ["A.pt"]
+
+
+def test_a_file_with_a_hard_name_is_found(tmp_path: Path, hard_name: str) -> None:
+    name = f"output_{hard_name}.pt"
+    (tmp_path / name).touch()
+    assert names(tmp_path, "output_*.pt") == [name]
+
+
+def test_a_name_that_is_not_utf8_is_found(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/out\xff.pt")).touch()
+    assert names(tmp_path, "*.pt") == ["out\udcff.pt"]
+
+
+def test_a_file_that_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pt").touch()
+    (tmp_path / "b.pt").touch()
+
+    class Vanished:
+        name = "b.pt"
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            raise FileNotFoundError(2, "No such file or directory")
+
+    real = os.scandir
+
+    class Entries:
+        def __init__(self, place: Path) -> None:
+            with real(place) as found:
+                self._found: list[object] = [entry for entry in found if entry.name != "b.pt"]
+
+        def __enter__(self) -> list[object]:
+            return [Vanished(), *self._found]
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", Entries)
+    assert names(tmp_path, "*.pt") == ["a.pt"]

@@ -1,0 +1,949 @@
+"""Processes: stat texts, and trees of real children."""
+
+import contextlib
+import errno
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.machine import process_tree
+from exporter.machine.process_tree import MOST_LINKS, MOST_PATHS, MOST_PROCESSES, ProcessTree, TreeDetails, TreeSample
+from exporter.machine.procfs import (
+    CLOCK_TICKS,
+    MOST_ENVIRONMENT_BYTES,
+    PAGE_SIZE,
+    STATES,
+    ProcessStat,
+    parse_io,
+    parse_stat,
+    read_children,
+    read_environment,
+    read_self_rss_bytes,
+    read_start_ticks,
+    read_zombie_status,
+)
+from tests.exporter.conftest import Start
+from tests.support.exporter import open_files, until
+
+REST = b"1 25883 25883 0 -1 4194560 4675 58248 0 1 130 20 50 15 20 0 3 0 310563 5124096 911 18446744073709551615 0 0"
+IO_TEXT = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 344064\nwrite_bytes: 966656\ncancelled_write_bytes: 7\n"
+COMMANDS = st.binary(min_size=0, max_size=15).filter(lambda name: b"\0" not in name)
+
+
+def stat_text(command: bytes, state: bytes = b"S", parent: int = 1) -> bytes:
+    return b"25883 (" + command + b") " + state + b" %d" % parent + REST[1:] + b"\n"
+
+
+@given(COMMANDS)
+@example(b"a) b (")
+@example(b") R 1 2 3")
+@example(b"a\nb")
+@example(b"")
+def test_any_command_name_leaves_the_other_facts_alone(command: bytes) -> None:
+    assert parse_stat(stat_text(command)) == ProcessStat("sleeping", 1, 150, 65, 3, 310563, 911)
+
+
+@pytest.mark.parametrize(("letter", "state"), [*STATES.items(), ("?", "running")])
+def test_every_letter_of_the_kernel_has_a_state(letter: str, state: str) -> None:
+    assert parse_stat(stat_text(b"python", letter.encode())).state == state
+
+
+def test_io_is_what_reached_storage() -> None:
+    assert parse_io(IO_TEXT) == (344064, 966656)
+
+
+@contextlib.contextmanager
+def another_user() -> Iterator[None]:
+    """This process with the rights of another user than the one that has started the workers."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@contextlib.contextmanager
+def spare_descriptors(count: int) -> Iterator[None]:
+    """This process may open so many more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.dup(0) for _ in range(count + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def read(tree: ProcessTree) -> TreeSample:
+    """One look at a worker that is there."""
+    sample = tree.read()
+    assert sample is not None
+    return sample
+
+
+def test_a_single_process_is_as_psutil_sees_it(start: Start) -> None:
+    process = start("sleep", "60")
+    tree, other = ProcessTree(process.pid), psutil.Process(process.pid)
+    until(lambda: other.name() == "sleep" and read(tree).state == "sleeping", "sleep to sleep")
+    sample = read(tree)
+    assert (sample.threads, sample.children) == (1, 0)
+    assert sample.rss_bytes == pytest.approx(other.memory_info().rss, rel=0.3)
+    assert sample.cpu_s < 1
+    assert tree.start_ticks / CLOCK_TICKS == pytest.approx(other.create_time() - psutil.boot_time(), abs=1.1)
+
+
+def test_a_program_with_a_hard_name_can_be_watched(start: Start, tmp_path: Path) -> None:
+    sleep = Path("/bin/sleep").resolve()
+    link = tmp_path / "a) b ("
+    link.symlink_to(sleep)
+    process = start(str(link), "60")
+    tree = ProcessTree(process.pid)
+    until(lambda: Path(f"/proc/{process.pid}/comm").read_text("utf-8") == "a) b (\n", "its name")
+    assert read(tree).threads == 1
+
+
+def test_a_worker_that_renames_itself_stays_itself(start: Start) -> None:
+    program = "open('/proc/self/comm', 'w').write('a) b (')\nprint('renamed', flush=True)\ninput()"
+    process = start(sys.executable, "-I", "-c", program)
+    tree = ProcessTree(process.pid)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert Path(f"/proc/{process.pid}/comm").read_text("utf-8") == "a) b (\n"
+    until(lambda: read(tree).state == "sleeping", "its wait")
+    assert ProcessTree(process.pid, tree.start_ticks).start_ticks == tree.start_ticks
+
+
+def test_a_stopped_worker_says_so_until_it_goes_on(start: Start) -> None:
+    process = start("sleep", "60")
+    tree = ProcessTree(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: read(tree).state == "stopped", "its stop")
+    process.send_signal(signal.SIGCONT)
+    until(lambda: read(tree).state == "sleeping", "its return")
+
+
+def test_a_worker_that_no_signal_reaches_is_in_disk_sleep(start: Start, tmp_path: Path) -> None:
+    """The parent of a vfork waits so until its child has executed a program; this one first opens a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program = (
+        "import os, sys\n"
+        "print('up', flush=True)\n"
+        "opening = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opening])\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program, str(pipe))
+    tree = ProcessTree(process.pid)
+    until(lambda: (read(tree).state, read(tree).children) == ("disk_sleep", 1), "its wait")
+    os.close(os.open(pipe, os.O_WRONLY))
+    until(lambda: read(tree).state == "sleeping", "its return")
+
+
+def test_a_worker_whose_first_thread_has_ended_lives(start: Start) -> None:
+    number = {"x86_64": 60, "aarch64": 93}.get(platform.machine())
+    if number is None:
+        pytest.skip("exit(2) has another number here")
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        f"ctypes.CDLL(None).syscall({number}, 0)\n"
+    )
+    process = start(sys.executable, "-I", "-c", program)
+    tree = ProcessTree(process.pid)
+    until(lambda: Path(f"/proc/{process.pid}/stat").read_bytes().split()[2] == b"Z", "the end of its first thread")
+    sample = read(tree)
+    assert sample.state == "sleeping"
+    assert sample.rss_bytes > 1 << 20
+    assert read_zombie_status(process.pid, tree.start_ticks) is None
+    process.kill()
+    until(lambda: read(tree).state == "zombie", "its end")
+    assert read_zombie_status(process.pid, tree.start_ticks) == signal.SIGKILL
+
+
+def test_grandchildren_count(start: Start) -> None:
+    process = start("sh", "-c", "sleep 60 & sh -c 'sleep 60 & echo up; wait' & wait")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tree = ProcessTree(process.pid)
+    sample = read(tree)
+    assert (sample.children, sample.threads) == (3, 4)
+    assert sample.rss_bytes > psutil.Process(process.pid).memory_info().rss
+
+
+def test_children_of_any_thread_are_found(start: Start) -> None:
+    program = (
+        "import subprocess, sys, threading\n"
+        "def born():\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n"
+        "    print('up', flush=True)\n"
+        "    child.wait()\n"
+        "sys.stdin.readline()\n"
+        "threading.Thread(target=born, daemon=True).start()\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    tree = ProcessTree(process.pid)
+    assert read(tree).children == 0
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    until(lambda: read(tree).children == 1, "the child of its thread")
+    assert read(tree).threads == 3
+
+
+def test_a_new_child_is_seen_by_the_next_look(start: Start) -> None:
+    process = start("sh", "-c", "sleep 60 & read line; sleep 60 & echo; wait")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).children == 1, "its first child")
+    if tree._looks % ProcessTree.WHOLE_TREE_EVERY == 0:
+        read(tree)  # the next one would be a whole look
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    assert read(tree).children == 2
+
+
+def test_an_orphan_stays_watched_until_its_end(start: Start) -> None:
+    process = start("sh", "-c", "sh -c 'sleep 60 & echo up; wait' & wait; read line")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tree = ProcessTree(process.pid)
+    assert read(tree).children == 2
+    (middle,) = read_children(process.pid)
+    (orphan,) = read_children(middle)
+    os.kill(middle, signal.SIGKILL)
+    until(lambda: read(tree).children == 1, "the end of the one between")
+    assert read_children(process.pid) == []
+    os.kill(orphan, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{orphan}").exists() or psutil.Process(orphan).status() == "zombie", "its end")
+
+
+PARENT_OF_ONE = (
+    "import subprocess, sys\n"
+    "child = subprocess.Popen([sys.executable, '-I', '-c', sys.argv[1], *sys.argv[2:]], stdin=subprocess.PIPE)\n"
+    "sys.stdin.readline()\n"
+    "child.communicate(b'')\n"
+    "print('reaped', flush=True)\n"
+    "sys.stdin.readline()\n"
+)
+"""Starts a program of Python, and on a first line reaps it."""
+
+
+def reap(process: "subprocess.Popen[str]") -> None:
+    """Have the child reaped, and wait for that."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "reaped\n"
+
+
+def test_cpu_seconds_stay_when_a_child_has_ended(start: Start) -> None:
+    burn = (
+        "import sys, time\n"
+        "while time.process_time() < 0.1: pass\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.read()\n"
+    )  # fmt: skip
+    process = start(sys.executable, "-I", "-c", PARENT_OF_ONE, burn)
+    assert process.stdout is not None
+    tree = ProcessTree(process.pid)
+    process.stdout.readline()
+    before = read(tree)
+    assert before.cpu_s >= 0.05
+    assert before.children == 1
+    reap(process)
+    after = read(tree)
+    assert after.children == 0
+    assert after.cpu_s >= before.cpu_s
+    assert read(tree).cpu_s >= after.cpu_s
+
+
+def test_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> None:
+    size = 8 << 20
+    write = (
+        "import os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        f"os.write(fd, b'x' * {size})\n"
+        "os.fsync(fd)\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = start(sys.executable, "-I", "-c", PARENT_OF_ONE, write, str(tmp_path / "file"))
+    assert process.stdout is not None
+    tree = ProcessTree(process.pid)
+    process.stdout.readline()
+    before = read(tree).io_write_bytes
+    if not before:
+        pytest.skip("the file system of the tests counts no bytes")
+    assert before >= size
+    reap(process)
+    after = read(tree).io_write_bytes
+    assert after is not None
+    assert before <= after < 2 * size
+
+
+def test_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent is looked at, then reaps its child, then the child is looked for. A fall would be a counter reset."""
+    for pid, parent, children in ((7, 1, "8 "), (8, 7, "")):
+        (tmp_path / str(pid) / "task" / str(pid)).mkdir(parents=True)
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+        (tmp_path / str(pid) / "io").write_bytes(IO_TEXT)
+        (tmp_path / str(pid) / "task" / str(pid) / "children").write_text(children, encoding="ascii")
+    tree = ProcessTree(7, proc=str(tmp_path))
+    before = read(tree)
+    assert (before.children, before.io_read_bytes, before.io_write_bytes) == (1, 2 * 344064, 2 * 966656)
+    child, pread = os.stat(tmp_path / "8" / "stat").st_ino, os.pread
+
+    def without_child(fd: int, size: int, offset: int) -> bytes:
+        if os.fstat(fd).st_ino == child:
+            raise ProcessLookupError(3, "No such process")
+        return pread(fd, size, offset)
+
+    (tmp_path / "7" / "task" / "7" / "children").write_text("", encoding="ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", without_child)
+        after = read(tree)
+    tree.close()
+    assert after.children == 0
+    assert (after.io_read_bytes or 0) >= 2 * 344064
+    assert (after.io_write_bytes or 0) >= 2 * 966656
+
+
+def test_bytes_are_as_psutil_sees_them(start: Start, tmp_path: Path) -> None:
+    process = start(
+        "sh", "-c", f"dd if=/dev/zero of={tmp_path / 'f'} bs=64k count=16 conv=fsync status=none; echo; read line"
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    sample, counters = read(ProcessTree(process.pid)), psutil.Process(process.pid).io_counters()
+    assert (sample.io_read_bytes, sample.io_write_bytes) == (counters.read_bytes, counters.write_bytes)
+
+
+def test_a_worker_that_has_ended_and_was_reaped_gives_none(start: Start) -> None:
+    process = start("sleep", "60")
+    tree = ProcessTree(process.pid)
+    process.kill()
+    process.wait()
+    assert tree.read() is None
+    assert tree.read() is None
+
+
+def test_a_worker_that_was_not_reaped_is_a_zombie(start: Start) -> None:
+    process = start("true")
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).state == "zombie", "the end of true")
+
+
+def test_a_process_with_other_start_ticks_is_refused(start: Start) -> None:
+    process = start("sleep", "60")
+    ticks = ProcessTree(process.pid).start_ticks
+    place = f"/proc/{process.pid}/"
+    before = len(open_files(place))
+    ProcessTree(process.pid, ticks).close()
+    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is another one now$"):
+        ProcessTree(process.pid, ticks - 1)
+    assert len(open_files(place)) == before
+
+
+def test_a_process_that_is_not_there_is_refused(start: Start) -> None:
+    process = start("true")
+    process.wait()
+    with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is not there$"):
+        ProcessTree(process.pid)
+    assert read_children(process.pid) == []
+    assert read_children(process.pid, every_thread=False) == []
+
+
+def test_a_process_that_ends_between_open_and_read_leaves_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "7" / "stat").mkdir(parents=True)  # opens and cannot be read, as the stat of one that has just ended
+    with pytest.raises(ProcessLookupError):
+        ProcessTree(7, proc=str(tmp_path))
+    assert open_files(str(tmp_path)) == []
+
+
+def test_a_process_whose_io_is_denied_has_all_but_io(tmp_path: Path) -> None:
+    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
+    (tmp_path / "7" / "stat").write_bytes(stat_text(b"python"))
+    (tmp_path / "7" / "task" / "7" / "children").write_text("8 9 ", encoding="ascii")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
+    tree = ProcessTree(7, 310563, proc=str(tmp_path))
+    cpu_s, rss = 2 * (150 + 65) / CLOCK_TICKS, 2 * 911 * PAGE_SIZE
+    assert tree.read() == TreeSample("sleeping", cpu_s, rss, 6, 1, None, None), "9 is gone, which is no error"
+    tree.close()
+
+
+def test_closing_gives_all_descriptors_back(start: Start) -> None:
+    process = start("sh", "-c", "sleep 60 & echo; wait")
+    assert process.stdout is not None
+    process.stdout.readline()
+    (child,) = read_children(process.pid)
+    tree = ProcessTree(process.pid)
+    assert read(tree).children == 1
+    assert open_files(f"/proc/{process.pid}/")
+    assert open_files(f"/proc/{child}/")
+    tree.close()
+    assert open_files(f"/proc/{process.pid}/") == open_files(f"/proc/{child}/") == []
+
+
+def test_own_memory_is_as_psutil_sees_it() -> None:
+    assert read_self_rss_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+
+
+BURN = "import time\nwhile time.process_time() < 0.1: pass\n"
+
+
+def test_the_cpu_time_of_children_that_no_look_has_seen_counts(start: Start) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(4): subprocess.run([sys.executable, '-I', '-c', sys.argv[1]], check=True)\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program, BURN)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    tree = ProcessTree(process.pid)
+    before = read(tree).cpu_s
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    after = read(tree)
+    assert after.children == 0
+    assert after.cpu_s - before >= 0.36
+
+
+def test_cpu_time_is_counted_once_however_it_is_looked_at(start: Start) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "for _ in range(20): subprocess.run([sys.executable, '-I', '-S', '-c', 'sum(range(300_000))'], check=True)\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program)
+    assert process.stdout is not None
+    tree, seen = ProcessTree(process.pid), [0.0]
+    os.set_blocking(process.stdout.fileno(), False)
+    while not process.stdout.readline():
+        seen.append(read(tree).cpu_s)
+    seen += [read(tree).cpu_s for _ in range(3)]
+    assert seen == sorted(seen)
+    times = psutil.Process(process.pid).cpu_times()
+    assert seen[-1] == pytest.approx(times.user + times.system + times.children_user + times.children_system, abs=0.04)
+
+
+def test_what_children_used_stays_although_nobody_waits_for_them(start: Start) -> None:
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-I', '-c', sys.argv[1] + 'input()'], stdin=subprocess.PIPE)\n"
+        "sys.stdin.readline()\n"
+        "child.stdin.close()\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program, BURN)
+    assert process.stdin is not None
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).cpu_s >= 0.08, "its child's work")
+    before = read(tree).cpu_s
+    process.stdin.write("\n")
+    process.stdin.flush()
+    until(lambda: read(tree).children == 0, "its child's end")
+    assert [read(tree).cpu_s >= before for _ in range(7)] == [True] * 7
+
+
+MANY = (
+    "import ctypes, os, signal, sys\n"
+    "libc, parent = ctypes.CDLL(None), os.getpid()\n"
+    "for _ in range(int(sys.argv[1])):\n"
+    "    if os.fork() == 0:\n"
+    "        libc.prctl(1, 9, 0, 0, 0)\n"
+    "        if os.getppid() != parent: os._exit(0)\n"
+    "        while True: signal.pause()\n"
+    "print('up', flush=True)\n"
+    "sys.stdin.readline()\n"
+)
+"""Many children that end with their parent."""
+
+
+def test_two_thousand_descendants_are_all_seen(start: Start) -> None:
+    process = start(sys.executable, "-I", "-c", MANY, "2000")
+    assert process.stdout is not None
+    process.stdout.readline()
+    tree = ProcessTree(process.pid)
+    assert [read(tree).children for _ in range(6)] == [2000] * 6
+    assert len(tree.pids) == 2001
+    assert read(tree).threads == 2001
+    details = tree.details()
+    assert details.open_files is not None
+    assert details.open_files <= 5 * MOST_PROCESSES
+    tree.close()
+
+
+def test_all_are_seen_with_a_single_spare_descriptor(start: Start) -> None:
+    process = start(sys.executable, "-I", "-c", MANY, "20")
+    assert process.stdout is not None
+    process.stdout.readline()
+    place = f"/proc/{process.pid}/"
+    with spare_descriptors(2):
+        tree = ProcessTree(process.pid)
+        samples = [read(tree) for _ in range(6)]
+        details, survivors = tree.details(), tree.survivors()
+    assert [(sample.children, sample.threads) for sample in samples] == [(20, 21)] * 6
+    assert all(sample.io_read_bytes is not None for sample in samples)
+    assert len(survivors) == 20
+    assert details.pss_bytes is not None
+    assert open_files(place) == [f"{place}stat"]
+    tree.close()
+
+
+def test_the_worker_is_seen_without_a_spare_descriptor(start: Start) -> None:
+    process = start(sys.executable, "-I", "-c", MANY, "20")
+    assert process.stdout is not None
+    process.stdout.readline()
+    with spare_descriptors(1):
+        tree = ProcessTree(process.pid)
+        sample, details, survivors = read(tree), tree.details(), tree.survivors()
+    assert (sample.children, sample.threads, survivors) == (0, 1, ())
+    assert sample.rss_bytes > 1 << 20
+    assert details.open_files is None
+    until(lambda: read(tree).children == 20, "its children, now that there are descriptors")
+    with spare_descriptors(0):
+        held = read(tree)
+        process.kill()
+        process.wait()
+        assert tree.read() is None
+    assert held.children == 20
+    tree.close()
+
+
+def test_a_lack_of_descriptors_is_not_taken_for_the_end_of_a_worker(start: Start) -> None:
+    process = start("sleep", "60")
+    with spare_descriptors(0), pytest.raises(OSError, match="Too many open files") as raised:
+        ProcessTree(process.pid)
+    assert raised.value.errno == errno.EMFILE
+    assert not isinstance(raised.value, ProcessLookupError)
+
+
+def start_with_pid(pid: int) -> "subprocess.Popen[bytes]":
+    """Another process with the pid of one that has ended."""
+    for _ in range(200):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1), encoding="ascii")
+        except OSError:
+            pytest.skip("this user cannot choose pids here")
+        process = subprocess.Popen(["sleep", "60"])
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    pytest.skip("others take the pid each time")
+
+
+@pytest.mark.parametrize("descriptors", [None, 3], ids=["kept", "not kept"])
+def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: int | None) -> None:
+    parent = start("sh", "-c", "sleep 60 & echo $!; wait; read line")
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    with spare_descriptors(descriptors) if descriptors else contextlib.nullcontext():
+        tree, own = ProcessTree(parent.pid), ProcessTree(child)
+        before = read(tree)
+    assert before.children == 1
+    time.sleep(2 / CLOCK_TICKS)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{child}").exists(), "the reaping of the child")
+    other = start_with_pid(child)
+    try:
+        assert own.read() is None
+        assert (read(tree).children, tree.survivors()) == (0, ())
+        with pytest.raises(ProcessLookupError, match=f"^process {child} is another one now$"):
+            ProcessTree(child, own.start_ticks)
+        assert read_start_ticks(child) != own.start_ticks
+        assert own.details() == TreeDetails(None, None, None, None, (), ())
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_who_outlives_the_worker_is_still_known(start: Start) -> None:
+    program = "sh -c 'sleep 60 & echo $!; wait' & setsid sleep 60 & wait"
+    process = start("sh", "-c", program)
+    assert process.stdout is not None
+    middle_child = int(process.stdout.readline())
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).children == 3, "its descendants")
+    watched = tree.pids - {process.pid}
+    process.kill()
+    process.wait()
+    assert tree.read() is None
+    assert set(tree.survivors()) == watched
+    assert middle_child in watched
+    for pid in watched:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: tree.survivors() == (), "their ends")
+    tree.close()
+    assert tree.survivors() == ()
+    assert tree.read() is None
+
+
+def test_a_zombie_is_no_survivor(start: Start) -> None:
+    process = start(sys.executable, "-I", "-c", "import os, sys\nif os.fork(): sys.stdin.readline()")
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).children == 1, "its child")
+    until(lambda: tree.survivors() == (), "the end of its child")
+    assert read(tree).children == 1, "nobody has waited for it"
+
+
+def test_details_of_a_worker_and_its_child(start: Start, tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "held = [open(sys.argv[1], 'a'), open(sys.argv[1], 'a'), open(sys.argv[1] + '2', 'a')]\n"
+        "child = subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL)\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program, str(tmp_path / "a file"))
+    assert process.stdout is not None
+    process.stdout.readline()
+    tree, other = ProcessTree(process.pid), psutil.Process(process.pid)
+    read(tree)
+    (child,) = other.children()
+    until(lambda: child.name() == "sleep" and child.status() == "sleeping", "its child")
+    details = tree.details()
+    assert details.pss_bytes == pytest.approx(other.memory_full_info().pss + child.memory_full_info().pss, rel=0.3)
+    assert details.open_files == len(os.listdir(f"/proc/{process.pid}/fd")) + 3
+    assert details.voluntary_switches is not None
+    assert details.voluntary_switches == other.num_ctx_switches().voluntary + child.num_ctx_switches().voluntary
+    assert details.paths == (str(tmp_path / "a file"), str(tmp_path / "a file2"))
+    assert details.devices == ()
+    child.kill()
+    until(lambda: read(tree).children == 0 or child.status() == "zombie", "the end of its child")
+    after = tree.details()
+    assert after.voluntary_switches is not None
+    assert after.voluntary_switches >= details.voluntary_switches
+
+
+def test_details_are_bounded(start: Start, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "held = [open(f'{sys.argv[1]}/{at}', 'w') for at in range(300)]\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    process = start(sys.executable, "-I", "-c", program, str(tmp_path))
+    assert process.stdout is not None
+    process.stdout.readline()
+    tree = ProcessTree(process.pid)
+    with mock.patch.object(os, "readlink", side_effect=os.readlink) as readlink:
+        details = tree.details()
+    assert details.open_files == 303
+    assert len(details.paths) == MOST_LINKS // 2 - 3 < MOST_PATHS
+    assert readlink.call_count <= MOST_LINKS
+
+
+def test_devices_of_any_process_are_named_and_sockets_are_no_paths(tmp_path: Path) -> None:
+    links = {
+        7: ["/dev/null", "/dev/nvidiactl", "socket:[5]", "/data/out 1.jsonl", "/data/gone (deleted)", "/memfd:x"],
+        8: ["/dev/nvidia1", "/dev/nvidiactl", "/data/other"],
+    }
+    for pid, targets in links.items():
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=1 if pid == 7 else 7))
+        for at, target in enumerate(targets):
+            (tmp_path / str(pid) / "fd" / str(at)).symlink_to(target)
+    tree = ProcessTree(7, proc=str(tmp_path))
+    assert read(tree).children == 1
+    details = tree.details()
+    assert details.devices == ("/dev/nvidia1", "/dev/nvidiactl")
+    assert details.paths == ("/data/out 1.jsonl",)
+    assert (details.pss_bytes, details.voluntary_switches) == (None, None)
+    tree.close()
+
+
+def test_what_another_user_may_not_know_is_none(start: Start) -> None:
+    process, ended = start("sleep", "60"), start("true")
+    until(lambda: psutil.Process(ended.pid).status() == "zombie", "the end of true")
+    ticks = read_start_ticks(ended.pid)
+    with another_user():
+        tree = ProcessTree(process.pid)
+        sample, details = read(tree), tree.details()
+        environment, status = read_environment(process.pid, ["PATH"]), read_zombie_status(ended.pid, ticks)
+    assert sample.threads == 1
+    assert (sample.io_read_bytes, sample.io_write_bytes) == (None, None)
+    assert (details.pss_bytes, details.open_files, details.paths, details.devices) == (None, None, (), ())
+    assert details.voluntary_switches is not None
+    assert environment is None
+    assert status is None, "the kernel shows 0, which would be a success"
+    assert read_zombie_status(ended.pid, ticks) == 0
+
+
+def test_a_dear_look_at_the_memory_is_followed_by_a_rest(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, clock, sizes = start("sleep", "60"), [1000.0], iter([5, 6, 7])
+
+    def walk(folder: str) -> int:
+        clock[0] += 0.02
+        return next(sizes)
+
+    monkeypatch.setattr(process_tree, "_pss_bytes", walk)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    tree = ProcessTree(process.pid)
+    seen = []
+    for _ in range(4):
+        seen.append(tree.details().pss_bytes)
+        clock[0] += 15
+    assert seen == [5, 5, 5, 6]
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "kill -15 $$"])
+def test_a_zombie_tells_how_it_has_ended(start: Start, end: str) -> None:
+    process = start("sh", "-c", f"read line; {end}")
+    ticks = read_start_ticks(process.pid)
+    assert read_zombie_status(process.pid, ticks) is None
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    until(lambda: psutil.Process(process.pid).status() == "zombie", "its end")
+    status = read_zombie_status(process.pid, ticks)
+    assert status is not None
+    assert read_zombie_status(process.pid, (ticks or 0) - 1) is None, "that is another process"
+    assert os.waitstatus_to_exitcode(status) == process.wait()
+    assert read_zombie_status(process.pid, ticks) is None
+
+
+def test_only_the_variables_that_are_asked_for_are_given(tmp_path: Path) -> None:
+    values = {"RANK": "7", "EMPTY": "", "TOKEN": "secret", "Ü": "a=b\nc", "RANK2": "8"}
+    process = subprocess.Popen(["sleep", "60"], env=values)
+    try:
+        wanted = ("RANK", "EMPTY", "Ü", "ABSENT")
+        until(lambda: read_environment(process.pid, wanted) is not None, "its program")
+        assert read_environment(process.pid, wanted) == {"RANK": "7", "EMPTY": "", "Ü": "a=b\nc"}
+        assert read_environment(process.pid, ()) == {}
+    finally:
+        process.kill()
+        process.wait()
+    assert read_environment(process.pid, wanted) is None
+
+
+def test_an_endless_environment_is_cut_between_two_variables(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    filler = b"X=" + b"x" * (MOST_ENVIRONMENT_BYTES - 12) + b"\0"
+    (tmp_path / "7" / "environ").write_bytes(b"")
+    assert read_environment(7, ("A",), str(tmp_path)) is None, "its program is still being started"
+    (tmp_path / "7" / "environ").write_bytes(b"A=1\0" + filler + b"RANK=7890\0B=2\0" * 100_000)
+    assert read_environment(7, ("A", "RANK", "B"), str(tmp_path)) == {"A": "1"}
+
+
+def test_a_pid_that_is_used_again_may_become_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other inodes then; a thread that is not the first has started it, so no list of ours shows it."""
+    for pid, parent in ((7, 1), (8, 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    monkeypatch.setattr(ProcessTree, "SHARED_S", 0)
+    tree = ProcessTree(7, proc=str(tmp_path))
+    assert read(tree).children == 0
+    (tmp_path / "8").rename(tmp_path / "old")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
+    assert max(read(tree).children for _ in range(ProcessTree.WHOLE_TREE_EVERY)) == 1
+    tree.close()
+
+
+def test_an_orphan_of_a_former_owner_of_the_pid_is_no_child(tmp_path: Path) -> None:
+    """It was seen as a child of 7 when that was another process, and has been init's since."""
+    for pid, parent in ((7, 1), (8, 7)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    first = ProcessTree(7, proc=str(tmp_path))
+    assert read(first).children == 1
+    first.close()
+    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=1))
+    second = ProcessTree(7, proc=str(tmp_path))
+    assert read(second).children == 0
+    second.close()
+
+
+@dataclass
+class Fake:
+    """One process of a made-up machine."""
+
+    parent: int
+    cpu: int = 0
+    reaped: int = 0
+    written: int = 0
+    faults: int = 0
+    zombie: bool = False
+
+
+class FakeMachine:
+    """Processes that start, work, end and are waited for as the kernel accounts for them, in a folder like ``/proc``.
+
+    Their files vanish under open descriptors as those of ``/proc`` do: reading them fails from then on.
+    """
+
+    WORKER = 100
+
+    def __init__(self, folder: Path, *, waits: bool) -> None:
+        self.folder, self.waits = folder, waits
+        self.processes = {self.WORKER: Fake(1)}
+        self.cpu = self.written = 0
+        self._next = self.WORKER + 1
+        self._show(self.WORKER)
+
+    def _show(self, pid: int) -> None:
+        fake, home = self.processes[pid], self.folder / str(pid)
+        (home / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+        state = "Z" if fake.zombie else "S"
+        text = f"{pid} (a) b () {state} {fake.parent} 0 0 0 -1 0 {fake.faults} 0 0 0 {fake.cpu} 0 {fake.reaped} 0 20 0 "
+        (home / "stat").write_text(f"{text}1 0 {pid} 4096 3 0\n", encoding="ascii")
+        (home / "io").write_text(f"a: 1\nb: 2\nc: 3\nd: 4\nread_bytes: 0\nwrite_bytes: {fake.written}\nx: 0\n")
+        children = [child for child, other in self.processes.items() if other.parent == pid]
+        (home / "task" / str(pid) / "children").write_text(" ".join(map(str, children)), encoding="ascii")
+
+    def act(self, what: str, at: int, amount: int) -> None:
+        """Something happens to one of the processes that are able to."""
+        living = [pid for pid, fake in self.processes.items() if not fake.zombie]
+        pid = living[at % len(living)]
+        fake = self.processes[pid]
+        if what == "fork":
+            self.processes[self._next] = Fake(pid)
+            self._show(self._next)
+            self._next += 1
+        elif what == "compute":
+            fake.cpu += amount
+            self.cpu += amount
+        elif what == "write":  # hardly a tick of work
+            fake.written += amount
+            self.written += amount
+        elif pid != self.WORKER and (what == "abandon" or not self._children(pid)):
+            self._end(pid)
+            return
+        fake.faults += what != "write"
+        self._show(pid)
+
+    def _children(self, pid: int) -> list[int]:
+        return [child for child, other in self.processes.items() if other.parent == pid]
+
+    def _end(self, pid: int) -> None:
+        fake = self.processes[pid]
+        fake.zombie = True
+        for child in self._children(pid):
+            self.processes[child].parent = 1
+            if self.processes[child].zombie:
+                self._reap(child)  # init waits for it
+            else:
+                self._show(child)
+        self._show(pid)
+        if fake.parent == 1 or not self.waits:
+            self._reap(pid)
+
+    def reap_all(self) -> None:
+        """Every parent waits for its children that have ended."""
+        for pid in [pid for pid, fake in self.processes.items() if fake.zombie]:
+            fake = self.processes[pid]
+            parent = self.processes[fake.parent]
+            parent.reaped += fake.cpu + fake.reaped
+            parent.written += fake.written
+            parent.faults += 1
+            self._show(fake.parent)
+            self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        home = self.folder / str(pid)
+        for name in ("stat", "io", f"task/{pid}/children"):
+            (home / name).unlink()
+        (home / "task" / str(pid)).rmdir()
+        (home / "task").rmdir()
+        home.rmdir()
+        parent = self.processes.pop(pid).parent
+        if parent in self.processes:
+            self._show(parent)
+
+
+ACTIONS = st.tuples(
+    st.integers(0, 8),
+    st.sampled_from(["fork", "fork", "compute", "compute", "write", "end", "wait", "abandon"]),
+    st.integers(0, 5),
+    st.integers(1, 100),
+)
+
+
+@given(st.lists(ACTIONS, max_size=40), st.booleans())
+# a parent waits for its child after the look at it and before the look at the child
+@example([(0, "fork", 0, 1), (2, "compute", 0, 1), (3, "compute", 1, 1), (2, "end", 1, 1), (3, "wait", 0, 1)], True)
+# between two looks a child is waited for, and then its parent
+@example(
+    [
+        *[(0, "fork", 0, 1), (0, "fork", 1, 1), (0, "compute", 2, 50), (0, "compute", 1, 30)],
+        *[(12, "end", 2, 1), (0, "wait", 0, 1), (0, "end", 1, 1), (0, "wait", 0, 1)],
+    ],
+    True,
+)
+def test_sums_never_fall_nor_pass_the_truth_whatever_happens_during_a_look(
+    actions: list[tuple[int, str, int, int]], waits: bool
+) -> None:
+    """Things happen between any two reads of one look. In the end all is counted, unless somebody was abandoned."""
+    exact = waits and all(what != "abandon" for _, what, _, _ in actions)
+    pread, ahead = os.pread, list(actions)
+    with tempfile.TemporaryDirectory() as folder:
+        machine = FakeMachine(Path(folder), waits=waits)
+        countdown = ahead[0][0] if ahead else 0
+
+        def pread_after_a_while(fd: int, size: int, offset: int) -> bytes:
+            nonlocal countdown
+            while ahead and countdown == 0:
+                _, what, at, amount = ahead.pop(0)
+                machine.reap_all() if what == "wait" else machine.act(what, at, amount)
+                countdown = ahead[0][0] if ahead else 0
+            countdown -= 1
+            if os.fstat(fd).st_nlink == 0:
+                raise ProcessLookupError(errno.ESRCH, "No such process")
+            return pread(fd, size, offset)
+
+        tree = ProcessTree(machine.WORKER, proc=folder)
+        last = (0, 0)
+        with mock.patch.object(os, "pread", pread_after_a_while), mock.patch.object(ProcessTree, "SHARED_S", 0):
+            for _ in range(200):
+                sample = read(tree)
+                assert sample.io_write_bytes is not None
+                now = (round(sample.cpu_s * CLOCK_TICKS), sample.io_write_bytes)
+                assert last[0] <= now[0] <= machine.cpu
+                assert last[1] <= now[1] <= machine.written
+                last = now
+                if not ahead:
+                    break
+            for _ in range(2 * ProcessTree.WHOLE_TREE_EVERY):
+                sample = read(tree)
+        tree.close()
+        assert sample.rss_bytes == 3 * PAGE_SIZE * (1 + sample.children)
+        if exact:
+            assert round(sample.cpu_s * CLOCK_TICKS) == machine.cpu
+            assert sample.io_write_bytes == machine.written
+            assert sample.children == len(machine.processes) - 1

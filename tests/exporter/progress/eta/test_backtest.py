@@ -1,0 +1,163 @@
+"""Experts judged by the run's own past."""
+
+import math
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.progress.eta.backtest import (
+    FAR_WEIGHT,
+    FIRST_WEIGHTS,
+    MOST_CHECKPOINTS,
+    MOST_LOSS,
+    NEARNESS,
+    OLD_SPEED,
+    PRIOR_ERROR,
+    PRIOR_ERROR_WEIGHT,
+    PRIOR_LOSSES,
+    PRIOR_WEIGHT,
+    Checkpoint,
+    History,
+    Verdict,
+    expert_weights,
+    mixed,
+    segment,
+)
+from exporter.progress.eta.experts import EXPERTS, Outlook, forecasts
+
+SAME = Outlook(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
+
+
+def steady(count: int, outlook: Outlook = SAME, eta_factor: float = 1.0) -> History:
+    """A run of 1000 items of a second each, ``count`` checkpoints 5 apart."""
+    history = History()
+    for place in range(1, count + 1):
+        items = 5.0 * place
+        history.add(Checkpoint(items, items, items, 1000 - items, eta_factor * (1000 - items), outlook), 0.0, 0.0)
+    return history
+
+
+def test_there_is_a_first_weight_and_a_prior_loss_for_each_expert() -> None:
+    assert len(FIRST_WEIGHTS) == len(PRIOR_LOSSES) == len(EXPERTS)
+    assert sum(FIRST_WEIGHTS) == pytest.approx(1)
+
+
+def test_without_a_past_the_first_weights_hold() -> None:
+    verdict = History().judge(5.0, 5.0, 5.0, 995.0, 0.0)
+    assert verdict.weights == FIRST_WEIGHTS
+    assert verdict.error == pytest.approx(PRIOR_ERROR)
+
+
+@pytest.mark.parametrize("right", range(len(EXPERTS)))
+def test_the_expert_who_was_right_is_believed(right: int) -> None:
+    values = [1.5] * 6
+    values[right] = 1.0
+    whole, speed, recent, linear, moving, exponential = values
+    outlook = Outlook(whole, speed, recent, moving, linear, 0.0, exponential, 0.0)
+    verdict = steady(40, outlook).judge(400.0, 400.0, 400.0, 600.0, 0.0)
+    assert verdict.weights[right] > 0.95
+
+
+def test_what_was_said_at_another_speed_hardly_counts() -> None:
+    history = steady(40, SAME._replace(whole=2.0, speed=2.0))
+    late = history.judge(300.0, 300.0, 300.0, 700.0, 0.0)
+    changed = history.judge(300.0, 300.0, 300.0, 700.0, 250.0)
+    assert changed.weights[0] > late.weights[0]
+
+
+def test_the_error_is_that_of_the_estimates_given() -> None:
+    assert steady(40).judge(400.0, 400.0, 400.0, 600.0, 0.0).error < 0.03
+    assert steady(40, eta_factor=1.3).judge(400.0, 400.0, 400.0, 600.0, 0.0).error == pytest.approx(0.25, abs=0.05)
+
+
+@given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
+def test_weights_add_up_to_one_and_the_best_has_most(losses: list[float]) -> None:
+    weights = expert_weights(losses)
+    assert sum(weights) == pytest.approx(1)
+    assert weights[losses.index(min(losses))] == max(weights)
+
+
+def test_forecasts_are_mixed_by_their_logarithms() -> None:
+    outlook = SAME._replace(whole=4.0, speed=1.0)
+    assert mixed(outlook, 10.0, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(20.0)
+
+
+def test_checkpoints_are_bounded_and_the_first_one_stays() -> None:
+    history = steady(1000)
+    assert len(history.checkpoints) <= MOST_CHECKPOINTS
+    assert history.checkpoints[0].items == 5.0
+    assert history.checkpoints[-1].items > 4900
+
+
+def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -> None:
+    history = steady(100)
+    parts = history.segments(0.0)
+    points = history.checkpoints
+    late = [(a, b) for a, b in pairwise(points) if a.seconds >= 0.4 * points[-1].seconds]
+    assert parts == [segment(a.items, a.seconds, b.items, b.seconds) for a, b in late]
+
+
+def test_the_past_is_found_by_its_work() -> None:
+    history = steady(10)
+    assert history.since(31.0) == (30.0, 30.0)
+    assert history.since(30.0) == (30.0, 30.0)
+    assert history.since(1.0) is None
+
+
+def plainly_judged(history: History, now: Checkpoint, speed_items: float) -> Verdict:
+    """What judge() says of this moment, by forecasts() and without haste."""
+    losses = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
+    weights, error, error_weight = PRIOR_WEIGHT, PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
+    for point in history.checkpoints:
+        since, truth = now.items - point.items, now.seconds - point.seconds
+        if since <= 0 or truth <= 0:
+            continue
+        u = math.log(since / point.items) - math.log(now.left / now.items)
+        weight = (math.exp(-u * u / (2 * NEARNESS**2)) + FAR_WEIGHT) * (OLD_SPEED if point.items < speed_items else 1)
+        for index, said in enumerate(forecasts(point.outlook, since)):
+            losses[index] += weight * (min(MOST_LOSS, abs(math.log(said / truth))) if said > 0 else MOST_LOSS)
+        weights += weight
+        if point.eta > 0 and now.at > point.at:
+            error += weight * min(MOST_LOSS, abs(math.log(point.eta * since / point.left / (now.at - point.at))))
+            error_weight += weight
+    return Verdict(expert_weights([loss / weights for loss in losses]), error / error_weight)
+
+
+PACES = st.floats(1e-3, 1e3)
+SLOPES = st.just(0.0) | st.floats(-0.1, 0.1)
+OUTLOOKS = st.builds(Outlook, PACES, PACES, PACES, PACES, PACES, SLOPES, PACES, SLOPES) | PACES.map(
+    lambda pace: Outlook(pace, 1.0, pace, 1.0, pace, 0.0, pace, 0.0)
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.floats(0.1, 100), st.just(0.0) | st.floats(1, 1e4), OUTLOOKS), max_size=90
+    ),
+    st.sampled_from([0.0, 100.0]),
+)
+def test_experts_are_judged_by_their_forecasts(
+    course: list[tuple[int, float, float, Outlook]], speed_items: float
+) -> None:
+    history = History()
+    items = seconds = 0.0
+    for rise, took, eta, outlook in course:
+        items, seconds = items + rise, seconds + took
+        history.add(Checkpoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
+    now = Checkpoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
+    found = history.judge(now.items, now.seconds, now.at, now.left, speed_items)
+    if course:
+        plain = plainly_judged(history, now, speed_items)
+        assert found.weights == pytest.approx(plain.weights, rel=1e-6)
+        assert found.error == pytest.approx(plain.error)
+    again = History.restored(history.state())
+    assert again.judge(now.items, now.seconds, now.at, now.left, speed_items) == found
+
+
+def test_checkpoints_take_little_memory() -> None:
+    points = steady(50)._points
+    columns = (points.items, points.seconds, points.at, points.left, points.eta, *points.outlook)
+    assert sum(map(sys.getsizeof, columns)) < 10_000

@@ -1,0 +1,79 @@
+"""Lasting changes of speed."""
+
+import random
+
+import pytest
+
+from exporter.progress.eta.blocks import Block
+from exporter.progress.eta.changes import KEPT, Changes, Past, Speed
+
+
+def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> Changes:
+    """Blocks of one item: how many, and their seconds."""
+    r = random.Random(seed)
+    changes = Changes()
+    for count, seconds in phases:
+        for _ in range(count):
+            changes.add(Block(seconds * r.lognormvariate(0, spread), 1.0))
+    return changes
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 1.4, 2.0])
+def test_a_step_begins_a_new_speed_near_where_it_was(factor: float) -> None:
+    changes = after((100, 1.0), (20, factor))
+    assert changes.speed.blocks == pytest.approx(20, abs=2)
+    assert changes.speed.pace == pytest.approx(factor, rel=0.1)
+    assert [past.pace for past in changes.past] == [pytest.approx(1.0, rel=0.05)]
+
+
+def test_blocks_that_were_slow_by_chance_before_a_step_are_not_taken_for_it() -> None:
+    changes = after((100, 1.0), (8, 1.06), (20, 1.8), spread=0.05)
+    assert changes.speed.pace == pytest.approx(1.8, rel=0.03)
+    assert changes.speed.blocks == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_work_that_only_varies_keeps_its_speed(spread: float, seed: int) -> None:
+    assert not after((200, 1.0), spread=spread, seed=seed).past
+
+
+def test_a_slow_block_now_and_then_is_no_change() -> None:
+    assert not after(*[(15, 1.0), (1, 8.0)] * 6).past
+
+
+def test_slower_by_a_quarter_is_a_slowdown_and_faster_is_none() -> None:
+    assert after((60, 1.0), (20, 1.5)).slowed_down(80.0)
+    assert not after((60, 1.5), (20, 1.0)).slowed_down(80.0)
+    assert not after((60, 1.0), (20, 1.15)).slowed_down(80.0)
+
+
+def test_a_slowdown_ends_when_the_work_is_as_fast_as_before() -> None:
+    assert not after((60, 1.0), (20, 2.0), (20, 1.0)).slowed_down(120.0)
+
+
+@pytest.mark.parametrize(("seconds", "blocks"), [(50.0, 7), (1.0, 20)], ids=["few blocks", "little work"])
+def test_a_short_burst_is_no_speed_to_compare_with(seconds: float, blocks: int) -> None:
+    usual, burst = Past(1.0, 60.0, 60, 0.05), Past(0.4, seconds, blocks, 0.05)
+    assert Changes(past=[usual, burst]).fastest_before(100.0) == usual
+
+
+def test_the_slowdown_ratio_compares_with_the_fastest_earlier_speed() -> None:
+    assert Changes().slowdown_ratio(0.0) is None
+    assert after((60, 1.0)).slowdown_ratio(60.0) is None
+    assert after((60, 2.0), (60, 1.0), (30, 1.8)).slowdown_ratio(234.0) == pytest.approx(1.8, rel=0.1)
+
+
+def test_only_the_latest_speeds_are_kept() -> None:
+    assert len(after(*[(30, 1.0 + phase % 2) for phase in range(20)]).past) == KEPT
+
+
+def test_what_is_left_without_a_part_has_the_numbers_of_the_rest() -> None:
+    whole, part = Speed(), Speed()
+    for seconds in (1.0, 2.0):
+        whole.add(Block(seconds, 1.0), seconds)
+    for seconds in (3.0, 5.0):
+        whole.add(Block(seconds, 1.0), seconds)
+        part.add(Block(seconds, 1.0), seconds)
+    rest = whole.less(part)
+    assert (rest.pace, rest.blocks, rest.mean) == (1.5, 2, 1.5)

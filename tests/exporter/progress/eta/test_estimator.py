@@ -1,0 +1,517 @@
+"""Seconds left of one worker: what always holds, and what typical runs need."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exporter.progress.eta import Estimate, Estimator, Prior
+
+Line = tuple[float, float, float | None]
+
+
+def run(
+    items: int = 1000,
+    seconds_per_item: float = 2.0,
+    spread: float = 0.05,
+    every: int = 1,
+    pause_every: int = 0,
+    pause_s: float = 0.0,
+    start: float = 1e6,
+    change: Callable[[int], float] = lambda item: 1.0,
+    seed: int = 1,
+) -> list[Line]:
+    """Lines of a run: one each ``every`` items, a pause before each ``pause_every``-th but the first."""
+    r = random.Random(seed)
+    t = start
+    lines: list[Line] = []
+    for item in range(1, items + 1):
+        if pause_every and item > 1 and (item - 1) % pause_every == 0:
+            t += pause_s
+        t += seconds_per_item * change(item) * r.lognormvariate(0, spread)
+        if item % every == 0 or item == items:
+            lines.append((t, float(item), float(items)))
+    return lines
+
+
+def fed(lines: list[Line], estimator: Estimator | None = None) -> Estimator:
+    estimator = estimator or Estimator()
+    for t, done, total in lines:
+        estimator.update(t, done, total)
+    return estimator
+
+
+def errors(lines: list[Line], estimator: Estimator | None = None) -> Iterator[tuple[float, float]]:
+    """Share done and error of the estimate as a share of the time left, at each 1 % of the lines."""
+    estimator = estimator or Estimator()
+    end = lines[-1][0]
+    for index, (t, done, total) in enumerate(lines[:-1]):
+        estimator.update(t, done, total)
+        found = estimator.estimate(t) if index % max(1, len(lines) // 100) == 0 and t < end else None
+        if found is not None:
+            yield done / lines[-1][1], found.seconds / (end - t) - 1
+
+
+def worst(lines: list[Line], after: float, estimator: Estimator | None = None, before: float = 0.95) -> float:
+    return max(abs(error) for share, error in errors(lines, estimator) if after <= share <= before)
+
+
+# What always holds
+
+NUMBERS = st.one_of(st.floats(0, 1e5), st.integers(0, 10**6), st.sampled_from([0, -1, 1e-9, 1e30, math.inf, math.nan]))
+ODD_LINES = st.lists(
+    st.tuples(NUMBERS, NUMBERS, st.none() | NUMBERS, st.none() | NUMBERS, st.sampled_from([None, "saving", "back"])),
+    max_size=60,
+)
+STEPS = st.lists(st.tuples(st.floats(0, 500), st.integers(-3, 40)), max_size=120)
+
+
+def fed_odd(lines: list[tuple[float, float, float | None, float | None, str | None]]) -> Estimator:
+    estimator = Estimator()
+    for t, done, total, arrival, word in lines:
+        if word == "saving":
+            estimator.pause(word, t, arrival)
+        elif word == "back":
+            estimator.resume(t, arrival)
+        estimator.update(t, done, total, arrival)
+    return estimator
+
+
+def from_steps(steps: list[tuple[float, int]], start: float = 0.0, total: float | None = 2000) -> list[Line]:
+    t, done = start, 0
+    lines: list[Line] = []
+    for seconds, rise in steps:
+        t, done = t + seconds, max(0, done + rise)
+        lines.append((t, done, total))
+    return lines
+
+
+@settings(max_examples=200)
+@given(ODD_LINES, NUMBERS)
+@example([(0.0, 1, 10, None, None), (0.0, 2, 10, None, None), (0.0, 3, 10, None, None)], 0.0)
+@example([(5.0, 10, 5, None, None), (6.0, 20, 0, None, None)], 7.0)
+@example([(1e12, 1e15, 1e15, 0.0, "saving"), (0.0, 1e15, 1e15, 0.0, "back")], -1.0)
+def test_whatever_comes_in_an_estimate_is_finite_and_lies_in_its_interval(
+    lines: list[tuple[float, float, float | None, float | None, str | None]], now: float
+) -> None:
+    estimator = fed_odd(lines)
+    estimate = estimator.estimate(now)
+    if estimate is not None:
+        assert all(math.isfinite(part) for part in estimate)
+        assert 0 <= estimate.low <= estimate.seconds <= estimate.high
+    for rate in (estimator.rate(now), estimator.average_rate(now), estimator.slowdown_ratio()):
+        assert rate is None or rate >= 0
+    assert set(estimator.alarms(now)) == {"stalled", "slowdown"}
+    assert (estimator.confidence(now) is None) == (estimate is None)
+
+
+@given(STEPS)
+def test_zero_seconds_are_left_only_when_all_is_done(steps: list[tuple[float, int]]) -> None:
+    estimator = Estimator()
+    for t, done, total in from_steps([(seconds, max(0, rise)) for seconds, rise in steps], total=60):
+        estimator.update(t, done, total)
+        estimate = estimator.estimate(t + 1e6)
+        assert total is not None
+        if done >= total:
+            assert estimate == Estimate(0.0, 0.0, 0.0)
+        elif estimate is not None:
+            assert estimate.seconds > 0
+
+
+@given(STEPS, st.integers(-(2**20), 2**20))
+def test_moving_all_times_changes_nothing(steps: list[tuple[float, int]], shift: int) -> None:
+    steps = [(round(seconds * 8) / 8, rise) for seconds, rise in steps]  # exact sums
+    here, there = fed(from_steps(steps)), fed(from_steps(steps, start=float(shift)))
+    now = sum(seconds for seconds, _ in steps) + 10
+    assert here.estimate(now) == there.estimate(now + shift)
+    assert here.alarms(now) == there.alarms(now + shift)
+
+
+@given(STEPS, st.data())
+def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataObject) -> None:
+    lines = from_steps(steps)
+    cut = data.draw(st.integers(0, len(lines)))
+    one = fed(lines[:cut])
+    one.estimate(1e6)
+    other = Estimator.from_state(json.loads(json.dumps(one.state())))
+    for t, done, total in lines[cut:]:
+        for estimator in (one, other):
+            estimator.update(t, done, total)
+        assert one.estimate(t + 5) == other.estimate(t + 5)
+        assert one.alarms(t + 5) == other.alarms(t + 5)
+        assert one.rate(t) == other.rate(t)
+    assert one.state() == other.state()
+
+
+def told(estimator: Estimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
+    """All that one look asks for."""
+    return [
+        estimator.alarms(now, 120.0, busy),
+        estimator.estimate(now, peers),
+        estimator.rate(now),
+        estimator.average_rate(now),
+        estimator.confidence(now),
+        estimator.slowdown_ratio(),
+        estimator.pace,
+    ]
+
+
+PEERS = st.sampled_from([None, 0.5, 1.0, 300.0])
+LOOKS = st.lists(st.tuples(st.floats(0, 1e4), PEERS, st.sampled_from([None, True, False])), max_size=3)
+DOINGS = st.sampled_from(["line", "line", "line", "same line", "new total", "saving", "testing", "back", "queue"])
+
+
+@given(st.lists(st.tuples(DOINGS, st.floats(0, 500), st.integers(-2, 12), LOOKS), max_size=60), st.booleans())
+def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
+    steps: list[tuple[str, float, int, list[tuple[float, float | None, bool | None]]]], with_prior: bool
+) -> None:
+    estimator = Estimator(fed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
+    t, done, total = 0.0, 0, 200
+    for doing, seconds, rise, looks in steps:
+        t += seconds
+        if doing in ("saving", "testing"):
+            estimator.pause(doing, t)
+        elif doing == "back":
+            estimator.resume(t)
+        elif doing == "queue":
+            estimator.queue(abs(rise), max(0.0, 200.0 - done - abs(rise)))
+        else:
+            done = max(0, done + rise) if doing == "line" else done
+            total += 20 if doing == "new total" else 0
+            estimator.update(t, done, total)
+        for after, peers, busy in looks:
+            fresh = Estimator.from_state(json.loads(json.dumps(estimator.state())))
+            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
+            assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
+
+
+def comes_back(prior: Prior | None) -> bool:
+    """Whether the next run can read it; there may be none."""
+    return prior is None or Prior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
+
+
+@given(ODD_LINES)
+def test_the_prior_of_odd_lines_can_be_read_again(
+    lines: list[tuple[float, float, float | None, float | None, str | None]],
+) -> None:
+    assert comes_back(fed_odd(lines).prior())
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1e-3]) | st.floats(0, 1e5), st.floats(0.125, 40)), max_size=80),
+    st.sampled_from([None, 20, 400, 2000]),
+    st.floats(0, 1e5),
+)
+@example([(7.3, 1.0)] * 40, 40, 0.0)
+def test_the_prior_of_any_run_can_be_read_again(
+    steps: list[tuple[float, float]], total: float | None, start: float
+) -> None:
+    estimator = Estimator()
+    t, done = start, 0.0
+    for seconds, rise in [(0.0, 0.0), *steps]:
+        t, done = t + seconds, done + rise
+        estimator.update(t, done, total)
+        prior = estimator.prior("items")
+        assert comes_back(prior)
+        assert prior is None or prior.unit == "items"
+    assert comes_back(fed([(t + place * 7.3, place, 50) for place in range(50)], Estimator(estimator.prior())).prior())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("items", [12, 40, 150, 3000])
+def test_a_finished_run_leaves_a_prior_that_ends_where_it_ended(items: int, seed: int) -> None:
+    prior = fed(run(items, 9.7, seed=seed)).prior()
+    assert prior is not None
+    assert comes_back(prior)
+    assert [done for done, _ in prior.curve].count(items) == 1
+    assert prior.curve[-1][1] == pytest.approx(prior.work(1, items), rel=1e-6)
+
+
+@pytest.mark.parametrize("rise", [1e-300, 1e-20])
+def test_a_run_with_numbers_of_no_job_leaves_no_prior(rise: float) -> None:
+    assert fed([(10.0 * place, rise * place, 1.0) for place in range(40)]).prior() is None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        run(pause_every=100, pause_s=60.0, change=lambda item: 1 if item < 600 else 1.6),
+        run(3000, spread=1.0),
+        run(400, change=lambda item: 1 + item / 200),
+    ],
+    ids=["pauses and a step", "heavy tails", "drift"],
+)
+def test_a_state_of_a_long_run_goes_on_exactly_and_is_small(lines: list[Line]) -> None:
+    one, other = Estimator(), Estimator()
+    for index, (t, done, total) in enumerate(lines):
+        one.update(t, done, total)
+        other.update(t, done, total)
+        if index % 37 == 0:
+            text = json.dumps(other.state())
+            assert len(text) < 16_384
+            other = Estimator.from_state(json.loads(text))
+            assert one.estimate(t + 1) == other.estimate(t + 1)
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 99}, {"version": 1}, {**Estimator().state(), "clock": [0] * 20}])
+def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="state"):
+        Estimator.from_state(state)
+
+
+# What cannot be told
+
+
+@pytest.mark.parametrize("total", [None, 0, -5])
+def test_without_a_total_there_is_no_estimate(total: float | None) -> None:
+    estimator = fed([(t, done, total) for t, done, _ in run(100)])
+    assert estimator.estimate(2e6) is None
+    assert estimator.confidence(2e6) is None
+
+
+def test_before_anything_is_known_there_is_no_estimate() -> None:
+    assert Estimator().estimate(0.0) is None
+    assert fed([(0.0, 5, 100)]).estimate(1.0) is None
+    assert fed([(0.0, 5, 100), (10.0, 5, 100)]).estimate(11.0) is None
+
+
+# Typical runs
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_steady_work_ends_when_it_should(every: int) -> None:
+    lines = run(every=every)
+    assert worst(lines, after=0.1) < 0.05
+    assert fed(lines[: len(lines) // 2]).confidence(lines[len(lines) // 2][0]) == "high"
+
+
+def test_a_warm_up_is_not_counted_against_the_rest() -> None:
+    assert worst(run(change=lambda item: 60.0 if item == 2 else 4.0 if item < 6 else 1.0), after=0.05) < 0.1
+
+
+def test_regular_pauses_are_counted() -> None:
+    assert worst(run(pause_every=125, pause_s=90.0), after=0.27) < 0.08
+
+
+def test_a_drift_is_followed() -> None:
+    assert worst(run(change=lambda item: 1 + item / 1000), after=0.5) < 0.05
+
+
+def test_a_step_is_followed_within_a_few_lines() -> None:
+    lines = run(change=lambda item: 1.0 if item < 500 else 1.8)
+    assert worst(lines, after=0.56) < 0.08
+    at = lines[519][0]
+    estimator = fed(lines[:520])
+    assert estimator.alarms(at)["slowdown"]
+    assert estimator.slowdown_ratio() == pytest.approx(1.8, rel=0.1)
+    assert not fed(lines[:499]).alarms(at)["slowdown"]
+
+
+def test_after_a_resume_the_time_of_items_done_before_is_not_divided_by() -> None:
+    first, again = run(), run(start=1e6 + 2000)
+    lines = first[:500] + [(t + 300, done, total) for t, done, total in again[449:]]
+    estimator = fed(first[:500])
+    end = lines[-1][0]
+    for t, done, total in lines[500:-50]:
+        estimator.update(t, done, total)
+        estimate = estimator.estimate(t)
+        assert estimate is not None
+        assert estimate.seconds == pytest.approx(end - t, rel=0.1)
+        rate = estimator.rate(t)
+        assert rate is not None
+        assert rate == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_time_that_a_restart_takes_widens_no_interval() -> None:
+    first, again = run(), run(start=1e6 + 30_000)
+    estimator = fed(first[:500] + again[449:600])
+    assert estimator.confidence(again[599][0]) == "high"
+
+
+def test_a_growing_total_moves_the_end() -> None:
+    lines = run()
+    estimator = fed([(t, done, 700.0) for t, done, _ in lines[:400]])
+    estimator.update(*lines[400])
+    estimate = estimator.estimate(lines[400][0])
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(lines[-1][0] - lines[400][0], rel=0.05)
+
+
+def test_lines_of_one_moment_are_read_as_one() -> None:
+    lines = run(2000, 1.0)
+    merged = [(math.ceil(t / 20) * 20.0, done, total) for t, done, total in lines]
+    assert worst(merged, after=0.1, before=0.9) < 0.1
+
+
+def test_between_lines_the_estimate_counts_down_and_then_waits() -> None:
+    lines = run(100, 60.0)
+    estimator = fed(lines[:50])
+    at = lines[49][0]
+    seconds = [estimate.seconds for wait in (0, 30, 60) if (estimate := estimator.estimate(at + wait)) is not None]
+    assert seconds[1] == pytest.approx(seconds[0] - 30)
+    assert seconds[2] == pytest.approx(seconds[0] - 60)
+    late = [estimate for wait in (120, 600) if (estimate := estimator.estimate(at + wait)) is not None]
+    assert late[1].seconds == pytest.approx(late[0].seconds + 240)
+    assert late[1].high - late[0].high > 480
+
+
+def test_lines_of_two_writers_out_of_step_are_one_count() -> None:
+    lines = run()
+    mixed = [entry for t, done, total in lines for entry in ((t, done, total), (t + 0.1, done - 1, total))]
+    estimator = fed(mixed[:1000])
+    estimate = estimator.estimate(mixed[999][0])
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(lines[-1][0] - lines[499][0], rel=0.05)
+
+
+def test_rates_are_those_of_the_work_and_of_the_whole_run() -> None:
+    lines = run(pause_every=100, pause_s=100.0)
+    estimator = fed(lines[:450])
+    at = lines[449][0]
+    assert estimator.rate(at) == pytest.approx(0.5, rel=0.05)
+    assert estimator.rate(at + 90) == estimator.rate(at)
+    assert estimator.rate(at + 5000) is None
+    assert estimator.average_rate(at) == pytest.approx(449 / (at - lines[0][0]))
+    finished = fed(lines)
+    assert finished.average_rate(lines[-1][0] + 1e6) == finished.average_rate(lines[-1][0])
+    assert Estimator().rate(0.0) is None
+    assert Estimator().average_rate(0.0) is None
+
+
+# Alarms
+
+
+def test_silence_is_a_stall_after_the_timeout_and_progress_ends_it() -> None:
+    lines = run()
+    estimator = fed(lines[:300])
+    at = lines[299][0]
+    assert not estimator.alarms(at + 290)["stalled"]
+    assert estimator.alarms(at + 310)["stalled"]
+    assert not estimator.alarms(at + 310, stall_timeout_s=600)["stalled"]
+    estimator.update(at + 320, 301, 1000)
+    assert not estimator.alarms(at + 330)["stalled"]
+
+
+def test_a_finished_worker_does_not_stall() -> None:
+    lines = run(100)
+    assert not fed(lines).alarms(lines[-1][0] + 1e6)["stalled"]
+
+
+def test_sparse_lines_are_no_stall() -> None:
+    lines = run(40, 2000.0)
+    for count in (1, 3, 20):
+        assert not fed(lines[:count]).alarms(lines[count - 1][0] + 3000)["stalled"]
+
+
+def test_busy_gpus_doubt_a_stall_and_idle_ones_confirm_it() -> None:
+    lines = run(40, 100.0)
+    estimator = fed(lines[:20])
+    at = lines[19][0]
+    assert not estimator.alarms(at + 500)["stalled"]
+    assert estimator.alarms(at + 500, busy=False)["stalled"]
+    assert estimator.alarms(at + 1000)["stalled"]
+    assert not estimator.alarms(at + 1000, busy=True)["stalled"]
+
+
+def test_a_pause_with_a_name_is_no_stall_and_no_slow_work() -> None:
+    lines = run()
+    estimator = fed(lines[:3])  # too early to tell a pause by its length
+    at = lines[2][0]
+    estimator.pause("evaluating", at + 1)
+    assert not estimator.alarms(at + 2000)["stalled"]
+    assert estimator.alarms(at + 4000)["stalled"]
+    for t, done, total in lines[3:20]:
+        estimator.update(t + 2500, done, total)
+    assert estimator.pace == pytest.approx(2.0, rel=0.05)
+    assert estimator.rate(lines[19][0] + 2500) == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_pause_with_a_name_is_expected_from_its_first_time_on() -> None:
+    lines = run(pause_every=100, pause_s=60.0)
+    named, plain = Estimator(), Estimator()
+    for t, done, total in lines[:150]:
+        named.update(t, done, total)
+        plain.update(t, done, total)
+        if done == 100:
+            named.pause("saving", t)
+    left = lines[-1][0] - lines[149][0]
+    by_name, by_length = named.estimate(lines[149][0]), plain.estimate(lines[149][0])
+    assert by_name is not None
+    assert by_length is not None
+    assert abs(by_name.seconds - left) < abs(by_length.seconds - left)
+    assert by_name.seconds == pytest.approx(left, rel=0.03)
+
+
+def test_a_named_pause_does_not_make_silence_usual() -> None:
+    lines = run()
+    estimator = fed(lines[:300])
+    estimator.pause("saving", lines[299][0])
+    estimator.resume(lines[299][0] + 600)
+    estimator.update(lines[300][0] + 600, 301, 1000)
+    at = lines[300][0] + 600
+    now, later = estimator.estimate(at), estimator.estimate(at + 300)
+    assert now is not None
+    assert later is not None
+    assert later.seconds > now.seconds
+
+
+def test_a_stall_beside_a_named_pause_is_no_slow_work() -> None:
+    lines = run()
+    estimator = fed(lines[:300])
+    at = lines[299][0]
+    estimator.pause("saving", at)
+    estimator.resume(at + 1)
+    for t, done, total in lines[300:320]:
+        estimator.update(t + 900, done, total)
+    assert estimator.rate(lines[319][0] + 900) == pytest.approx(0.5, rel=0.05)
+
+
+# Priors
+
+
+def test_the_last_run_helps_the_first_part_of_the_next() -> None:
+    def warm(item: int) -> float:
+        return 30.0 if item == 1 else 3.0 - item / 50 if item < 100 else 1.0
+
+    prior = fed(run(change=warm, pause_every=230, pause_s=120.0, seed=2)).prior()
+    assert prior is not None
+    lines = run(change=warm, pause_every=230, pause_s=120.0, seed=3)
+    with_prior = [abs(error) for share, error in errors(lines, Estimator(prior)) if share < 0.1]
+    without = [abs(error) for share, error in errors(lines) if share < 0.1]
+    assert len(with_prior) > len(without)  # from the first line on
+    assert sum(with_prior) / len(with_prior) < 0.5 * sum(without) / len(without)
+
+
+def test_a_prior_that_is_wrong_is_dropped() -> None:
+    prior = fed(run(seconds_per_item=6.0)).prior()
+    lines = run()
+    assert worst(lines, after=0.05, estimator=Estimator(prior)) < 0.1
+
+
+def test_a_prior_goes_on_after_a_resume() -> None:
+    def drift(item: int) -> float:
+        return 1 + item / 500
+
+    prior = fed(run(change=drift, seed=2)).prior()
+    first, again = run(change=drift, seed=3), run(change=drift, seed=4)
+    lines = first[:300] + [(t + 2000, done, total) for t, done, total in again[269:]]
+    late = [abs(error) for share, error in errors(lines, Estimator(prior)) if 0.31 < share < 0.5]
+    assert max(late) < 0.06
+
+
+def test_a_prior_is_known_before_the_first_line_is_followed_by_another() -> None:
+    prior = fed(run()).prior()
+    estimator = fed([(0.0, 0, 1000)], Estimator(prior))
+    estimate = estimator.estimate(0.0)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(2000, rel=0.05)
+    assert estimator.confidence(0.0) == "low"
+
+
+def test_a_run_that_was_too_short_tells_nothing() -> None:
+    assert fed(run(5)).prior() is None

@@ -1,0 +1,51 @@
+"""How far off an estimate may be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.progress.eta.interval import Estimate, around, confidence, deviation, half_width, start_doubt
+
+SHARES = st.floats(0, 3)
+
+
+@given(st.floats(0, 1e12), SHARES, st.floats(0, 1e9))
+def test_the_interval_holds_the_estimate(seconds: float, sd: float, overdue: float) -> None:
+    estimate = around(seconds, half_width(sd), overdue)
+    assert 0 <= estimate.low <= estimate.seconds <= estimate.high
+
+
+def test_an_overdue_line_moves_only_the_upper_end() -> None:
+    plain, late = around(100.0, 1.1, 0.0), around(100.0, 1.1, 50.0)
+    assert late.low == plain.low
+    assert late.high == plain.high + 100
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.20, 0.1, 100, 50, 0.0)),
+        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.05, 1.0, 100, 50, 0.0)),
+        (deviation(0.05, 1.0, 100, 50, 0.0), deviation(0.05, 1.0, 2, 50, 0.0)),
+        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.05, 0.1, 100, 50, 0.2)),
+        (start_doubt(50), start_doubt(2)),
+    ],
+    ids=["past errors", "varying work", "few steps left", "young run", "fewer blocks"],
+)
+def test_doubt_grows_with(less: float, more: float) -> None:
+    assert less < more
+
+
+@pytest.mark.parametrize(
+    ("width", "blocks", "stalled", "expected"),
+    [
+        (0.1, 50, False, "high"),
+        (0.1, 5, False, "medium"),
+        (0.4, 50, False, "medium"),
+        (0.9, 50, False, "low"),
+        (0.1, 2, False, "low"),
+        (0.1, 50, True, "low"),
+    ],
+)
+def test_confidence_is_width_and_evidence(width: float, blocks: int, stalled: bool, expected: str) -> None:
+    assert confidence(Estimate(100.0, 100 - 50 * width, 100 + 50 * width), blocks, stalled) == expected

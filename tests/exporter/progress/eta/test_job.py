@@ -1,0 +1,35 @@
+"""A job of several workers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.progress.eta.interval import Estimate, leaning, peer_pace, slowest
+
+ESTIMATES = st.builds(
+    lambda low, more, most: Estimate(low + more, low, low + more + most), *[st.floats(0, 1e6) for _ in range(3)]
+)
+
+
+@given(st.lists(st.none() | ESTIMATES, max_size=8))
+def test_a_job_ends_no_earlier_than_its_slowest_worker(estimates: list[Estimate | None]) -> None:
+    job = slowest(estimates)
+    known = [estimate for estimate in estimates if estimate is not None]
+    assert (job is None) == (not known)
+    if job is not None:
+        assert job.low <= job.seconds <= job.high
+        for part in range(3):
+            assert all(job[part] >= estimate[part] for estimate in known)
+            assert any(job[part] == estimate[part] for estimate in known)
+
+
+def test_the_middle_of_three_workers_is_the_pace_of_all() -> None:
+    assert peer_pace([1.0, 9.0, 2.0, None]) == 2.0
+    assert peer_pace([1.0, 9.0, None]) is None
+
+
+def test_a_young_worker_leans_on_its_peers_and_an_old_one_does_not() -> None:
+    assert 4.0 * leaning(4.0, 1.0, 1) == pytest.approx(1.5, abs=0.1)
+    assert 4.0 * leaning(4.0, 1.0, 6) > 3.0
+    assert leaning(4.0, 1.0, 8) == 1.0
+    assert leaning(4.0, None, 1) == 1.0

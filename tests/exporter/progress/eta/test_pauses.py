@@ -1,0 +1,156 @@
+"""Pauses: told from slow work, grouped, expected."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.progress.eta.pauses import KEPT, Ahead, Announced, Pause, Pauses, is_pause, kinds, pause_factor, period_of
+from exporter.progress.eta.prior import UsualPause
+
+
+def pauses(*seen: tuple[float, float], name: str | None = None, start: float = 0.0) -> Pauses:
+    """Pauses of (items done, seconds), ten seconds of work to the item."""
+    found = Pauses(start=start)
+    for done, seconds in seen:
+        found.add(Pause(done, seconds, 10.0 * done, name), 1.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected", "sd", "paused"),
+    [(9.0, 1.0, 0.1, True), (2.9, 1.0, 0.1, False), (9.0, 1.0, 1.0, False), (40.0, 1.0, 1.0, True)],
+    ids=["long", "not long", "varying work", "long even so"],
+)
+def test_a_pause_is_much_longer_than_the_work_for_a_line(gap: float, expected: float, sd: float, paused: bool) -> None:
+    assert is_pause(gap, expected, pause_factor(sd), 1.0) == paused
+
+
+def test_a_gap_of_a_few_usual_ones_is_no_pause_however_little_work_was_done() -> None:
+    assert not is_pause(2.0, 0.1, 3.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("done", "period"),
+    [
+        ([100, 200, 300, 400], 100.0),
+        ([95, 195, 300, 405], 310 / 3),
+        ([100, 200], 100.0),
+        ([100, 170], None),
+        ([100, 130, 300, 330, 700], None),
+        ([10, 11, 12, 13], None),
+        ([100], None),
+    ],
+    ids=["even", "nearly even", "two at multiples", "two elsewhere", "uneven", "at every line", "one"],
+)
+def test_what_is_periodic(done: list[float], period: float | None) -> None:
+    assert period_of(done, 1.0) == (None if period is None else pytest.approx(period))
+
+
+def test_multiples_of_a_small_distance_are_not_periodic() -> None:
+    assert period_of([10, 20, 50, 60, 110, 140, 230], 1.0) is None
+
+
+def test_pauses_of_one_size_are_of_one_kind() -> None:
+    found = kinds([Pause(d, s, 0.0) for d, s in [(50, 5), (100, 60), (150, 5), (200, 70), (250, 6)]], 1.0)
+    assert [(kind.times, kind.period) for kind in found] == [(2, 100.0), (3, 100.0)]
+
+
+def test_pauses_of_one_name_are_of_one_kind_whatever_their_size() -> None:
+    seen = [Pause(100, 5.0, 0.0, "saving"), Pause(150, 5.0, 0.0, "evaluating"), Pause(200, 50.0, 0.0, "saving")]
+    assert [(kind.name, kind.times) for kind in kinds(seen, 1.0)] == [("saving", 2), ("evaluating", 1)]
+
+
+def test_periodic_pauses_are_counted_to_the_end_but_not_at_it() -> None:
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(350, 600, 1.0) == Ahead(60.0, 0.0)
+
+
+def test_of_few_pauses_none_is_expected_just_before_the_end() -> None:
+    assert pauses((330, 30.0), (660, 30.0)).ahead(700, 1000, 1.0).seconds == 0.0
+    assert pauses((300, 30.0), (600, 30.0)).ahead(700, 1000, 1.0).seconds == 30.0
+
+
+def test_a_periodic_pause_is_due_when_its_place_is_reached() -> None:
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(400, 600, 1.0) == Ahead(60.0, 30.0)
+
+
+def test_pauses_that_stay_away_are_no_longer_expected() -> None:
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(520, 1000, 1.0).seconds == 0
+
+
+def test_irregular_pauses_go_on_at_their_rate() -> None:
+    ahead = pauses((10, 30.0), (150, 30.0), (180, 30.0), (500, 30.0)).ahead(500, 1000, 1.0)
+    assert ahead.seconds == pytest.approx(120.0)
+    assert ahead.due == 0.0
+
+
+@pytest.mark.parametrize(("place", "expected"), [(100, 0.9 * 0.9 * 8), (97, 0.5 * 0.806 * 9), (600, 0.0)])
+def test_a_pause_seen_once_comes_again_the_likelier_the_earlier_and_evener(place: float, expected: float) -> None:
+    ahead = pauses((place, 30.0)).ahead(place + 5, 1000, 1.0)
+    assert ahead.seconds == pytest.approx(expected * 30.0, rel=0.02)
+
+
+def test_a_long_pause_seen_once_is_rather_an_accident() -> None:
+    short, long = pauses((100, 399.0)), pauses((100, 401.0))
+    assert long.ahead(105, 1000, 1.0).seconds < 0.3 * short.ahead(105, 1000, 1.0).seconds
+
+
+def test_a_named_pause_is_expected_again_after_its_first_time() -> None:
+    found = pauses((100, 30.0), name="evaluating")
+    assert found.ahead(150, 1000, 1.0) == Ahead(8 * 30.0, 0.0)
+    assert found.ahead(200, 1000, 1.0) == Ahead(8 * 30.0, 30.0)
+    assert found.ahead(250, 1000, 1.0).seconds == 0.0
+
+
+def test_pauses_of_earlier_runs_are_expected_until_they_stay_away() -> None:
+    usual = Pauses(usual=(UsualPause(None, 30.0, 100.0),))
+    assert usual.ahead(50, 1000, 1.0) == Ahead(9 * 30.0, 0.0)
+    assert usual.ahead(160, 1000, 1.0).seconds == 0.0
+
+
+def test_earlier_runs_tell_the_period_of_a_pause_seen_once() -> None:
+    found = Pauses(usual=(UsualPause(None, 30.0, 97.0),))
+    found.add(Pause(97, 40.0, 970.0), 1.0)
+    assert found.ahead(100, 1000, 1.0) == Ahead(9 * 40.0, 0.0)
+
+
+def test_a_count_that_falls_forgets_places_but_not_the_longest_pause() -> None:
+    found = pauses((100, 30.0), (200, 30.0), (300, 30.0))
+    found.restart(50)
+    assert found.ahead(60, 600, 1.0) == Ahead(0.0, 0.0)
+    assert found.largest == 30.0
+
+
+def test_pauses_are_bounded() -> None:
+    assert len(pauses(*[(float(place), 5.0) for place in range(1000)]).seen) == KEPT
+
+
+def test_announced_pauses_end_with_the_next_one_and_before_the_work_for_the_line() -> None:
+    announced = Announced()
+    announced.begin("evaluating", 100.0)
+    announced.begin("saving", 130.0)
+    assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 30.0), ("saving", 10.0)]
+    assert announced.take(150.0, gap=5.0, expected=5.0) == []
+
+
+def test_an_announced_pause_that_is_said_to_have_ended_lasts_until_then() -> None:
+    announced = Announced()
+    announced.begin("evaluating", 100.0)
+    announced.end(120.0)
+    assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 20.0)]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from([None, "saving"])), max_size=60),
+    st.floats(0, 1e6),
+    st.floats(1, 1e6),
+    st.floats(0, 1e3),
+)
+def test_what_is_expected_is_never_negative(
+    seen: list[tuple[float, float, str | None]], done: float, left: float, step: float
+) -> None:
+    found = Pauses()
+    for place, seconds, name in sorted(seen, key=lambda pause: pause[0]):
+        found.add(Pause(place, seconds, place, name), step)
+    ahead = found.ahead(done, done + left, step)
+    assert ahead.seconds >= 0
+    assert ahead.due >= 0

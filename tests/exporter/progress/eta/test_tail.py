@@ -1,0 +1,108 @@
+"""The tail of a batch of requests."""
+
+import heapq
+import math
+import random
+import statistics
+
+import pytest
+
+from exporter.progress.eta import Estimator
+from exporter.progress.eta.tail import Tail
+
+
+def looked(*looks: tuple[float, float, float], pace: float = 2.0) -> Tail:
+    """Running, waiting, items left."""
+    tail = Tail()
+    for running, waiting, left in looks:
+        tail.look(running, waiting, left, pace)
+    return tail
+
+
+def test_the_tail_begins_when_fewer_are_left_than_ran_at_a_time() -> None:
+    tail = looked((32, 500, 532))
+    assert not tail.begun(32)
+    assert tail.begun(31)
+
+
+def test_before_the_tail_the_rest_is_steady_work_and_the_tail() -> None:
+    work, tail = looked((32, 500, 532)).work(132, 264.0)
+    assert tail == pytest.approx(2 * 32 * sum(1 / k for k in range(1, 33)), rel=0.01)
+    assert work == pytest.approx(200 + tail)
+
+
+def test_requests_that_are_not_what_is_counted_tell_nothing() -> None:
+    assert looked((32, 500, 20)).work(20, 40.0) == (40.0, 0.0)
+    assert looked((32, 0, 20)).work(20, 40.0) == (40.0, 0.0)
+    assert not looked((32, 0, 20)).begun(20)
+
+
+def test_clients_that_hold_requests_back_show_the_tail_when_fewer_run() -> None:
+    tail = looked((32, 0, 500), (32, 0, 100))
+    assert not tail.agrees
+    tail.look(20, 0, 21, 2.0)
+    assert tail.begun(20)
+
+
+def test_the_pace_is_that_of_the_full_server() -> None:
+    tail = looked((32, 500, 532), pace=2.0)
+    tail.look(10, 0, 10, 30.0)
+    assert tail.pace == 2.0
+
+
+def batch(seed: int, slots: int = 32, requests: int = 600, mean_s: float = 100.0) -> list[tuple[float, int, int, int]]:
+    """Time, done, running and waiting at the end of each request; their lengths differ much."""
+    r = random.Random(seed)
+    lengths = [mean_s * r.lognormvariate(0, 0.8) for _ in range(requests)]
+    running = lengths[:slots]
+    heapq.heapify(running)
+    waiting, found = lengths[slots:], []
+    while running:
+        t = heapq.heappop(running)
+        if waiting:
+            heapq.heappush(running, t + waiting.pop())
+        found.append((t, requests - len(running) - len(waiting), len(running), len(waiting)))
+    return found
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.9, 0.97])
+def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> None:
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(12):
+        lines = batch(seed)
+        for told, found in errors.items():
+            estimator = Estimator()
+            for t, done, running, waiting in lines[: int(share * len(lines))]:
+                estimator.update(t, done, len(lines))
+                if told:
+                    estimator.queue(running, waiting)
+            estimate = estimator.estimate(t)
+            assert estimate is not None
+            found.append(abs(math.log(estimate.seconds / (lines[-1][0] - t))))
+    assert statistics.fmean(errors[True]) < 0.6 * statistics.fmean(errors[False])
+
+
+def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
+    told_slow = slow = 0
+    for seed in range(4):
+        lines = batch(seed, slots=150)
+        told, silent = Estimator(), Estimator()
+        for t, done, running, waiting in lines:
+            told.update(t, done, len(lines))
+            told.queue(running, waiting)
+            silent.update(t, done, len(lines))
+            told_slow += told.alarms(t)["slowdown"]
+            slow += silent.alarms(t)["slowdown"]
+    assert told_slow == 0 < slow
+
+
+def test_the_last_requests_may_take_long() -> None:
+    told, silent = Estimator(), Estimator()
+    for done in range(1, 599):
+        for estimator in (told, silent):
+            estimator.update(2.0 * done, done, 600)
+        told.queue(min(100, 600 - done), max(0, 500 - done))
+    at = 2.0 * 598 + 500
+    assert silent.alarms(at)["stalled"]
+    assert not told.alarms(at)["stalled"]
+    assert told.alarms(at + 500)["stalled"]

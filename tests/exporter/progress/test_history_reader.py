@@ -1,0 +1,265 @@
+"""The history of a job: where it is, what is kept, and that nothing about it is an error."""
+
+import dataclasses
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.progress import history_reader
+from exporter.progress.history_reader import (
+    MOST_BYTES,
+    MOST_RUNS,
+    RunHistory,
+    history_path,
+    read_history,
+    write_history,
+)
+
+RUN = RunHistory(1_700_000_000.0, 8, 100_000, 3600.5, {"worker": {"rate": 2.5, "shape": [1, 2]}, "decode": {}})
+HOSTILE = (
+    "../../x",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    ".hidden",
+    "x" * 300,
+    "日本" * 150,
+    "two\nlines",
+    "a\0b",
+    "🚀",
+    "\udce9",
+    "-rf *",
+    "a/b\\c:d",
+)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"GPUJOB_HISTORY_DIR": str(tmp_path / "history")}
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_reader, "_told", set())
+
+
+def run_at(time: float, **changes: Any) -> RunHistory:
+    return dataclasses.replace(RUN, time=time, **changes)
+
+
+def path_of(name: str, environ: dict[str, str]) -> Path:
+    path = history_path(name, environ)
+    assert path is not None
+    return path
+
+
+# -- where it is ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HOME": "/home/ada"}, "/home/ada/.local/state/gpujob/history"),
+        ({"HOME": "/home/ada", "XDG_STATE_HOME": "/scratch/state"}, "/scratch/state/gpujob/history"),
+        ({"HOME": "/home/ada", "XDG_STATE_HOME": "state"}, "/home/ada/.local/state/gpujob/history"),
+        ({"HOME": "/home/ada", "XDG_STATE_HOME": ""}, "/home/ada/.local/state/gpujob/history"),
+        ({"XDG_STATE_HOME": "/scratch/state"}, "/scratch/state/gpujob/history"),
+        ({"HOME": "/home/ada", "XDG_STATE_HOME": "/s", "GPUJOB_HISTORY_DIR": "/h"}, "/h"),
+    ],
+)
+def test_the_folder_is_the_users(environ: dict[str, str], folder: str) -> None:
+    assert str(path_of("embed", environ).parent) == folder
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"HOME": ""}, {"HOME": "relative"}, {"HOME": "/home/ada", "GPUJOB_HISTORY_DIR": ""}, {"HOME": "/a\0b"}],
+)
+def test_without_a_folder_there_is_no_history(environ: dict[str, str]) -> None:
+    assert history_path("embed", environ) is None
+    assert not write_history("embed", environ, RUN)
+    assert read_history("embed", environ) == ()
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_job_of_any_name_has_its_file_in_the_folder(name: str, environ: dict[str, str]) -> None:
+    assert write_history(name, environ, RUN)
+    assert read_history(name, environ) == (RUN,)
+    folder = Path(environ["GPUJOB_HISTORY_DIR"])
+    (file,) = os.listdir(folder)
+    assert folder / file == path_of(name, environ)
+    assert os.listdir(folder.parent) == ["history"]
+
+
+@given(st.text(max_size=300) | st.sampled_from(HOSTILE))
+def test_a_file_name_is_short_plain_and_visible(name: str) -> None:
+    path = path_of(name, {"GPUJOB_HISTORY_DIR": "/h"})
+    assert path.parent == Path("/h")
+    assert path.name.isascii()
+    assert len(path.name) < 100
+    assert path.name[0].isalnum() or path.name[0] == "-"
+
+
+@pytest.mark.parametrize("others", [("a/b", "a_b"), ("A", "a"), ("x" * 300, "x" * 301), ("", "job"), ("é", "è")])
+def test_jobs_of_other_names_have_other_files(others: tuple[str, str], environ: dict[str, str]) -> None:
+    first, second = (path_of(name, environ).name.lower() for name in others)
+    assert first != second
+
+
+# -- what is kept --------------------------------------------------------------------------------
+
+
+def test_a_job_that_never_ran_has_no_history(environ: dict[str, str]) -> None:
+    assert read_history("embed", environ) == ()
+
+
+def test_the_last_runs_are_kept_oldest_first(environ: dict[str, str]) -> None:
+    for time in range(MOST_RUNS + 3):
+        assert write_history("embed", environ, run_at(float(time), total=None))
+    runs = read_history("embed", environ)
+    assert [run.time for run in runs] == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert runs[-1] == run_at(7.0, total=None)
+    assert len(json.loads(path_of("embed", environ).read_bytes())["runs"]) == MOST_RUNS
+
+
+def test_other_jobs_are_left_alone(environ: dict[str, str]) -> None:
+    write_history("one", environ, run_at(1.0))
+    write_history("two", environ, run_at(2.0))
+    assert [run.time for run in read_history("one", environ)] == [1.0]
+
+
+def test_the_file_is_for_its_owner_and_nothing_is_left_beside_it(environ: dict[str, str]) -> None:
+    write_history("embed", environ, RUN)
+    path = path_of("embed", environ)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == [path.name]
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_of_large_runs_fewer_are_kept(environ: dict[str, str]) -> None:
+    large: dict[str, dict[str, Any]] = {"worker": {"shape": "x" * (MOST_BYTES // 3)}}
+    for time in range(4):
+        assert write_history("embed", environ, run_at(float(time), prior=large))
+    assert [run.time for run in read_history("embed", environ)] == [2.0, 3.0]
+    assert path_of("embed", environ).stat().st_size <= MOST_BYTES
+
+
+def test_a_run_that_is_too_large_alone_is_not_kept(environ: dict[str, str]) -> None:
+    write_history("embed", environ, RUN)
+    assert not write_history("embed", environ, run_at(1.0, prior={"worker": {"shape": "x" * MOST_BYTES}}))
+    assert read_history("embed", environ) == (RUN,)
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+
+
+def altered(**changes: object) -> bytes:
+    run = {**dataclasses.asdict(RUN), **changes}
+    return json.dumps({"schema": 1, "runs": [run]}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not JSON",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"schema": 2, "runs": []}',
+        b'{"schema": 1, "runs": {}}',
+        b'{"schema": 1, "runs": [3]}',
+        b'{"schema": 1, "runs": [{}]}',
+        b"[" * 60_000,
+        b"\xff\xfe\x00",
+        b'{"schema": 1, "runs": [], "pad": "' + b"x" * MOST_BYTES + b'"}',
+        altered(time=None),
+        altered(time="now"),
+        altered(time=float("nan")),
+        altered(time=10**400),
+        altered(seconds=-1),
+        altered(seconds=float("inf")),
+        altered(workers=1.5),
+        altered(workers=True),
+        altered(workers=-1),
+        altered(total="all"),
+        altered(total=1.5),
+        altered(prior=None),
+        altered(prior=[]),
+        altered(prior={"worker": 3}),
+    ],
+)
+def test_wrong_content_is_said_once_and_replaced_by_the_next_run(
+    content: bytes, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of("embed", environ)
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert read_history("embed", environ) == ()
+    assert read_history("embed", environ) == ()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert f"{path} is not a history of a job" in caplog.text
+    assert write_history("embed", environ, RUN)
+    assert read_history("embed", environ) == (RUN,)
+
+
+def test_what_a_newer_version_adds_does_not_matter(environ: dict[str, str]) -> None:
+    path = path_of("embed", environ)
+    path.parent.mkdir()
+    path.write_bytes(altered(colour="red"))
+    assert read_history("embed", environ) == (RUN,)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_folder, make_loop])
+def test_what_is_no_file_is_no_history(make: Callable[[Path], None], environ: dict[str, str]) -> None:
+    path = path_of("embed", environ)
+    path.parent.mkdir()
+    make(path)
+    assert read_history("embed", environ) == ()
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(locked: Path) -> None:
+    environ = {"HOME": str(locked)}
+    assert not write_history("embed", environ, RUN)
+    assert read_history("embed", environ) == ()
+
+
+def test_a_place_that_cannot_be_a_folder_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environ = {"GPUJOB_HISTORY_DIR": str(tmp_path / "file" / "below")}
+    assert not write_history("embed", environ, RUN)
+    assert read_history("embed", environ) == ()
+
+
+def test_a_write_that_fails_leaves_the_file_before_it(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_history("embed", environ, RUN)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert not write_history("embed", environ, run_at(1.0))
+    assert read_history("embed", environ) == (RUN,)
+    assert os.listdir(environ["GPUJOB_HISTORY_DIR"]) == [path_of("embed", environ).name]

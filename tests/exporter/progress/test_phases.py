@@ -1,0 +1,95 @@
+"""What workers say that they do, and the phase of the job."""
+
+import json
+
+import pytest
+
+from exporter.logs.search.findings import Mark
+from exporter.progress.phases import BELIEVED_LEAST_S, BELIEVED_S, Marks, phase
+
+
+def marks(*records: tuple[float, str, bool]) -> Marks:
+    """Marks of a worker from (moment, name, whether it begins)."""
+    found = Marks()
+    for t, name, begins in records:
+        found.take(Mark(name, begins, 0), t)
+    return found
+
+
+def test_a_mark_holds_until_it_ends() -> None:
+    worker = marks((100.0, "checkpointing", True))
+    assert worker.present(150.0, 90.0) == "checkpointing"
+    worker.take(Mark("checkpointing", False, 0), 160.0)
+    assert worker.present(161.0, 90.0) is None
+
+
+def test_progress_after_a_mark_ends_it() -> None:
+    worker = marks((100.0, "checkpointing", True))
+    assert worker.present(150.0, 100.0) == "checkpointing"
+    assert worker.present(150.0, 101.0) is None
+
+
+def test_a_mark_is_not_believed_for_ever() -> None:
+    worker = marks((100.0, "evaluating", True))
+    assert worker.present(100.0 + BELIEVED_S, None) == "evaluating"
+    assert worker.present(101.0 + BELIEVED_S, None) is None
+
+
+@pytest.mark.parametrize(("lasted_s", "believed_s"), [(10.0, BELIEVED_LEAST_S), (1000.0, 3000.0)])
+def test_a_mark_whose_kind_has_ended_before_is_believed_three_times_as_long(lasted_s: float, believed_s: float) -> None:
+    worker = marks((0.0, "evaluating", True), (lasted_s, "evaluating", False), (5000.0, "evaluating", True))
+    assert worker.present(5000.0 + believed_s, None) == "evaluating"
+    assert worker.present(5001.0 + believed_s, None) is None
+
+
+def test_a_checkpoint_is_written_also_during_an_evaluation() -> None:
+    assert marks((1.0, "evaluating", True), (2.0, "checkpointing", True)).present(3.0, None) == "checkpointing"
+
+
+@pytest.mark.parametrize("name", ["compiling", "loading", "completing"])
+def test_other_marks_are_no_phase(name: str) -> None:
+    assert marks((1.0, name, True)).present(2.0, None) is None
+
+
+def test_moments_and_durations_of_checkpoints_are_kept() -> None:
+    worker = marks(
+        (100.0, "checkpointing", True),
+        (101.0, "checkpointing", True),  # its second file
+        (120.0, "checkpointing", False),
+        (121.0, "checkpointing", False),
+        (700.0, "checkpointing", False),  # a log that tells the end only
+        (1300.0, "checkpointing", True),
+        (1900.0, "checkpointing", True),  # nothing has told that the one before ended
+    )
+    assert list(worker.begun["checkpointing"]) == [100.0, 700.0, 1300.0, 1900.0]
+    assert list(worker.durations["checkpointing"]) == [20.0]
+    assert worker.since == {"checkpointing": 1900.0}
+
+
+def test_a_new_run_is_at_nothing() -> None:
+    worker = marks((100.0, "evaluating", True))
+    worker.begin_run()
+    assert worker.present(101.0, None) is None
+
+
+def test_marks_go_on_from_their_state() -> None:
+    worker = marks((1.0, "evaluating", True), (9.0, "evaluating", False), (10.0, "checkpointing", True))
+    assert Marks.from_state(json.loads(json.dumps(worker.state()))) == worker
+    with pytest.raises(KeyError):
+        Marks.from_state({})
+
+
+def test_a_phase_is_what_more_than_half_of_the_workers_are_at() -> None:
+    busy = marks((1.0, "evaluating", True))
+    idle = marks((1.0, "evaluating", True), (2.0, "evaluating", False))
+    assert phase([(busy, None), (busy, None), (idle, None)], 5.0) == "evaluating"
+    assert phase([(busy, None), (idle, None)], 5.0) is None
+    assert phase([(busy, None), (busy, 4.0)], 5.0) is None
+
+
+def test_workers_that_log_no_marks_are_not_asked() -> None:
+    leader = marks((1.0, "checkpointing", True))
+    others = [(Marks(), 0.5), (marks((1.0, "loading", True)), 0.5), (Marks(), None)]
+    assert phase([(leader, 0.5), *others], 5.0) == "checkpointing"
+    assert phase(others, 5.0) is None
+    assert phase([], 5.0) is None

@@ -1,0 +1,369 @@
+"""Whether the first position of a run has been worked for."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.logs.search.findings import Position
+from exporter.progress.resumes import (
+    SOON_S,
+    STAMP_S,
+    Beginning,
+    Beginnings,
+    Earlier,
+    is_resume,
+    may_be_resume,
+    reached_before,
+)
+from exporter.progress.track import Track
+
+ITEMS = Earlier("items", 141, 400, 1)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "earlier", "resumes"),
+    [
+        (142, 400, ITEMS, True),  # where it had come to
+        (141, None, ITEMS, True),
+        (101, 400, ITEMS, True),  # from a checkpoint on
+        (70, 400, ITEMS, None),  # less than half of it: what follows must tell
+        (5, 400, ITEMS, None),  # five times as far as at first, as a faster node may be
+        (2, 400, ITEMS, None),
+        (1, 400, ITEMS, False),
+        (0, 400, ITEMS, False),
+        (142, 500, ITEMS, None),  # other work
+        (142, 400, ITEMS._replace(first=None), None),
+        (100, 400, ITEMS._replace(first=100), False),  # a hundred at a time
+        (300, 400, Earlier("steps", 300, 400, 100), None),  # goes on, or is a faster one
+        (400, 400, ITEMS._replace(first=100), None),
+        (600, 800, Earlier("items", 550, 800, 100), True),
+        (6, 400, ITEMS._replace(done=4), None),  # that one had not come far either
+        (6, 400, ITEMS._replace(done=5), None),
+        (6, 400, ITEMS._replace(done=6), True),
+        (0, 400, ITEMS._replace(done=0, first=0), False),
+    ],
+)
+def test_a_run_that_begins_where_an_earlier_one_has_left_goes_on_with_it(
+    done: float, total: float | None, earlier: Earlier, resumes: bool | None
+) -> None:
+    assert is_resume(done, total, earlier) is resumes
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "after_s", "asked"),
+    [
+        (5000, 10_000, 3.0, True),
+        (200, 10_000, 3.0, True),
+        (199, 10_000, 3.0, False),  # less than a fiftieth
+        (5000, 10_000, SOON_S + 1, False),
+        (5000, 10_000, -1.0, False),  # by another clock
+        (10_000, 10_000, 3.0, False),  # all at once: nothing follows
+        (0, 10, 3.0, False),
+        (50, None, 3.0, True),
+        (49, None, 3.0, False),
+    ],
+)
+def test_a_large_first_position_soon_after_the_start_is_asked_how_it_has_come_about(
+    done: float, total: float | None, after_s: float, asked: bool
+) -> None:
+    assert may_be_resume(done, total, after_s) is asked
+
+
+def test_what_the_pace_after_it_explains_has_been_worked_for() -> None:
+    beginning = Beginning.at(40, 1003.0, began=1000.0)
+    assert beginning.take(40, 1004.0) is None
+    assert beginning.take(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
+    assert beginning.take(50, 1006.0) is True, "4 a second after it, up to 12 before"
+
+
+def test_what_three_rises_do_not_explain_is_where_the_work_goes_on() -> None:
+    beginning = Beginning.at(5000, 1003.0, began=1000.0)
+    assert [beginning.take(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
+
+
+def test_a_pause_between_two_records_makes_no_resume() -> None:
+    beginning = Beginning.at(100, 1010.0, began=1000.0)
+    assert beginning.take(110, 1040.0) is None
+    assert beginning.take(210, 1050.0) is True
+
+
+def test_records_of_one_moment_tell_no_pace() -> None:
+    beginning = Beginning.at(10, 1005.0, began=1000.0)
+    assert [beginning.take(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
+    assert (beginning.pace, beginning.rises, beginning.last) == (0.0, 0, 100)
+    assert beginning.verdict(), "nothing speaks against it"
+
+
+def at(done: int, total: int | None) -> Position:
+    return Position("items", "items", next(OFFSETS), done, total)
+
+
+OFFSETS = itertools.count()
+BEGAN = 1000.0
+
+
+def track_of(earlier: Earlier | None = None, began: float | None = BEGAN) -> Track:
+    track = Track(earlier=earlier)
+    track.began = began
+    return track
+
+
+def test_a_counter_that_begins_half_way_within_seconds_is_a_resume() -> None:
+    track = track_of()
+    for n in range(5):
+        track.update("log", at(5000 + 10 * n, 10_000), BEGAN + 3 + n)
+        assert track.processed == 10 * n
+    assert (track.done, track.total, track.first) == (5040, 10_000, 10)
+
+
+def test_after_a_resume_the_next_run_goes_on_too_however_long_it_loads() -> None:
+    track = track_of()
+    for n in range(5):
+        track.update("log", at(5000 + 10 * n, 10_000), BEGAN + 3 + n)
+    track.begin_run()
+    track.began = BEGAN + 10
+    for n in range(5):
+        track.update("log", at(5030 + 10 * n, 10_000), BEGAN + 600 + n)
+    assert track.processed == 40 + 40
+
+
+def test_where_the_trainer_tells_seldom_the_pace_decides_after_a_restart() -> None:
+    track = track_of(Earlier("items", 300, 400, 100))
+    for n, done in enumerate((300, 310, 320, 330)):
+        track.update("log", at(done, 400), BEGAN + 5 + 60 * n)
+    assert (track.done, track.processed) == (330, 30)
+
+
+@pytest.mark.parametrize("later", [64, 50, 100])
+def test_a_first_batch_that_comes_fast_is_work(later: int) -> None:
+    """Much of what a benchmark has in its first seconds is the queue that it begins with."""
+    track = track_of()
+    for n in range(4):
+        track.update("log", at(64 + later * n, 1000), BEGAN + 3 + 64 * n)
+    assert (track.done, track.processed, track.first) == (64 + 3 * later, 64 + 3 * later, 64)
+
+
+def test_where_nobody_knows_when_the_run_began_a_first_position_is_work() -> None:
+    track = track_of(began=None)
+    track.update("log", at(5000, 10_000), BEGAN)
+    assert (track.processed, track.first) == (5000, 5000)
+
+
+def test_a_fast_worker_has_done_it_all() -> None:
+    track = track_of()
+    track.update("log", at(500, 1000), BEGAN + 1)
+    assert track.processed == 0, "not known yet"
+    track.update("log", at(900, 1000), BEGAN + 2)
+    assert (track.processed, track.first) == (900, 500)
+
+
+def test_an_end_decides_by_what_is_known() -> None:
+    track = track_of()
+    track.update("log", at(500, 1000), BEGAN + 1)
+    track.settle()
+    assert (track.processed, track.first) == (500, 500)
+    for moment, processed in ((1.5, 1), (3.0, 1), (2.0, 501)):  # by whole seconds it may have come at once
+        track = track_of()
+        track.update("log", at(500, 1000), BEGAN + 1)
+        track.update("log", at(501, 1000), BEGAN + moment)
+        track.settle()
+        assert track.processed == processed
+
+
+def test_a_word_of_a_resume_decides_too() -> None:
+    track = track_of()
+    track.update("log", at(500, 1000), BEGAN + 1)
+    track.update("log", Position("resume", "items", next(OFFSETS), 500, None, resumed=True), BEGAN + 1)
+    track.update("log", at(900, 1000), BEGAN + 2)
+    assert track.processed == 400
+
+
+def test_the_attempt_after_goes_on_where_the_one_before_was() -> None:
+    track = track_of(ITEMS)
+    for n, done in enumerate((141, 142, 150)):
+        track.update("log", at(done, 400), BEGAN + 60 + n)
+    assert (track.processed, track.first) == (9, 1), "however long it has taken to load"
+
+
+def test_a_run_after_a_restart_goes_on_where_the_one_before_was() -> None:
+    track = track_of()
+    for n, done in enumerate((1, 50, 141)):
+        track.update("log", at(done, 400), BEGAN + n)
+    for began, first in ((BEGAN + 60, 121), (BEGAN + 120, 131)):
+        track.begin_run()
+        track.began = began
+        track.update("again", at(first, 400), began + 30)
+        track.update("again", at(first + 9, 400), began + 31)
+    assert (track.done, track.processed, track.first) == (140, 141 + 9 + 9, 1)
+    track.begin_run()
+    track.update("again", at(1, 400), BEGAN + 500)
+    assert track.processed == 160, "this one begins anew"
+
+
+def test_a_first_position_of_a_backlog_that_is_read_thinly_is_not_judged() -> None:
+    track = track_of(ITEMS)
+    track.thinned = True
+    track.update("log", at(300, 400), BEGAN + 5)
+    assert track.processed == 300
+
+
+def test_ranks_that_share_the_work_have_each_a_beginning() -> None:
+    track = track_of()
+    for n in range(4):
+        for rank in (0, 1):
+            place = 5000 * rank + 10 * (n + 1)
+            track.update("log", at(place, 10_000)._replace(rank=rank), BEGAN + 3 + n)
+    assert track.processed == 40 + 30
+
+
+def test_ranks_in_step_begin_together() -> None:
+    track = track_of()
+    for n in range(5):
+        for rank in (0, 1):
+            told = Position("steps", "steps", next(OFFSETS), 5000 + 10 * n, 10_000, rank=rank)
+            track.update("log", told, BEGAN + 3 + n)
+    assert (track.done, track.processed, track.first) == (5040, 40, 10)
+
+
+def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
+    track = track_of()
+    track.update("log", at(500, 1000), BEGAN + 1)
+    again = Track.from_state(json.loads(json.dumps(track.state())))
+    again.update("log", at(900, 1000), BEGAN + 2)
+    assert again.processed == 900
+    assert Beginnings.from_state(json.loads(json.dumps(Beginnings().state()))).settle() == {}
+
+
+@given(
+    pace=st.floats(0.01, 1000),
+    delay=st.floats(0, 300),
+    gaps=st.lists(st.floats(0.1, 100), min_size=1, max_size=12),
+    total=st.integers(1, 10**6) | st.none(),
+    earlier=st.builds(Earlier, st.just("items"), st.integers(0, 10**5), st.none(), st.none()) | st.none(),
+    seconds=st.booleans(),
+)
+@example(pace=0.9, delay=0.0, gaps=[1.0] * 8, total=8, earlier=None, seconds=False)
+@example(pace=553.0, delay=0.0, gaps=[24.5, 1.0], total=13_549, earlier=None, seconds=False)
+@example(pace=100.0, delay=0.0, gaps=[5.0, 1.0], total=1000, earlier=None, seconds=False)
+@example(pace=20.0, delay=0.95, gaps=[1.0] * 25, total=500, earlier=None, seconds=True)
+@example(pace=9.0, delay=1.75, gaps=[1.125, 0.125], total=12, earlier=None, seconds=True)
+@example(pace=20.0, delay=0.05, gaps=[0.9] + [0.1] * 40, total=500, earlier=None, seconds=True)
+def test_an_even_worker_that_begins_at_nothing_loses_no_item(
+    pace: float, delay: float, gaps: list[float], total: int | None, earlier: Earlier | None, seconds: bool
+) -> None:
+    """However often it tells, however long it has loaded, whatever has been before, and also by a clock of seconds."""
+    track, t = track_of(earlier), BEGAN + delay
+    for gap in gaps:
+        t += gap
+        done = int(pace * (t - BEGAN - delay))
+        told_at = max(BEGAN, math.floor(t)) if seconds else t
+        track.update("log", at(done if total is None else min(done, total), total), told_at)
+    track.settle()
+    assert track.processed == track.done
+
+
+@given(
+    pace=st.floats(0.1, 100),
+    gap=st.floats(0.2, 30),
+    after_s=st.floats(0.1, 60),
+    times=st.floats(7.5, 1000),
+    many=st.integers(5, 20),
+)
+def test_of_a_worker_that_goes_on_from_far_away_only_what_follows_is_work(
+    pace: float, gap: float, after_s: float, times: float, many: int
+) -> None:
+    """Far away is seven times as far as it could have come, and two steps: its pace is measured in whole items."""
+    step = max(1.0, pace * gap)
+    base = int(max(times * (after_s + STAMP_S) * step / gap, 2.0 * step)) + 50
+    track = track_of()
+    for n in range(many):
+        track.update("log", at(base + int(step * n), None), BEGAN + after_s + gap * n)
+    track.settle()
+    assert track.processed == int(step * (many - 1))
+
+
+@given(
+    first=st.integers(1, 1000),
+    steps=st.lists(st.integers(1, 1000), min_size=1, max_size=8),
+    after_s=st.floats(0.1, 60),
+    gaps=st.lists(st.floats(0.1, 1000), min_size=8, max_size=8),
+    total=st.integers(10**4, 10**6) | st.none(),
+)
+def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
+    first: int, steps: list[int], after_s: float, gaps: list[float], total: int | None
+) -> None:
+    """Whatever its pace, where the later one is among those that are waited for."""
+    steps[0] = max(steps[0], first)
+    track, t, done = track_of(), BEGAN + after_s, first
+    track.update("log", at(done, total), t)
+    for step, gap in zip(steps, gaps, strict=False):
+        t, done = t + gap, done + step
+        track.update("log", at(done, total), t)
+    track.settle()
+    assert track.processed == track.done == done
+
+
+@given(
+    first=st.integers(0, 50),
+    done=st.integers(0, 10**4),
+    share=st.floats(0.5, 1.5),
+    gaps=st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
+)
+def test_whatever_goes_on_from_what_an_earlier_run_had_reached_is_told_at_once(
+    first: int, done: int, share: float, gaps: list[float]
+) -> None:
+    earlier = Earlier("items", max(done, first), None, first)
+    begins = int(earlier.done * share) + 1
+    track, t, place = track_of(earlier), BEGAN + 1, begins
+    for gap in gaps:
+        track.update("log", at(place, None), t)
+        t, place = t + gap, place + 3
+    far = min(begins, earlier.done) > 5 * max(1, first)
+    if far:
+        assert track.processed == 3 * (len(gaps) - 1)
+    else:
+        assert (track.processed or 0) <= place
+
+
+WORKER = {"rank": 3, "unit": "items", "items": 141, "items_expected": 400, "items_first": 1}
+
+
+def test_the_newest_attempt_that_tells_counts() -> None:
+    told = reached_before([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3})
+    assert told == {3: Earlier("items", 141, 400, 1)}
+
+
+def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
+    asked = []
+
+    def attempts() -> Iterator[list[dict[str, object]]]:
+        for number, ranks in enumerate(((2, 9), (1, 2), (0, 1, 2))):
+            asked.append(number)
+            yield [{"workers": [{**WORKER, "rank": rank, "items": 100 - number} for rank in ranks]}]
+
+    told = reached_before(attempts(), {1, 2})
+    assert ({rank: earlier.done for rank, earlier in told.items()}, asked) == ({2: 100, 1: 99}, [0, 1])
+    assert reached_before(attempts(), {4}) == {}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {},
+        {"workers": None},
+        {"workers": [None]},
+        {"workers": [{**WORKER, "items": None}]},
+        {"workers": [{**WORKER, "items": "9"}]},
+        {"workers": [{**WORKER, "items": -1}]},
+        {"workers": [{**WORKER, "items": float("nan")}]},
+        {"workers": [{**WORKER, "unit": None}]},
+        {"workers": [{**WORKER, "rank": "0"}]},
+    ],
+)
+def test_a_page_that_tells_nothing_is_passed_over(page: dict[str, object]) -> None:
+    assert reached_before([[page]], {0, 3}) == {}

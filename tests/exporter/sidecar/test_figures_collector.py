@@ -1,0 +1,193 @@
+"""Figures of merit: what a request may say, and how long it is kept."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.collecting.collector import Status
+from exporter.contract import run_files
+from exporter.contract.identity import safe_label
+from exporter.sidecar.figures_collector import (
+    FIGURE,
+    FIGURE_TIME,
+    MOST_FIGURES,
+    Figure,
+    FigureError,
+    FomCollector,
+    parse_figure,
+)
+from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, page_of, samples_of
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def make(run_dir: Path, clock: FakeClock, **identity: Any) -> FomCollector:
+    return FomCollector(make_context(make_manifest(run_dir), clock, **identity))
+
+
+def body(name: object, value: object) -> bytes:
+    return json.dumps({"name": name, "value": value}).encode()
+
+
+# -- one request ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "figure"),
+    [
+        ("gflops", 511.264069, ("gflops", 511.264069)),
+        ("epoch", 3, ("epoch", 3.0)),
+        ("reward", -1e300, ("reward", -1e300)),
+        (" tokens/s ", 0, ("tokens_s", 0.0)),
+        ('a"b\n{}', 1, ("a_b___", 1.0)),
+        ("Übung 日本", 1, ("Übung_日本", 1.0)),
+        ("n" * 300, 1, ("n" * 128, 1.0)),
+    ],
+)
+def test_a_figure_is_a_name_and_a_number(name: str, value: float, figure: tuple[str, float]) -> None:
+    assert parse_figure(body(name, value)) == figure
+
+
+def test_what_else_is_in_the_object_does_not_matter() -> None:
+    assert parse_figure(b'{"name": "a", "value": 1, "unit": "s", "gpu": 3}') == ("a", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b"", "the body is not JSON"),
+        (b"name=gflops&value=1", "the body is not JSON"),
+        (b'{"name": "a", "value": nan}', "the body is not JSON"),
+        (b'{"name": "caf\xe9", "value": 1}', "the body is not JSON"),
+        (b"[" * 60_000, "the body is not JSON"),
+        (b"9" * 5000, "the body is not JSON"),
+        (b'[{"name": "a", "value": 1}]', "the body is not a JSON object"),
+        (b"{}", "name and value missing"),
+        (b'{"name": "a"}', "value missing"),
+        (b'{"value": 1}', "name missing"),
+        (body("", 1), 'name: "" is not a text that names the figure'),
+        (body("  ", 1), 'name: "  " is not a text that names the figure'),
+        (body(7, 1), "name: 7 is not a text that names the figure"),
+        (body(None, 1), "name: null is not a text that names the figure"),
+        (body("a", "1"), 'value: "1" is not a number'),
+        (body("a", None), "value: null is not a number"),
+        (body("a", True), "value: true is not a number"),
+        (body("a", ["x" * 100]), f'value: ["{"x" * 38}... is not a number'),
+        (body("a", float("nan")), "value: NaN is not a finite number"),
+        (body("a", float("-inf")), "value: -Infinity is not a finite number"),
+        (b'{"name": "a", "value": 1e999}', "value: Infinity is not a finite number"),
+        (body("a", 10**400), f"value: 1{'0' * 39}... is not a finite number"),
+    ],
+)
+def test_what_is_wrong_is_said(sent: bytes, message: str) -> None:
+    with pytest.raises(FigureError) as error:
+        parse_figure(sent)
+    assert str(error.value).startswith(message)
+    assert len(str(error.value)) < 200
+
+
+@given(st.text(min_size=1, max_size=200), st.floats(allow_nan=False, allow_infinity=False))
+def test_a_name_is_a_safe_label(name: str, value: float) -> None:
+    try:
+        label, number = parse_figure(body(name, value))
+    except FigureError:
+        assert not name.strip()
+    else:
+        assert (safe_label(label), number) == (label, value)
+
+
+@given(st.binary(max_size=100))
+def test_any_other_body_is_refused_in_order(sent: bytes) -> None:
+    with pytest.raises(FigureError):
+        parse_figure(sent)
+
+
+# -- what is kept --------------------------------------------------------------------------------
+
+
+def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make(tmp_path, clock)
+    start = clock.now
+    collector.take(body("gflops", 1))
+    collector.take(body("loss", 3))
+    clock.advance(60)
+    assert collector.take(body("gflops", 2)) == Figure("gflops", 2.0, start + 60)
+    page = page_of(collector, collector.read())
+    assert samples_of(page, FIGURE) == {'name="gflops"': 2.0, 'name="loss"': 3.0}
+    assert samples_of(page, FIGURE_TIME) == {'name="gflops"': start + 60, 'name="loss"': start}
+    status = Status()
+    collector.describe(collector.read(), status)
+    assert status.figures_of_merit == [
+        {"name": "gflops", "value": 2.0, "time": start + 60},
+        {"name": "loss", "value": 3.0, "time": start},
+    ]
+
+
+def test_silence_does_not_take_a_figure_away(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make(tmp_path, clock)
+    collector.take(body("score", 1))
+    clock.advance(7 * 86400)
+    assert [figure.name for figure in collector.read()] == ["score"]
+
+
+def test_nothing_told_is_nothing_shown(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make(tmp_path, clock)
+    assert page_of(collector, collector.read()) == ""
+
+
+def test_names_have_their_limit_and_known_ones_are_still_told(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make(tmp_path, clock)
+    for index in range(MOST_FIGURES):
+        collector.take(body(f"n{index}", index))
+    with pytest.raises(FigureError, match="name: one would be one more than 64 figures"):
+        collector.take(body("one", 1))
+    collector.take(body("n0", 9))
+    figures = collector.read()
+    assert (len(figures), figures[0].value) == (MOST_FIGURES, 9.0)
+
+
+def test_figures_told_while_others_are_read_are_all_kept(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make(tmp_path, clock)
+    tellers = [
+        threading.Thread(target=lambda at=at: [collector.take(body(f"n{at}_{index}", 1)) for index in range(8)])
+        for at in range(8)
+    ]
+    for teller in tellers:
+        teller.start()
+    while any(teller.is_alive() for teller in tellers):
+        collector.read()
+    assert len(collector.read()) == MOST_FIGURES
+
+
+# -- a sidecar that was started again ------------------------------------------------------------
+
+
+def leave_status(run_dir: Path, told: object, attempt: int = 0) -> None:
+    (run_dir / run_files.STATUS_DIR).mkdir()
+    run_files.write_json(
+        run_dir / run_files.STATUS_DIR / f"{NODE}.json", {"attempt": attempt, "figures_of_merit": told}
+    )
+
+
+def test_a_sidecar_that_is_started_again_still_has_the_figures(tmp_path: Path, clock: FakeClock) -> None:
+    leave_status(tmp_path, [{"name": "score", "value": 2, "time": 5}])
+    assert make(tmp_path, clock).read() == (Figure("score", 2.0, 5.0),)
+
+
+def test_figures_of_an_earlier_attempt_are_not_those_of_this_one(tmp_path: Path, clock: FakeClock) -> None:
+    leave_status(tmp_path, [{"name": "score", "value": 2, "time": 5}])
+    assert make(tmp_path, clock, attempt=1).read() == ()
+
+
+@pytest.mark.parametrize("told", [None, 3, [3], [{}], [{"name": "a", "value": "x", "time": 5}]])
+def test_a_status_without_figures_gives_none(tmp_path: Path, clock: FakeClock, told: object) -> None:
+    leave_status(tmp_path, told)
+    assert make(tmp_path, clock).read() == ()

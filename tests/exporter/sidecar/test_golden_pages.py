@@ -1,0 +1,458 @@
+"""Whole pages, one for each collector, and what all families together must keep."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from exporter.collecting.collector import Context
+from exporter.collecting.families import PREFIX, Samples
+from exporter.contract.clock import SystemClock
+from exporter.files.checkpoints.collector import CheckpointsCollector, CheckpointsSnapshot
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.disks.collector import DiskCollector, DiskSnapshot, GroupSpace
+from exporter.files.disks.quota_reader import QuotaFacts
+from exporter.files.disks.space_reader import SpaceFacts
+from exporter.files.outputs.collector import GroupFacts, OutputsCollector, OutputsSnapshot
+from exporter.files.outputs.collector import WorkerFacts as OutputOfWorker
+from exporter.gpus.analysis.hang_signatures import Condition
+from exporter.gpus.analysis.users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
+from exporter.gpus.analysis.xid import KNOWN_XIDS
+from exporter.gpus.collectors.faults_reader import XidCount
+from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
+from exporter.gpus.collectors.page import GpuEntry
+from exporter.gpus.collectors.workers_collector import GpuWorkersCollector, GpuWorkersSnapshot
+from exporter.gpus.records import Driver, Gpu, GpuActivity, GpuCondition, GpuState
+from exporter.launch.collector import LaunchCollector, LaunchSnapshot
+from exporter.launch.readiness_collector import ReadinessCollector
+from exporter.launch.readiness_reader import Readiness, RoleReadiness
+from exporter.machine.cgroup import MemoryCgroup, MemoryFacts
+from exporter.machine.process_tree import TreeDetails, TreeSample
+from exporter.progress.collector import LogsCollector, LogsSnapshot
+from exporter.progress.eta import Estimate
+from exporter.progress.job_eta import Pace
+from exporter.progress.worker_logs_reader import LogFacts
+from exporter.sidecar import collectors, self_collector
+from exporter.sidecar.background_reads import FAMILIES, Slot
+from exporter.sidecar.figures_collector import Figure, FomCollector
+from exporter.sidecar.job_collector import JobCollector, JobSnapshot
+from exporter.sidecar.self_collector import SelfCollector, SelfSnapshot
+from exporter.sidecar.sidecar import Sidecar, declared_families
+from exporter.workers.collector import WorkersCollector, WorkersSnapshot
+from exporter.workers.memory_collector import MemoryCollector, MemorySnapshot
+from exporter.workers.runs_reader import Exit, WorkerFacts
+from tests.conftest import GOLDEN
+from tests.grafana.substitute import substitute, variables
+from tests.support.exporter import FakeClock, make_context, make_manifest, make_task
+from tests.support.promql import metric_names, rule_metric_names
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = GOLDEN / "exporter"
+START = 1_700_000_000.0
+FIRST, SECOND = make_task(0), make_task(1, role="decode", index=0)
+CONTEXT = make_context(
+    make_manifest(Path("/runs/1"), FIRST, SECOND, time_limit_s=3600.0, total_items=1000), job_name='embed "v2" [a]'
+)
+
+parse_openmetrics: Callable[[str], Iterator[Metric]] = openmetrics_parser.text_string_to_metric_families
+
+
+def job(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return JobCollector(CONTEXT), JobSnapshot("running", None)
+
+
+def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
+    waiting = "1 prefills and 0 decodes"
+    return ReadinessCollector(CONTEXT), Readiness(
+        ready=False, since=None, timeout_s=1800.0, waiting=waiting, roles=roles
+    )
+
+
+def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    alive = WorkerFacts(
+        FIRST,
+        up=True,
+        state="sleeping",
+        pid=4242,
+        start=START + 0.25,
+        restart=1,
+        sample=TreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
+        details=TreeDetails(900 << 20, 42, 1000, 20, ("/data/shard-0",), ("nvidia0",)),
+        cpu_s=99.75,
+        io_read_bytes=4096,
+        io_write_bytes=16384,
+        exits=(Exit(0, 3, None, START + 7.5, "app_error", ("exit status 3",)),),
+    )
+    dead = WorkerFacts(
+        SECOND,
+        up=False,
+        state="dead",
+        pid=4243,
+        start=START + 1,
+        restart=2,
+        exits=(
+            Exit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            Exit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            Exit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
+        ),
+    )
+    return WorkersCollector(CONTEXT), WorkersSnapshot((alive, dead), ())
+
+
+def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    facts = MemoryFacts(
+        used_bytes=300 << 30,
+        limit_bytes=400 << 30,
+        peak_bytes=390 << 30,
+        working_set_bytes=123_456_789_012,
+        oom_kills=1,
+        pressure_some_s=2.5,
+        pressure_full_s=0.787540,
+    )
+    return MemoryCollector(CONTEXT), MemorySnapshot(MemoryCgroup(2, "/sys/fs/cgroup", "/job_7"), facts, 2)
+
+
+def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    whole = Gpu("GPU-5e1f", "0", "nvidia", 'H200 "a"', "0000:18:00.0", mig=True, persistence=True)
+    activity = GpuActivity(
+        utilization_ratio=0.97,
+        memory_utilization_ratio=0.5,
+        memory_used_bytes=113_066_115_072,
+        memory_total_bytes=150_754_820_096,
+        power_average_w=630.5,
+        power_instant_w=651.0,
+        power_limit_w=700.0,
+        energy_j=80_005_211.714,
+        temperature_c=61.0,
+        memory_temperature_c=68.0,
+        sm_clock_hz=1.83e9,
+        memory_clock_hz=3.201e9,
+        throttle_s={"power_cap": 12.25, "thermal": 0.0},
+        sm_activity_ratio=0.8825,
+        tensor_activity_ratio=0.525,
+        dram_activity_ratio=0.4775,
+        nvlink_rx_bytes_per_s=2.05e11,
+        nvlink_tx_bytes_per_s=2.04e11,
+        pcie_rx_bytes_per_s=2.4e9,
+        pcie_tx_bytes_per_s=1.2e9,
+    )
+    condition = GpuCondition(
+        ecc_corrected=103,
+        ecc_uncorrected=1,
+        rows_remapped_corrected=2,
+        rows_remapped_uncorrected=0,
+        row_remap_pending=True,
+        row_remap_failure=False,
+        pages_retired_corrected=1,
+        pages_retired_uncorrected=0,
+        pages_pending=False,
+        recovery_action="reset",
+        pcie_replays=7,
+        pcie_generation=4,
+        pcie_generation_max=5,
+        pcie_width=8,
+        pcie_width_max=16,
+        nvlink_rx_bytes=923_379_117_179_904,
+        nvlink_tx_bytes=923_379_117_179_905,
+        nvlink_errors=3,
+        fan_ratio=0.3,
+    )
+    part = Gpu("MIG-77", "0:1", "nvidia", "H200 MIG 3g", "0000:18:00.0", parent="GPU-5e1f")
+    gone = Gpu("GPU-dead", "1", "nvidia", "H200", "0000:29:00.0")
+    entries = (
+        GpuEntry(
+            GpuState(whole, activity=activity, condition=condition),
+            job_errors={"corrected": 3, "uncorrected": 1},
+            xids={94: XidCount(2, START + 7.5)},
+        ),
+        GpuEntry(GpuState(part, activity=GpuActivity(utilization_ratio=0.0))),
+        GpuEntry(GpuState(gone, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
+    )
+    xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
+    driver = Driver("nvidia", "570.86.15", "12.8")
+    found = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
+    return GpusCollector(CONTEXT), found
+
+
+def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    usage = Usage(
+        uses=(
+            Use(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
+            Use(1, "GPU-5e1f", "0", "inferred", planned=False),
+        ),
+        gpus=(
+            GpuUsers("GPU-5e1f", "0", (0, 1), (OnGpu(7),)),
+            GpuUsers("GPU-77", "1", (), None),
+        ),
+        workers=(WorkerGpus(0, misplaced=False), WorkerGpus(1, misplaced=True, words="uses GPU 0")),
+    )
+    conditions = {
+        0: (
+            Condition("busy_without_progress", None),
+            Condition("held_idle", state=False),
+            Condition("memory_filling", state=True, words="soon", moment=START + 7200.5),
+        ),
+        1: (Condition("unused", state=True),),
+    }
+    return GpuWorkersCollector(CONTEXT), GpuWorkersSnapshot(usage, conditions, planned={})
+
+
+def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
+    busy = LogFacts(
+        task=FIRST,
+        read_at=START + 600,
+        pack="generic",
+        unit="items",
+        pattern="items",
+        position=650,
+        expected=1000,
+        processed=700,
+        epoch=None,
+        last_rise=START + 595.5,
+        rate=1.25,
+        average_rate=1.0833333333333333,
+        eta=Estimate(280.0, 250.5, 310.0),
+        confidence="high",
+        stalled=False,
+        slowdown=1.25,
+        phase="checkpointing",
+        checkpoints=(START + 100, START + 300, START + 500),
+        checkpoint_seconds=(10.0, 12.0, 11.0),
+        values=(("loss", 0.125, START + 590), ("epoch", 3.0, START + 500)),
+        errors=errors,
+        bytes_read=123_456_789_012,
+        lines=1_000_000,
+        lag_bytes=512,
+    )
+    silent = LogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
+    found = Pace(
+        read_at=START + 600,
+        deadline=START + 1000,
+        eta=Estimate(280.0, 250.5, 310.0),
+        met_probability=0.999,
+        checkpoint_next=START + 711,
+        checkpoint_fits=True,
+        lags={FIRST.rank: 0.0, SECOND.rank: 0.25},
+    )
+    return LogsCollector(CONTEXT), LogsSnapshot((busy, silent), found, (("slow", 2),))
+
+
+def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return FomCollector(CONTEXT), (
+        Figure("gflops", 511.264069, START + 60.5),
+        Figure("samples_per_second", 12.0, START + 90),
+    )
+
+
+def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    known = GroupFacts(
+        *("output", 12, 5 << 40, 1536.5, START + 599.5),
+        records=123_456,
+        stalled=False,
+        valid=False,
+        invalid_files=2,
+        workers={
+            FIRST.rank: OutputOfWorker(8, 4 << 40, START + 599.5, 100_000, stalled=False),
+            SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
+        },
+    )
+    return OutputsCollector(CONTEXT), OutputsSnapshot((known, GroupFacts("checkpoint", 0, 0, None, None)))
+
+
+def checkpoints(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    last = Checkpoint("step 300", "step_300", "invalid", 300, None, 8, 5 << 40, START + 500.5, 12.0, valid=False)
+    found = CheckpointsSnapshot(total=3, writing=True, last=last, last_complete=last, interval_s=200.0)
+    return CheckpointsCollector(CONTEXT), found
+
+
+def disk(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    left = GroupSpace(
+        "output",
+        responding=True,
+        space=SpaceFacts(3 << 40, 9 << 40, 123_456_789, 1_000_000_000),
+        quota=QuotaFacts("project", 4 << 40, 1 << 40),
+        full_at=START + 7200.5,
+        mount="/lustre",
+        fstype="lustre",
+    )
+    gone = GroupSpace("checkpoint", responding=False, mount="/nfs", fstype="nfs4", since=START + 590)
+    full = GroupSpace("run", responding=True, space=SpaceFacts(0, 1 << 40), full_at=START + 500)
+    return DiskCollector(CONTEXT), DiskSnapshot((left, gone, full))
+
+
+def launch(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    checks = {name: {"passed": passed} for name, passed in (("processes", True), ("gpus", False), ("output", None))}
+    return LaunchCollector(CONTEXT, dict), LaunchSnapshot(verified=False, final=False, checks=checks)
+
+
+def own(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.setattr(self_collector, "__version__", "1.2.3")
+    return SelfCollector(CONTEXT), SelfSnapshot(1.25, 42 << 20)
+
+
+MADE: dict[str, Callable[[pytest.MonkeyPatch], tuple[Any, Any]]] = {
+    "job": job,
+    "readiness": readiness,
+    "workers": workers,
+    "memory": memory,
+    "gpus": gpus,
+    "gpu_workers": gpu_workers,
+    "logs": logs,
+    "fom": fom,
+    "outputs": outputs,
+    "checkpoints": checkpoints,
+    "disk": disk,
+    "self": own,
+    "launch": launch,
+}
+
+
+def render(name: str, monkeypatch: pytest.MonkeyPatch, *, openmetrics: bool = False) -> str:
+    collector, snapshot = MADE[name](monkeypatch)
+    out = Samples(CONTEXT.identity.constant_labels())
+    collector.render(snapshot, out)
+    return out.page(openmetrics=openmetrics)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_collectors_page_is_its_golden_page(
+    name: str, golden: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden(f"exporter/{name}.prom", render(name, monkeypatch))
+
+
+class Failing:
+    """A collector that reads once."""
+
+    families = ()
+    interval_s = 1e6
+
+    def __init__(self, name: str, *, fails: bool) -> None:
+        self.name = name
+        self._fails = fails
+
+    def read(self) -> int:
+        if self._fails:
+            raise OSError("gone")
+        return 1
+
+    def render(self, snapshot: int, out: Samples) -> None:
+        """Nothing of its own."""
+
+    def describe(self, snapshot: int, status: object) -> None:
+        """Nothing of its own."""
+
+
+def test_the_page_about_reading_is_its_golden_page(golden: Callable[[str, str], Path]) -> None:
+    out = Samples(CONTEXT.identity.constant_labels())
+    for name, fails in (("workers", False), ("logs", True)):
+        slot = Slot(Failing(name, fails=fails), FakeClock(START))
+        slot._read()
+        slot.render_self(out)
+    golden("exporter/refresh.prom", out.page())
+
+
+@pytest.mark.parametrize("name", [*MADE, "refresh"])
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_say_about_a_golden_page(name: str) -> None:
+    text = (PAGES / f"{name}.prom").read_text(encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_is_openmetrics_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = list(parse_openmetrics(render(name, monkeypatch, openmetrics=True)))
+    declared = {family.full_name for family in MADE[name](monkeypatch)[0].families}
+    assert {sample.name for metric in metrics for sample in metric.samples} == declared
+
+
+def golden_names() -> set[str]:
+    """Names of all series on the golden pages."""
+    lines = [line for path in PAGES.glob("*.prom") for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line.partition("{")[0] for line in lines if not line.startswith("#")}
+
+
+def test_every_collector_has_a_golden_page() -> None:
+    built = {slot.collector.name for slot in Sidecar(CONTEXT).slots if slot.collector.families}
+    assert built == MADE.keys()
+    assert {path.stem for path in PAGES.glob("*.prom")} == built | {"refresh"}
+
+
+def test_every_declared_family_is_on_a_golden_page_and_nothing_else_is() -> None:
+    assert golden_names() == {family.full_name for family in declared_families()}
+
+
+def test_names_of_families_are_unique_and_well_formed() -> None:
+    names = [family.full_name for family in declared_families()]
+    assert len(names) == len(set(names))
+    assert all(name.startswith(PREFIX) and name.isascii() and name == name.lower() for name in names)
+
+
+def test_every_family_says_what_it_is_in_a_sentence() -> None:
+    for family in declared_families():
+        assert family.help.endswith("."), family.name
+        assert family.help[0].isupper(), family.name
+        assert "\n" not in family.help, family.name
+
+
+def test_no_family_has_a_label_that_is_reserved_or_names_a_process() -> None:
+    constant = set(CONTEXT.identity.constant_labels())
+    for family in declared_families():
+        assert not set(family.labels) & (constant | {"job", "instance", "pid", "path", "message", "le"}), family.name
+        assert ("quantile" in family.labels) == (family.kind == "summary"), family.name
+        assert len(set(family.labels)) == len(family.labels), family.name
+
+
+def test_the_families_of_reading_belong_to_no_collector() -> None:
+    made = [factory(Context(CONTEXT.manifest, CONTEXT.identity, SystemClock())) for factory in collectors.COLLECTORS]
+    assert not {family.full_name for collector in made for family in collector.families} & {
+        family.full_name for family in FAMILIES
+    }
+
+
+def panel_metric_names(path: Path) -> set[str]:
+    """Metrics that the queries of a dashboard read, those of its variables and annotations too."""
+    values, names = variables(cluster="c1", job_id="42"), set[str]()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("expr"), str):
+                names.update(metric_names(substitute(node["expr"], values)))
+            for inner in node.values():
+                visit(inner)
+        elif isinstance(node, list):
+            for inner in node:
+                visit(inner)
+
+    visit(json.loads(path.read_text(encoding="utf-8")))
+    return names
+
+
+def foreign(names: set[str]) -> set[str]:
+    """Those that no collector declares, without what Prometheus itself and recording rules make."""
+    declared = {family.full_name for family in declared_families()}
+    return {name for name in names if name != "up" and ":" not in name} - declared
+
+
+def test_every_metric_of_a_rule_is_declared() -> None:
+    names = rule_metric_names(ROOT / "alertmanager" / "rules")
+    assert len(names) > 5
+    assert not foreign(names)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "grafana" / "dashboards").glob("*.json")), ids=lambda path: path.stem)
+def test_every_metric_of_a_dashboard_is_declared(path: Path) -> None:
+    names = panel_metric_names(path)
+    assert len(names) > 5
+    assert not foreign(names)

@@ -1,0 +1,840 @@
+"""The web server of a sidecar, and when it ends: in this process, with clocks and collectors of our own."""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from exporter.collecting.collector import Status
+from exporter.collecting.families import Samples
+from exporter.collecting.saved_state import STATE_DIR, write_state
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.gpus.records import GpuLook
+from exporter.sidecar import service
+from exporter.sidecar.background_reads import SUCCESS
+from exporter.sidecar.figures_collector import FIGURE, FomCollector
+from exporter.sidecar.job_collector import JobCollector
+from exporter.sidecar.service import (
+    BURST_S,
+    LAST_READ_S,
+    MOST_BODY_BYTES,
+    Service,
+    is_loopback,
+    known_port,
+    open_socket,
+    wants_openmetrics,
+)
+from exporter.sidecar.sidecar import (
+    RESTART_PAUSE_S,
+    RESTARTS_KIND,
+    DriverRestarts,
+    ScrapeLog,
+    Sidecar,
+    fom_url,
+    parse_listen_address,
+)
+from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
+
+PATIENCE_S = SOON_S
+"""How long to wait for what must come."""
+
+
+class Waiting:
+    """A collector whose reads wait until they are let go."""
+
+    families = ()
+    interval_s = 1e6
+
+    def __init__(self, name: str = "waiting") -> None:
+        self.name = name
+        self.go = threading.Event()
+
+    def read(self) -> int:
+        self.go.wait(60)
+        return 1
+
+    def render(self, snapshot: int, out: Samples) -> None:
+        """Nothing of its own."""
+
+    def describe(self, snapshot: int, status: Status) -> None:
+        """Nothing of its own."""
+
+
+class Served:
+    """A service that runs in this loop, and a client of it."""
+
+    def __init__(self, sidecar: Sidecar, http: aiohttp.ClientSession, task: "asyncio.Task[None]", url: str) -> None:
+        self.sidecar = sidecar
+        self.task = task
+        self._http = http
+        self._url = url
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Status and text of one request."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self._http.get(self._url + path, headers=named) as response:
+            return response.status, await response.text()
+
+    async def post(self, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+        """Status and JSON answer of one request that tells something."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self._http.post(self._url + path, data=body, headers=named) as response:
+            return response.status, await response.json()
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for a condition that the service brings about."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, f"waited for {what}"
+            await asyncio.sleep(0.005)
+
+    async def ended(self) -> None:
+        """Wait for the service to end."""
+        await asyncio.wait_for(asyncio.shield(self.task), PATIENCE_S)
+
+    async def stays(self, seconds: float = 0.2) -> None:
+        """Make sure that the service goes on for a while."""
+        await asyncio.wait({self.task}, timeout=seconds)
+        assert not self.task.done()
+
+
+@contextlib.asynccontextmanager
+async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
+    """Serve on a free port until the end of the block."""
+    listening = open_socket("127.0.0.1", 0)
+    task = asyncio.create_task(Service(sidecar).run(listening))
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as http:
+        served = Served(sidecar, http, task, f"http://127.0.0.1:{listening.getsockname()[1]}")
+        try:
+            assert (await served.get("/-/healthy"))[0] == 200
+            yield served
+        finally:
+            if not task.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(task, PATIENCE_S)
+
+
+def scenario(sidecar: Sidecar, play: Callable[[Served], Awaitable[None]]) -> None:
+    """Run a scene with a service."""
+
+    async def whole() -> None:
+        async with serving(sidecar) as served:
+            await play(served)
+
+    try:
+        asyncio.run(whole())
+    finally:
+        for slot in (*sidecar.slots, sidecar.publisher):
+            slot.collector.interval_s = 1e6  # type: ignore[misc]  # its thread is left behind and shall sleep
+
+
+@pytest.fixture(autouse=True)
+def lingers(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Makes services look at the phase often; set once one asks for the first time who has seen its last values."""
+    asked, satisfied = threading.Event(), ScrapeLog.satisfied
+
+    def note(log: ScrapeLog, since: float, now: float) -> bool:
+        asked.set()
+        return satisfied(log, since, now)
+
+    monkeypatch.setattr(ScrapeLog, "satisfied", note)
+    monkeypatch.setattr(service, "WATCH_S", 0.005)
+    return asked
+
+
+@pytest.fixture
+def clock() -> ShiftedClock:
+    return ShiftedClock()
+
+
+def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
+    """A sidecar that looks at the phase all the time, and publishes when it is asked to."""
+    context = make_context(make_manifest(run_dir, **changes), clock)
+    job = JobCollector(context)
+    job.interval_s = 0.005
+    sidecar = Sidecar(context, made=[job, *others])
+    for slot in (sidecar.diagnostics, sidecar.publisher):
+        slot.collector.interval_s = 1e6  # type: ignore[misc]  # nothing waits until they would read by themselves
+    return sidecar
+
+
+def finish(run_dir: Path) -> None:
+    run_files.write_state(str(run_dir), "finished")
+
+
+# -- pages ---------------------------------------------------------------------------------------
+
+
+def test_it_is_ready_once_every_collector_has_read(tmp_path: Path, clock: ShiftedClock) -> None:
+    waiting = Waiting("slow")
+
+    async def play(served: Served) -> None:
+        await served.until(lambda: served.sidecar.slots[0].ready, "the phase")
+        assert await served.get("/-/ready") == (503, "Not ready: no first read yet of slow.\n")
+        waiting.go.set()
+        await served.until(lambda: served.sidecar.ready, "the first read")
+        assert await served.get("/-/ready") == (200, "The exporter is ready.\n")
+
+    scenario(make_sidecar(tmp_path, clock, waiting), play)
+
+
+def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedClock) -> None:
+    context = make_context(make_manifest(tmp_path), clock, job_id="<script>1</script>", node="a&b")
+
+    async def play(served: Served) -> None:
+        status, text = await served.get("/")
+        assert status == 200
+        assert "<h1>gpujob exporter: job &lt;script&gt;1&lt;/script&gt; on a&amp;b</h1>" in text
+        assert "<script>" not in text
+        assert 'href="metrics"' in text
+
+    scenario(Sidecar(context, made=[]), play)
+
+
+def test_what_is_not_there_is_not_found(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        assert (await served.get("/etc/passwd"))[0] == 404
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: ShiftedClock) -> None:
+    waiting = Waiting()
+
+    async def play(served: Served) -> None:
+        clock.shift += 3e6 + 1
+        await served.until(lambda: served.sidecar.slots[0].success, "the phase")
+        success = samples_of((await served.get("/metrics"))[1], SUCCESS)
+        assert [value for key, value in success.items() if 'collector="waiting"' in key] == [0]
+        assert [value for key, value in success.items() if 'collector="job"' in key] == [1]
+        waiting.go.set()
+
+    scenario(make_sidecar(tmp_path, clock, waiting), play)
+
+
+def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: ShiftedClock) -> None:
+    sidecar = make_sidecar(tmp_path, clock)
+    sidecar.host = "127.0.0.1"
+    path = tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json"
+
+    async def play(served: Served) -> None:
+        await served.until(path.exists, "the record")
+        record = run_files.read_json(path) or {}
+        assert record.pop("time") == pytest.approx(time.time(), abs=PATIENCE_S)
+        port = record["port"]
+        assert record == {
+            "schema": 1,
+            "node": NODE,
+            "node_index": 0,
+            "attempt": 0,
+            "address": f"127.0.0.1:{port}",
+            "port": port,
+            "fom": f"http://127.0.0.1:{port}/fom",
+            "labels": sidecar.context.identity.constant_labels(),
+        }
+        assert known_port(sidecar) == port
+
+    scenario(sidecar, play)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("", f"{NODE}:7"),
+        ("0.0.0.0", f"{NODE}:7"),
+        ("::", f"{NODE}:7"),
+        ("10.0.0.1", "10.0.0.1:7"),
+        ("::1", "[::1]:7"),
+    ],
+)
+def test_the_published_address_is_one_to_connect_to(
+    tmp_path: Path, clock: ShiftedClock, host: str, address: str
+) -> None:
+    sidecar = make_sidecar(tmp_path, clock)
+    sidecar.host, sidecar.port = host, 7
+    sidecar.publisher.collector.read()
+    assert (run_files.read_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json") or {})["address"] == address
+
+
+@pytest.mark.parametrize("known", [{"port": 7, "attempt": 1}, {"port": "7", "attempt": 0}, {"attempt": 0}, None])
+def test_a_port_of_another_attempt_or_none_is_not_known(
+    tmp_path: Path, clock: ShiftedClock, known: dict[str, object] | None
+) -> None:
+    (tmp_path / run_files.SIDECARS_DIR).mkdir()
+    if known is not None:
+        run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", known)
+    assert known_port(make_sidecar(tmp_path, clock)) is None
+
+
+def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def play(served: Served) -> None:
+        await served.until(lambda: served.sidecar.publisher.ready, "an attempt to publish")
+        success = samples_of((await served.get("/metrics"))[1], SUCCESS)
+        assert [value for key, value in success.items() if 'collector="publish"' in key] == [0]
+        assert "collector publish fails: OSError: [Errno 28] No space left on device" in caplog.messages
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files, "write_json", full)
+        scenario(make_sidecar(tmp_path, clock), play)
+
+
+# -- figures of merit ----------------------------------------------------------------------------
+
+
+def with_figures(run_dir: Path, clock: ShiftedClock) -> Sidecar:
+    """A sidecar that takes figures of merit and reads them when it is asked to."""
+    fom = FomCollector(make_context(make_manifest(run_dir), clock))
+    fom.interval_s = 1e6
+    return make_sidecar(run_dir, clock, fom)
+
+
+def test_a_figure_of_merit_is_on_both_pages_as_soon_as_it_was_posted(tmp_path: Path, clock: ShiftedClock) -> None:
+    sidecar = with_figures(tmp_path, clock)
+
+    async def play(served: Served) -> None:
+        await served.until(lambda: served.sidecar.ready, "the first reads")
+        body = b'{"name": "step gflops", "value": 134.45}'
+        assert await served.post("/fom", body, Content_Type="application/json") == (200, {"status": "ok"})
+        await served.until(lambda: served.sidecar.status()["figures_of_merit"], "the figure")
+        page = (await served.get("/metrics"))[1]
+        assert [value for key, value in samples_of(page, FIGURE).items() if 'name="step_gflops"' in key] == [134.45]
+        (figure,) = json.loads((await served.get("/status"))[1])["figures_of_merit"]
+        assert (figure["name"], figure["value"]) == ("step_gflops", 134.45)
+        assert figure["time"] == pytest.approx(time.time(), abs=PATIENCE_S)
+
+    scenario(sidecar, play)
+
+
+def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await served.post("/fom", b'{"name": "score", "value": 1}')
+        clock.shift += 86400.0
+        finish(tmp_path)
+        await served.ended()
+        status = run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {}
+        assert status["final"]
+        assert [figure["name"] for figure in served.sidecar.status()["figures_of_merit"]] == ["score"]
+        assert status["figures_of_merit"] == served.sidecar.status()["figures_of_merit"]
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+def test_a_body_that_is_no_figure_is_refused_with_what_would_be_right(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        status, answer = await served.post("/fom", b"gflops=1", Content_Type="application/x-www-form-urlencoded")
+        assert status == 400
+        assert '{"name": "gflops", "value": 511.26}' in answer["error"]
+        assert (await served.get("/fom"))[0] == 405
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+def test_a_body_has_its_limit(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        body = b'{"name": "a", "value": 1}'
+        assert (await served.post("/fom", body.ljust(MOST_BODY_BYTES)))[0] == 200
+        status, answer = await served.post("/fom", body.ljust(MOST_BODY_BYTES + 1))
+        assert (status, answer) == (413, {"error": "the body has more than 65536 bytes"})
+        status, answer = await served.post("/fom", zlib.compress(body.ljust(64 << 20)), Content_Encoding="deflate")
+        assert status == 413
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.5.0.1", "::1", "::ffff:127.0.0.1"])
+def test_these_peers_are_on_this_node(peer: str) -> None:
+    assert is_loopback(peer)
+
+
+@pytest.mark.parametrize(
+    "peer", ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "::", "0.0.0.0", "localhost", "", None]
+)
+def test_these_peers_are_not(peer: str | None) -> None:
+    assert not is_loopback(peer)
+
+
+def test_a_figure_from_another_node_is_refused(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "is_loopback", lambda peer: is_loopback(peer) and peer != "127.0.0.1")
+
+    async def play(served: Served) -> None:
+        status, answer = await served.post("/fom", b'{"name": "a", "value": 1}')
+        assert status == 403
+        assert f"post to http://127.0.0.1:{served.sidecar.port}/fom" in answer["error"]
+        assert (await served.get("/metrics"))[0] == 200
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:7/fom"),
+        ("0.0.0.0", "http://127.0.0.1:7/fom"),
+        ("127.0.0.1", "http://127.0.0.1:7/fom"),
+        ("localhost", "http://localhost:7/fom"),
+        ("::", "http://[::1]:7/fom"),
+        ("::1", "http://[::1]:7/fom"),
+        ("10.0.0.1", None),
+        ("node01", None),
+    ],
+)
+def test_the_place_for_figures_is_told_where_loopback_reaches_it(host: str, url: str | None) -> None:
+    assert fom_url(host, 7) == url
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def test_nobody_who_never_came_is_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await served.stays()
+        finish(tmp_path)
+        await served.ended()
+        status = json.loads((tmp_path / run_files.STATUS_DIR / f"{NODE}.json").read_text(encoding="utf-8"))
+        assert status["final"]
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+async def finished(served: Served, run_dir: Path, lingers: threading.Event) -> None:
+    """The job ends, and the sidecar has read its last values."""
+    finish(run_dir)
+    await served.until(lingers.is_set, "the last values")
+
+
+def test_a_scraper_gets_the_final_values_before_the_end(
+    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+) -> None:
+    async def play(served: Served) -> None:
+        await served.get("/metrics")
+        await finished(served, tmp_path, lingers)
+        await served.stays()
+        page = (await served.get("/metrics"))[1]
+        await served.ended()
+        assert 'phase="finished"} 1\n' in page
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_values_are_final_before_the_job_is_said_to_be_finished(
+    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+) -> None:
+    """The launcher waits for the final status, writes its report, and then says that all is over."""
+    path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
+
+    async def play(served: Served) -> None:
+        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
+        await served.stays()
+        await finished(served, tmp_path, lingers)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_nothing_is_final_while_a_worker_still_ends(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        run_files.write_state(str(tmp_path), "completing")
+        await served.until(lambda: served.sidecar.phase == "completing", "the phase")
+        await served.stays()
+        assert not served.sidecar.final
+
+    scenario(make_sidecar(tmp_path, clock, kill_wait_s=0.0), play)
+
+
+async def told_to_end_while_workers_save(served: Served, run_dir: Path) -> None:
+    """Slurm signals workers and sidecar at once, and the workers take their time."""
+    run_files.write_state(str(run_dir), "completing")
+    await served.until(lambda: served.sidecar.phase == "completing", "the phase")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await served.stays()
+
+
+def test_it_stays_beside_workers_that_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await told_to_end_while_workers_save(served, tmp_path)
+        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        await served.ended()
+        assert served.sidecar.final
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_it_ends_in_time_before_slurm_kills(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await told_to_end_while_workers_save(served, tmp_path)
+        clock.shift += 60.0
+        await served.ended()
+        assert served.sidecar.final
+
+    scenario(make_sidecar(tmp_path, clock, kill_wait_s=60.0), play)
+
+
+def test_the_last_values_are_written_also_where_that_takes_its_time(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LAST_WRITE_S", PATIENCE_S)
+    write = run_files.write_json
+
+    def write_slowly(path: Path, body: Any, *, durable: bool = False) -> None:
+        if durable:
+            time.sleep(LAST_READ_S + 0.4)
+        write(path, body, durable=durable)
+
+    monkeypatch.setattr(run_files, "write_json", write_slowly)
+
+    async def play(served: Served) -> None:
+        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+    assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await told_to_end_while_workers_save(served, tmp_path)
+        clock.shift += BURST_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+
+
+def test_a_notice_that_comes_after_the_signals_is_waited_for(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm signals the steps before the batch step, and at a time limit more than once."""
+    monkeypatch.setattr(service, "BURST_S", PATIENCE_S)
+    monkeypatch.setattr(service, "NOTICE_S", PATIENCE_S)
+    read_all = Service._read_all
+    monkeypatch.setattr(Service, "_read_all", lambda self, slots, _: read_all(self, slots, PATIENCE_S))
+
+    async def play(served: Served) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        notice: dict[str, object] = {"reason": "time_limit", "cause": "c", "time": time.time()}
+        run_files.write_state(str(tmp_path), "completing", notice)
+        await served.until(lambda: served.sidecar.phase == "completing", "the phase")
+        clock.shift += 2 * PATIENCE_S
+        await served.stays()
+        run_files.write_state(str(tmp_path), "completing", notice, workers_ended=True)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+
+
+def test_every_scraper_is_waited_for(tmp_path: Path, clock: ShiftedClock, lingers: threading.Event) -> None:
+    async def play(served: Served) -> None:
+        for agent in ("Prometheus/1", "Prometheus/2"):
+            await served.get("/metrics", User_Agent=agent)
+        await finished(served, tmp_path, lingers)
+        await served.stays()
+        await served.get("/metrics", User_Agent="Prometheus/1")
+        await served.stays()
+        await served.get("/metrics", User_Agent="Prometheus/2")
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_a_look_at_the_status_is_no_scrape(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        for path in ("/status", "/", "/-/healthy", "/-/ready"):
+            await served.get(path)
+        finish(tmp_path)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_a_scraper_that_does_not_come_is_waited_for_as_long_as_linger(
+    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(served: Served) -> None:
+        await served.get("/metrics")
+        await finished(served, tmp_path, lingers)
+        await served.stays()
+        clock.shift += 100.0
+        await served.stays()
+        clock.shift += 40.0
+        await served.ended()
+        assert "linger is over and the final values were not scraped" in caplog.messages
+
+    scenario(make_sidecar(tmp_path, clock, linger_s=120.0), play)
+
+
+def test_a_scraper_that_left_long_ago_is_not_waited_for(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        await served.get("/metrics")
+        clock.shift += ScrapeLog.FORGET_S + 1
+        finish(tmp_path)
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock), play)
+
+
+def test_an_announced_job_gives_discovery_some_time(
+    tmp_path: Path, clock: ShiftedClock, lingers: threading.Event
+) -> None:
+    async def play(served: Served) -> None:
+        await finished(served, tmp_path, lingers)
+        await served.stays()
+        clock.shift += ScrapeLog.DISCOVERY_S
+        await served.ended()
+
+    scenario(make_sidecar(tmp_path, clock, announced=True, linger_s=1e6), play)
+
+
+def test_a_hanging_collector_does_not_hold_the_final_values_for_ever(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FINAL_READ_S", 0.1)
+    waiting = Waiting()
+
+    async def play(served: Served) -> None:
+        finish(tmp_path)
+        await served.ended()
+        waiting.go.set()
+
+    scenario(make_sidecar(tmp_path, clock, waiting), play)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_promptly_while_a_collector_hangs(
+    tmp_path: Path, clock: ShiftedClock, number: signal.Signals
+) -> None:
+    waiting = Waiting()
+
+    async def play(served: Served) -> None:
+        await served.get("/metrics")
+        os.kill(os.getpid(), number)
+        await served.ended()
+        path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
+        await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
+        waiting.go.set()
+
+    scenario(make_sidecar(tmp_path, clock, waiting), play)
+
+
+def test_a_signal_ends_it_while_the_run_directory_hangs(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, go = Waiting(), threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        go.wait(60)
+
+    async def play(served: Served) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+        go.set()
+        waiting.go.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files, "write_json", hang)
+        scenario(make_sidecar(tmp_path, clock, waiting), play)
+
+
+# -- scrapes, headers, addresses -----------------------------------------------------------------
+
+
+def test_a_scrape_log_knows_who_has_seen_the_final_values() -> None:
+    log = ScrapeLog(0.0, announced=False)
+    assert log.satisfied(100.0, 100.0)
+    log.note("a", 90.0)
+    log.note("b", 95.0)
+    assert not log.satisfied(100.0, 101.0)
+    log.note("a", 101.0)
+    assert not log.satisfied(100.0, 102.0)
+    log.note("b", 103.0)
+    assert log.satisfied(100.0, 104.0)
+
+
+def test_who_left_long_ago_is_forgotten() -> None:
+    log = ScrapeLog(0.0, announced=False)
+    log.note("a", 10.0)
+    assert not log.satisfied(100.0, 10.0 + ScrapeLog.FORGET_S - 1)
+    assert log.satisfied(100.0, 10.0 + ScrapeLog.FORGET_S)
+
+
+def test_an_announced_job_is_scraped_within_half_a_minute_or_never() -> None:
+    log = ScrapeLog(50.0, announced=True)
+    assert not log.satisfied(60.0, 79.9)
+    assert log.satisfied(60.0, 80.0)
+    log.note("a", 55.0)
+    assert not log.satisfied(60.0, 80.0)
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;"
+    "q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        (PROMETHEUS, True),
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
+        ("application/openmetrics-text", True),
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", False),
+        ("text/plain;version=0.0.4;q=0.9,application/openmetrics-text;version=1.0.0;q=0.2", False),
+        ("application/openmetrics-text;version=1.0.0;q=0", False),
+        ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5", False),
+        ("application/openmetrics-text;q=high", False),
+        ("application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", False),
+    ],
+)
+def test_openmetrics_is_sent_to_who_asks_for_it_first(accept: str, wanted: bool) -> None:
+    assert wants_openmetrics(accept) is wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (":9410", "", 9410),
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("node01:65535", "node01", 65535),
+        ("[::1]:9410", "::1", 9410),
+    ],
+)
+def test_an_address_has_host_and_port(text: str, host: str, port: int) -> None:
+    assert parse_listen_address(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "9410",
+        "node01",
+        "node01:",
+        "node01:http",
+        ":65536",
+        ":-1",
+        "[::1]",
+        ":²",
+    ],
+)
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ExporterError) as info:
+        parse_listen_address(text)
+    assert str(info.value) == (f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
+
+
+def test_a_port_that_is_taken_is_an_error_with_its_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ExporterError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: .*in use"):
+            open_socket("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b"])
+def test_a_host_that_cannot_be_found_is_an_error_with_its_name(host: str) -> None:
+    with pytest.raises(ExporterError, match=f"^cannot listen on {host}:0: "):
+        open_socket(host, 0)
+
+
+def test_no_host_is_every_interface() -> None:
+    with open_socket("", 0) as listening:
+        with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5):
+            pass
+
+
+# -- a new start for a driver that was replaced --------------------------------------------------
+
+REPLACED = GpuLook(0.0, "version_mismatch", replaced=True)
+
+
+def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
+    clock = FakeClock()
+    context = make_context(make_manifest(tmp_path), clock)
+    given = []
+    for _ in range(24 * 360):
+        if DriverRestarts(context).take():
+            given.append(clock.now)
+        clock.advance(10)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(given)]
+    assert pauses == [RESTART_PAUSE_S * 2**number for number in range(len(pauses))]
+    assert 10 <= len(given) <= 12
+
+
+def test_leave_to_start_again_is_given_at_once_to_another_attempt(tmp_path: Path) -> None:
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=0)).take()
+    assert DriverRestarts(make_context(make_manifest(tmp_path), attempt=1)).take()
+
+
+def test_no_leave_to_start_again_is_given_that_cannot_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / STATE_DIR).write_text("no folder")
+    restarts = DriverRestarts(make_context(make_manifest(tmp_path)))
+    assert [restarts.take() for _ in range(3)] == [False] * 3
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kept", [{}, {"times": "1", "last": 0.0}, {"times": 3, "last": None}, {"times": 2}])
+def test_a_record_of_new_starts_that_is_none_counts_as_none(kept: dict[str, Any], tmp_path: Path) -> None:
+    context = make_context(make_manifest(tmp_path))
+    identity = context.identity
+    write_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
+    assert DriverRestarts(context).take()
+    assert not DriverRestarts(context).take()
+
+
+def supervised(run_dir: Path, clock: ShiftedClock, *, heard: bool = True) -> Sidecar:
+    """A sidecar that would be started again."""
+    sidecar = Sidecar(make_context(make_manifest(run_dir), clock, supervised=heard), made=[])
+    sidecar.publisher.collector.interval_s = 0.02  # type: ignore[misc]
+    return sidecar
+
+
+def test_a_service_ends_for_a_replaced_driver_once_and_then_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def ends(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.ended()
+
+    async def stays(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.stays()
+        served.sidecar.context.board.gpus = None  # its publisher is left behind
+
+    scenario(supervised(tmp_path, clock), ends)
+    scenario(supervised(tmp_path, clock), stays)
+    clock.shift += 1.1 * RESTART_PAUSE_S
+    scenario(supervised(tmp_path, clock), ends)
+
+
+def test_a_service_that_nobody_starts_again_stays(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        served.sidecar.context.board.gpus = REPLACED
+        await served.stays()
+
+    scenario(supervised(tmp_path, clock, heard=False), play)

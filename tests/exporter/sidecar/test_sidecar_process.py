@@ -1,0 +1,356 @@
+"""The real program: started as the launcher starts it, asked over HTTP, ended by signals."""
+
+import gzip
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client import parser as text_parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from exporter import __version__
+from exporter.__main__ import OWN_HASHES, SHA2
+from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
+from exporter.contract import run_files
+from exporter.sidecar.sidecar import declared_families
+from tests.launcher.test_node_facts import free_port
+from tests.support.exporter import NODE, SOON_S, Wrappers, make_manifest, make_task, until, write_manifest
+
+EXPORTER = (sys.executable, "-I", "-m", "exporter")
+SCRIPT = Path(sys.executable).with_name("gpujob-exporter")
+TASKS = (make_task(0), make_task(1))
+LEAVES_OPENSSL_OUT = all(map(find_spec, OWN_HASHES)) and any(all(map(find_spec, names)) for names in SHA2)
+
+parse_text: Callable[[str], Iterable[Metric]] = text_parser.text_string_to_metric_families
+parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics_parser.text_string_to_metric_families
+
+
+def environment(**more: str) -> dict[str, str]:
+    """An environment without a job of its own around it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "GPUJOB", "PYTHON"))}
+    return {**kept, "GPUJOB_NODE": NODE, "GPUJOB_JOB_ID": "4459", **more}
+
+
+class SidecarProcess:
+    """A sidecar that runs, and requests to it."""
+
+    def __init__(self, run_dir: Path, *options: str) -> None:
+        self.run_dir = run_dir
+        self.log = run_dir / f"sidecar-{time.monotonic_ns()}.log"
+        self._published = run_dir / run_files.SIDECARS_DIR / f"{NODE}.json"
+        before = run_files.read_json(self._published)
+        with self.log.open("wb") as log:
+            argv = [*EXPORTER, "sidecar", "--run-dir", str(run_dir), *options]
+            self.process = subprocess.Popen(argv, env=environment(), stdout=log, stderr=log, cwd=run_dir)
+        until(lambda: run_files.read_json(self._published) not in (None, before), "the sidecar's address")
+        self.record = run_files.read_json(self._published) or {}
+        self.port = int(str(self.record["port"]))
+
+    def request(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of one request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("GET", path, headers={"Accept-Encoding": "identity", **named})
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+
+    def text(self, path: str, **headers: str) -> str:
+        return self.request(path, **headers)[2].decode("utf-8")
+
+    def until_ready(self) -> None:
+        until(lambda: self.request("/-/ready")[0] == 200, "the first reads")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess]:
+    """A sidecar over one worker that runs and one that has failed."""
+    run_dir = tmp_path_factory.mktemp("running")
+    write_manifest(make_manifest(run_dir, *TASKS, total_items=100, check_interval_s=0.1))
+    run_files.write_state(str(run_dir), "running")
+    wrappers = Wrappers(run_dir)
+    wrappers.start(TASKS[0], "sh", "-c", "echo Processed 7/50 items; exec sleep 600")
+    wrappers.start(TASKS[1], "sh", "-c", "exit 3").wait()
+    wrappers.record(TASKS[0], "start")
+    sidecar = SidecarProcess(run_dir, "--web.listen-address", "127.0.0.1:0")
+    sidecar.until_ready()
+    until(lambda: 'phase="running"} 1' in sidecar.text("/metrics"), "the phase")
+    until(lambda: "gpujob_worker_items{" in sidecar.text("/metrics"), "the worker's first line")
+    yield sidecar
+    sidecar.close()
+    wrappers.close()
+
+
+def test_threads_are_named_after_their_collectors(running: SidecarProcess) -> None:
+    names = {path.read_text().strip() for path in Path(f"/proc/{running.process.pid}/task").glob("*/comm")}
+    assert {"workers", "logs", "gpus", "gpu_workers"} <= names
+
+
+@pytest.mark.skipif(not LEAVES_OPENSSL_OUT, reason="this interpreter has no hash functions but those of OpenSSL")
+def test_openssl_is_not_loaded_into_what_serves_plain_http(running: SidecarProcess) -> None:
+    mapped = Path(f"/proc/{running.process.pid}/maps").read_text()
+    assert "libpython" in mapped or "/python" in mapped
+    assert "libssl" not in mapped
+    assert "libcrypto" not in mapped
+
+
+def test_metrics_are_text_unless_asked_otherwise(running: SidecarProcess) -> None:
+    status, headers, body = running.request("/metrics")
+    assert (status, headers["content-type"]) == (200, TEXT_TYPE)
+    assert "content-encoding" not in headers
+    samples = [sample for metric in parse_text(body.decode("utf-8")) for sample in metric.samples]
+    declared = {family.full_name for family in declared_families()}
+    assert {sample.name for sample in samples} <= declared
+    assert all(sample.labels["job_id"] == "4459" and sample.labels["node"] == NODE for sample in samples)
+    up = {sample.labels["rank"]: sample.value for sample in samples if sample.name == "gpujob_worker_up"}
+    assert up == {"0": 1, "1": 0}
+    success = {sample.labels["collector"]: sample.value for sample in samples if sample.name.endswith("_success")}
+    collectors = (
+        "job",
+        "readiness",
+        "workers",
+        "memory",
+        "gpus",
+        "gpu_workers",
+        "logs",
+        "fom",
+        "outputs",
+        "checkpoints",
+        "disk",
+        "gpu_metrics",
+        "self",
+        "launch",
+        "publish",
+    )
+    assert success == dict.fromkeys(collectors, 1)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_say_about_the_page(running: SidecarProcess) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=running.text("/metrics"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_metrics_are_openmetrics_for_who_prefers_it(running: SidecarProcess) -> None:
+    accept = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    _, headers, body = running.request("/metrics", Accept=accept)
+    assert headers["content-type"] == OPENMETRICS_TYPE
+    assert headers["vary"] == "Accept, Accept-Encoding"
+    assert body.endswith(b"\n# EOF\n")
+    assert len(list(parse_openmetrics(body.decode("utf-8")))) > 10
+
+
+def test_metrics_are_packed_for_who_can_unpack_them(running: SidecarProcess) -> None:
+    _, headers, body = running.request("/metrics", Accept_Encoding="gzip")
+    assert headers["content-encoding"] == "gzip"
+    text = gzip.decompress(body).decode("utf-8")
+    assert "gpujob_worker_up{" in text
+    assert len(body) < len(text) / 3
+
+
+def test_the_status_is_json_for_the_terminal(running: SidecarProcess) -> None:
+    status, headers, body = running.request("/status")
+    assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
+    shown = json.loads(body)
+    keys = {"schema", "time", "final", "job", "node", "workers", "outputs", "filesystems", "events", "collectors"}
+    assert keys <= shown.keys()
+    assert (shown["schema"], shown["final"], shown["node"]) == (1, False, {"name": NODE, "index": 0})
+    assert {"job_id", "job_name", "phase", "stop_reason", "time_limit_s", "exporter"} <= shown["job"].keys()
+    first, second = shown["workers"]
+    assert {"worker", "rank", "node", "up", "state", "exit", "items", "items_expected", "eta", "rate"} <= first.keys()
+    assert (first["up"], first["items"], first["exit"]) == (True, 7, None)
+    assert (second["up"], second["exit"]["reason"], second["exit"]["code"]) == (False, "app_error", 3)
+    events = {event["event"] for event in shown["events"]} - {"GPU driver"}  # without one that is told too
+    assert events == {"worker started", "worker ended"}
+    assert shown["collectors"]["workers"]["success"] is True
+
+
+def test_the_run_directory_has_the_same_status(running: SidecarProcess) -> None:
+    path = running.run_dir / run_files.STATUS_DIR / f"{NODE}.json"
+    published = until(lambda: (found := run_files.read_json(path) or {}).get("workers") and found, "a status")
+    assert published.keys() == json.loads(running.text("/status")).keys()
+
+
+def test_it_says_that_it_is_healthy_and_ready(running: SidecarProcess) -> None:
+    assert running.request("/-/healthy")[::2] == (200, b"The exporter is healthy.\n")
+    assert running.request("/-/ready")[::2] == (200, b"The exporter is ready.\n")
+
+
+def test_the_landing_page_leads_to_the_others(running: SidecarProcess) -> None:
+    status, headers, body = running.request("/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for path in ("metrics", "status", "-/healthy", "-/ready"):
+        assert f'<a href="{path}">' in body.decode("utf-8")
+        assert running.request(f"/{path}")[0] == 200
+
+
+def test_the_published_address_is_where_it_listens(running: SidecarProcess) -> None:
+    assert running.record["address"] == f"127.0.0.1:{running.port}"
+    assert running.record["labels"] == {
+        "cluster": "c1",
+        "job_id": "4459",
+        "job_name": "embed",
+        "user": "ada",
+        "partition": "gpu",
+        "node": NODE,
+    }
+
+
+def test_the_job_comes_first(running: SidecarProcess) -> None:
+    pid = running.process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text("ascii").strip() == "1000"
+
+
+def test_it_may_keep_many_files_open(running: SidecarProcess) -> None:
+    limits = Path(f"/proc/{running.process.pid}/limits").read_text("ascii")
+    (soft, hard) = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
+    assert int(soft) == min(int(hard), 65536)
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Callable[..., SidecarProcess]]:
+    """Starts sidecars over a job without workers of its own."""
+    write_manifest(make_manifest(tmp_path, check_interval_s=60.0, linger_s=60.0))  # no end waits for either
+    run_files.write_state(str(tmp_path), "running")
+    started: list[SidecarProcess] = []
+
+    def begin(*options: str) -> SidecarProcess:
+        started.append(SidecarProcess(tmp_path, *options))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+def test_sigterm_ends_it_at_once_with_a_final_status(sidecar: Callable[..., SidecarProcess]) -> None:
+    one = sidecar()
+    one.until_ready()
+    one.text("/metrics")
+    one.process.terminate()
+    assert one.process.wait(timeout=SOON_S) == 0
+    assert (run_files.read_json(one.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"] is True
+    assert "Traceback" not in one.log.read_text("utf-8")
+
+
+def test_it_ends_by_itself_once_the_job_is_finished(sidecar: Callable[..., SidecarProcess]) -> None:
+    one = sidecar()
+    run_files.write_state(str(one.run_dir), "finished")
+    assert one.process.wait(timeout=SOON_S) == 0
+    status = run_files.read_json(one.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {}
+    assert status["final"] is True
+    assert "Traceback" not in one.log.read_text("utf-8")
+
+
+def test_a_restarted_sidecar_keeps_its_port_where_it_can(sidecar: Callable[..., SidecarProcess]) -> None:
+    first = sidecar("--web.listen-address", f"127.0.0.1:{free_port()}")  # one that the kernel gives to nobody else
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    again = sidecar("--web.listen-address", "127.0.0.1:0")
+    assert again.port == first.port
+    beside = sidecar("--web.listen-address", "127.0.0.1:0")
+    assert beside.port != first.port, "it is taken"
+
+
+def run(*arguments: str, argv: tuple[str, ...] = EXPORTER, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command that is expected to end by itself."""
+    return subprocess.run(
+        [*argv, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment(**more)
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one message of a command that ended with 2."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    prefix = "gpujob-exporter: "
+    assert done.stderr.startswith(prefix)
+    return done.stderr.removeprefix(prefix).rstrip("\n")
+
+
+def test_a_run_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    message = refused(run("sidecar", "--run-dir", str(tmp_path)))
+    assert message == f"{tmp_path / 'manifest.json'}: No such file or directory"
+
+
+def test_a_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 99}', encoding="ascii")
+    message = refused(run("check-config", str(tmp_path)))
+    assert message.startswith(f"{tmp_path / 'manifest.json'}: schema_version is 99, this exporter reads 1")
+
+
+def test_a_bad_address_is_refused(tmp_path: Path) -> None:
+    write_manifest(make_manifest(tmp_path))
+    message = refused(run("sidecar", "--run-dir", str(tmp_path), "--web.listen-address", "9410"))
+    assert message.startswith("--web.listen-address: '9410' is not host:port")
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    write_manifest(make_manifest(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        message = refused(run("sidecar", "--run-dir", str(tmp_path), "--web.listen-address", address))
+    assert message.startswith(f"cannot listen on {address}: Address already in use")
+
+
+def test_a_manifest_can_be_checked(tmp_path: Path) -> None:
+    write_manifest(make_manifest(tmp_path, *TASKS))
+    done = run("check-config", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path}: job 'embed', 2 worker tasks on 1 nodes, 2 path groups\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sidecar", "--help"], ["check-config", "--help"]])
+def test_every_command_explains_itself(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: gpujob-exporter" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["sidecar"], ["sidecars"], ["sidecar", "--run-dir"]])
+def test_a_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage: gpujob-exporter" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the package is not installed")
+def test_a_users_own_folder_of_the_same_name_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("exporter", "launcher", "aiohttp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong one')", encoding="ascii")
+    monkeypatch.chdir(tmp_path)
+    write_manifest(make_manifest(tmp_path))
+    for arguments, words in (
+        (["--version"], f"gpujob-exporter {__version__}\n"),
+        (["check-config", "."], "job 'embed'"),
+    ):
+        done = run(*arguments, argv=(str(SCRIPT),), PYTHONPATH=str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout

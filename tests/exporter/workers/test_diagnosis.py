@@ -1,0 +1,721 @@
+import asyncio
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from exporter.collecting.collector import Status
+from exporter.collecting.families import Samples
+from exporter.contract import run_files
+from exporter.contract.clock import SystemClock
+from exporter.logs.packs_reader import read_errors
+from exporter.machine import python_stacks
+from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.service import Service
+from exporter.sidecar.sidecar import Sidecar
+from exporter.workers.diagnosis import (
+    LINE_LENGTH,
+    LOG_LINES,
+    MOST_JSON_BYTES,
+    MOST_TEXT_BYTES,
+    Course,
+    Moment,
+    build_failure,
+    build_stall,
+    render,
+)
+from exporter.workers.diagnosis_collector import DiagnosticsCollector
+from exporter.workers.diagnosis_reader import (
+    MOST_LOG_BYTES,
+    LogEnd,
+    RunFiles,
+    is_written,
+    read_log_end,
+    read_run_files,
+    write_diagnostics,
+)
+from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
+from tests.support.exporter import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
+
+NOW = 1_763_784_821.0
+ERRORS = read_errors()
+ENDED = {"reason": "app_error", "code": 1, "signal": None, "time": NOW, "evidence": ["exit status 1"], "restart": 0}
+TRACEBACK = b"""\
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 12, in <module>
+    main()
+RuntimeError: CUDA error: device-side assert triggered
+"""
+
+
+def log_of(text: bytes, name: str = "node01_worker_w0.err") -> LogEnd:
+    return LogEnd(name, len(text), text, 0, 0)
+
+
+def make_files(*logs: LogEnd, **changes: Any) -> RunFiles:
+    facts: dict[str, Any] = {
+        "worker": "worker_w0",
+        "role": "worker",
+        "rank": 0,
+        "ranks": 1,
+        "node": NODE,
+        "attempt": 0,
+        "restart": 0,
+        "start": {"pid": 4711, "host": "gn01", "start": NOW - 60, "start_ticks": 1},
+        "ended": {
+            "pid": 4711,
+            "start": NOW - 60,
+            "end": NOW,
+            "code": 1,
+            "signal": None,
+            "core": False,
+            "oom_kills": 0,
+            "signals": [[NOW - 1, 15, 99]],
+            "user_seconds": 40.5,
+            "max_rss_bytes": 3 << 30,
+        },
+        "state": {"phase": "running", "stop": None},
+        "logs": logs,
+    }
+    return RunFiles(**{**facts, **changes})
+
+
+def worker_entry(rank: int = 0, **changes: Any) -> dict[str, Any]:
+    """A worker's entry in the status, as the collectors write it."""
+    entry: dict[str, Any] = {
+        "worker": f"worker_w{rank}",
+        "role": "worker",
+        "rank": rank,
+        "node": NODE,
+        "gpus": [rank],
+        "up": True,
+        "state": "sleeping",
+        "pid": 4711 + rank,
+        "start": NOW - 60,
+        "restarts": 0,
+        "cpu_s": 10.0,
+        "rss_bytes": 2 << 30,
+        "children": 3,
+        "threads": 40,
+        "exit": None,
+        "exits": [],
+        "items": 12,
+        "last_progress": NOW - 5,
+        "stalled": False,
+        "values": {"loss": 0.25},
+        "log_errors": {},
+        "details": {"pss_bytes": 1 << 30, "open_files": 12, "paths": ["/data/shard-3"], "devices": ["/dev/nvidia0"]},
+    }
+    return {**entry, **changes}
+
+
+def make_status(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    status: dict[str, Any] = {
+        "time": NOW,
+        "job": {"job_id": "4459", "job_name": "embed", "phase": "running", "user": "ada"},
+        "workers": list(workers),
+        "filesystems": [{"group": "output", "available_bytes": 5 << 30, "size_bytes": 10 << 30}],
+        "memory": {"used_bytes": 6 << 30, "limit_bytes": 8 << 30, "oom_kills": 1, "oom_victims": {4711: NOW}},
+    }
+    return {**status, **changes}
+
+
+# -- what a diagnosis holds ----------------------------------------------------------------------
+
+
+def test_it_holds_what_is_asked_at_night() -> None:
+    files = make_files(log_of(b"Processed 3/50 items\n", "node01_worker_w0.out"), log_of(b"start\n" + TRACEBACK))
+    status = make_status(worker_entry(), worker_entry(1, state="disk_sleep"))
+    moment = Moment(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
+    body = build_failure(files, moment, ENDED, ERRORS)
+    assert (body["worker"], body["rank"], body["node"], body["kind"]) == ("worker_w0", 0, NODE, "failure")
+    ended = body["exit"]
+    assert (ended["reason"], ended["code"], ended["signal"], ended["pid"]) == ("app_error", 1, None, 4711)
+    assert (ended["duration_s"], ended["max_rss_bytes"], ended["core"]) == (60.0, 3 << 30, False)
+    assert ended["signals_received"] == [{"time": NOW - 1, "signal": "SIGTERM", "from_pid": 99}]
+    error = body["error"]
+    assert (error["line"], error["source"]) == ("RuntimeError: CUDA error: device-side assert triggered", "train.py:12")
+    assert (error["file"], error["line_number"], error["offset"]) == (
+        "node01_worker_w0.err",
+        5,
+        6 + TRACEBACK.index(b"RuntimeError"),
+    )
+    assert error["traceback"] == TRACEBACK.decode().splitlines()
+    assert [log["lines"] for log in body["logs"]] == [
+        ["Processed 3/50 items"],
+        ["start", *TRACEBACK.decode().splitlines()],
+    ]
+    assert [(peer["worker"], peer["state"]) for peer in body["peers"]] == [("worker_w1", "disk_sleep")]
+    assert (body["memory"]["oom_kills"], body["filesystems"][0]["group"]) == (1, "output")
+    assert (body["course"], body["stacks"], body["process"]["open_files"]) == (moment.course, {"x": "stack"}, 12)
+    json.dumps(body)
+
+
+def test_a_position_is_told_in_its_unit() -> None:
+    workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
+    body = build_failure(make_files(), Moment(NOW, make_status(*workers)), ENDED, ERRORS)
+    assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
+    text = render(body)
+    assert "worker_w1 (rank 1): sleeping, 12 steps, last at" in text
+    assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
+
+
+def test_it_is_made_of_next_to_nothing_too() -> None:
+    files = make_files(start={}, ended={}, state={})
+    body = build_failure(files, Moment(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS)
+    assert (body["error"], body["logs"], body["peers"], body["exit"]["end"]) == (None, [], [], None)
+    assert "killed_unknown at an unknown time" in render(body)
+
+
+def test_of_several_logs_the_one_with_a_traceback_counts() -> None:
+    logs = [log_of(TRACEBACK, "a.out"), log_of(b"ValueError: only a line\n", "b.err")]
+    body = build_failure(make_files(*logs), Moment(NOW, {}), ENDED, ERRORS)
+    assert body["error"]["file"] == "a.out"
+
+
+def test_the_place_of_an_error_is_that_in_the_whole_file() -> None:
+    log = LogEnd("a.err", 10_000, TRACEBACK, 9_000, 120)
+    error = build_failure(make_files(log), Moment(NOW, {}), ENDED, ERRORS)["error"]
+    assert (error["line_number"], error["offset"]) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
+
+
+def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
+    text = b"".join(b"line %d\n" % at for at in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
+    (log,) = build_failure(make_files(log_of(text)), Moment(NOW, {}), ENDED, ERRORS)["logs"]
+    assert len(log["lines"]) == LOG_LINES
+    assert log["cut"] is True
+    assert log["lines"][0] == "line 202"
+    assert log["lines"][-2] == "x" * LINE_LENGTH + " ..."
+    assert log["lines"][-1] == " 2%"
+
+
+def test_a_stall_says_since_when() -> None:
+    body = build_stall(make_files(), Moment(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS)
+    assert (body["kind"], body["since"]) == ("stall", NOW - 300)
+    assert render(body).startswith("worker_w0 (rank 0) on node01 makes no progress since 2025-11-22 04:08:41 UTC\n")
+
+
+SECRETS = {
+    "hf": "hf_abcdefghijklmnopqrstuvwxyz0123",
+    "password": "correct-horse",
+    "url": "battery-staple",
+    "hook": "T000XSECRETX",
+    "key": "MIIEowIBAAKCAQEAabcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKL",
+}
+
+
+def test_no_secret_is_in_it_wherever_it_was() -> None:
+    leak = (
+        f"HF_TOKEN={SECRETS['hf']} password: {SECRETS['password']} https://ada:{SECRETS['url']}@x.org "
+        f"https://hooks.slack.com/services/{SECRETS['hook']}"
+    )
+    block = f"-----BEGIN PRIVATE KEY-----\n{SECRETS['key']}\n-----END PRIVATE KEY-----\n"
+    text = f"{leak}\n{block}".encode() + TRACEBACK.replace(b"device-side", leak.encode())
+    status = make_status(worker_entry(1, state=leak), job={"job_name": leak}, memory={"cgroup": leak})
+    status["filesystems"][0]["group"] = leak
+    files = make_files(log_of(text), ended={"error": leak}, state={"stop": {"cause": leak}})
+    moment = Moment(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
+    body = build_failure(files, moment, {**ENDED, "evidence": [leak]}, ERRORS)
+    for secret in SECRETS.values():
+        assert secret not in json.dumps(body)
+        assert secret not in render(body)
+    assert "Traceback (most recent call last):" in render(body)
+
+
+# -- its size ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(["x", "é\n", "\U0001f600", "a=1 \n", "\n", '"\\\n']), st.integers(1, 8), st.integers(0, 30))
+@example("\U0001f600", 8, 30)
+def test_it_stays_within_its_size(piece: str, logs: int, stack_count: int) -> None:
+    text = (piece * MOST_LOG_BYTES)[:MOST_LOG_BYTES].encode()
+    shown = {f"process {at}": piece * 40_000 for at in range(stack_count)}
+    files = make_files(*(LogEnd(f"log{at}", len(text), text, 0, 0) for at in range(logs)))
+    body = build_failure(files, Moment(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED, ERRORS)
+    assert len(json.dumps(body, ensure_ascii=False).encode()) <= MOST_JSON_BYTES
+    whole = render(body)
+    assert len(whole.encode()) <= MOST_TEXT_BYTES
+    assert "== Exit" in whole
+
+
+# -- the course ----------------------------------------------------------------------------------
+
+
+def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
+    course = Course()
+    for at in range(1000):
+        course.add(NOW + at, {"rss_bytes": at, "cpu_s": at * 2.0, "pid": 7}, {"used_bytes": at, "limit_bytes": None})
+    samples = course.samples()
+    times = [sample["time"] - NOW for sample in samples]
+    assert times[-30:] == list(range(970, 1000))
+    assert {after - before for before, after in itertools.pairwise(times[:54])} == {5.0}
+    assert 295 <= times[-1] - times[0] <= 305
+    assert len(samples) == len(course) == 84
+    assert samples[-1] == {
+        "time": NOW + 999,
+        "rss_bytes": 999,
+        "cpu_s": 1998.0,
+        "cgroup_used_bytes": 999,
+        "cpu_cores": 2.0,
+    }
+
+
+def test_what_the_status_does_not_know_is_not_in_the_course() -> None:
+    course = Course()
+    course.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
+    assert course.samples() == [{"time": NOW, "items": 5}]
+
+
+# -- GPUs ----------------------------------------------------------------------------------------
+
+
+def test_the_course_has_what_the_gpus_of_a_worker_do() -> None:
+    course = Course()
+    course.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
+    shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
+    assert course.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
+
+
+def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
+    """Of a worker whose GPU was lost two seconds before its end."""
+    node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[{**XID_79, "time": NOW - 2}]), gpu(1))
+    entry = worker_entry(restarts=restarts, **of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
+    course = [{"time": NOW - 9 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for at in range(9)]
+    moment = Moment(NOW, make_status(entry, gpus=node), course)
+    if kind == "stall":
+        return build_stall(make_files(), moment, NOW - 300, ERRORS)
+    return build_failure(make_files(), moment, ENDED, ERRORS)
+
+
+def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
+    body = body_with_gpus()
+    assert body["gpus"]["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
+    (device,) = body["gpus"]["devices"]
+    assert (device["uuid"], device["state"], device["xids"][0]["xid"]) == ("GPU-00", "lost", 79)
+    text = render(body)
+    assert text.index("== GPUs of the worker") < text.index("== Last minutes")
+    assert "  wrong                  GPU 0 is lost\n" in text
+    assert "  wrong                  GPU 0: Xid 79, GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC" in text
+    assert "04:13:39 UTC (2 s before the end)\n" in text
+    assert "  last minute            50 % by its own kernels, 15.0 GiB of GPU memory at the end, at most 15.0" in text
+    assert "  GPU 0                  NVIDIA H200, 141 GiB, GPU-00, 61 °C\n" in text
+    assert "by itself   GPU memory\n" in text
+    json.dumps(body)
+
+
+def test_a_stall_has_no_end_before_which_an_error_was_told() -> None:
+    assert "GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC\n" in render(body_with_gpus(kind="stall"))
+
+
+def test_gpus_that_the_next_run_uses_are_not_those_of_this_one() -> None:
+    assert [device["uuid"] for device in body_with_gpus(restarts=1)["gpus"]["devices"]] == ["GPU-00"]
+
+
+def test_of_a_worker_without_gpus_nothing_is_said_of_any() -> None:
+    body = build_failure(make_files(), Moment(NOW, make_status(worker_entry())), ENDED, ERRORS)
+    assert body["gpus"] == {}
+    assert "GPU" not in render({**body, "process": {}})
+
+
+# -- the end of a log ----------------------------------------------------------------------------
+
+
+def test_the_end_of_a_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    lines = [b"password=correct-horse-%06d" % at for at in range(5000)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    end = read_log_end(path, tmp_path)
+    assert end is not None
+    assert (end.name, end.size_bytes) == ("a.log", path.stat().st_size)
+    assert end.start + len(end.text) == end.size_bytes
+    assert end.lines_before is not None
+    assert end.text.split(b"\n")[:-1] == lines[end.lines_before :]
+
+
+@pytest.mark.parametrize("gap", [b"\r", b" "])
+def test_a_log_without_lines_begins_behind_a_gap(tmp_path: Path, gap: bytes) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(gap.join(b"password=%06d" % at for at in range(9000)))
+    end = read_log_end(path, tmp_path)
+    assert end is not None
+    assert end.text.startswith(b"password=")
+
+
+def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert read_log_end(tmp_path / "absent", tmp_path) is None
+    assert read_log_end(tmp_path, tmp_path) is None
+    fifo = read_log_end(tmp_path / "fifo", tmp_path)
+    assert fifo is None or fifo.text == b""
+
+
+# -- where it is written -------------------------------------------------------------------------
+
+
+def body_of(**changes: Any) -> dict[str, Any]:
+    end = changes.pop("end", NOW)
+    files = make_files(
+        **{name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
+    )
+    body = build_failure(files, Moment(NOW, {}), ENDED, ERRORS)
+    body["exit"]["end"] = end
+    return {**body, **changes}
+
+
+def written(run_dir: Path) -> dict[str, tuple[int, int, int]]:
+    """Rank, attempt and restart by the name of each diagnosis, which has its text beside it."""
+    folder = run_dir / run_files.DIAGNOSTICS_DIR
+    found = {path.stem: run_files.read_json(path) or {} for path in folder.glob("*.json")}
+    assert {path.stem for path in folder.glob("*.txt")} == set(found)
+    assert len(list(folder.iterdir())) == 2 * len(found)
+    return {stem: tuple(int(str(body[key])) for key in ("rank", "attempt", "restart")) for stem, body in found.items()}  # type: ignore[misc]
+
+
+def test_the_plain_name_is_the_latest_failure_and_none_is_lost(tmp_path: Path) -> None:
+    for restart in range(3):
+        assert write_diagnostics(tmp_path, body_of(restart=restart, end=NOW + restart), "text")
+    assert write_diagnostics(tmp_path, body_of(attempt=1, end=NOW + 9), "text")
+    assert written(tmp_path) == {
+        "worker_w0": (0, 1, 0),
+        "worker_w0_rank0_r0": (0, 0, 0),
+        "worker_w0_rank0_r1": (0, 0, 1),
+        "worker_w0_rank0_r2": (0, 0, 2),
+        "worker_w0_rank0_a1_r0": (0, 1, 0),
+    }
+
+
+def test_a_first_failure_has_the_plain_name_alone(tmp_path: Path) -> None:
+    write_diagnostics(tmp_path, body_of(), "text")
+    assert written(tmp_path) == {"worker_w0": (0, 0, 0)}
+
+
+def test_every_rank_of_a_worker_has_its_own(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        write_diagnostics(tmp_path, body_of(rank=rank, ranks=2, end=NOW - rank), "text")
+    write_diagnostics(tmp_path, body_of(rank=2, ranks=3, end=NOW - 50), "told late")
+    assert written(tmp_path) == {
+        "worker_w0": (0, 0, 0),
+        "worker_w0_rank0_r0": (0, 0, 0),
+        "worker_w0_rank1_r0": (1, 0, 0),
+        "worker_w0_rank2_r0": (2, 0, 0),
+    }
+
+
+def test_a_poorer_diagnosis_of_the_same_end_does_not_replace_a_richer_one(tmp_path: Path) -> None:
+    rich, poor = body_of(course=[{"time": NOW}]), body_of()
+    assert write_diagnostics(tmp_path, poor, "poor")
+    assert write_diagnostics(tmp_path, rich, "rich")
+    assert not write_diagnostics(tmp_path, poor, "poor")
+    assert (tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.txt").read_text("utf-8") == "rich"
+    assert is_written(tmp_path, poor)
+    assert not is_written(tmp_path, body_of(restart=1))
+
+
+def test_a_stall_stands_beside_the_failure(tmp_path: Path) -> None:
+    write_diagnostics(tmp_path, body_of(), "text")
+    for since in (1.0, 2.0):
+        write_diagnostics(tmp_path, build_stall(make_files(), Moment(NOW, {}), since, ERRORS), "text")
+    assert written(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
+    assert (run_files.read_json(tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json") or {})["since"] == 2.0
+
+
+# -- the slot ------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A collector over a status that the test sets."""
+
+    def __init__(self, run_dir: Path, ranks: int = 1) -> None:
+        (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
+        self.run_dir = run_dir
+        self.context = make_context(make_manifest(run_dir, *(make_task(rank) for rank in range(ranks))))
+        self.status = make_status(*(worker_entry(rank) for rank in range(ranks)))
+        self.collector = DiagnosticsCollector(self.context, lambda: self.status)
+
+    def look(self, *workers: dict[str, Any], seconds: float = 1.0) -> None:
+        """One look some seconds later, at these workers."""
+        self.status = {**self.status, "time": self.status["time"] + seconds, "workers": list(workers)}
+        self.collector.read()
+
+    def body(self, stem: str = "worker_w0") -> dict[str, Any] | None:
+        return run_files.read_json(self.run_dir / run_files.DIAGNOSTICS_DIR / f"{stem}.json")
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(python_stacks, "find_py_spy", lambda: None)
+    monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: None)
+    return Watched(tmp_path)
+
+
+FAILED = worker_entry(up=False, state="dead", rss_bytes=None, exit=ENDED, exits=[ENDED])
+
+
+def test_a_failure_is_written_once_with_the_minutes_before_it(watched: Watched) -> None:
+    for at in range(5):
+        watched.look(worker_entry(cpu_s=10.0 + 2 * at))
+    assert watched.body() is None
+    watched.look(FAILED)
+    body = watched.body()
+    assert body is not None
+    assert [sample.get("cpu_cores") for sample in body["course"]] == [None, 2.0, 2.0, 2.0, 2.0]
+    assert body["process"]["paths"] == ["/data/shard-3"]
+    assert body["stacks"] == {"workers of this node": "no stack: py-spy is not installed"}
+    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
+    before = path.stat().st_mtime_ns
+    watched.look(FAILED)
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("reason", ["completed", "terminated_peer", "cancelled", "time_limit", "preempted"])
+def test_an_end_that_is_nobodys_fault_has_no_diagnosis(watched: Watched, reason: str) -> None:
+    watched.look(worker_entry(up=False, exits=[{**ENDED, "reason": reason}]))
+    assert not (watched.run_dir / run_files.DIAGNOSTICS_DIR).exists()
+
+
+def test_each_run_of_a_worker_has_its_own_course(watched: Watched) -> None:
+    watched.look(worker_entry())
+    again = {**ENDED, "restart": 1, "time": NOW + 5}
+    watched.look(worker_entry(restarts=1, exits=[ENDED]))
+    watched.look(worker_entry(restarts=1, exits=[ENDED]))
+    watched.look(worker_entry(up=False, restarts=1, exits=[ENDED, again]))
+    assert len((watched.body("worker_w0_rank0_r0") or {})["course"]) == 1
+    assert len((watched.body("worker_w0_rank0_r1") or {})["course"]) == 2
+    assert (watched.body() or {})["restart"] == 1
+
+
+def test_a_sidecar_that_was_restarted_leaves_the_older_diagnosis(watched: Watched) -> None:
+    watched.look(FAILED)
+    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
+    before = path.stat().st_mtime_ns
+    later = Watched(watched.run_dir)
+    later.look(FAILED)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_stall_is_written_once_and_again_when_it_comes_again(watched: Watched) -> None:
+    for _ in range(3):
+        watched.look(worker_entry(stalled=True, last_progress=NOW - 400))
+    path = watched.run_dir / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json"
+    before = path.stat().st_mtime_ns
+    assert (watched.body("worker_w0_stall") or {})["since"] == NOW - 400
+    watched.look(worker_entry(stalled=True, last_progress=NOW - 400))
+    assert path.stat().st_mtime_ns == before
+    watched.look(worker_entry())
+    watched.look(worker_entry(stalled=True, last_progress=NOW - 100))
+    assert (watched.body("worker_w0_stall") or {})["since"] == NOW - 100
+
+
+def test_stacks_are_of_what_is_left_and_of_others_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "py-spy"
+    program.write_text('#!/bin/sh\necho "stack of $3, token=hf_abcdefghijklmnopqrstuvwxyz"\n', encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    code = "import sys; print('there', flush=True); sys.stdin.read()"
+    peer = start(sys.executable, "-c", code)
+    left = start("env", "GPUJOB_JOB_ID=4459", "GPUJOB_RANK=0", sys.executable, "-c", code)
+    for process in (peer, left):
+        assert process.stdout.readline() == "there\n"
+    watched = Watched(tmp_path, ranks=2)
+    watched.look(FAILED, worker_entry(1, pid=peer.pid))
+    found = (watched.body() or {})["stacks"]
+    assert found == {
+        f"worker_w0 (rank 0, left over), pid {left.pid}": f"stack of {left.pid}, token=<redacted>",
+        f"worker_w1 (rank 1), pid {peer.pid}": f"stack of {peer.pid}, token=<redacted>",
+    }
+
+
+def test_the_stack_of_a_stalled_worker_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "py-spy").write_text("#!/bin/sh\necho stack\n", encoding="ascii")
+    (folder / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    running = [start(sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()") for _ in range(8)]
+    assert [process.stdout.readline() for process in running] == ["1\n"] * 8
+    watched = Watched(tmp_path, ranks=8)
+    entries = [worker_entry(rank, pid=process.pid) for rank, process in enumerate(running)]
+    watched.look(*entries[:7], {**entries[7], "stalled": True})
+    found = (watched.body("worker_w7_stall") or {})["stacks"]
+    assert list(found) == [f"worker_w{rank} (rank {rank}), pid {running[rank].pid}" for rank in (7, 0, 1, 2, 3)]
+
+
+def test_a_pid_of_another_process_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
+) -> None:
+    monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: "/bin/true")
+    other = start(sys.executable, "-c", "import sys; sys.stdin.read()")
+    watched = Watched(tmp_path, ranks=2)
+    name = run_files.record_name("worker_w1", 1, 0, 0)
+    run_files.write_json(tmp_path / run_files.WORKERS_DIR / f"{name}.start.json", {"pid": other.pid, "start_ticks": 1})
+    watched.look(FAILED, worker_entry(1, pid=other.pid))
+    assert (watched.body() or {})["stacks"] == {}
+
+
+# -- a full disk, and everything at once -----------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for next to nothing."""
+    place = tmp_path / "small"
+    place.mkdir()
+    options = ["-o", "size=256k,mode=0777"]
+    done = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("needs root to mount a small file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Leave no room."""
+    with (place / "filler").open("ab", buffering=0) as out:
+        for piece in (b"\0" * 4096, b"\0"):
+            try:
+                while out.write(piece):
+                    pass
+            except OSError:
+                continue
+
+
+def test_a_full_disk_is_said_once_and_costs_nothing_else(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("exporter.workers.diagnosis_collector.find_py_spy", lambda: None)
+    watched = Watched(small_disk, ranks=2)
+    fill(small_disk)
+    caplog.set_level(logging.WARNING)
+    watched.look(FAILED, worker_entry(1))
+    watched.look(FAILED, worker_entry(1, up=False, exits=[ENDED]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the diagnosis of worker_w0 cannot be written: No space left on device"
+    ]
+    assert list(small_disk.glob("diagnostics/*")) == []
+
+
+def test_where_little_room_is_left_the_beginning_of_the_text_is_there(small_disk: Path) -> None:
+    (small_disk / run_files.DIAGNOSTICS_DIR).mkdir()
+    fill(small_disk)
+    os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - 8192)
+    with pytest.raises(OSError, match="No space left"):
+        write_diagnostics(small_disk, body_of(stacks={"x": "y" * 200_000}), "headline\n" + "x" * 100_000)
+    text = (small_disk / run_files.DIAGNOSTICS_DIR / "worker_w0.txt").read_text("utf-8")
+    assert text.startswith("headline\n")
+    assert [path.name for path in (small_disk / run_files.DIAGNOSTICS_DIR).iterdir()] == ["worker_w0.txt"]
+
+
+PROGRAM = """
+import os, sys, time
+print("HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123")
+print("cloning https://ada:battery-staple@example.org/x.git")
+print("Processed 1/50 items", flush=True)
+sys.stderr.write(" 10%|#   |\\r 20%|##  |\\n")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+try:
+    {}["shard-3"]
+except KeyError as error:
+    raise RuntimeError("no shard for token=hf_abcdefghijklmnopqrstuvwxyz0123") from error
+"""
+
+
+def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
+    task, peer = make_task(0), make_task(1)
+    write_manifest(make_manifest(tmp_path, task, peer, total_items=100, check_interval_s=0.1))
+    run_files.write_state(str(tmp_path), "running")
+    wrappers = Wrappers(tmp_path)
+    sidecar = None
+    try:
+        wrappers.start(task, sys.executable, "-c", PROGRAM, str(tmp_path / "go"))
+        wrappers.start(peer, "sleep", "600")
+        sidecar = SidecarProcess(tmp_path, "--web.listen-address", "127.0.0.1:0")
+        sidecar.until_ready()
+        time.sleep(1.5)  # two samples of its course
+        (tmp_path / "go").touch()
+        ended = wrappers.record(task, "exit")
+        path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
+        body: dict[str, Any] = until(lambda: run_files.read_json(path), "the diagnosis")
+        assert path.stat().st_mtime - ended["end"] < 5
+        text = path.with_suffix(".txt").read_text("utf-8")
+    finally:
+        if sidecar is not None:
+            sidecar.close()
+        wrappers.close()
+    assert (body["exit"]["reason"], body["exit"]["code"], body["exit"]["pid"]) == ("app_error", 1, ended["pid"])
+    assert body["error"]["line"] == "KeyError: 'shard-3'"
+    assert body["error"]["led_to"] == "RuntimeError: no shard for token=<redacted>"
+    assert body["error"]["file"] == f"{NODE}_worker_w0.err"
+    lines = (tmp_path / body["error"]["file"]).read_bytes().decode().split("\n")
+    assert lines[body["error"]["line_number"] - 1] == "KeyError: 'shard-3'"
+    assert [peer["worker"] for peer in body["peers"]] == ["worker_w1"]
+    assert body["course"]
+    assert body["course"][-1]["rss_bytes"] > 1 << 20
+    assert {entry["group"] for entry in body["filesystems"]} == {"output", "checkpoint", "run"}
+    for shown in (text, path.read_text("utf-8")):
+        assert "HF_TOKEN=<redacted>" in shown
+        assert " 20%|##  |" in shown
+        assert " 10%|" not in shown
+        for secret in ("abcdefghijklmnopqrstuvwxyz0123", "battery-staple"):
+            assert secret not in shown
+
+
+class Noting:
+    """A collector that notes when it is read, and whether the values are final then."""
+
+    families = ()
+    interval_s = 3600.0
+
+    def __init__(self, name: str, sidecar: Sidecar, notes: list[tuple[str, bool]]) -> None:
+        self.name, self._sidecar, self._notes = name, sidecar, notes
+
+    def read(self) -> int:
+        self._notes.append((self.name, self._sidecar.final))
+        return 0
+
+    def render(self, snapshot: int, out: Samples) -> None: ...
+
+    def describe(self, snapshot: int, status: Status) -> None: ...
+
+
+def test_the_last_failures_are_written_before_the_final_status(tmp_path: Path) -> None:
+    notes: list[tuple[str, bool]] = []
+    context = make_context(make_manifest(tmp_path), SystemClock())
+    sidecar = Sidecar(context, [])
+    sidecar.slots = [Slot(Noting("workers", sidecar, notes), context.clock)]
+    sidecar.diagnostics = Slot(Noting("diagnostics", sidecar, notes), context.clock)
+    sidecar.publisher = Slot(Noting("publish", sidecar, notes), context.clock)
+    sidecar.start()
+    until(lambda: len(notes) == 3, "the first reads")
+    notes.clear()
+    asyncio.run(Service(sidecar)._finish(10.0, 10.0))
+    assert notes == [("workers", False), ("diagnostics", False), ("publish", True)]
+
+
+def test_files_of_a_run_are_found(tmp_path: Path) -> None:
+    task = make_task(0)
+    manifest = make_manifest(tmp_path, task, make_task(1))
+    (tmp_path / f"{NODE}_worker_w0_r2.err").write_bytes(b"second\n")
+    (tmp_path / "own.log").write_bytes(b"own\n")
+    files = read_run_files(manifest, task, NODE, 0, 2, [tmp_path / "own.log", tmp_path / "absent.log"])
+    assert [(log.name, log.text) for log in files.logs] == [
+        (f"{NODE}_worker_w0_r2.err", b"second\n"),
+        ("own.log", b"own\n"),
+    ]
+    assert (files.worker, files.rank, files.ranks, files.restart) == ("worker_w0", 0, 1, 2)

@@ -1,0 +1,658 @@
+"""From evidence to a reason, and never further."""
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.workers.exit_reason import (
+    CONSEQUENCES,
+    DISK_FULL_BYTES,
+    REASONS,
+    Evidence,
+    GpuFault,
+    GpuLoss,
+    LastWords,
+    Peer,
+    Stop,
+    exit_evidence,
+    first_cause,
+    needs_log,
+    parse_stop,
+    signal_name,
+    verdict,
+)
+
+TERM, KILL, SEGV, ABRT, HUP, USR1 = (
+    int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1")
+)
+PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
+FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
+ADDRESS = GpuFault(99.0, 31, "Xid 31 on GPU 3, process 7")
+LINK = GpuFault(100.0, 74, "Xid 74 on GPU 0 (GPU-a): NVLink error")
+FIRMWARE = GpuFault(100.0, 119, "Xid 119 on GPU 0 (GPU-a): its firmware (GSP) does not answer")
+LOST = GpuLoss(100.0, "GPU 0 (GPU-a)", "GPU is lost")
+WATCHDOG = "Watchdog caught collective operation timeout: ran for 600000 milliseconds"
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
+OVER = Stop("completed", "the benchmark has completed", 100.0)
+UNNAMED = Stop("node_failure", "Slurm: a node has failed", 100.0)
+NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
+LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
+
+CASES = {
+    "exit 0": (Evidence(code=0), "completed"),
+    "exit 0 whatever else happened": (
+        Evidence(code=0, oom_kills=3, log=LastWords(("cuda_oom",)), forwarded=(TERM,), stop=PEER, end=101.0),
+        "completed",
+    ),
+    "exit 3": (Evidence(code=3), "app_error"),
+    "exit 1 with a warning in the log": (
+        Evidence(code=1, log=LastWords(("python_traceback", "connection"))),
+        "app_error",
+    ),
+    "exit 128": (Evidence(code=128), "app_error"),
+    "exit 255": (Evidence(code=255), "app_error"),
+    "SIGKILL without evidence": (Evidence(signal=KILL), "killed_unknown"),
+    "SIGKILL that a shell tells as 137": (Evidence(code=137), "killed_unknown"),
+    "SIGKILL and no kill by the kernel": (Evidence(signal=KILL, oom_kills=0), "killed_unknown"),
+    "SIGKILL and a kill by the kernel": (Evidence(signal=KILL, oom_kills=1), "host_oom"),
+    "137 and a kill by the kernel": (Evidence(code=137, oom_kills=2), "host_oom"),
+    "a child killed by the kernel": (Evidence(code=1, oom_kills=1), "host_oom"),
+    "host and device out of memory": (Evidence(code=1, oom_kills=1, log=LastWords(("cuda_oom",))), "cuda_oom"),
+    "a kill in the control group, and an error of its own": (
+        Evidence(code=1, oom_kills=1, log=LastWords((), "ValueError: bad shard")),
+        "app_error",
+    ),
+    "a loader that was killed, as the log says": (
+        Evidence(code=1, oom_kills=1, log=LastWords((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")),
+        "host_oom",
+    ),
+    "a count that fell": (Evidence(signal=KILL, oom_kills=-2), "killed_unknown"),
+    "a signal long after a limit that was extended": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=36000.0, job_end=3600.0),
+        "cancelled",
+    ),
+    "no record at all": (Evidence(), "killed_unknown"),
+    "SIGTERM from nowhere": (Evidence(signal=TERM), "killed_unknown"),
+    "SIGSEGV": (Evidence(signal=SEGV), "crashed_signal"),
+    "SIGSEGV that a shell tells as 139": (Evidence(code=139), "crashed_signal"),
+    "SIGABRT": (Evidence(signal=ABRT), "crashed_signal"),
+    "SIGABRT after a collective timed out": (Evidence(signal=ABRT, log=LastWords(("nccl_timeout",))), "nccl_timeout"),
+    "device out of memory": (Evidence(code=1, log=LastWords(("cuda_oom", "python_traceback"))), "cuda_oom"),
+    "device out of memory before the timeout it led to": (
+        Evidence(code=1, log=LastWords(("nccl_timeout", "cuda_oom"))),
+        "cuda_oom",
+    ),
+    "disk full in the log": (Evidence(code=1, log=LastWords(("disk_full",))), "disk_full"),
+    "disk full and no log could say so": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
+    "disk with room": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
+    "SIGKILL on a full disk": (Evidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
+    "exit 0 on a full disk": (Evidence(code=0, disk_available_bytes=0), "completed"),
+    "SIGTERM from outside": (Evidence(signal=TERM, forwarded=(TERM,), end=50.0), "cancelled"),
+    "SIGTERM from outside at the time limit": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=995.0, job_end=1000.0),
+        "time_limit",
+    ),
+    "SIGTERM from outside long before it": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=500.0, job_end=1000.0),
+        "cancelled",
+    ),
+    "SIGTERM after the notice": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), "terminated_peer"),
+    "SIGTERM after the notice, answered by exit 1": (
+        Evidence(code=1, forwarded=(TERM,), end=101.0, stop=PEER),
+        "terminated_peer",
+    ),
+    "SIGTERM at the end of the time": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT), "time_limit"),
+    "no record after the notice": (Evidence(end=101.0, stop=PEER), "terminated_peer"),
+    "a service that ends by itself": (Evidence(code=0, end=50.0, service=True), "app_error"),
+    "a service that ends by itself while the job is being stopped": (
+        Evidence(code=0, end=101.0, service=True, stop=PEER),
+        "app_error",
+    ),
+    "a service that is told to end and does": (
+        Evidence(code=0, end=101.0, service=True, forwarded=(TERM,), stop=PEER),
+        "completed",
+    ),
+    "a service that somebody asks to end": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
+        "cancelled",
+    ),
+    "a service that is asked to end at the time limit": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(TERM,), job_end=40.0),
+        "time_limit",
+    ),
+    "a service that ends by itself after a warning": (
+        Evidence(code=0, end=50.0, service=True, forwarded=(USR1,)),
+        "app_error",
+    ),
+    "a service at the end of the job": (
+        Evidence(signal=TERM, end=101.0, service=True, forwarded=(TERM,), stop=OVER),
+        "completed",
+    ),
+    "a service that is killed at the end of the job": (Evidence(end=101.0, service=True, stop=OVER), "completed"),
+    "a helper at the end of the job": (
+        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=OVER),
+        "terminated_peer",
+    ),
+    "a worker of a job that was not ready in time": (
+        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=Stop("launch_failed", "not ready after 9 s", 100.0)),
+        "terminated_peer",
+    ),
+    "SIGTERM when a node has failed and nobody has said which": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=UNNAMED),
+        "terminated_peer",
+    ),
+    "no record when a node has failed and nobody has said which": (
+        Evidence(end=101.0, source="srun", stop=UNNAMED),
+        "node_failure",
+    ),
+    "no record from a node that has failed": (Evidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
+    "SIGTERM on a node that Slurm has given up": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
+        "node_failure",
+    ),
+    "SIGTERM on another node than the one that failed": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n2"),
+        "terminated_peer",
+    ),
+    "SIGTERM at a preemption": (
+        Evidence(signal=TERM, forwarded=(18, TERM), end=101.0, stop=Stop("preempted", "Slurm: preempted", 100.0)),
+        "preempted",
+    ),
+    "SIGKILL and the kernel log names it": (
+        Evidence(signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"),
+        "host_oom",
+    ),
+    "a device that fell off the bus": (Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)), "gpu_fault"),
+    "a device that fell off the bus an hour before": (
+        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,), log=LastWords((), "ValueError: bad shard")),
+        "app_error",
+    ),
+    "a device that fell off the bus an hour before, and a log without an error": (
+        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
+        "gpu_fault",
+    ),
+    "firmware that does not answer, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        "gpu_fault",
+    ),
+    "firmware that did not answer after the end, and a collective that timed out": (
+        Evidence(signal=ABRT, end=89.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        "nccl_timeout",
+    ),
+    "firmware that does not answer, and SIGKILL from nowhere": (
+        Evidence(signal=KILL, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_faults=(FIRMWARE,)),
+        "gpu_fault",
+    ),
+    "firmware that does not answer, and no record": (Evidence(end=705.0, gpu_faults=(FIRMWARE,)), "gpu_fault"),
+    "firmware that does not answer, and a job of others whose status nobody tells": (
+        Evidence(end=705.0, attached=True, source="kernel", gpu_faults=(FIRMWARE,)),
+        "killed_unknown",
+    ),
+    "firmware that does not answer, and a wrapper that was killed": (
+        Evidence(signal=KILL, source="kernel", end=705.0, wrapper="was killed by SIGKILL", gpu_faults=(FIRMWARE,)),
+        "killed_unknown",
+    ),
+    "firmware that does not answer, and no memory left on the device ten minutes later": (
+        Evidence(code=1, end=705.0, log=LastWords(("cuda_oom",)), gpu_faults=(FIRMWARE,)),
+        "cuda_oom",
+    ),
+    "firmware that does not answer, and SIGTERM from outside ten minutes later": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=705.0, gpu_faults=(FIRMWARE,)),
+        "cancelled",
+    ),
+    "a link that failed, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(LINK,)),
+        "nccl_timeout",
+    ),
+    "a link that failed, and nothing else": (Evidence(code=1, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and SIGABRT": (Evidence(signal=ABRT, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and another error in the log": (
+        Evidence(code=1, end=155.0, log=LastWords((), "KeyError: 'input_ids'"), gpu_faults=(LINK,)),
+        "app_error",
+    ),
+    "a link that failed, and no memory left on the device": (
+        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(LINK,)),
+        "cuda_oom",
+    ),
+    "a link that failed, and SIGTERM from outside": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=155.0, gpu_faults=(LINK,)),
+        "cancelled",
+    ),
+    "a link that failed ten minutes before": (Evidence(code=1, end=705.0, gpu_faults=(LINK,)), "app_error"),
+    "a memory error of the device, and no memory left on it": (
+        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(GpuFault(100.0, 48, "Xid 48"),)),
+        "gpu_fault",
+    ),
+    "an error of the program on a device": (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)), "gpu_fault"),
+    "an error of the program on a device, upon which it aborted": (
+        Evidence(signal=ABRT, end=100.0, gpu_faults=(ADDRESS,)),
+        "gpu_fault",
+    ),
+    "an error of the program on a device, a moment after its end": (
+        Evidence(code=1, end=98.0, gpu_faults=(ADDRESS,)),
+        "gpu_fault",
+    ),
+    "an error of the program on a device long before": (
+        Evidence(code=1, end=99.0 + 61.0, gpu_faults=(ADDRESS,)),
+        "app_error",
+    ),
+    "an error of the program on a device, and SIGKILL from nowhere": (
+        Evidence(signal=KILL, end=100.0, gpu_faults=(ADDRESS,)),
+        "killed_unknown",
+    ),
+    "an error of the program on a device, and SIGTERM from outside": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=100.0, gpu_faults=(ADDRESS,)),
+        "cancelled",
+    ),
+    "an error of the program on a device that had no memory left": (
+        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS,)),
+        "cuda_oom",
+    ),
+    "an error of the program on a device, and a collective that timed out": (
+        Evidence(signal=ABRT, end=100.0, log=LastWords(("nccl_timeout",)), gpu_faults=(ADDRESS,)),
+        "nccl_timeout",
+    ),
+    "an error of the program on a full disk": (
+        Evidence(code=1, end=100.0, disk_available_bytes=0, gpu_faults=(ADDRESS,)),
+        "disk_full",
+    ),
+    "an error of the program on a device, and exit 0": (
+        Evidence(code=0, end=100.0, gpu_faults=(ADDRESS,)),
+        "completed",
+    ),
+    "an error of the program on a device that then fell off the bus": (
+        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS, FELL_OFF)),
+        "gpu_fault",
+    ),
+    "work that the driver removed": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 45, "Xid 45"), GpuFault(99.0, 43, "Xid 43"))),
+        "app_error",
+    ),
+    "an error of a copy engine": (Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 39, "Xid 39"),)), "app_error"),
+    "an error of a device that is not known": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 999, "Xid 999"),)),
+        "app_error",
+    ),
+    "a memory error within one program": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 94, "Xid 94"),)),
+        "gpu_fault",
+    ),
+    "a row of memory that was remapped": (
+        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
+        "app_error",
+    ),
+    "a device that was lost, and no Xid": (Evidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
+    "a device that was lost, and what the program says of it": (
+        Evidence(code=1, end=160.0, log=LastWords((), ILLEGAL), gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was found lost a moment after the end": (
+        Evidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was lost later": (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), "app_error"),
+    "a device that was lost ten minutes before": (
+        Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+        "app_error",
+    ),
+    "a device that was lost, and a collective that timed out ten minutes later": (
+        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_losses=(LOST,)),
+        "gpu_fault",
+    ),
+    "a device that was lost, and a notice that the job ends": (
+        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_losses=(LOST,)),
+        "terminated_peer",
+    ),
+    "a device that was lost, and exit 0": (Evidence(code=0, end=104.0, gpu_losses=(LOST,)), "completed"),
+    "a device that has lost memory, as the log says": (
+        Evidence(code=1, log=LastWords(("cuda_error", "gpu_xid"), ECC)),
+        "gpu_fault",
+    ),
+    "a device that fell off the bus, as the driver says in the log": (
+        Evidence(signal=ABRT, log=LastWords(("gpu_xid", "nccl_timeout"), XID.format(79))),
+        "gpu_fault",
+    ),
+    "an error of the program, as the driver says in the log": (
+        Evidence(code=1, log=LastWords(("gpu_xid",), XID.format(31))),
+        "app_error",
+    ),
+    "a word of the driver before another error": (
+        Evidence(code=1, log=LastWords(("gpu_xid",), "ValueError: bad shard")),
+        "app_error",
+    ),
+    "a word of the driver in a log without an error": (Evidence(code=1, log=LastWords(("gpu_xid",))), "app_error"),
+    "no driver for the device": (
+        Evidence(code=1, log=LastWords(("gpu_driver",), "Failed to initialize NVML: Driver/library version mismatch")),
+        "app_error",
+    ),
+    "a lost connection after a peer had failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 99.0, "crashed_signal")),
+        "terminated_peer",
+    ),
+    "a lost connection and no peer had failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",))),
+        "app_error",
+    ),
+    "a lost connection before the peer failed": (
+        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 101.0, "app_error")),
+        "app_error",
+    ),
+    "SIGTERM from nowhere after a peer had failed": (
+        Evidence(signal=TERM, source="kernel", attached=True, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        "terminated_peer",
+    ),
+    "SIGKILL from nowhere after a peer had failed": (
+        Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        "killed_unknown",
+    ),
+    "a wrapper that was killed": (
+        Evidence(signal=KILL, source="kernel", end=100.0, wrapper="was killed by SIGKILL"),
+        "killed_unknown",
+    ),
+    "a wrapper that was killed during the teardown": (
+        Evidence(signal=KILL, source="kernel", end=101.0, wrapper="was killed by SIGKILL", stop=PEER),
+        "terminated_peer",
+    ),
+    "a job of others at its time limit": (
+        Evidence(signal=KILL, source="kernel", attached=True, end=995.0, job_end=1000.0),
+        "time_limit",
+    ),
+    "exit 0 that the kernel tells": (Evidence(code=0, source="kernel", attached=True), "completed"),
+    "exit 3 on its own during the teardown": (Evidence(code=3, end=101.0, stop=PEER), "app_error"),
+    "exit 3 before the notice": (Evidence(code=3, end=99.9, stop=PEER), "app_error"),
+    "SIGKILL just before the notice": (Evidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
+    "a kill by the kernel just before the notice": (
+        Evidence(signal=KILL, oom_kills=1, end=99.9, stop=PEER),
+        "host_oom",
+    ),
+    "a command that does not exist": (
+        Evidence(code=127, launch_error="cannot start 'x': No such file or directory"),
+        "launch_failed",
+    ),
+    "a command that could not start during the teardown": (
+        Evidence(code=126, launch_error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
+        "launch_failed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evidence_gives_its_reason(name: str) -> None:
+    evidence, reason = CASES[name]
+    assert verdict(evidence).reason == reason
+
+
+def test_an_end_long_before_the_notice_is_no_consequence_of_it() -> None:
+    """As when a run was cancelled and started again, and the job ended an hour later."""
+    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
+    assert verdict(evidence).reason == "cancelled"
+
+
+def test_a_fault_of_a_device_that_the_log_tells_is_told_with_its_place() -> None:
+    found = verdict(Evidence(code=1, log=LastWords(("gpu_xid",), ECC, "train.py:7, in w.err")))
+    assert found.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
+
+
+@pytest.mark.parametrize("number", [USR1, HUP])
+def test_a_signal_that_the_worker_survived_is_not_why_it_failed(number: int) -> None:
+    """As with a warning some minutes before the time limit, upon which the worker writes a checkpoint."""
+    assert verdict(Evidence(code=3, forwarded=(number,))).reason == "app_error"
+
+
+@pytest.mark.parametrize("code", [149, 150, 160, 178, 191])
+def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> None:
+    assert verdict(Evidence(code=code)).reason == "app_error"
+
+
+def test_every_reason_is_reached_by_a_case() -> None:
+    assert {reason for _, reason in CASES.values()} == set(REASONS)
+
+
+@pytest.mark.parametrize("reason", ["preempted", "cancelled"])
+def test_a_worker_inherits_the_reason_of_the_stop(reason: str) -> None:
+    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=Stop(reason, "because", 100.0))
+    assert verdict(evidence).reason == reason
+    assert "because" in verdict(evidence).evidence[-1]
+
+
+NUMBERS = st.none() | st.integers(1, 64)
+EVIDENCE = st.builds(
+    Evidence,
+    code=st.none() | st.integers(0, 255),
+    signal=NUMBERS,
+    end=st.none() | st.floats(0, 1e9),
+    launch_error=st.none() | st.just("cannot start"),
+    oom_kills=st.none() | st.integers(0, 5),
+    forwarded=st.lists(st.integers(1, 64), max_size=3).map(tuple),
+    log=st.builds(
+        LastWords,
+        st.lists(st.sampled_from(["cuda_oom", "nccl_timeout", "peer_lost", "x"]), max_size=2).map(tuple),
+        st.none() | st.just("RuntimeError: x"),
+        st.none() | st.just("node_worker.err"),
+    ),
+    core=st.booleans(),
+    source=st.sampled_from(["wrapper", "kernel"]),
+    attached=st.booleans(),
+    oom_victim=st.none() | st.just("its process 7 was killed"),
+    wrapper=st.none() | st.just("was killed by SIGKILL"),
+    gpu_faults=st.lists(st.builds(GpuFault, st.floats(0, 1e9), st.integers(1, 200), st.just("Xid")), max_size=2).map(
+        tuple
+    ),
+    gpu_losses=st.lists(st.builds(GpuLoss, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
+    node=st.sampled_from(["n1", "n2"]),
+    peer=st.none() | st.builds(Peer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
+    survivors=st.integers(0, 3),
+    disk_available_bytes=st.none() | st.integers(0, 2**40),
+    stop=st.none() | st.sampled_from([PEER, LIMIT, NODE]),
+    job_end=st.none() | st.floats(0, 1e9),
+)
+
+
+@given(EVIDENCE)
+def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> None:
+    judged = verdict(evidence)
+    assert judged.reason in REASONS
+    assert judged.evidence
+    assert all(judged.evidence)
+    if evidence.code == 0 and not evidence.launch_error:
+        assert judged.reason == "completed"
+
+
+@pytest.mark.parametrize("evidence", [evidence for evidence, _ in CASES.values()], ids=CASES)
+@pytest.mark.parametrize("told", [LastWords(("cuda_oom",), "CUDA out of memory"), LastWords(("peer_lost",), "reset")])
+def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: Evidence, told: LastWords) -> None:
+    if not needs_log(evidence):
+        assert verdict(replace(evidence, log=told)) == verdict(replace(evidence, log=LastWords()))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "needs"),
+    [
+        (Evidence(code=0), False),
+        (Evidence(code=127, launch_error="cannot start 'x'"), False),
+        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), False),
+        (Evidence(end=101.0, stop=PEER), False),
+        (Evidence(code=1, end=101.0, stop=PEER), True),
+        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0), True),
+        (Evidence(code=0, service=True), True),
+        (Evidence(code=3), True),
+    ],
+)
+def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: bool) -> None:
+    assert needs_log(evidence) is needs
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence(code=3), ("exit status 3",)),
+        (Evidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
+        (Evidence(), ("exit status unknown", "no exit record was left")),
+        (Evidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
+        (Evidence(code=1, log=LastWords(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
+        (
+            Evidence(code=1, log=LastWords((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
+            ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
+        ),
+        (Evidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
+        (
+            Evidence(code=0, survivors=2),
+            ("exit status 0", "it had left 2 processes in the background"),
+        ),
+        (
+            Evidence(attached=True, source="kernel"),
+            ("exit status unknown", "it was not started by gpujob, and the kernel does not tell its status"),
+        ),
+        (
+            Evidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
+            (
+                "killed by SIGKILL",
+                "its wrapper was killed by SIGKILL and left no record: it ended with that",
+                "nothing tells who sent it",
+            ),
+        ),
+        (
+            Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 98.5, "cuda_oom")),
+            ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "nothing tells who sent it"),
+        ),
+        (Evidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
+        (
+            Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
+            ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
+        ),
+        (Evidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
+        (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
+        (
+            Evidence(
+                signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG, "w.err"), gpu_faults=(FIRMWARE,)
+            ),
+            (
+                "killed by SIGABRT",
+                f"{FIRMWARE.words}, 605 s before its end; no call to it comes back",
+                f"the last error in its log: {WATCHDOG} (w.err)",
+            ),
+        ),
+        (
+            Evidence(signal=KILL, end=705.0, gpu_faults=(FIRMWARE,)),
+            ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; no call to it comes back"),
+        ),
+        (
+            Evidence(code=124, end=104.0, gpu_losses=(LOST,)),
+            ("exit status 124", "GPU 0 (GPU-a) was lost 4 s before its end: GPU is lost"),
+        ),
+        (
+            Evidence(code=1, end=98.0, gpu_losses=(LOST,)),
+            ("exit status 1", "GPU 0 (GPU-a) was found lost 2 s after its end: GPU is lost"),
+        ),
+        (Evidence(code=1, gpu_losses=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
+        (
+            Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_losses=(LOST,)),
+            ("exit status 1", FELL_OFF.words, "GPU 0 (GPU-a) was lost 0 s before its end: GPU is lost"),
+        ),
+        (
+            Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+            (
+                "exit status 1",
+                "the last error in its log: ValueError: bad shard",
+                "GPU 0 (GPU-a) was lost 605 s before its end: GPU is lost",
+            ),
+        ),
+        (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), ("exit status 1",)),
+        (
+            Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
+            ("exit status 1", "Xid 31 on GPU 3, process 7: invalid address, by the program"),
+        ),
+        (
+            Evidence(signal=ABRT, end=100.0, log=LastWords((), ILLEGAL), gpu_faults=(ADDRESS,)),
+            (
+                "killed by SIGABRT",
+                f"the last error in its log: {ILLEGAL}",
+                "Xid 31 on GPU 3, process 7: invalid address, by the program",
+            ),
+        ),
+    ],
+)
+def test_the_evidence_is_told_in_words(evidence: Evidence, words: tuple[str, ...]) -> None:
+    assert verdict(evidence).evidence == words
+
+
+def test_the_first_failure_in_time_is_the_cause() -> None:
+    ends = [(30.0, "terminated_peer"), (20.0, "app_error"), (10.0, "completed"), (25.0, "cuda_oom")]
+    assert first_cause(ends) == 1
+
+
+@pytest.mark.parametrize("reason", sorted(CONSEQUENCES))
+def test_a_consequence_is_never_the_cause(reason: str) -> None:
+    assert first_cause([(1.0, reason)]) is None
+    assert first_cause([(1.0, reason), (2.0, "killed_unknown")]) == 1
+
+
+def test_without_ends_there_is_no_cause() -> None:
+    assert first_cause([]) is None
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (64, "SIGRTMAX"), (99, "signal 99")])
+def test_a_signal_has_its_name(number: int, name: str) -> None:
+    assert signal_name(number) == name
+
+
+@pytest.mark.parametrize(
+    ("state", "stop"),
+    [
+        ({}, None),
+        ({"stop": None}, None),
+        ({"stop": "now"}, None),
+        ({"stop": {"reason": "cancelled"}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": None}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": "later"}}, None),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": 5}}, Stop("cancelled", "c", 5.0, None, 0)),
+        (
+            {"stop": {"reason": "terminated_peer", "cause": "c", "time": 5, "rank": 3, "restart": 1}},
+            Stop("terminated_peer", "c", 5.0, 3, 1),
+        ),
+    ],
+)
+def test_a_notice_is_taken_whole_or_not_at_all(state: dict[str, Any], stop: Stop | None) -> None:
+    assert parse_stop(state) == stop
+
+
+def test_a_notice_with_an_unknown_reason_is_none() -> None:
+    assert parse_stop({"stop": {"reason": "lunch", "cause": "c", "time": 5}}) is None
+
+
+def test_an_exit_record_gives_its_evidence() -> None:
+    record = {
+        "code": None,
+        "signal": 15,
+        "end": 50.0,
+        "oom_kills": 0,
+        "signals": [[49.0, 15, 1], [49.5, 28, 0]],
+        "disk_available_bytes": 9,
+    }
+    assert exit_evidence(record, stop=PEER, log=LastWords(("x",)), job_end=1000.0) == Evidence(
+        code=None,
+        signal=15,
+        end=50.0,
+        oom_kills=0,
+        forwarded=(15, 28),
+        log=LastWords(("x",)),
+        disk_available_bytes=9,
+        stop=PEER,
+        job_end=1000.0,
+    )
+
+
+def test_a_signal_that_the_worker_has_lived_with_for_hours_is_no_reason() -> None:
+    record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
+    assert exit_evidence(record).forwarded == (10,)
+    assert exit_evidence(record, stop=Stop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
+
+
+def test_a_record_of_nothing_gives_no_evidence() -> None:
+    assert exit_evidence({}) == Evidence()

@@ -1,0 +1,372 @@
+"""Memory of the job on this node: which cgroup it is, what is said of it, and OOM kills that are never forgotten."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.collecting.collector import Context, Status
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.workers.memory_collector import (
+    LIMIT,
+    OOM_KILLS,
+    PEAK,
+    PRESSURE,
+    USED,
+    WORKING_SET,
+    MemoryCollector,
+    MemorySnapshot,
+)
+from tests.exporter.machine.cgroup_trees import MIB, UNIFIED_MOUNT, V1_MOUNT, V2_MOUNT, Machine, real_cgroup
+from tests.support.exporter import (
+    NODE,
+    FakeClock,
+    Wrappers,
+    make_identity,
+    make_manifest,
+    make_task,
+    open_files,
+    page_of,
+    samples_of,
+    until,
+)
+
+TASKS = (make_task(0), make_task(1), make_task(2, node_index=1))
+SLURM_V1 = "/slurm_node01/uid_1000"
+SLURM_V2 = "/system.slice/slurmstepd.scope"
+
+
+class Node:
+    """A node with a run directory, the sidecar in its own cgroup, and workers by their records."""
+
+    def __init__(self, root: Path, version: int, own: str, **manifest: Any) -> None:
+        self.version = version
+        self.machine = Machine(root, V2_MOUNT if version == 2 else V1_MOUNT + UNIFIED_MOUNT)
+        self.run_dir = root / "run"
+        self.folder = self.run_dir / run_files.WORKERS_DIR
+        self.folder.mkdir(parents=True)
+        self.machine.process("self", self.lines(own))
+        manifest = {"tasks": TASKS, **manifest}
+        self.context = Context(
+            make_manifest(self.run_dir, *manifest.pop("tasks"), **manifest),
+            make_identity(),
+            FakeClock(),
+            str(root / "proc"),
+        )
+        self.collector = MemoryCollector(self.context)
+
+    def lines(self, cgroup: str) -> str:
+        return f"0::{cgroup}\n" if self.version == 2 else f"4:memory:{cgroup}\n0::/system.slice/slurmd.service\n"
+
+    def cgroups(self, *paths: str, **facts: int) -> None:
+        for path in paths:
+            (self.machine.v2 if self.version == 2 else self.machine.v1)(path, **facts)  # type: ignore[arg-type]
+
+    def remove(self, path: str) -> None:
+        """Remove a cgroup of v1; what is still open has nothing more to tell."""
+        folder = self.machine.root / f"sys/fs/cgroup/memory{path}"
+        for file in folder.iterdir():
+            file.write_text("", encoding="ascii")
+        shutil.rmtree(folder)
+
+    def start(self, task: Task, pid: int, cgroup: str, restart: int = 0, **record: Any) -> None:
+        """A worker that runs in this cgroup, and its start record."""
+        self.machine.process(pid, self.lines(cgroup), start_ticks=pid * 10)
+        self.write(task, "start", restart, pid=pid, start_ticks=pid * 10, **record)
+
+    def end(self, task: Task, pid: int, restart: int = 0, **record: Any) -> None:
+        """Its end, and its exit record."""
+        shutil.rmtree(self.machine.root / f"proc/{pid}", ignore_errors=True)
+        self.write(task, "exit", restart, pid=pid, **record)
+
+    def write(self, task: Task, kind: str, restart: int, **record: Any) -> None:
+        stem = run_files.record_name(task.worker, task.rank, 0, restart)
+        run_files.write_json(self.folder / f"{stem}.{kind}.json", record)
+
+    def look(self) -> MemorySnapshot:
+        return self.collector.read()
+
+    def path(self) -> str | None:
+        """Path of the job's cgroup as the next look finds it."""
+        cgroup = self.look().cgroup
+        return None if cgroup is None else cgroup.path
+
+
+def test_before_a_worker_is_known_it_is_the_sidecars_own_cgroup(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, f"{SLURM_V2}/job_7/step_0/user/task_0")
+    node.cgroups(f"{SLURM_V2}/job_7/step_0/user/task_0")
+    assert node.path() == f"{SLURM_V2}/job_7/step_0/user/task_0"
+
+
+@pytest.mark.parametrize(
+    ("version", "job", "step"),
+    [
+        (1, f"{SLURM_V1}/job_7", "/step_{}/task_0"),
+        (2, f"{SLURM_V2}/job_7", "/step_{}/user/task_0"),
+        (2, "/system.slice/node01_slurmstepd.scope/job_7", "/step_{}/user/task_0"),
+        (2, f"{SLURM_V2}/s4H7XK2M9QZ1", "/step_{}/user/task_special"),
+    ],
+)
+def test_under_slurm_it_is_that_of_the_job(tmp_path: Path, version: int, job: str, step: str) -> None:
+    node = Node(tmp_path, version, job + step.format(0))
+    node.cgroups(job, *(job + step.format(number) for number in range(3)), limit=700 * MIB)
+    node.cgroups(job, used=300 * MIB, limit=800 * MIB)
+    node.start(TASKS[0], 11, job + step.format(1))
+    node.start(TASKS[1], 12, job + step.format(2))
+    snapshot = node.look()
+    assert snapshot.cgroup is not None
+    assert snapshot.cgroup.path == job
+    assert snapshot.facts is not None
+    assert (snapshot.facts.used_bytes, snapshot.facts.limit_bytes) == (300 * MIB, 800 * MIB)
+    node.end(TASKS[0], 11)
+    node.end(TASKS[1], 12)
+    assert node.path() == job  # also when all of them have ended
+
+
+def test_on_one_machine_it_is_the_one_of_all(tmp_path: Path) -> None:
+    session = "/user.slice/user-1000.slice/session-3.scope"
+    node = Node(tmp_path, 2, session)
+    node.cgroups("/user.slice", session)
+    node.start(TASKS[0], 11, session)
+    assert node.path() == session
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_nothing_is_said_of_a_whole_machine(tmp_path: Path, version: int) -> None:
+    node = Node(tmp_path, version, "/a")
+    node.cgroups("/a", "/b", oom_kills=3)
+    if version == 1:
+        node.cgroups("")
+        node.machine.write("sys/fs/cgroup/memory/release_agent", "")
+    else:
+        node.machine.v2_without_memory("")
+    assert node.look().facts is not None
+    node.start(TASKS[0], 11, "/b")
+    snapshot = node.look()
+    assert (snapshot.facts, snapshot.oom_kills) == (None, None)
+    assert page_of(node.collector, snapshot) == ""
+    status = Status()
+    node.collector.describe(snapshot, status)
+    assert status.memory["cgroup"] == "/"
+    assert status.memory["used_bytes"] is None
+
+
+def test_a_machine_without_cgroups_says_nothing_and_fails_nowhere(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/a")
+    shutil.rmtree(tmp_path / "proc")
+    snapshot = node.look()
+    assert (snapshot.cgroup, snapshot.facts, snapshot.oom_kills) == (None, None, None)
+    assert page_of(node.collector, snapshot) == ""
+    node.collector.describe(snapshot, Status())
+
+
+def test_workers_whose_pids_mean_nothing_here_are_passed_over(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job/step_0")
+    node.machine.write("proc/self/ns/pid", "")
+    node.cgroups("/job", "/job/step_0", "/job/step_1", "/other")
+    here = (tmp_path / "proc/self/ns/pid").stat().st_ino
+    node.collector = MemoryCollector(node.context)
+    node.start(TASKS[0], 11, "/other", pid_namespace=here + 1)
+    node.start(TASKS[2], 13, "/other")  # of another node
+    assert node.path() == "/job/step_0"
+    node.start(TASKS[1], 12, "/job/step_1", pid_namespace=here)
+    assert node.path() == "/job"
+
+
+def test_a_pid_that_belongs_to_another_process_by_now_is_passed_over(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job/step_0")
+    node.cgroups("/job/step_0", "/other")
+    node.start(TASKS[0], 11, "/other")
+    node.write(TASKS[0], "start", 0, pid=11, start_ticks=5)
+    assert node.path() == "/job/step_0"
+
+
+@pytest.mark.parametrize("broken", ["proc", "pid"])
+def test_a_worker_without_facts_costs_nothing(tmp_path: Path, broken: str) -> None:
+    node = Node(tmp_path, 2, "/job/step_0")
+    node.cgroups("/job/step_0")
+    node.write(TASKS[0], "start", 0, pid=11 if broken == "proc" else None)
+    node.write(TASKS[1], "exit", 0, pid=None, oom_kills=None)
+    assert node.path() == "/job/step_0"
+
+
+def test_attached_to_a_job_of_others_its_workers_alone_say_where_it_is(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/session", attached=True)
+    node.cgroups("/session", oom_kills=9)
+    node.cgroups("/job", "/job/step_1", "/job/step_2", oom_kills=1)
+    assert node.look().facts is None
+    node.start(TASKS[0], 11, "/job/step_1")
+    node.start(TASKS[1], 12, "/job/step_2")
+    snapshot = node.look()
+    assert snapshot.cgroup is not None
+    assert snapshot.cgroup.path == "/job"
+    assert snapshot.oom_kills == 2
+
+
+def test_v2_counts_the_kills_of_all_cgroups_below(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job/step_0")
+    node.cgroups("/job", oom_kills=4)
+    node.cgroups("/job/step_0", "/job/step_1", oom_kills=2)
+    node.start(TASKS[0], 11, "/job/step_1")
+    assert node.look().oom_kills == 4
+
+
+def test_kills_never_fall(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job")
+    node.cgroups("/job", oom_kills=4)
+    assert node.look().oom_kills == 4
+    node.cgroups("/job", oom_kills=0)
+    assert node.look().oom_kills == 4
+
+
+def test_v1_counts_the_kills_of_each_worker_also_when_its_cgroup_is_gone(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/job/step_0")
+    node.cgroups("/job", "/job/step_0", "/job/step_1", "/job/step_2")
+    node.start(TASKS[0], 11, "/job/step_1")
+    node.start(TASKS[1], 12, "/job/step_2")
+    assert node.look().oom_kills == 0
+    node.cgroups("/job/step_1", oom_kills=1)
+    node.cgroups("/job/step_0", oom_kills=1)
+    assert node.look().oom_kills == 2
+    node.remove("/job/step_1")
+    assert node.look().oom_kills == 2
+    # the cgroup of the last is removed as it is killed, and only its wrapper has seen it
+    node.end(TASKS[1], 12, oom_kills=1)
+    node.remove("/job/step_2")
+    assert node.look().oom_kills == 3
+    assert node.look().oom_kills == 3
+
+
+def test_a_kill_that_kernel_and_wrapper_tell_counts_once(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/job/step_0")
+    node.cgroups("/job", "/job/step_0", "/job/step_1")
+    node.start(TASKS[0], 11, "/job/step_1")
+    node.look()
+    node.cgroups("/job/step_1", oom_kills=1)
+    node.end(TASKS[0], 11, oom_kills=1)
+    assert node.look().oom_kills == 1
+    node.cgroups("/job/step_2")
+    node.start(TASKS[0], 14, "/job/step_2", restart=1)  # started again, in a cgroup of its own
+    node.look()
+    node.end(TASKS[0], 14, restart=1, oom_kills=1)
+    assert node.look().oom_kills == 2
+
+
+def test_one_kill_in_a_cgroup_of_all_counts_once_although_each_wrapper_tells(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/session")
+    node.cgroups("/session", oom_kills=0)
+    node.start(TASKS[0], 11, "/session")
+    node.look()
+    node.start(TASKS[1], 12, "/session")
+    node.cgroups("/session", oom_kills=1)
+    node.end(TASKS[0], 11, oom_kills=1)
+    node.end(TASKS[1], 12, oom_kills=1)  # over before it was ever seen
+    assert node.look().oom_kills == 1
+
+
+def test_a_worker_of_slurm_that_was_never_seen_alive_counts_by_its_record(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/job/step_0")
+    node.cgroups("/job", "/job/step_0", "/job/step_1")
+    node.start(TASKS[0], 11, "/job/step_1")
+    node.end(TASKS[1], 12, oom_kills=1)
+    node.write(TASKS[1], "start", 0, pid=12)
+    assert node.look().oom_kills == 1
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_page_says_what_is_known(tmp_path: Path, version: int) -> None:
+    node = Node(tmp_path, version, "/job")
+    node.cgroups("/job", used=100 * MIB, limit=128 * MIB, oom_kills=2)
+    page = page_of(node.collector, node.look())
+    expected = {USED: 100, LIMIT: 128, PEAK: 200, WORKING_SET: 70}
+    assert {family: samples_of(page, family)[""] / MIB for family in expected} == expected
+    assert samples_of(page, OOM_KILLS) == {"": 2}
+    pressure = {'kind="some"': 2.5, 'kind="full"': 1.25} if version == 2 else {}
+    assert samples_of(page, PRESSURE) == pressure
+
+
+def test_without_a_limit_there_is_no_sample_of_one(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job")
+    node.cgroups("/job")
+    page = page_of(node.collector, node.look())
+    assert samples_of(page, LIMIT) == {}
+    assert samples_of(page, USED) == {"": 100 * MIB}
+
+
+def test_the_status_has_the_same_facts_and_is_json(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2, "/job")
+    node.cgroups("/job", limit=128 * MIB, oom_kills=2)
+    status = Status()
+    node.collector.describe(node.look(), status)
+    assert json.loads(json.dumps(status.memory)) == {
+        "cgroup": "/job",
+        "version": 2,
+        "used_bytes": 100 * MIB,
+        "limit_bytes": 128 * MIB,
+        "peak_bytes": 200 * MIB,
+        "working_set_bytes": 70 * MIB,
+        "oom_kills": 2,
+        "pressure_some_s": 2.5,
+        "pressure_full_s": 1.25,
+        "kmsg": "unavailable: No such file or directory",
+        "oom_victims": {},
+        "xids": [],
+    }
+
+
+@pytest.mark.parametrize(("check", "interval"), [(1.0, 2.0), (5.0, 5.0), (60.0, 5.0)])
+def test_it_looks_as_often_as_the_job_asks_between_two_and_five_seconds(
+    tmp_path: Path, check: float, interval: float
+) -> None:
+    assert Node(tmp_path, 2, "/job", check_interval_s=check).collector.interval_s == interval
+
+
+# The real kernel
+
+
+def real_context(run_dir: Path, *tasks: Task, proc: str = "/proc") -> Context:
+    return Context(make_manifest(run_dir, *tasks), make_identity(node=NODE, start=None), FakeClock(), proc)
+
+
+def test_a_real_worker_that_is_killed_for_its_memory_stays_counted(tmp_path: Path, wrappers: Wrappers) -> None:
+    task, go = make_task(), tmp_path / "go"
+    program = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nbytearray(b'x' * (1 << 27))"
+    with real_cgroup("worker") as real:
+        real.limit(32 * MIB)
+        script = f'echo $$ > {real.procs} && exec "$0" -I -c "$1"'
+        collector = MemoryCollector(real_context(tmp_path, task))
+        before = collector.read()
+        if before.facts is None:
+            pytest.skip("this process is in the root of its hierarchy")
+        wrapper = wrappers.start(task, "sh", "-c", script, sys.executable, program)
+        pid = wrappers.record(task, "start")["pid"]
+        until(lambda: str(pid) in real.procs.read_text(encoding="ascii").split(), "the worker in its cgroup")
+        running = collector.read()
+        assert running.facts is not None
+        assert before.oom_kills == running.oom_kills
+        go.touch()
+        wrapper.wait(timeout=60)
+        after = collector.read()
+        assert after.oom_kills == (running.oom_kills or 0) + 1
+        real.directory.rmdir()
+        assert collector.read().oom_kills == after.oom_kills
+        assert open_files(str(real.directory)) == []
+        if after.kmsg == "available":
+            assert pid in after.oom_victims
+            status = Status()
+            collector.describe(after, status)
+            assert status.memory["oom_victims"][pid] == after.oom_victims[pid]
+
+
+def test_this_process_has_a_cgroup_or_the_whole_machine() -> None:
+    snapshot = MemoryCollector(real_context(Path("/nonexistent"))).read()
+    if snapshot.facts is not None:
+        assert snapshot.facts.used_bytes > MIB
+        assert snapshot.facts.working_set_bytes is None or snapshot.facts.working_set_bytes <= snapshot.facts.used_bytes
+    else:
+        assert snapshot.cgroup is None or os.path.isdir(snapshot.cgroup.directory)

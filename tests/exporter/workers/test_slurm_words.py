@@ -1,0 +1,86 @@
+"""What Slurm says about the end of a job, in the lines of its daemons and of srun."""
+
+from datetime import datetime
+
+import pytest
+
+from exporter.workers.slurm_words import SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
+
+AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
+
+AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-22T09:52:22"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{AT} ***", SlurmWords("cancelled", "Slurm: cancelled")),
+        (f"{AT} DUE TO TIME LIMIT ***", SlurmWords("time_limit", "Slurm: the time limit was reached")),
+        (f"{AT} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
+        (f"{AT} DUE TO JOB REQUEUE ***", SlurmWords("cancelled", "Slurm: requeued; the job will run again")),
+        (
+            f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            SlurmWords("node_failure", "Slurm: a node has failed"),
+        ),
+        (f"{AT} DUE TO LUNCH ***", SlurmWords("cancelled", "Slurm: cancelled due to lunch")),
+        (f"{AT_26_05} DUE to SIGNAL Terminated ***", SlurmWords("cancelled", "Slurm: cancelled")),
+        (f"{AT_26_05} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
+        (f"{AT_26_05.replace('JOB 2', 'STEP 2.1')} DUE to SIGNAL Terminated ***", SlurmWords()),
+        ("slurmstepd: error: *** STEP 2.1 ON rs1 CANCELLED AT 2026-11-21T12:02:53 ***", SlurmWords()),
+        ("srun: error: rs1: task 0: Terminated", SlurmWords()),
+        ("", SlurmWords()),
+    ],
+)
+def test_the_line_of_the_batch_step_says_why(line: str, words: SlurmWords) -> None:
+    assert parse_slurm_words(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == words
+
+
+def test_srun_names_the_nodes_that_have_failed() -> None:
+    text = (
+        "srun: error: Node failure on rs8\nsrun: error: Node failure on rs8\nsrun: error: Node failure on rs9\n"
+        f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+    )
+    assert parse_slurm_words(text) == SlurmWords("node_failure", "Slurm: node rs8, rs9 has failed", ("rs8", "rs9"))
+
+
+def test_the_last_of_several_counts() -> None:
+    assert parse_slurm_words(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
+
+
+def job_text(start: str, end: str, preempted: str) -> str:
+    """Some of what `scontrol show job` prints."""
+    return f"   RunTime=00:01:00\n   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
+
+
+NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-22T12:00:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (job_text(NOON, LATER, "2026-11-21T12:02:00"), LATER),
+        (job_text(NOON, TOMORROW, "None"), None),
+        (job_text(NOON, TOMORROW, "2026-11-21T12:02:00"), None),
+        (job_text(NOON, LATER, "2026-11-21T11:00:00"), None),
+        (job_text(NOON, "Unknown", "2026-11-21T12:02:00"), None),
+        ("JobState=RUNNING Reason=None", None),
+    ],
+    ids=["in its grace time", "not preempted", "suspended, and resumed", "before a requeue", "requeued", "old Slurm"],
+)
+def test_a_preemption_with_a_grace_time_says_when_it_ends(text: str, end: str | None) -> None:
+    assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "timed_out"),
+    [
+        ("   JobState=RUNNING Reason=None Dependency=(null)\n", False),
+        ("   JobState=COMPLETING Reason=None Dependency=(null)\n", False),
+        ("   JobState=COMPLETING Reason=TimeLimit Dependency=(null)\n", True),
+        ("   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)\n", True),
+        ("   JobState=RUNNING Reason=TimeLimit Dependency=(null)\n", False),
+    ],
+    ids=["running", "cancelled", "being ended", "ended", "requeued, and running"],
+)
+def test_a_job_that_is_ended_for_its_time_limit_is_known(text: str, timed_out: bool) -> None:
+    assert has_timed_out(text) is timed_out

@@ -1,0 +1,206 @@
+"""Clocks, manifests and real processes for the tests of the exporter."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from exporter.collecting.collector import Context
+from exporter.collecting.families import Family, Samples
+from exporter.contract import run_files
+from exporter.contract.clock import Clock
+from exporter.contract.identity import Identity
+from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from tests.realstack.waiting import wait_for
+
+NODE = "node01"
+NOBODY = 65534
+SOON_S = 30.0
+"""Within which is over what does not wait, on a machine that does much else: what waits for something that hangs
+takes twice as long, or never ends."""
+
+
+class FakeClock:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let this many seconds pass."""
+        self.now += seconds
+
+
+class ShiftedClock:
+    """The machine's clock with time that is skipped on demand."""
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.shift
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.shift
+
+
+def make_task(rank: int = 0, *, role: str = "worker", index: int | None = None, node_index: int = 0) -> Task:
+    """A task as the launcher plans it, one GPU for each rank."""
+    number = rank if index is None else index
+    worker = f"{role}_w{number}"
+    logs = tuple(f"{{node}}_{worker}{{run}}.{stream}" for stream in ("out", "err"))
+    return Task(worker, role, number, rank, 0, node_index, (rank,), logs)
+
+
+def make_manifest(run_dir: Path, *tasks: Task, **changes: Any) -> Manifest:
+    """The manifest of a small job, one task unless others are given."""
+    tasks = tasks or (make_task(),)
+    manifest = Manifest(
+        job_name="embed",
+        user="ada",
+        cluster="c1",
+        partition="gpu",
+        nodes=max(task.node_index for task in tasks) + 1,
+        tasks=tasks,
+        groups=(PathGroup("output", "out", "output_*.jsonl"), PathGroup("checkpoint", "ckpt", "*.pt")),
+        run_dir=run_dir,
+    )
+    return dataclasses.replace(manifest, **changes)
+
+
+def make_identity(node: str = NODE, node_index: int = 0, **changes: Any) -> Identity:
+    """The identity of one node of job 4459."""
+    identity = Identity("c1", "4459", "embed", "ada", "gpu", node, node_index, 0, 1_700_000_000.0, 1_700_003_600.0)
+    return dataclasses.replace(identity, **changes)
+
+
+def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any) -> Context:
+    """The context of a node's collectors."""
+    return Context(manifest, make_identity(**identity), clock or FakeClock())
+
+
+def write_manifest(manifest: Manifest) -> Path:
+    """Write the manifest into its run directory; gives the directory."""
+    text = json.dumps(render_manifest(manifest))
+    (manifest.run_dir / run_files.MANIFEST_FILE).write_text(text, encoding="utf-8")
+    return manifest.run_dir
+
+
+def page_of(collector: Any, snapshot: Any, *, openmetrics: bool = False) -> str:
+    """The page of one collector's snapshot without constant labels."""
+    out = Samples({})
+    collector.render(snapshot, out)
+    return out.page(openmetrics=openmetrics)
+
+
+def samples_of(page: str, family: Family) -> dict[str, float]:
+    """Values of a family's series by their labels as the page writes them."""
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        if name == family.full_name and not line.startswith("#"):
+            found[labels.removesuffix("}")] = float(value)
+    return found
+
+
+def open_files(place: str) -> list[str]:
+    """Files that this process has open and whose paths begin with ``place``."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue  # the one that lists them, or of another thread
+    return sorted(path for path in found if path.startswith(place))
+
+
+def until(predicate: Any, what: str, timeout: float = 60.0) -> Any:
+    """The first true value of ``predicate``, looked for every few milliseconds."""
+    return wait_for(predicate, timeout, what, interval=0.005)
+
+
+class Wrappers:
+    """Starts real wrappers with real workers under them, and leaves none behind."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.folder = run_dir / run_files.WORKERS_DIR
+        self.folder.mkdir()
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, task: Task, *command: str, restart: int = 0) -> subprocess.Popen[bytes]:
+        """A wrapper over ``command``, with its logs where the manifest says."""
+        suffix = f"_r{restart}" if restart else ""
+        out, err = (self.run_dir / name.replace("{node}", NODE).replace("{run}", suffix) for name in task.logs)
+        argv = [sys.executable, "-I", "-m", "launcher.wrap", "--run-dir", str(self.run_dir)]
+        argv += ["--worker", task.worker, "--rank", str(task.rank), "--restart", str(restart), "--", *command]
+        with out.open("ab") as stdout, err.open("ab") as stderr:
+            wrapper = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        self._started.append(wrapper)
+        return wrapper
+
+    def record(self, task: Task, kind: str, restart: int = 0) -> dict[str, Any]:
+        """The start or exit record of a run, waited for."""
+        path = self.path(task, kind, restart)
+        found: dict[str, Any] = until(lambda: run_files.read_json(path), f"{path.name}")
+        return found
+
+    def path(self, task: Task, kind: str, restart: int = 0) -> Path:
+        """Where that record is."""
+        return self.folder / f"{run_files.record_name(task.worker, task.rank, 0, restart)}.{kind}.json"
+
+    def close(self) -> None:
+        """Kill what still runs, the workers before their wrappers."""
+        for path in self.folder.glob("*.start.json"):
+            record = run_files.read_json(path) or {}
+            if not path.with_name(path.name.replace(".start.", ".exit.")).exists() and _is_same(record):
+                os.kill(int(str(record["pid"])), signal.SIGKILL)
+        for wrapper in self._started:
+            try:
+                wrapper.wait(timeout=SOON_S)  # it reaps its worker and ends like it
+            except subprocess.TimeoutExpired:
+                wrapper.kill()
+                wrapper.wait()
+
+
+def _is_same(record: dict[str, object]) -> bool:
+    """Whether the process of a start record is still that process."""
+    try:
+        with open(f"/proc/{record['pid']}/stat", "rb") as source:
+            return int(source.read().rpartition(b")")[2].split()[19]) == record["start_ticks"]
+    except (OSError, KeyError):
+        return False
+
+
+@contextmanager
+def without_rights() -> Iterator[Path]:
+    """An empty folder, and the rights of a user to whom nothing is refused but what is for nobody: root reads all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        if os.geteuid() != 0:
+            yield path
+            return
+        os.chown(path, NOBODY, NOBODY)
+        path.chmod(0o755)
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield path
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
