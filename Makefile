@@ -7,12 +7,13 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test test-gpu test-slurm-versions lint check bench clean
+.PHONY: help install install-dev packages demo test test-quick test-gpu test-slurm-versions lint check bench clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
 	@echo "make demo      run four workers on this machine and watch them"
 	@echo "make test      install what the tests need and run them all"
+	@echo "make test-quick  the tests that need no process, server or clock, in a minute"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
 	@echo "make check     format, lint, types, layers, rules"
@@ -43,6 +44,9 @@ demo: install
 test: install-dev packages
 	@bash tests/lanes.sh "$(CURDIR)/$(BIN)/python" $(PYTEST_OPTIONS)
 
+test-quick: install-dev
+	$(BIN)/python -m pytest -q -m quick --by-room $(PYTEST_OPTIONS)
+
 # Installs nothing: machines with GPUs are often without a network.
 test-gpu:
 	@bash tests/gpu/run.sh $(PYTEST_OPTIONS)
@@ -57,7 +61,7 @@ lint: install-dev
 	$(BIN)/mypy exporter launcher tests examples bench grafana
 
 check: lint packages
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/exporter/sidecar/test_golden_pages.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/docs tests/exporter/sidecar/test_golden_pages.py
 
 bench: install-dev
 	$(BIN)/python -m bench

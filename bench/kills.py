@@ -106,7 +106,16 @@ def _prepare(run_dir: Path) -> None:
 def _start(run_dir: Path, rank: int, restart: int, chosen: random.Random) -> _Run:
     way = chosen.choice([*BY_ITSELF, *FROM_OUTSIDE])
     script = {**BY_ITSELF, **FROM_OUTSIDE}[way].format(code=chosen.randrange(256), delay=round(chosen.random(), 3))
-    argv = [sys.executable, "-I", "-m", "launcher.wrap", "--run-dir", str(run_dir), "--worker", f"worker_w{rank}"]
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "launcher.programs.wrapper",
+        "--run-dir",
+        str(run_dir),
+        "--worker",
+        f"worker_w{rank}",
+    ]
     argv += ["--rank", str(rank), "--restart", str(restart), "--", "sh", "-c", script]
     return _Run(rank, restart, way, subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 

@@ -23,7 +23,7 @@ from bench.clock import cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
 from exporter.machine.thread_name import LONGEST
-from launcher.wrap import read_pid_namespace, read_start_ticks
+from launcher.programs.wrapper import read_pid_namespace, read_start_ticks
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60

@@ -16,7 +16,19 @@ def measure() -> dict[str, Any]:
     """Milliseconds and MiB; each round pairs `true` under the wrapper with `true` alone."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "workers").mkdir()
-        wrap = [sys.executable, "-I", "-m", "launcher.wrap", "--run-dir", folder, "--worker", "w", "--rank", "0", "--"]
+        wrap = [
+            sys.executable,
+            "-I",
+            "-m",
+            "launcher.programs.wrapper",
+            "--run-dir",
+            folder,
+            "--worker",
+            "w",
+            "--rank",
+            "0",
+            "--",
+        ]
         added = []
         for _ in range(ROUNDS):
             start = time.perf_counter()

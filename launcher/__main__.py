@@ -6,7 +6,7 @@ if __name__ == "__main__":
     answer = signal.getsignal(signal.SIGINT)
     if answer is signal.default_int_handler:  # and not ignored, as in the background of a shell
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are loaded is no error of theirs
-    from launcher.cli import main
+    from launcher.cli.main import main
 
     signal.signal(signal.SIGINT, answer)
     main()

@@ -3,7 +3,7 @@
     python -I -B -m launcher.guard RUN_DIR [--local]
 
 It ends as the orchestrator ended. One that is gone without having finished is followed by
-``launcher.aftermath``, a fresh process that ends what still runs and writes the report.
+``launcher.run.lost_orchestrator``, a fresh process that ends what still runs and writes the report.
 When this process is killed, the orchestrator gets SIGTERM and ends the job in order.
 
 Standard library alone and few imports: nothing here can fail that the orchestrator could.
@@ -15,8 +15,8 @@ import sys
 import time
 
 from exporter.contract import run_files
-from launcher.environment import original_environment
-from launcher.wrap import FORWARDED, end_like, wait_forwarding
+from launcher.programs.environment import original_environment
+from launcher.programs.wrapper import FORWARDED, end_like, wait_forwarding
 
 ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the orchestrator begins with blocked: until it can answer them in order, they wait."""
@@ -28,13 +28,13 @@ def guard(arguments: list[str]) -> None:
     run_dir, began = arguments[0], time.time()
     waited = {int(number) for number in (*FORWARDED, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    words = ["launcher.orchestrate", *arguments, "--guard", str(os.getpid())]
+    words = ["launcher.run.orchestrator", *arguments, "--guard", str(os.getpid())]
     pid = start(words, mask | set(ANSWERED))
     status = wait(pid, waited)
     if is_finished(run_dir, began) or not (os.WIFSIGNALED(status) or has_begun(run_dir, pid)):
         end_like(status)
     # what asks for the end of the job comes too late to hurry it
-    words = ["launcher.aftermath", *arguments, "--status", str(status), "--since", repr(began)]
+    words = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status), "--since", repr(began)]
     after = wait(start(words, mask | set(ANSWERED)), waited)
     end_like(after)
 

@@ -1,9 +1,12 @@
 """Options and fixtures that several folders of tests use."""
 
 import os
+import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,8 @@ for _number, _action in (
 # What one job of the tests leaves for the next of its name must not decide what that one shows.
 os.environ["GPUJOB_HISTORY_DIR"] = ""
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
+TESTS = Path(__file__).resolve().parent
+GOLDEN = TESTS / "golden"
 UPDATE_GOLDEN = "--update-golden"
 HARD_NAMES = ("a space", 'a"quote', "a\nnewline", "a) b (", "node[01-03,7]", "back\\slash", "Übung 日本", "")
 
@@ -33,6 +37,40 @@ settings.load_profile("gpujob")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(UPDATE_GOLDEN, action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption("--by-room", action="store_true", help="end with a table of tests and seconds by room")
+
+
+WAITS = re.compile(r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|tests\.bin)")
+WITH_PARTS = ("endtoend", "realstack", "packaging", "docker", "gpu", "fakenvml", "engines", "examples", "alertmanager")
+
+
+@cache
+def _is_quick(path: Path) -> bool:
+    """Whether the tests of a file start no process or server and wait for no clock, as its text shows."""
+    return path.relative_to(TESTS).parts[0] not in WITH_PARTS and not WAITS.search(path.read_text(encoding="utf-8"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-quick` runs."""
+    for item in items:
+        if _is_quick(item.path) and not {"start", "slurm", "locked"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.quick)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print tests and seconds of each room, the slowest room first."""
+    if not config.getoption("--by-room"):
+        return
+    count, seconds = Counter[str](), Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                room = "/".join(Path(report.location[0]).parts[1:-1])
+                seconds[room] += report.duration
+                count[room] += report.when == "call"
+    terminalreporter.section("by room")
+    for room, spent in seconds.most_common():
+        terminalreporter.write_line(f"{spent:8.1f} s {count[room]:6d} tests  {room or 'tests'}")
 
 
 @pytest.fixture(params=HARD_NAMES, ids=ascii)

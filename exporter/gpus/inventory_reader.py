@@ -25,7 +25,7 @@ class Inventory:
 def read_inventory() -> Inventory | str:
     """The inventory, or why there is none."""
     try:
-        import pynvml  # costs time and memory, and most machines that ask have no GPU
+        import pynvml  # lazy: costs time and memory, and most machines that ask have no GPU
     except ImportError as error:
         return f"nvidia-ml-py is not installed ({error})"
     try:

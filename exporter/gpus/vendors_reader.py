@@ -2,11 +2,11 @@
 
 To add one:
 
-1. One file ``exporter/gpus/<vendor>/reader.py`` with a ``GpuReader`` (``exporter/gpus/records.py``): base units, None of
-   what is not told, the vendor's package imported in ``open`` alone. It must not bear that package's name.
+1. One file ``exporter/gpus/<vendor>/reader.py`` with a ``GpuReader`` (``exporter/gpus/records.py``): base units,
+   None for what is unknown, the vendor's package imported in ``open`` alone.
 2. One function and one entry below, and the package's name in ``tests/test_layers.py``.
-3. A fake of the package, and a class after ``tests/exporter/gpus/gpu_reader_contract.py``, which says what any reader keeps
-   to. Then run ``pytest tests/exporter/test_<vendor>.py tests/test_layers.py``.
+3. A fake of the package, and a subclass of the tests in ``tests/exporter/gpus/gpu_reader_contract.py``, which every
+   reader must pass. Then run ``pytest tests/exporter/gpus/<vendor> tests/test_layers.py``.
 
 Collectors know the records alone, so that series, health and findings need nothing more.
 """
@@ -18,14 +18,14 @@ from exporter.gpus.records import GpuReader
 
 def nvidia() -> GpuReader:
     """NVIDIA's, by NVML."""
-    from exporter.gpus.nvidia.reader import NvmlReader  # what is not looked for costs nothing
+    from exporter.gpus.nvidia.reader import NvmlReader  # lazy: only the vendor that is there costs memory
 
     return NvmlReader()
 
 
 def amd() -> GpuReader:
     """AMD's, by amdsmi."""
-    from exporter.gpus.amd.reader import AmdReader
+    from exporter.gpus.amd.reader import AmdReader  # lazy: only the vendor that is there costs memory
 
     return AmdReader()
 

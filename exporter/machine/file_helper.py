@@ -170,7 +170,7 @@ def main() -> None:
 
 def _end_with_the_parent() -> None:
     """Have the kernel end this process with the thread that started it; the closed socket does so too, later."""
-    import ctypes
+    import ctypes  # lazy: the helper alone needs it
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -23,7 +23,7 @@ def find_leftovers(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
                 words = source.read(4096).split(b"\0")
         except OSError:
             continue
-        if b"launcher.wrap" in words or words == [b""]:
+        if b"launcher.programs.wrapper" in words or words == [b""]:
             continue
         environment = read_environment(int(name), _NAMES, proc)
         if environment == {"GPUJOB_JOB_ID": job_id, "GPUJOB_RANK": str(rank)}:

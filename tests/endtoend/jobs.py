@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launcher.course import OWN_TEARDOWN_S
+from launcher.run.job_state import OWN_TEARDOWN_S
 from tests.realstack.cluster import FINAL_STATES, ROOT, Cluster
 
 ROOT_DIR = Path(__file__).resolve().parents[2]

@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.workers.exit_reason import CONSEQUENCES
 from tests.endtoend.jobs import Job, JobSpace, diagnosis, embed_job, events, user_for, was_asked
-from tests.launcher import support
-from tests.launcher.support import LocalJob, poll
+from tests.support import launcher
+from tests.support.launcher import LocalJob, poll
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 
 AT_ONCE = 3
@@ -76,7 +76,7 @@ class Ended:
 
     @property
     def report(self) -> dict[str, Any]:
-        found = support.read_json(self.run_dir / "report.json")
+        found = launcher.read_json(self.run_dir / "report.json")
         assert found, "".join((self.run_dir / name).read_text() for name in ("log.out", "log.err"))
         return found
 
@@ -167,7 +167,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("jobs")
     made = Stage({name: partial(LOCAL[name], folder / name) for name in needed(request, LOCAL)}, AT_ONCE)
     yield made
-    support.kill_all_with(folder)
+    launcher.kill_all_with(folder)
     made.close()
 
 
@@ -449,7 +449,7 @@ def test_a_job_that_is_warned_of_its_preemption_is_preempted_and_runs_again(pree
 
 def gang(options: str, **over: Any) -> dict[str, Any]:
     """Two workers with work for a long time, of which one is to fail."""
-    return support.embed_job(options, items=9000, **over)
+    return launcher.embed_job(options, items=9000, **over)
 
 
 def two_roles(program: str, **keys: Any) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def send(number: int, key: str = "pid") -> Callable[[LocalJob], None]:
 
 @scenario
 def completed(folder: Path) -> Ended:
-    return played(folder, support.embed_job(items=60))
+    return played(folder, launcher.embed_job(items=60))
 
 
 @scenario
@@ -613,7 +613,7 @@ def items_processed(address: str) -> list[float]:
 
 @scenario
 def dispensable(folder: Path) -> Ended:
-    spec = support.embed_job("--shards 2", items=300)  # the helper has no share of the work
+    spec = launcher.embed_job("--shards 2", items=300)  # the helper has no share of the work
     work, begin = spec["workers"][0], folder / "begin"
     work |= {"command": f"until [ -e {shlex.quote(str(begin))} ]; do sleep 0.1; done; exec {work['command']}"}
     work["shell"] = True

@@ -199,7 +199,7 @@ def _(life: Life) -> Row:
     (pid,) = [
         pid
         for pid, command in life.cluster.node_processes(host)
-        if sidecar in command and "launcher.supervise" not in command
+        if sidecar in command and "launcher.programs.supervisor" not in command
     ]
     life.kill(host, pid)
 
@@ -216,7 +216,7 @@ def _(life: Life) -> Row:
 
 @case("orchestrator")
 def _(life: Life) -> Row:
-    life.kill(life.hosts[0], life.find(life.hosts[0], "-m launcher.orchestrate "))
+    life.kill(life.hosts[0], life.find(life.hosts[0], "-m launcher.run.orchestrator "))
     return life.row("orchestrator")
 
 

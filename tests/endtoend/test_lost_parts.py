@@ -57,7 +57,7 @@ def kill(cluster: Cluster, job: Job, what: str) -> float:
 
 def test_a_job_whose_orchestrator_is_killed_ends_and_says_so(jobs: JobSpace, cluster: Cluster) -> None:
     job = started(jobs, job_file("lost"))
-    began = kill(cluster, job, "-m launcher.orchestrate ")
+    began = kill(cluster, job, "-m launcher.run.orchestrator ")
     assert job.wait() == "FAILED"
     cluster.wait_for(lambda: not ours(job), SECONDS, "no process left")
     assert time.monotonic() - began < SECONDS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import ReadyRule
-from launcher.readiness import parse_dynamo, parse_models, parse_sglang
-from tests.launcher.serving_jobs import ask, engine, free_port, job, plan_from, running, words_of
-from tests.launcher.support import poll
+from launcher.plan.plan import ReadyRule
+from launcher.run.before.readiness import parse_dynamo, parse_models, parse_sglang
+from tests.launcher.planner.backends.serving_jobs import ask, engine, free_port, job, plan_from, running, words_of
+from tests.support.launcher import poll
 
 FAST = ("--token-seconds", "0.0005", "--log-interval", "0.05")
 

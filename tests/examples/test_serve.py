@@ -20,9 +20,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import parse_job
-from tests.launcher.serving_jobs import ask, free_port, running
-from tests.launcher.support import clean_environment, gpujob, plan_of, poll, processes_with, read_json
+from launcher.jobfile.jobfile import parse_job
+from tests.launcher.planner.backends.serving_jobs import ask, free_port, running
+from tests.support.launcher import clean_environment, gpujob, plan_of, poll, processes_with, read_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve"
 TOY = FOLDER / "toy.yaml"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launcher.fakes import FakeSlurm
-from tests.launcher.support import HARD_NAMES
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import HARD_NAMES
 
 Golden = Callable[[str, str], Path]
 

@@ -63,11 +63,16 @@ def test_the_wheel_holds_both_packages_and_the_entry_and_nothing_else(wheel: Pat
     modules.remove("launcher/_entry.py")  # it is gpujob_entry.py there
     assert modules | {"gpujob_entry.py", "exporter/py.typed", "launcher/py.typed"} <= names
     assert {name.partition("/")[0] for name in names} == {
-        *("exporter", "launcher", "gpujob_entry.py", f"gpujob-{__version__}.dist-info")
+        *("exporter", "launcher", "gpujob_entry.py", f"gpujob-{__version__}.dist-info", f"gpujob-{__version__}.data")
     }
     assert not [name for name in names if "__pycache__" in name or "/test" in name or name.startswith("test")]
     packs = {str(path.relative_to(ROOT)) for path in (ROOT / "exporter" / "packs").iterdir()}
     assert packs <= names
+    shared = {name.partition("/data/share/gpujob/")[2] for name in names}
+    for folder in ("alertmanager/rules", "alertmanager/runbooks", "grafana/dashboards", "grafana/provisioning"):
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert files
+        assert files <= shared
 
 
 def test_the_wheel_names_its_commands_and_needs(wheel: Path) -> None:

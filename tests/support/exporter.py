@@ -147,7 +147,7 @@ class Wrappers:
         """A wrapper over ``command``, with its logs where the manifest says."""
         suffix = f"_r{restart}" if restart else ""
         out, err = (self.run_dir / name.replace("{node}", NODE).replace("{run}", suffix) for name in task.logs)
-        argv = [sys.executable, "-I", "-m", "launcher.wrap", "--run-dir", str(self.run_dir)]
+        argv = [sys.executable, "-I", "-m", "launcher.programs.wrapper", "--run-dir", str(self.run_dir)]
         argv += ["--worker", task.worker, "--rank", str(task.rank), "--restart", str(restart), "--", *command]
         with out.open("ab") as stdout, err.open("ab") as stderr:
             wrapper = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)

@@ -374,7 +374,7 @@ def _load() -> Any:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):  # it prints that it does not find its library, and then breaks
-            import amdsmi  # costs time and memory, and most machines have no such GPU
+            import amdsmi  # lazy: costs time and memory, and most machines have no such GPU
     except AttributeError as error:
         raise GpuUnavailable("version_mismatch", f"amdsmi is not of its library's version: {error}") from error
     except (ImportError, OSError, KeyError) as error:

@@ -102,7 +102,7 @@ class NvmlReader:
         except OSError as error:
             raise GpuUnavailable("no_library", str(error)) from error
         try:
-            import pynvml
+            import pynvml  # lazy: costs time and memory without a GPU
         except ImportError as error:
             raise GpuUnavailable("no_library", f"nvidia-ml-py is not installed ({error})") from error
         try:

@@ -30,7 +30,7 @@ class Patience:
         """The same expression for a search that can be stopped, or None when there is no such."""
         key = f"{pattern.regex.flags} {pattern.regex.pattern!r}"
         if key not in self._careful:
-            import regex  # type: ignore[import-untyped]  # costs memory, and few logs need it
+            import regex  # type: ignore[import-untyped]  # lazy: costs memory, and few logs need it
 
             flags = pattern.regex.flags & (re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE)
             try:

@@ -24,10 +24,10 @@ from exporter.attach.workers_reader import Look, Sighting
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
-from launcher.client import JobClient
-from launcher.report import build_report
-from launcher.report_state import EXIT_STATUS
-from launcher.report_text import render_report
+from launcher.report.report import build_report
+from launcher.report.state import EXIT_STATUS
+from launcher.report.text import render_report
+from launcher.watch.view import JobClient
 from tests.exporter.attach.test_monitor_config import EXAMPLE
 from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment, refused, run
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, until, write_manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.progress.earlier_attempt_reader import read_earlier_attempts
-from tests.launcher.test_batch import Submitted
+from tests.launcher.run.test_batch import Submitted
 
 WORKER = """
 import json, os

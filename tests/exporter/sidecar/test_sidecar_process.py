@@ -24,7 +24,7 @@ from exporter.__main__ import OWN_HASHES, SHA2
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
 from exporter.sidecar.sidecar import declared_families
-from tests.launcher.test_node_facts import free_port
+from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.exporter import NODE, SOON_S, Wrappers, make_manifest, make_task, until, write_manifest
 
 EXPORTER = (sys.executable, "-I", "-m", "exporter")

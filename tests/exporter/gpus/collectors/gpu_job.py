@@ -21,7 +21,7 @@ from tests.realstack.waiting import wait_for
 from tests.support.exporter import NODE, Wrappers, make_manifest, make_task, write_manifest
 
 PREFIX = "gpujob_"
-SUPERVISOR = (sys.executable, "-I", "-m", "launcher.supervise", "--")
+SUPERVISOR = (sys.executable, "-I", "-m", "launcher.programs.supervisor", "--")
 USE_GPU = str(Path(__file__).parents[3] / "fakenvml" / "use_gpu.py")
 LOOK_S = 1.0
 """Between two looks at the GPUs."""

@@ -1,0 +1,1 @@
+"""Checks before the launch: inputs, modules, programs, and what the site offers."""

@@ -1,0 +1,305 @@
+"""The list to go through before a launch, in six sections, as text and as an object."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exporter.gpus.inventory_reader import Inventory, read_inventory
+from launcher.check import job_checks, preflight, site_facts
+from launcher.check.finding import Item, Status
+from launcher.check.inputs import check_inputs
+from launcher.check.role_programs import environment_of, is_python, of_roles, place_of
+from launcher.check.unknown_placeholders import check_placeholders
+from launcher.errors import ConfigError
+from launcher.plan.placeholders import shell_text_index
+from launcher.plan.plan import WORKERS
+from launcher.planner.planned_job import Subject
+
+CHECKLIST_SCHEMA = 1
+
+NAMES = ("Environment", "Resources", "Input data", "Output", "Job", "Monitoring")
+MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the list."""
+
+    name: str
+    items: tuple[Item, ...]
+
+
+def make_checklist(subject: Subject) -> tuple[Section, ...]:
+    """All that can be looked at before the launch, however long it takes."""
+    inventory = read_inventory()
+    parts = (
+        _environment(subject, inventory),
+        _resources(subject, inventory),
+        [
+            *job_checks.check_model(subject),
+            *check_inputs(subject.plan, subject.spec.inputs, look_inside=True),
+        ],
+        _output(subject),
+        _job(subject),
+        _monitoring(subject),
+    )
+    return tuple(Section(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
+
+
+SECTION_OF = {
+    **dict.fromkeys(("env", "environment", "setup", "secrets", "container", "backend", "workdir"), "Environment"),
+    **dict.fromkeys(("containers", "mounts", "modules", "preamble", "network_interface"), "Environment"),
+    **dict.fromkeys(("resources", "gpus_per_node", "cpus_per_node"), "Resources"),
+    **dict.fromkeys(("inputs", "model", "models"), "Input data"),
+    **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
+    **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
+    **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
+}
+"""Section of each key of a job or cluster file; that of any other one is Job."""
+TOPOLOGY_CODES = (
+    ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|there is none)")),
+    ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg beside ")),
+    ("topology-no-workers", re.compile(r"resources\.\w+_nodes: .* no \w+ worker")),
+    ("topology-no-nodes", re.compile(r"resources\.\w+_nodes: 0 nodes for ")),
+    ("het", re.compile(r"slurm\.het: ")),
+)
+
+
+RESTS_ON = {"policy": ("workers[",), "sample": ("progress.patterns",)}
+"""Places that an item is also about, beside its own, by its code."""
+
+
+def broken_checklist(
+    errors: Sequence[ConfigError], rest: tuple[Subject, frozenset[str]] | None = None, *, topology: bool = False
+) -> tuple[Section, ...]:
+    """The list of a job whose files have mistakes: each in its section, and what can be told of the ``rest``.
+
+    ``rest`` is the job without its mistakes, with the places that were taken out of its files. With ``topology``
+    the files are in order and the workers do not fit.
+    """
+    wrong: dict[str, list[Item]] = {name: [] for name in NAMES}
+    for error in errors:
+        for problem in error.problems:
+            key = problem.partition(":")[0].partition(".")[0].partition("[")[0]
+            fits = not (topology and key in ("workers", "resources"))
+            section = SECTION_OF.get(key, "Job") if fits else "Resources"
+            wrong[section].append(Item(_code(problem, fits), "error", error.source, problem))
+    if rest is None:
+        skipped = Item("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
+        return tuple(Section(name, tuple(items) or (skipped,)) for name, items in wrong.items())
+    subject, taken = rest
+    return tuple(
+        Section(section.name, (*wrong[section.name], *(item for item in section.items if not _spoilt(item, taken))))
+        for section in make_checklist(subject)
+    )
+
+
+def _spoilt(item: Item, taken: Collection[str]) -> bool:
+    """Whether an item is about something that stands in for what was taken out, or says well of what had a mistake."""
+    place = item.place
+    if place in taken or ("workers" in taken and place.startswith("workers")):
+        return True
+    within = (f"{place}.", f"{place}[", *RESTS_ON.get(item.code, ()))
+    return item.status == "ok" and any(other.startswith(within) for other in taken)
+
+
+def _code(problem: str, fits: bool) -> str:
+    found = next((code for code, pattern in TOPOLOGY_CODES if pattern.match(problem)), None)
+    return found or ("job-file" if fits else "topology")
+
+
+def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
+    none = (
+        []
+        if job.spec.environment.required
+        else [Item("variables", "not checked", "environment.required", "the job file names none")]
+    )
+    return [
+        *preflight.check_commands(job),
+        *preflight.check_modules(job),
+        *site_facts.check_interpreter(job),
+        *site_facts.check_packages(job),
+        *none,
+        *preflight.check_variables(job),
+        *job_checks.check_setup(job),
+        *job_checks.check_secrets(job),
+        *job_checks.check_container(job),
+        *site_facts.check_driver(inventory),
+    ]
+
+
+def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
+    known = None if isinstance(inventory, str) else len(inventory.gpus)
+    return [
+        *preflight.check_gpus_here(job, known),
+        *site_facts.check_gpu_memory(job, inventory),
+        *job_checks.check_cpus(job),
+        *site_facts.check_memory(job),
+        *site_facts.check_disk(job.plan),
+        *site_facts.check_network(job),
+        *site_facts.check_partition(job),
+        *job_checks.check_roles(job),
+    ]
+
+
+def _output(job: Subject) -> list[Item]:
+    return [*preflight.check_directories(job), *preflight.check_output_files(job)]
+
+
+def _monitoring(job: Subject) -> list[Item]:
+    items = []
+    if not job.spec.monitoring.enabled:
+        message = "nobody watches the job; leave it out to have progress, alerts and reasons"
+        items.append(Item("unwatched", "warning", "monitoring.enabled", message))
+    if job.spec.patterns.output is None:
+        only_serves = job_checks.only_serves(job.plan)
+        message = "no output file is watched; " + (
+            "a benchmark leaves its results, which are read" if only_serves else "name what the job writes"
+        )
+        level: Status = "not checked" if only_serves else "warning"
+        items.append(Item("no-output-pattern", level, "patterns.output", message))
+    own = len(job.spec.errors)
+    words = f"{own} own pattern{'s' if own != 1 else ''} beside the standard ones"
+    items.append(Item("errors", "ok", "errors", words))
+    return [
+        *items,
+        *preflight.check_sample(job),
+        *preflight.check_target_directory(job),
+        *site_facts.check_endpoints(job),
+    ]
+
+
+def _job(job: Subject) -> list[Item]:
+    return [
+        *_gpus_used(job),
+        *_time_limit(job),
+        *_batch_size(job),
+        *_checkpoints(job),
+        *_buffering(job),
+        *_policy(job),
+        *check_placeholders(job),
+        *job_checks.check_groups(job),
+        *job_checks.check_benchmark(job),
+        *job_checks.check_readiness(job),
+        *job_checks.check_slurm(job),
+    ]
+
+
+def _gpus_used(job: Subject) -> list[Item]:
+    """Whether workers and GPUs come out even."""
+    plan, items = job.plan, []
+    asked = plan.gpus_per_node * plan.nodes
+    used = sum(len(planned.task.gpus) for planned in plan.tasks)
+    if used < asked:
+        message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
+        items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
+    workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
+    for _, planned, _ in of_roles(job):
+        if asked and not planned.task.gpus and planned.stage == WORKERS:
+            message = "its workers see no GPU while the job has some; set it if they need one"
+            items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
+    if not items:
+        words = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
+        items.append(Item("workers", "ok", "workers", words))
+    return items
+
+
+def _time_limit(job: Subject) -> list[Item]:
+    limit = job.plan.slurm["time_limit"]
+    if limit:
+        return [Item("time-limit", "ok", "slurm.time_limit", _with_unit(limit))]
+    if job.local:
+        return [Item("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
+    message = "is not set, so the partition's default counts; set what the job needs, and a little more"
+    return [Item("no-time-limit", "warning", "slurm.time_limit", message)]
+
+
+def _with_unit(limit: str) -> str:
+    """A time limit so that its unit shows: to Slurm a number alone is minutes, and two are minutes and seconds."""
+    if limit.isdigit():
+        return f"{int(limit)} minute{'s' if int(limit) != 1 else ''}"
+    if "-" in limit:
+        return f"{limit} (days-hours)" if ":" not in limit else limit
+    return f"{limit} (minutes:seconds)" if limit.count(":") == 1 else limit
+
+
+def _checkpoints(job: Subject) -> list[Item]:
+    group = next(group for group in job.plan.manifest.groups if group.name == "checkpoint")
+    if group.pattern is None and job_checks.only_serves(job.plan):
+        return []
+    if group.pattern is None:
+        message = "no checkpoint is watched: after a failure all work would be done again; name its files"
+        return [Item("no-checkpoints", "warning", "patterns.checkpoints", message)]
+    where = "the run directory" if group.directory == "." else f'"{group.directory}"'
+    interval = job.spec.monitoring.checkpoint_interval
+    often = "how often is learned from them" if interval is None else f"one each {interval:g} s"
+    return [Item("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
+
+
+def _batch_size(job: Subject) -> list[Item]:
+    if not job.plan.gpus_per_node:
+        return []
+    message = "what a worker takes of its GPUs shows once it runs; `gpujob watch` has it beside what they have"
+    return [Item("batch-size", "not checked", "GPU memory", message)]
+
+
+def _policy(job: Subject) -> list[Item]:
+    """What happens when one worker of each role fails."""
+    items = []
+    for _, planned, _ in of_roles(job):
+        restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
+        end = "ends the job" if planned.critical else "is tolerated"
+        words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
+        items.append(Item("policy", "ok", place_of(planned), words))
+    return items
+
+
+def _buffering(job: Subject) -> list[Item]:
+    """Python holds back what it prints to a file: progress would come late, and last words not at all."""
+    items = []
+    for place, planned, argv in of_roles(job):
+        if not argv:
+            continue
+        at = shell_text_index(argv)
+        if at is not None:
+            found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
+            held = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
+        else:
+            flags = argv[1 : next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))]
+            held = is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
+        if held and not environment_of(job, planned).get("PYTHONUNBUFFERED"):
+            message = (
+                "Python holds back what it prints, so progress is seen late; `python -u`, or PYTHONUNBUFFERED=1 in env"
+            )
+            items.append(Item("buffered", "warning", place, message))
+    return items or [Item("buffering", "ok", "workers", "no Python command holds back what it prints")]
+
+
+def findings(sections: Sequence[Section]) -> list[Item]:
+    """What is wrong or doubtful."""
+    return [item for section in sections for item in section.items if item.status in ("warning", "error")]
+
+
+def to_json(sections: Sequence[Section]) -> dict[str, Any]:
+    """The list as a JSON object; ``findings`` are what is wrong or doubtful in it."""
+    found = findings(sections)
+    return {
+        "schema": CHECKLIST_SCHEMA,
+        "ok": not any(item.status == "error" for item in found),
+        "findings": [
+            {"code": item.code, "level": item.status, "place": item.place, "message": item.message} for item in found
+        ],
+        "sections": [{"name": section.name, "items": [asdict(item) for item in section.items]} for section in sections],
+    }
+
+
+def render(sections: Sequence[Section]) -> list[str]:
+    """The list for people, an item in each line."""
+    lines = []
+    for number, section in enumerate(sections, 1):
+        lines.append(f"{number} {section.name}")
+        for item in section.items:
+            words = f"not checked: {item.message}" if item.status == "not checked" else item.message
+            lines.append(f"  {MARKS[item.status]:<7} " + (words if item.place == "-" else f"{item.place}: {words}"))
+    return lines

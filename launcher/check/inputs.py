@@ -1,0 +1,263 @@
+"""The input files that a job names: are they there, one for each worker, and are they what their names say?"""
+
+import codecs
+import csv
+import glob
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from launcher.check.finding import Item
+from launcher.plan.placeholders import fill, placeholders
+from launcher.plan.plan import Plan, RunFacts
+
+MOST_FILES = 200
+"""Files of one pattern that are looked into."""
+MOST_BYTES = 1 << 20
+"""Of one file; of its unpacked text too."""
+TAIL_BYTES = 64 * 1024
+MOST_ROWS = 20
+"""Of a table, whose fields are counted."""
+MOST_NAMES = 3
+"""Files that one message names."""
+
+_GZIP = b"\x1f\x8b"
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One entry of ``inputs`` with the paths it stands for."""
+
+    place: str
+    pattern: str
+    per_worker: bool
+    paths: tuple[Path, ...]
+    missing: tuple[str, ...]
+    """Paths, or globs, that name nothing."""
+
+
+def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[Input]:
+    """What each entry names on this machine."""
+    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
+    found = []
+    for number, pattern in enumerate(patterns):
+        filled = [fill(pattern, placeholders(plan, planned, facts)) for planned in plan.tasks]
+        names = list(dict.fromkeys(filled))
+        paths: dict[Path, None] = {}
+        missing = []
+        for name in names:
+            here = _paths(str(Path(plan.workdir, os.path.expanduser(name))))
+            paths.update(dict.fromkeys(here))
+            if not here:
+                missing.append(name)
+        found.append(Input(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), tuple(missing)))
+    return found
+
+
+def _paths(name: str) -> list[Path]:
+    """A path that is there is itself, whatever characters are in it."""
+    if os.path.lexists(name):
+        return [Path(name)]
+    return [Path(path) for path in sorted(glob.glob(name, recursive=True))] if glob.has_magic(name) else []
+
+
+def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> list[Item]:
+    """An item for each entry and each kind of problem with its files."""
+    if not patterns:
+        return [Item("inputs", "not checked", "inputs", "the job file names none; `inputs: [data/part_{rank}.jsonl]`")]
+    items: list[Item] = []
+    for entry in find_inputs(plan, patterns):
+        found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, look_inside=look_inside)]
+        if not found:
+            size = sum(_size(path) for path in entry.paths)
+            each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
+            word = "file" if len(entry.paths) == 1 else "files"
+            message = f"{entry.pattern}: {len(entry.paths)} {word}{each}, {size} bytes"
+            found = [Item("inputs", "ok", entry.place, message)]
+        items += found
+    return items
+
+
+def _presence(entry: Input) -> list[Item]:
+    if not entry.missing:
+        return []
+    what = "names no file" if len(entry.missing) == 1 else "name no file"
+    message = f"{_some(entry.missing)} {what}; check the path, which counts from the working directory"
+    return [Item("no-input", "error", entry.place, message)]
+
+
+def _split(entry: Input, workers: int) -> list[Item]:
+    """Files that carry a worker's number: there must be as many as workers."""
+    if not entry.per_worker or entry.missing or len(entry.paths) >= workers:
+        return []
+    message = (
+        f"{entry.pattern}: {len(entry.paths)} files for {workers} workers, so some read the same; "
+        "use {rank}, which is different for each"
+    )
+    return [Item("split", "warning", entry.place, message)]
+
+
+def _content(entry: Input, *, look_inside: bool) -> list[Item]:
+    problems: dict[tuple[str, str], list[str]] = {}
+    for path in entry.paths[:MOST_FILES]:
+        problem = _problem(path, look_inside=look_inside)
+        if problem is not None:
+            problems.setdefault(problem, []).append(str(path))
+    items = [Item(code, "error", entry.place, f"{_some(names)}: {what}") for (code, what), names in problems.items()]
+    if look_inside and len(entry.paths) > MOST_FILES and not items:
+        message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were looked into"
+        items.append(Item("inputs", "ok", entry.place, message))
+    return items
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(f'"{name}"' for name in names[:MOST_NAMES]) + more
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _problem(path: Path, *, look_inside: bool) -> tuple[str, str] | None:
+    """What is wrong with one file: a code, and what was found with the cure."""
+    try:
+        facts = path.stat()
+        if stat.S_ISDIR(facts.st_mode):
+            empty = next(os.scandir(path), None) is None
+            return ("empty-input", "the directory is empty; has its data been copied?") if empty else None
+        if not os.access(path, os.R_OK):
+            return "unreadable-input", "no permission to read it; ask its owner, or run `chmod +r`"
+        if stat.S_ISREG(facts.st_mode) and facts.st_size == 0:
+            return "empty-input", "the file is empty; has what makes it finished?"
+        wrong = _malformed(path) if look_inside and stat.S_ISREG(facts.st_mode) else None
+    except OSError as error:
+        return "unreadable-input", f"it cannot be read ({error.strerror}); is its file system there?"
+    return ("bad-input", wrong) if wrong is not None else None
+
+
+def _malformed(path: Path) -> str | None:
+    """What is wrong with the content as far as it is looked at; None for kinds that are not known."""
+    with path.open("rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        head = source.read(MOST_BYTES)
+        source.seek(max(0, size - TAIL_BYTES))
+        tail: bytes | None = source.read(TAIL_BYTES)
+    whole = size <= MOST_BYTES
+    name = path.name.lower()
+    if head.startswith(_GZIP):
+        try:
+            unpacker = zlib.decompressobj(31)
+            head = unpacker.decompress(head, MOST_BYTES)
+        except zlib.error as error:
+            return f"it cannot be unpacked ({error}); fetch it again"
+        if whole and not unpacker.eof and not unpacker.unconsumed_tail:
+            return "the packed file is cut short; fetch it again"
+        whole = whole and unpacker.eof and not unpacker.unused_data
+        tail = head[-TAIL_BYTES:] if whole else None
+    elif name.endswith(".gz"):
+        return "it is called .gz and is not packed by gzip; rename it, or fetch it again"
+    parse = PARSERS.get(Path(name.removesuffix(".gz")).suffix)
+    if parse is None:
+        return None
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=whole)
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 at byte {error.start}; convert it with iconv"
+    last = tail.decode("utf-8", "replace") if tail is not None else None
+    return parse(text, last, whole)
+
+
+def json_problem(text: str, tail: str | None, whole: bool) -> str | None:
+    """What is wrong with a JSON document; one too large to be read whole is only looked at where it begins."""
+    if not whole:
+        wrong = text.lstrip()[:1] not in "{["
+        return "it does not begin like a large JSON document, with { or [" if wrong else None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if text.strip().count("\n") and lines_problem(text, tail, whole) is None:
+            return None  # one record in each line, under the other name
+        return f"it is not JSON: {error}"
+    return None
+
+
+def lines_problem(text: str, tail: str | None, whole: bool) -> str | None:
+    """What is wrong with the first or the last record of JSON Lines."""
+    records = _whole_lines(text, whole)
+    if not records:
+        return None
+    found = _record_problem(records[0], "the first record")
+    if found is None and tail is not None:
+        *_, last = [line for line in tail.split("\n") if line.strip()] or [""]
+        found = _record_problem(last, "the last record") if last and len(last) < TAIL_BYTES // 2 else None
+    return found
+
+
+def _whole_lines(text: str, whole: bool) -> list[str]:
+    *lines, rest = text.split("\n")  # not splitlines: a record may hold the other ends of lines that Unicode knows
+    return [f"{line}\n" for line in [*lines, *([rest] if whole else [])] if line.strip()]
+
+
+def _record_problem(line: str, which: str) -> str | None:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"{which} is not JSON ({error}); is the file cut short?"
+    return None
+
+
+def table_problem(text: str, tail: str | None, whole: bool) -> str | None:
+    """Whether the first rows of a table have different numbers of fields."""
+    lines = _whole_lines(text, whole)
+    if not lines:
+        return None
+    delimiter = max(",;\t|", key=lines[0].count)
+    try:
+        rows = [row for row, _ in zip(csv.reader(lines, delimiter=delimiter), range(MOST_ROWS), strict=False)]
+    except csv.Error as error:
+        return f"it is not a table: {error}"
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            return f"row {number} has {len(row)} fields and the first has {len(rows[0])}; mend the row, or its quotes"
+    return None
+
+
+def yaml_problem(text: str, tail: str | None, whole: bool) -> str | None:
+    """What is wrong with a YAML file that was read whole."""
+    if not whole:
+        return None
+    try:
+        _exhaust(yaml.parse(text, Loader=_YAML))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" in line {mark.line + 1}" if mark else ""
+        return f"it is not YAML{place}: {getattr(error, 'problem', None) or error}"
+    return None
+
+
+def _exhaust(events: Iterable[object]) -> None:
+    for _ in events:
+        pass
+
+
+PARSERS: dict[str, Callable[[str, str | None, bool], str | None]] = {
+    ".json": json_problem,
+    ".jsonl": lines_problem,
+    ".ndjson": lines_problem,
+    ".csv": table_problem,
+    ".tsv": table_problem,
+    ".yaml": yaml_problem,
+    ".yml": yaml_problem,
+}
+"""By the end of a file's name: (text, its last part, whether the text is all of it) to what is wrong with it."""

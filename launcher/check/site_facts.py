@@ -1,0 +1,329 @@
+"""What this machine, the cluster and the site's servers have to offer a job. Everything asked here has a deadline."""
+
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from exporter.files.disks.space_reader import read_space
+from exporter.gpus.inventory_reader import Inventory
+from launcher.check.finding import Item
+from launcher.check.preflight import written_directories
+from launcher.check.python_modules import NoAnswer
+from launcher.check.role_programs import environment_of, find_program, is_python, not_found, of_roles
+from launcher.errors import SlurmError
+from launcher.jobfile import aliases
+from launcher.jobfile.value_types import parse_time_limit
+from launcher.plan.plan import Plan
+from launcher.planner.planned_job import Subject
+from launcher.steps.slurm_steps import run_command
+
+SLURM_TIMEOUT_S = 10.0
+HTTP_TIMEOUT_S = 3.0
+LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
+"""A share of a disk says little once it has a terabyte free."""
+LEAST_FREE_MEMORY_SHARE = 0.9
+"""Of a GPU that nobody else uses; the driver keeps a little for itself."""
+GIB = 1 << 30
+MOST_ERROR = 200
+"""Characters of an error of Slurm that an item has."""
+_NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
+"""How Slurm's commands say that this machine belongs to no cluster."""
+
+
+# -- environment ---------------------------------------------------------------------------------
+
+
+def check_interpreter(subject: Subject) -> list[Item]:
+    """Whether Python is that of an environment made for the job, or whichever comes first."""
+    items, doubtful = [], set[str]()
+    for place, planned, argv in of_roles(subject):
+        known = environment_of(subject, planned)
+        active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
+        if not argv:
+            continue
+        if planned.contained:
+            items.append(Item("interpreter", "not checked", place, "it is in the container"))
+        elif not is_python(argv[0]):
+            items.append(Item("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
+        elif "/" in argv[0]:
+            items.append(Item("interpreter", "ok", place, f"{argv[0]} is named"))
+        elif active:
+            items.append(Item("interpreter", "ok", place, f"{active} is active"))
+        else:
+            found = find_program(subject, planned, argv[0]) or "not here"
+            if _of_environment(found):
+                items.append(Item("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment'))
+            elif found not in doubtful:
+                doubtful.add(found)
+                message = (
+                    f'no virtual environment is active, and "{argv[0]}" is {found}; '
+                    "activate one, or name its interpreter by its path"
+                )
+                items.append(Item("no-environment", "warning", place, message))
+    return items
+
+
+def _of_environment(interpreter: str) -> bool:
+    """Whether a virtual environment holds this interpreter (PEP 405: pyvenv.cfg beside its folder)."""
+    return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
+
+
+def check_packages(subject: Subject) -> list[Item]:
+    """Whether the workers' Python finds the modules that the job names."""
+    place, names = "environment.packages", subject.spec.environment.packages
+    if not names:
+        return [Item("packages", "not checked", place, "the job file names none")]
+    for _, planned, argv in of_roles(subject):
+        here = bool(argv) and is_python(argv[0]) and not planned.contained
+        program = find_program(subject, planned, argv[0]) if here else None
+        if program is None:
+            continue
+        try:
+            missing = not_found(subject, planned, program, names)
+        except NoAnswer as why:
+            return [Item("packages", "not checked", place, str(why))]
+        if missing:
+            message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
+            return [Item("no-package", "error" if subject.local else "warning", place, message)]
+        return [Item("packages", "ok", place, f"{program} finds {', '.join(names)}")]
+    return [Item("packages", "not checked", place, "no command begins with a Python that is here")]
+
+
+def check_driver(inventory: Inventory | str) -> list[Item]:
+    """The newest CUDA that the driver of this machine supports."""
+    if isinstance(inventory, str):
+        return [Item("cuda", "not checked", "CUDA", f"no driver answers here ({inventory})")]
+    newest = ".".join(map(str, inventory.cuda))
+    message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
+    return [Item("cuda", "ok", "CUDA", message)]
+
+
+# -- resources -----------------------------------------------------------------------------------
+
+
+def check_gpu_memory(subject: Subject, inventory: Inventory | str) -> list[Item]:
+    """Whether somebody else uses the GPUs of this machine."""
+    place, plan = "GPU memory", subject.plan
+    if not plan.gpus_per_node:
+        return []
+    if not subject.local:
+        return [Item("gpu-memory", "not checked", place, "the job's nodes are not this machine")]
+    if isinstance(inventory, str):
+        return [Item("gpu-memory", "not checked", place, inventory)]
+    items = []
+    given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
+    for gpu in given:
+        if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes:
+            message = (
+                f"GPU {gpu.index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free; "
+                "somebody uses it, `nvidia-smi` shows who"
+            )
+            items.append(Item("gpu-busy", "warning", place, message))
+    if not items:
+        free = min((gpu.free_bytes for gpu in given), default=0)
+        items.append(Item("gpu-memory", "ok", place, f"at least {free / GIB:.1f} GiB free on each GPU"))
+    return items
+
+
+def check_memory(subject: Subject, meminfo: Path = Path("/proc/meminfo")) -> list[Item]:
+    """Whether this machine has the memory that a local job asks for."""
+    place, asked = "resources.memory_per_node", memory_bytes(subject.plan.memory_per_node)
+    if not subject.local:
+        return [Item("memory", "not checked", place, "the job's nodes are not this machine")]
+    available = _available_memory(meminfo)
+    if available is None:
+        return [Item("memory", "not checked", place, f"{meminfo} does not tell")]
+    if asked is None:
+        return [Item("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
+    needed = asked * subject.plan.nodes
+    message = f"{available / GIB:.1f} GiB available, {needed / GIB:.1f} asked for"
+    if available < needed:
+        return [Item("little-memory", "warning", place, f"{message}; end other programs, or ask for less")]
+    return [Item("memory", "ok", place, message)]
+
+
+def memory_bytes(text: str | None) -> int | None:
+    """Bytes of Slurm's ``64G``; a plain number is in MiB (sbatch(1))."""
+    if text is None:
+        return None
+    scale = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1])
+    return int(text) << 20 if scale is None else int(text[:-1]) << scale
+
+
+def _available_memory(meminfo: Path) -> int | None:
+    try:
+        found = re.search(
+            r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii", errors="replace"), re.MULTILINE
+        )
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def check_disk(plan: Plan) -> list[Item]:
+    """Space where the job writes, once for each file system."""
+    items: list[Item] = []
+    seen: set[int] = set()
+    for place, directory in written_directories(plan):
+        path = Path(directory)
+        there = next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
+        space = read_space(path) if there is not None else None
+        if there is None or space is None or there.stat().st_dev in seen:
+            continue
+        seen.add(there.stat().st_dev)
+        share = space.available_bytes / space.size_bytes if space.size_bytes else 0.0
+        message = f"{space.available_bytes / GIB:.1f} GiB ({share:.0%}) free at {there}"
+        if share < LEAST_FREE_SHARE and space.available_bytes < ENOUGH_FREE_BYTES:
+            items.append(Item("disk-low", "warning", place, f"{message}; make room, or write elsewhere"))
+        else:
+            items.append(Item("disk", "ok", place, message))
+    return items
+
+
+def check_network(subject: Subject) -> list[Item]:
+    """Whether the hub of models that the job fetches answers from here; the nodes may be less well connected."""
+    model, place = subject.spec.model, "network"
+    if model is None or not aliases.model(model.path, subject.cluster).startswith(aliases.HUB):
+        return [Item("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
+    environ = subject.environ
+    if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return [Item("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")]
+    if any(environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
+        return [Item("network", "not checked", place, "a proxy is between here and the hub")]
+    hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), HTTP_TIMEOUT_S).close()
+    except OSError as error:
+        message = f"{hub.hostname} does not answer here ({error}); fetch the model before, and give its directory"
+        return [Item("no-network", "warning", place, message)]
+    return [Item("network", "ok", place, f"{hub.hostname} answers here")]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition as sinfo(1) tells it."""
+
+    name: str
+    default: bool
+    up: bool
+    time_limit_s: float | None
+    nodes: int
+    gpus: int
+    """Most GPUs of a node."""
+
+
+def parse_partitions(text: str) -> dict[str, Partition]:
+    """Partitions by name from lines of ``%P|%a|%l|%D|%G``; one has a line for each kind of node."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 4)
+        if len(fields) < 5 or not fields[3].isdigit():
+            continue
+        name, available, limit, nodes, gres = fields
+        default, name = name.endswith("*"), name.rstrip("*")
+        gpus = sum(int(number) for number in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+        before = found.get(name)
+        found[name] = Partition(
+            name,
+            default,
+            available == "up",
+            None if limit in ("infinite", "n/a", "UNLIMITED") else parse_time_limit(limit),
+            int(nodes) + (before.nodes if before else 0),
+            max(gpus, before.gpus if before else 0),
+        )
+    return found
+
+
+def check_partition(subject: Subject) -> list[Item]:
+    """Whether the partition is there and up, and could ever take the job."""
+    if subject.local:
+        return []
+    place, plan = "slurm.partition", subject.plan
+    try:
+        text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
+        partitions = parse_partitions(text)
+    except SlurmError as error:
+        return [Item("partition", "not checked", place, _without_slurm(str(error)))]
+    except ValueError as error:
+        return [Item("partition", "not checked", place, f"what sinfo says cannot be read: {error}")]
+    asked = plan.slurm["partition"]
+    if asked is None:
+        chosen = [partition for partition in partitions.values() if partition.default]
+    else:
+        chosen = [partitions[name] for name in str(asked).split(",") if name in partitions]
+    if not chosen:
+        what = f'there is no partition "{asked}"' if asked else "there is no default partition"
+        message = f"{what}; use one of {', '.join(sorted(partitions)) or 'none that sinfo shows'}"
+        return [Item("no-partition", "error", place, message)]
+    return [item for partition in chosen for item in _fit(plan, partition)]
+
+
+def _without_slurm(words: str) -> str:
+    """One line of an error of sinfo; where it finds no cluster, what that means instead of its search for one."""
+    if _NO_CLUSTER.search(words):
+        return "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; ask where jobs are submitted"
+    return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
+
+
+def _fit(plan: Plan, partition: Partition) -> Iterable[Item]:
+    place, items = "slurm.partition", []
+    if not partition.up:
+        message = f"{partition.name} is not up; the job would wait until it is"
+        items.append(Item("partition-down", "warning", place, message))
+    limit = parse_time_limit(plan.slurm["time_limit"]) if plan.slurm["time_limit"] else None
+    if limit is not None and partition.time_limit_s is not None and limit > partition.time_limit_s:
+        message = (
+            f"{plan.slurm['time_limit']} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
+            "the job would wait for ever: ask for less, or use another partition"
+        )
+        items.append(Item("time-limit", "warning", "slurm.time_limit", message))
+    for key, asked, there in (
+        ("nodes", plan.nodes, partition.nodes),
+        ("gpus_per_node", plan.gpus_per_node, partition.gpus),
+    ):
+        if asked > there:
+            message = f"{asked} asked for and {partition.name} has {there}; ask for less, or use another partition"
+            items.append(Item("too-large", "warning", f"resources.{key}", message))
+    if not items:
+        message = f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most"
+        items.append(Item("partition", "ok", place, message))
+    return items
+
+
+# -- monitoring ----------------------------------------------------------------------------------
+
+
+def check_endpoints(subject: Subject) -> list[Item]:
+    """Whether those who would raise an alarm are there."""
+    return [
+        _endpoint(key, url, name)
+        for key, url, name in (
+            ("prometheus_url", subject.cluster.prometheus_url, "Prometheus"),
+            ("alertmanager_url", subject.cluster.alertmanager_url, "Alertmanager"),
+        )
+    ]
+
+
+def _endpoint(key: str, url: str | None, name: str) -> Item:
+    import requests  # lazy: 30 ms, and few sites name a server
+
+    if url is None:
+        return Item(key, "not checked", key, f"the cluster file names no {name}")
+    parts = urlsplit(url)
+    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")  # a password is not shown
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # a user's proxy does not reach the servers of a cluster
+            answer = session.get(f"{url.rstrip('/')}/-/ready", timeout=HTTP_TIMEOUT_S)
+    except (requests.RequestException, ValueError) as error:
+        why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"
+        message = f"{shown} does not answer ({why}); is {name} running, and is the address right?"
+        return Item("unreachable", "warning", key, message)
+    if not answer.ok:
+        message = f"{shown} answers with {answer.status_code}; is this {name}, and is it ready?"
+        return Item("unreachable", "warning", key, message)
+    return Item(key, "ok", key, f"{shown} is ready")

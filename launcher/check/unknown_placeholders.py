@@ -1,0 +1,172 @@
+"""Words in braces that look like a placeholder and that nothing fills: a program would get them as they stand."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.check.finding import Item
+from launcher.jobfile.resources import SERVING_ROLES, words_of
+from launcher.jobfile.sweep import SweepSpec
+from launcher.plan.placeholders import NUMBERED, Values, job_values, placeholders
+from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, RunFacts, TaskPlan
+from launcher.plan.ports import TABLE
+from launcher.planner.planned_job import Subject
+
+LIKENESS = 0.7
+"""Of a word to the name of a placeholder, by difflib, from which on it was meant to be that one."""
+HIDDEN_PORTS = ("public", "internal")
+"""Ports of the table that a process knows as its ``http`` one."""
+
+_WORD = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
+_HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is filled in, the place of the job file where it stands, and what can stand in it."""
+
+    place: str
+    text: str
+    values: Values
+    stage: str = ""
+    """That of the process whose command, arguments or variables it is in; empty for other texts."""
+
+
+def check_placeholders(subject: Subject) -> list[Item]:
+    """Each word that cannot be filled, once for its place."""
+    plan = subject.plan
+    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
+    found: dict[tuple[str, str], Item] = {}
+    swept = _swept(subject.spec.sweep)
+    for text in _texts(subject, facts):
+        for name in dict.fromkeys(_WORD.findall(text.text)):
+            if name not in swept and (why := _why_unfilled(name, text, plan.nodes)):
+                message = f"{why}; for braces that stay write {{{{{name}}}}}"
+                found.setdefault((text.place, name), Item("placeholder", "error", text.place, message))
+    return list(found.values())
+
+
+def _swept(sweep: SweepSpec | None) -> set[str]:
+    """Words that a sweep gives a value."""
+    if sweep is None:
+        return set()
+    return {key for keys in (sweep.grid, sweep.zip, *sweep.list) for key in keys}
+
+
+def _why_unfilled(name: str, text: Text, nodes: int) -> str | None:
+    """Why a word is not filled and what there is instead; None for one that is filled, or is no placeholder at all."""
+    if text.values.get(name) is not None or _is_numbered(name, nodes):
+        return None
+    if name.startswith("host_") and _HOST_OR_PORT.fullmatch(name):
+        there = "{host_0}" if nodes == 1 else f"{{host_0}} to {{host_{nodes - 1}}}"
+        return f"{{{name}}} is no node of the job, which has {there}"
+    if _HOST_OR_PORT.fullmatch(name):
+        near = difflib.get_close_matches(name, text.values, 1, 0.9)
+        meant = f'; did you mean "{{{near[0]}}}"?' if near else ""
+        return f"{{{name}}} is no port of this process{meant}; {_ports_there(text)}"
+    known = [*text.values, "host_0", *([f"{port}_port" for port in _nameable(text)])]
+    near = difflib.get_close_matches(name.lower(), known, 1, LIKENESS)
+    return f'{{{name}}} is no placeholder; did you mean "{{{near[0]}}}"?' if near else None
+
+
+def _is_numbered(name: str, nodes: int) -> bool:
+    match = NUMBERED.fullmatch(name)
+    return match is not None and (match["kind"] == "port" or int(match["number"]) < nodes)
+
+
+def _nameable(text: Text) -> list[str]:
+    """Ports that a process gets when its words name them."""
+    return [name for name in TABLE if name not in HIDDEN_PORTS] if text.stage in (WORKERS, FRONTENDS) else []
+
+
+def _ports_there(text: Text) -> str:
+    if text.stage == BENCHMARK:
+        return "a benchmark has none: GPUJOB_ENDPOINT says where requests go"
+    if names := _nameable(text):
+        return "it can name " + " ".join(f"{{{name}_port}}" for name in names)
+    return "here ports stand by their numbers, as in {port_6100}"
+
+
+def _texts(subject: Subject, facts: RunFacts) -> Iterator[Text]:
+    plan, seen = subject.plan, set[str]()
+    said = list(_said(subject))
+    for planned in plan.tasks:
+        if planned.task.role in seen:
+            continue
+        seen.add(planned.task.role)
+        values = placeholders(plan, planned, facts)
+        for text in (*planned.argv, *_variables(subject, planned).values()):
+            for name in dict.fromkeys(_WORD.findall(text)):
+                yield Text(_place(said, planned, name), f"{{{name}}}", values, planned.stage)
+        if planned.contained and plan.container is not None:
+            first = len(subject.cluster.mounts)
+            for index, mount in enumerate(plan.container.mounts):
+                place = f"container.mounts[{index - first}]" if index >= first else f"mounts[{index}]"
+                yield Text(place, mount, values)
+    first_task = placeholders(plan, plan.tasks[0], facts)
+    for number, pattern in enumerate(subject.spec.inputs):
+        yield Text(f"inputs[{number}]", pattern, first_task)
+    of_job = Values(job_values(plan, facts), facts)
+    for place, config in _configs(subject):
+        for text in _strings(config):
+            yield Text(place, text, of_job)
+
+
+def _variables(subject: Subject, planned: TaskPlan) -> Mapping[str, str]:
+    """The variables of a process; those of the whole job are the workers', others need not have their ports."""
+    if planned.stage == WORKERS:
+        return planned.env
+    own = {BENCHMARK: subject.spec.benchmark, FRONTENDS: subject.spec.frontend}.get(planned.stage)
+    return own.env if own is not None else {}
+
+
+def _place(said: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> str:
+    """The place of the job file where a process has a word from, its own part first."""
+    role, word = planned.task.role, f"{{{name}}}"
+    owner = role if planned.stage == WORKERS else planned.stage
+    places = [place for whose, place, text in said if whose in (owner, "") and word in text]
+    return places[0] if places else role
+
+
+def _said(subject: Subject) -> Iterator[tuple[str, str, str]]:
+    """Whose text it is (a role, a stage, empty: every worker's), where it stands, and the text."""
+    spec = subject.spec
+    for workers in spec.workers:
+        for word in words_of(workers):
+            yield workers.role, f"workers ({workers.role}).command", word
+        for name, value in workers.env.items():
+            yield workers.role, f"workers ({workers.role}).env.{name}", value
+    parts = [(FRONTENDS, "frontend", spec.frontend), (BENCHMARK, "benchmark", spec.benchmark)]
+    parts += [(role, f"backend.{role}", getattr(spec.backend, role)) for role in SERVING_ROLES]
+    for owner, key, part in (*parts, ("", "backend", spec.backend)):
+        if part is not None:
+            yield owner, f"{key}.command", getattr(part, "command", None) or ""
+            for name, value in part.env.items():
+                yield owner, f"{key}.env.{name}", value
+            for name, argument in part.args.items():
+                yield owner, f"{key}.args.{name}", str(argument)
+    for name, value in spec.env.items():
+        yield "", f"env.{name}", value
+
+
+def _configs(subject: Subject) -> Iterator[tuple[str, object]]:
+    spec = subject.spec
+    yield "backend.config", spec.backend.config
+    for role in SERVING_ROLES:
+        yield f"backend.{role}.config", getattr(spec.backend, role).config
+    for key, part in (("frontend", spec.frontend), ("benchmark", spec.benchmark)):
+        if part is not None:
+            yield f"{key}.config", part.config
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _strings(key)
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)

@@ -1,0 +1,1 @@
+"""The commands of gpujob, one file for each group."""

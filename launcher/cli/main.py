@@ -1,0 +1,376 @@
+"""The commands of ``gpujob``. With ``cli_*.py`` the only place that prints for people and decides exit statuses."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import click
+
+from exporter import __version__
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from launcher.cli.parts import (
+    INTERRUPTED,
+    JOB,
+    JSON,
+    RESUME,
+    USAGE,
+    checked_plan,
+    fail,
+    open_job,
+    print_json,
+    print_report,
+)
+from launcher.cli.plan import plan_command
+from launcher.cli.run import run
+from launcher.cli.scan import scan
+from launcher.cli.sweep import sweep
+from launcher.cli.watch import watch
+from launcher.errors import LauncherError
+
+BROKEN_PIPE = 141
+
+TEMPLATE = """\
+# A job of gpujob. Check it with `gpujob check job.yaml`, run it here with
+# `gpujob run job.yaml`, or on Slurm with `gpujob submit job.yaml`.
+name: my-job
+resources:
+  nodes: 1
+  gpus_per_node: 0            # GPUs asked for on each node
+workers:
+  - role: worker
+    count: 4
+    gpus: 0                   # GPUs of one worker
+    # {rank} {world_size} {output_dir} {checkpoint_dir} {job_dir} are filled in; no shell is involved
+    command: "python3 -u train.py --shard {rank} --shards {world_size}"
+    critical: true            # the failure of one ends the job
+    # restart: {max: 2, backoff: 10}
+slurm:
+  time_limit: "01:00:00"
+  # partition: gpu
+  # account: nlp
+paths: {output_dir: null, checkpoint_dir: null}   # null: the run directory under ./logs
+patterns:
+  output: "output_worker_*.jsonl"
+  checkpoints: "checkpoint_*"
+progress:
+  total_items: 1000           # of all workers; logs say `Processed 120/250 items`
+# verify: {complete_share: 0.99, outputs: 4, records_per_item: 1}   # what the work must come to at the end
+monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
+"""
+
+
+def main() -> None:
+    """Run the command given in ``sys.argv``; every error of ours becomes one message and exit status 2."""
+    from launcher.programs.environment import forget_coerced_locale
+
+    forget_coerced_locale()
+    for stream in (sys.stdout, sys.stderr):  # a name that is not text must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        # else click would answer Ctrl-C by "Aborted!" and 1
+        status = commands.main(prog_name="gpujob", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (LauncherError, ExporterError) as error:
+        fail(str(error))
+    except FileNotFoundError:
+        if _has_working_directory():
+            raise
+        fail("the working directory is gone; change into one that exists")
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class _Commands(click.Group):
+    """Commands whose standard output may end before they do."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _whatever_output_does():  # --help and --version are told here
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> object:
+        with _whatever_output_does():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _whatever_output_does() -> Iterator[None]:
+    """A reader that went away, or a full disk, is no defect of ours: one status, and at most one line."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as with >&-
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_output()
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        _forget_output()
+        fail(f"cannot write: {error.strerror}")
+
+
+def _forget_output() -> None:
+    """What is still to be written goes nowhere, and the end of the interpreter does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="example: gpujob run job.yaml",
+)
+@click.version_option(__version__, prog_name="gpujob")
+def commands() -> None:
+    """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
+
+
+@commands.command(epilog="example: gpujob init && gpujob run job.yaml")
+@click.argument("path", metavar="[FILE]", default="job.yaml")
+@click.option("--force", is_flag=True, help="Replace the file when it is there.")
+def init(path: str, force: bool) -> None:
+    """Write a job file to begin with."""
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as out:
+            out.write(TEMPLATE)
+    except FileExistsError:
+        fail(f"{path} is there already; choose another name, or --force to replace it")
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+    click.echo(f"Wrote {path}. Next: put your command into it, then `gpujob check {path}`.")
+
+
+@commands.command(epilog="example: gpujob check job.yaml --local")
+@JOB
+@click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
+@JSON
+def check(job: str, local: bool, as_json: bool) -> None:
+    """Go through all that a launch needs: environment, resources, input, output, the job, monitoring.
+
+    Exit status 2 when something is found with which the job cannot work.
+    """
+    from launcher.check.checklist import broken_checklist, make_checklist, render, to_json
+    from launcher.cli.partial_check import salvage
+    from launcher.cli.sweep import planned_sweep
+    from launcher.errors import ConfigErrors, TopologyError
+    from launcher.planner.planned_job import make_subject
+
+    subject = None
+    try:
+        swept = planned_sweep(job, local=local)
+        subject = swept.points[0].subject if swept is not None else make_subject(job, local=local)
+        sections = make_checklist(subject)
+    except ConfigErrors as broken:
+        topology = isinstance(broken.__cause__, TopologyError)
+        rest = salvage(job, local=local)
+        sections = broken_checklist(broken.errors, rest, topology=topology)
+    body = to_json(sections)
+    if as_json:
+        print_json(body)
+    else:
+        click.echo("\n".join(render(sections)))
+        if subject is not None:
+            plan = subject.plan
+            if swept is not None:
+                click.echo(f"the first of the {len(swept.points)} points of a sweep; all of them can be planned")
+            click.echo(
+                f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
+                f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
+                + ("ok" if body["ok"] else "not ready")
+            )
+    sys.exit(0 if body["ok"] else USAGE)
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)
+
+
+def _dependency(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
+    if text is not None:
+        from launcher.jobfile.slurm import check_dependency
+
+        try:
+            check_dependency(text)
+        except ValueError as error:
+            fail(f"--dependency: {error}")
+    return text
+
+
+@commands.command(epilog="example: gpujob submit job.yaml && gpujob watch 4459")
+@JOB
+@click.option(
+    "--dependency",
+    metavar="TYPE:JOB",
+    callback=_dependency,
+    help="Wait for other jobs, as in afterok:4459; counts instead of slurm.dependency.",
+)
+@RESUME
+@JSON
+def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) -> None:
+    """Submit a job to Slurm. Prints the job id and the run directory."""
+    from launcher.cli import sweep as cli_sweep
+    from launcher.plan.plan import DEFAULT_KILL_WAIT_S
+    from launcher.planner.planner import adapted
+    from launcher.rundir import rundir
+    from launcher.steps import slurm_steps
+    from launcher.steps.batch_script import render_sbatch
+
+    if (swept := cli_sweep.planned_sweep(job, local=False)) is not None:
+        cli_sweep.submit(swept, dependency=dependency, resume=resume, as_json=as_json)
+        return
+    if resume is not None:
+        fail(f"--resume: {job} has no sweep; leave --resume out")
+    plan = adapted(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+    staging = rundir.stage(plan, render_sbatch(plan))
+    try:
+        job_id, cluster = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
+    except BaseException:
+        rundir.discard(staging)
+        raise
+    run_dir = staging
+    try:
+        run_dir = rundir.settle(staging, plan, job_id, cluster)
+        slurm_steps.release(job_id, cluster)
+    except BaseException as error:
+        rundir.discard(run_dir)
+        try:
+            slurm_steps.cancel(job_id, cluster)  # it is on hold and would wait for ever
+        except LauncherError as second:
+            raise LauncherError(
+                f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
+            ) from error
+        raise
+    if as_json:
+        print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
+        return
+    click.echo(f"Submitted batch job {job_id}")
+    click.echo(f"Logs: {run_dir}/")
+    click.echo(f"Watch: gpujob watch {_quoted(str(run_dir))}")
+    click.echo(f"Connect: srun --jobid {job_id} -w NODE --overlap --pty bash")
+    click.echo(f"Stop: gpujob stop {job_id}")
+
+
+@commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
+@click.argument("job", metavar="JOB")
+@click.option("--verify", is_flag=True, help="Verify the files of a finished job anew; report.json stays as it is.")
+@JSON
+def report(job: str, verify: bool, as_json: bool) -> None:
+    """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs.
+
+    With --verify it tells whether the files are whole now: 0, or 8 with a list of what is not; a job that
+    has failed keeps its own status.
+    """
+    client = open_job(job)
+    if not verify:
+        found = client.report()
+    else:
+        try:
+            with _VerifyLine() as line:
+                found = client.report(verify=True, progress=line.show)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        _say_difference(found)
+    print_report(found, as_json)
+    sys.exit(int(str(found["exit_status"])))
+
+
+def _say_difference(found: Mapping[str, Any]) -> None:
+    """Say where a verification has come out differently than the one at the end of the job, or that there was none."""
+    from launcher.report.state import UNFINISHED
+
+    verification = found["verification"]
+    if found["state"] in UNFINISHED:
+        click.echo("gpujob: the job has not ended, so there is nothing to verify yet", err=True)
+    elif differs := verification.get("differs"):
+        before = verification["state_before"]
+        states = f" ({before} there, {found['state']} now)" if before != found["state"] else ""
+        click.echo(f"gpujob: not as in {run_files.REPORT_FILE}: {', '.join(differs)}{states}", err=True)
+
+
+class _VerifyLine:
+    """One line on a terminal that tells how many files are verified; nothing elsewhere."""
+
+    EVERY_S = 0.2
+
+    def __init__(self) -> None:
+        self._due = 0.0 if sys.stderr.isatty() else float("inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if 0.0 < self._due < float("inf"):
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def show(self, done: int, files: int, silent: str | None) -> None:
+        """Show so many of all files, and what does not answer."""
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + self.EVERY_S
+            waits = f", waiting for {silent}" if silent else ""
+            click.echo(f"\r\x1b[KVerifying: {done} of {files} files{waits}", nl=False, err=True)
+
+
+@commands.command(epilog="example: gpujob stop 4459")
+@click.argument("job", metavar="JOB")
+def stop(job: str) -> None:
+    """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
+    from launcher.report.state import UNFINISHED
+    from launcher.rundir.job_ids import job_id_of
+    from launcher.rundir.rundir import cluster_of
+    from launcher.steps import slurm_steps
+
+    client = open_job(job)
+    if client.manifest.attached:
+        fail(f"{job} was not launched by gpujob, which only watches it; end it as it was started")
+    view = client.look()
+    if view["state"] not in UNFINISHED:
+        click.echo(f"job {view['job_id']} has ended: {view['state']}")
+        return
+    orchestrator = run_files.read_json(client.run_dir / run_files.ORCHESTRATOR_FILE) or {}
+    if orchestrator.get("local"):
+        pid = int(str(orchestrator["pid"]))
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
+    else:
+        slurm_steps.cancel(job_id_of(client.run_dir), cluster_of(client.run_dir))
+    click.echo(f"job {view['job_id']} is being stopped")
+
+
+@commands.command(epilog="example: gpujob schema > job.schema.json")
+@click.option("--cluster", is_flag=True, help="Of the cluster file instead of the job file.")
+def schema(cluster: bool) -> None:
+    """Print the JSON Schema of the job file."""
+    from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+
+    click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
+
+
+for command in (plan_command, run, scan, sweep, watch):
+    commands.add_command(command)

@@ -1,0 +1,99 @@
+"""What can be looked at of a job whose files have mistakes: all but the parts that are wrong."""
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from launcher.errors import ConfigError, LauncherError, TopologyError
+from launcher.jobfile.jobfile import ClusterSpec, find_cluster_file, parse_cluster, parse_job
+from launcher.planner.planned_job import Subject, plan_subject
+from launcher.sweep.points import expand, is_sweep
+
+ROUNDS = 8
+"""Taking a part out can show one more mistake."""
+IDLE = "true"
+"""A command that does nothing."""
+SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}
+"""What stands in for a key that a file cannot do without."""
+
+_PLACE = re.compile(r"([A-Za-z_][\w-]*(?:\.[^.:\[\]]+|\[\d+\])*): ")
+_STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
+
+Made = TypeVar("Made")
+
+
+def salvage(job: str, *, local: bool) -> tuple[Subject, frozenset[str]] | None:
+    """The job without what is wrong in its files, and the places that were taken out; None when too little is left."""
+    try:
+        source = find_cluster_file(os.environ, Path.cwd())
+        text = source.read_text(encoding="utf-8-sig") if source is not None else ""
+        cluster, taken = _usable(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
+
+        def planned(body: str, source: str) -> Subject:
+            return plan_subject(
+                parse_job(body, source),
+                cluster,
+                job_dir=Path(job).resolve().parent,
+                workdir=Path.cwd(),
+                timestamp="",
+                local=local,
+            )
+
+        subject, more = _usable(_one_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned)
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, LauncherError):
+        return None
+    return subject, taken | more
+
+
+def _one_job(body: Any) -> Any:
+    """What a job file holds; of a sweep that can be expanded its first point, in which all values are in place."""
+    if isinstance(body, Mapping) and is_sweep(body):
+        try:
+            return dict(expand(body, "").points[0].body)
+        except ConfigError:
+            return body
+    return body
+
+
+def _usable(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
+    """What can be made of a file without its mistakes, and the places that were taken out.
+
+    Raises ConfigError, TopologyError, LookupError or TypeError when that is nothing.
+    """
+    taken = set[str]()
+    for _ in range(ROUNDS):
+        try:
+            return make(yaml.safe_dump(body), ""), frozenset(taken)
+        except (ConfigError, TopologyError) as error:
+            places = [match[1] for problem in error.problems if (match := _PLACE.match(problem))]
+            if len(places) < len(error.problems):
+                raise
+            for place in reversed(dict.fromkeys(places)):  # of a list the last one first
+                taken.update(_take_out(body, place))
+            taken.update(places)
+    raise TopologyError(["too many mistakes"])
+
+
+def _take_out(body: dict[str, Any], place: str) -> Iterator[str]:
+    """Take a value out of a file, or what a file cannot do without put in; places of other things that this spoils."""
+    steps: list[str | int] = [int(part[1:-1]) if part[0] == "[" else part for part in _STEP.findall(place)]
+    if len(steps) == 1 and steps[0] in SUPPLIED:
+        body[steps[0]] = copy.deepcopy(SUPPLIED[str(steps[0])])
+        return
+    inner: Any = body
+    for step in steps[:-1]:
+        if isinstance(inner, Mapping) and step not in inner:
+            return  # it went with what it belongs to
+        inner = inner[step]
+    if steps[0] == "workers" and steps[-1] == "command":
+        inner["command"] = IDLE
+        yield f"workers ({inner.get('role', 'worker')}).command"
+    elif isinstance(inner, Mapping) and steps[-1] not in inner:
+        yield from _take_out(body, place[: place.rindex(str(steps[-1])) - 1])  # what it belongs to
+    else:
+        del inner[steps[-1]]

@@ -1,0 +1,85 @@
+"""What the commands of ``gpujob`` share: statuses, options, and how something is said."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from exporter.contract import run_files
+
+if TYPE_CHECKING:
+    from launcher.plan.plan import Plan
+    from launcher.planner.planned_job import Subject
+    from launcher.watch.view import JobClient
+
+USAGE = 2
+INTERRUPTED = 130
+
+INTERVAL = click.FloatRange(min=0.1, max=3600.0)
+JOB = click.argument("job", metavar="JOB.YAML")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+RESUME = click.option(
+    "--resume", metavar="SWEEP", help="Of a sweep only the points that are missing or did not complete there."
+)
+
+
+def fail(message: str) -> NoReturn:
+    click.echo(f"gpujob: {message}", err=True)
+    sys.exit(USAGE)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
+    """The plan of a job file; all problems in one error, nothing written.
+
+    Everything that this machine tells cheaply is looked at; warnings are shown unless ``quiet``.
+    """
+    from launcher.planner.planned_job import make_subject
+
+    subject = make_subject(job, local=local)
+    _preflight(subject, job, quiet=quiet)
+    return subject.plan
+
+
+def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
+    """Raise with every error found before the start; warnings are only shown."""
+    from launcher.check.preflight import check_plan
+    from launcher.errors import ConfigError
+
+    items = check_plan(subject)
+    if not quiet:
+        for item in items:
+            if item.status == "warning":
+                click.echo(f"gpujob: warning: {item}", err=True)
+    errors = [str(item) for item in items if item.status == "error"]
+    if errors:
+        raise ConfigError(job, errors)
+
+
+def open_job(job: str) -> "JobClient":
+    """The job that a command names by id or run directory."""
+    from launcher.jobfile.jobfile import load_cluster, resolve_directory
+    from launcher.rundir.rundir import find_run_dir
+    from launcher.watch.view import JobClient
+
+    if (Path(job) / run_files.MANIFEST_FILE).is_file():
+        return JobClient(Path(job).resolve())
+    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
+    return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
+
+
+def print_report(report: Mapping[str, Any], as_json: bool) -> None:
+    from launcher.report.text import render_report
+    from launcher.watch.words import clean
+
+    if as_json:
+        print_json(report)
+    else:
+        click.echo("\n" + "\n".join(clean(line) for line in render_report(report).splitlines()))

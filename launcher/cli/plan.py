@@ -1,0 +1,181 @@
+"""The command `gpujob plan`: what `submit` and `run` would carry out."""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.planner.planned_job import Subject
+    from launcher.show.sources import Told
+    from launcher.sweep.plan import PlannedSweep
+
+NOT_OF_THE_FILE = ("no-slurm",)
+"""Codes of what a start is refused for and a plan is not doubtful for: it can be made anywhere."""
+SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")
+"""Codes of what only `submit` refuses."""
+
+
+@click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
+@click.argument("job", metavar="JOB.YAML")
+@click.option(
+    "--nodes", metavar="HOSTLIST", multiple=True, help="The nodes there are, as in cn[01-04], in their order."
+)
+@click.option("--local", is_flag=True, help="The plan of `gpujob run` instead of `gpujob submit`: without a script.")
+@click.option("--explain", "explained", is_flag=True, help="Each value and where it comes from, instead of the plan.")
+@click.option("--point", metavar="NAME", help="One point of a sweep, by its name or number, instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def plan_command(
+    job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
+) -> None:
+    """Show what `submit` and `run` would carry out. Nothing is written or submitted."""
+    import gc
+
+    gc.disable()  # nothing is garbage before the command ends, and looking for it takes a fifth of the time
+    from launcher.cli.sweep import planned_sweep
+    from launcher.planner.planned_job import make_subject
+    from launcher.show.sources import explain, sources_of
+    from launcher.steps.batch_script import render_sbatch
+
+    hosts = _hosts(nodes)
+    swept = planned_sweep(job, local=local, available=len(hosts) or None)
+    if swept is not None and point is None:
+        _show_sweep(swept, hosts, local=local, explained=explained, as_json=as_json)
+        return
+    sources = sources_of(job, os.environ, Path.cwd())
+    if swept is not None:
+        from launcher.sweep.show import choose_point, explain_point, script_of_point
+
+        chosen = choose_point(swept, str(point))
+        subject, script = chosen.subject, "" if local else script_of_point(swept, chosen)
+        rows = explain_point(swept, chosen, sources) if explained else None
+    elif point is not None:
+        raise LauncherError(f"--point: {job} has no sweep; leave --point out")
+    else:
+        subject = make_subject(job, local=local, available=len(hosts) or None)
+        script = "" if local else render_sbatch(subject.plan)
+        rows = explain(subject, sources) if explained else None
+    at_once = (swept.sweep.max_parallel or 1) if swept is not None else 1
+    _show_job(subject, script, rows, hosts, at_once, as_json=as_json)
+
+
+def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts that ``--nodes`` names, however often it is given; none without it."""
+    from launcher.errors import SlurmError
+    from launcher.steps.hostlist import parse_hostlist
+
+    try:
+        hosts = tuple(host for text in nodes for host in parse_hostlist(text))
+    except SlurmError as error:
+        raise LauncherError(f"--nodes: {error}") from error
+    if twice := next((host for host, count in Counter(hosts).items() if count > 1), None):
+        raise LauncherError(f"--nodes: {twice} is there more than once; name each node once")
+    if nodes and not hosts:
+        raise LauncherError("--nodes: there is no host in it; write for example cn[01-04]")
+    return hosts
+
+
+def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
+    """All points: as a table, or where their values come from."""
+    _warn({point.point.name: point.subject for point in swept.points})
+    from launcher.show.sources import sources_of
+    from launcher.sweep.show import describe_sweep, render_explained, render_sweep
+
+    sources = sources_of(swept.source, os.environ, Path.cwd())
+    if explained and not as_json:
+        click.echo("\n".join(render_explained(swept, sources)))
+        return
+    body = describe_sweep(swept, local=local, hosts=hosts, sources=sources if explained else None)
+    click.echo(json.dumps(body, ensure_ascii=False) if as_json else "\n".join(render_sweep(body)))
+
+
+def _show_job(
+    subject: "Subject",
+    script: str,
+    rows: "tuple[Told, ...] | None",
+    hosts: tuple[str, ...],
+    at_once: int,
+    *,
+    as_json: bool,
+) -> None:
+    """One job: its plan, with ``rows`` where its values come from instead, or in the object besides.
+
+    ``at_once`` is how many points run side by side, of a sweep that it is a point of.
+    """
+    from launcher.show.sources import render
+
+    plan = subject.plan
+    if hosts and len(hosts) < plan.nodes:
+        more = plan.nodes - len(hosts)
+        raise LauncherError(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {more} more")
+    _warn({"": subject})
+    if as_json:
+        explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if rows is not None else {}
+        from launcher.show.json_view import json_pieces
+
+        sys.stdout.writelines(json_pieces({**_described(subject, script, hosts), **explanation}))
+        click.echo()
+    elif rows is not None:
+        click.echo("\n".join(render(rows)))
+    else:
+        _draw(subject, script, hosts, at_once)
+
+
+def _warn(subjects: "Mapping[str, Subject]") -> None:
+    """Say for what a start would be refused, and which aliases are doubtful; ``subjects`` by the names of the points.
+
+    A plan may be looked at before its commands are right, so that nothing is refused here.
+    """
+    from launcher.sweep.points import merge_problems
+
+    told = {name: _doubts(subject) for name, subject in subjects.items()}
+    for line in merge_problems(told, len(told)) if len(told) > 1 else next(iter(told.values())):
+        click.echo(f"gpujob: warning: {line}", err=True)
+
+
+def _doubts(subject: "Subject") -> list[str]:
+    from launcher.check.job_checks import check_aliases
+    from launcher.check.preflight import check_plan
+
+    both = "run refuses it" if subject.local else "submit and run refuse it"
+    found = [item for item in check_plan(subject) if item.status == "error" and item.code not in NOT_OF_THE_FILE]
+    refused = [f"{item}; {'submit refuses it' if item.code in SUBMIT_ALONE else both}" for item in found]
+    return refused + [str(item) for item in check_aliases(subject) if item.status == "warning"]
+
+
+def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+    """The plan for programs, of the place where the job runs."""
+    if subject.local:
+        from launcher.show.local_view import VISIBLE, describe_local, local_facts
+
+        facts = local_facts(subject.plan, socket.gethostname(), hosts)
+        return describe_local(subject.plan, facts, os.environ.get(VISIBLE))
+    from launcher.show.json_view import describe_plan
+
+    return describe_plan(subject.plan, script, hosts)
+
+
+def _draw(subject: "Subject", script: str, hosts: tuple[str, ...], at_once: int) -> None:
+    """The plan for people."""
+    from launcher.show.picture import draw_plan
+
+    plan = subject.plan
+    if subject.local:
+        from launcher.show.local_view import VISIBLE, describe_local, local_facts, render_local
+
+        facts = local_facts(plan, socket.gethostname(), hosts)
+        script = render_local(describe_local(plan, facts, os.environ.get(VISIBLE)), at_once)
+    else:
+        from launcher.show.json_view import planned_facts
+
+        facts = planned_facts(plan, hosts)
+    click.echo(draw_plan(plan, script, facts), nl=False)

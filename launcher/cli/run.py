@@ -1,0 +1,99 @@
+"""The command `gpujob run`: a job on this machine, from its start to its end."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from exporter.contract import run_files
+from launcher.cli.parts import INTERRUPTED, INTERVAL, JOB, RESUME, checked_plan, fail, print_report
+from launcher.cli.watch import show
+
+
+@click.command(epilog="example: gpujob run examples/embed/job.yaml")
+@JOB
+@click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
+@click.option("--quiet", is_flag=True, help="No view; the report at the end.")
+@RESUME
+@click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two pictures.")
+@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+def run(
+    job: str,
+    as_json: bool,
+    quiet: bool,
+    interval: float,
+    no_color: bool,
+    ascii_only: bool,
+    resume: str | None,
+) -> None:
+    """Run a job on this machine, without Slurm, and watch it until its end.
+
+    Ctrl-C stops the job in order. The exit status tells how the job ended: 0 completed and
+    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output short or invalid, 130 Ctrl-C.
+    """
+    import secrets
+
+    from launcher.cli import sweep
+    from launcher.report.state import EXIT_STATUS, log_of_no_report
+    from launcher.run.job_state import time_to_end_s
+    from launcher.rundir import rundir
+    from launcher.steps.batch_script import render_sbatch
+    from launcher.steps.local_steps import await_end
+    from launcher.watch.view import JobClient
+
+    if (swept := sweep.planned_sweep(job, local=True)) is not None:
+        sweep.run(swept, resume=resume, as_json=as_json, quiet=quiet)
+        return
+    if resume is not None:
+        fail(f"--resume: {job} has no sweep; leave --resume out")
+    plan = checked_plan(job, local=True, quiet=as_json)
+    job_id = f"local-{secrets.token_hex(4)}"
+    run_dir = rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, job_id)
+    told = f"stopping the job; its workers have {time_to_end_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
+    started = _Started(run_dir, told if as_json or quiet else None)
+    if not (as_json or quiet):
+        try:
+            click.echo(f"job {job_id}, logs in {run_dir}")
+            show(JobClient(run_dir), interval, lambda _: started.process.poll() is not None, no_color, ascii_only)
+        except Exception as error:  # noqa: BLE001 - a view that fails, or whose reader has gone, is not the job
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            with contextlib.suppress(OSError):
+                click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
+    code = await_end(started.process, run_dir)
+    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
+    if report is None:
+        see = log_of_no_report(run_dir)
+        click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
+        sys.exit(EXIT_STATUS["UNKNOWN"])
+    print_report(report, as_json)
+    sys.exit(INTERRUPTED if started.interrupted else int(str(report["exit_status"])))
+
+
+class _Started:
+    """The job, and the signals of this command, which go on to it."""
+
+    def __init__(self, run_dir: Path, told: str | None) -> None:
+        """Start the job of a run directory; ``told`` is said at the first Ctrl-C."""
+        from launcher.steps.local_steps import start_orchestrator
+        from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
+
+        self.interrupted = False
+        self._told = told
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+            argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
+            self.process = start_orchestrator(argv, out, err)
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                signal.signal(number, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        again, self.interrupted = self.interrupted, self.interrupted or number == signal.SIGINT
+        self.process.send_signal(number)  # a second SIGINT ends the patience with workers that do not end
+        if self.interrupted and not again and self._told is not None:
+            click.echo(f"gpujob: {self._told}", err=True)

@@ -1,0 +1,69 @@
+"""The command that shows what is found in logs."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from exporter.logs.lexicon import Lexicon
+    from launcher.scan.position import Totals
+
+
+@click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.option("--pack", help="Whose lines these are; found out from the lines by default.")
+@click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals count.")
+@click.option("--count", is_flag=True, help="Count the matches of every pattern in logs of over 64 MiB, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
+    """Show what the patterns find in logs: positions, values, errors, and where they stand.
+
+    A log may be finished or still grow; it is read once, as far as it goes. Its position is the one
+    that a sidecar would say, of the work and not of an evaluation that goes on after it. A last record
+    without an end may be half written: it is searched and marked "(unfinished)", and is not in the
+    position, since a sidecar takes it when its end has come or the worker has ended.
+
+    Lines that look like progress and in which none is found are shown with a pattern for the job file.
+
+    Logs that cannot be read are named on standard error after the others, and the exit status is 2.
+    """
+    from launcher.scan.scan import scan_logs
+    from launcher.scan.text import plain, render, to_json
+
+    lexicon, totals = _asked_for(pack, config)
+    reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
+    if as_json:
+        click.echo(json.dumps(to_json(reports, unreadable), ensure_ascii=False))
+    elif reports:
+        click.echo("\n".join(render(reports)))
+    if unreadable:
+        what = "1 log" if len(unreadable) == 1 else f"{len(unreadable)} logs"
+        named = [f"{plain(error.path)}: {error.problem}" for error in unreadable]
+        raise LauncherError("\n  ".join([f"{what} cannot be read", *named]))
+
+
+def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, Totals]":
+    """The patterns and the totals that were asked for; raises LauncherError for a pack that is not there."""
+    from exporter.logs.lexicon import AUTO
+    from exporter.logs.lexicon_reader import make_lexicon
+    from exporter.logs.packs_reader import pack_names
+    from launcher.scan.position import Totals
+
+    known = (AUTO, *pack_names())
+    if pack is not None and pack not in known:
+        near = difflib.get_close_matches(pack, known, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise LauncherError(f'--pack: unknown pack "{pack}"{hint} (known: {", ".join(known)})')
+    if config is None:
+        return make_lexicon(pack or AUTO), Totals()
+    from launcher.jobfile.jobfile import load_job
+    from launcher.planner.planner import error_patterns, progress_patterns
+
+    spec = load_job(Path(config))
+    lexicon = make_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))
+    return lexicon, Totals(spec.progress.total_epochs, spec.progress.total_steps)

@@ -1,0 +1,330 @@
+"""The commands of a sweep: what `check`, `submit` and `run` do for one, and `gpujob sweep`."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.errors import ConfigError, ConfigErrors, LauncherError
+
+if TYPE_CHECKING:
+    from launcher.sweep.directory import PointState, SweepRecord
+    from launcher.sweep.plan import PlannedSweep
+
+INTERRUPTED = 130
+
+
+def planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
+    """The sweep of a job file, planned; None for a file without one. Raises ConfigErrors with all that is wrong.
+
+    ``available`` is how many nodes there are, where that is known.
+    """
+    from launcher.jobfile.jobfile import load_cluster
+    from launcher.sweep.plan import plan_sweep
+
+    if (found := _read_sweep(job)) is None:
+        return None
+    body, twice = found
+    problems: list[ConfigError] = []
+    try:
+        cluster = load_cluster(os.environ, Path.cwd())
+    except ConfigError as error:
+        problems.append(error)
+    if problems or twice:
+        raise ConfigErrors([*problems, *_problems_of(body, job, twice)])
+    try:
+        return plan_sweep(
+            body,
+            job,
+            cluster,
+            job_dir=Path(job).resolve().parent,
+            workdir=Path.cwd(),
+            timestamp=time.strftime("%Y%m%d_%H%M%S"),
+            local=local,
+            available=available,
+        )
+    except ConfigError as error:
+        raise ConfigErrors([error]) from error
+
+
+def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
+    """The job file of a sweep, and which of its keys are there twice.
+
+    None for any other file, and for one that cannot be read: that is told as it is of any job file.
+    """
+    from launcher.jobfile.yamlfile import read_mapping
+    from launcher.sweep.points import is_sweep
+
+    try:
+        text = Path(job).read_text(encoding="utf-8-sig")
+        body, twice = read_mapping(text, job) if "sweep" in text else (None, [])
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return None
+    return (body, twice) if body is not None and is_sweep(body) else None
+
+
+def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
+    """All that is wrong with the job file of a sweep, what is ``known`` before it."""
+    from launcher.sweep.points import read_sweep
+
+    problems = list(known)
+    try:
+        read_sweep(body, job)
+    except ConfigError as error:
+        problems += error.problems
+    return [ConfigError(job, problems)] if problems else []
+
+
+def _again(home: Path, record: "SweepRecord") -> "PlannedSweep":
+    """The sweep in a directory, planned anew from its own copy of the job file."""
+    from launcher.jobfile.jobfile import load_cluster, read_job
+    from launcher.sweep.directory import JOB_FILE
+    from launcher.sweep.plan import plan_sweep
+
+    workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
+    return plan_sweep(
+        read_job(home / JOB_FILE),
+        str(home / JOB_FILE),
+        load_cluster(os.environ, workdir),
+        job_dir=job_dir,
+        workdir=workdir,
+        timestamp=time.strftime("%Y%m%d_%H%M%S"),
+        local=record.local,
+    )
+
+
+def _same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
+    ours = {one.point.name: dict(one.point.values) for one in planned.points}
+    theirs = {point.name: dict(point.values) for point in record.points}
+    if list(ours.items()) != list(theirs.items()):
+        odd = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
+        raise ConfigError(
+            planned.source,
+            [f"its points are not those of the sweep that is to be resumed: {', '.join(odd[:4]) or 'their order'}"],
+        )
+
+
+def _warn(planned: "PlannedSweep", *, quiet: bool) -> None:
+    """Raise with every error found before the start; warnings are only shown."""
+    from launcher.sweep.plan import check_sweep
+
+    for warning in check_sweep(planned):
+        if not quiet:
+            click.echo(f"gpujob: warning: {warning}", err=True)
+
+
+def _for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":
+    """The sweep with what only Slurm can tell, and what the command adds."""
+    from launcher.plan.plan import DEFAULT_KILL_WAIT_S
+    from launcher.steps.slurm_steps import read_kill_wait_s
+    from launcher.sweep.plan import adapted
+    from launcher.sweep.submit import check_array_size
+
+    check_array_size(planned)
+    return adapted(planned, read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+
+
+def submit(planned: "PlannedSweep", *, dependency: str | None, resume: str | None, as_json: bool) -> None:
+    """Submit all points as arrays, or those of the sweep ``resume`` that did not complete there."""
+    from launcher.sweep.submit import submit_sweep
+
+    if resume is not None:
+        resume_points(_find(resume), planned=planned, local=False, dependency=dependency, as_json=as_json)
+        return
+    _warn(planned, quiet=as_json)
+    home, record = submit_sweep(_for_slurm(planned, dependency), Path(planned.source).read_bytes())
+    ids = [array.job_id for array in record.arrays]
+    if as_json:
+        points = [
+            {"index": point.index, "name": point.name, "job_id": _job_id(home, point.runs), "run_dir": str(home / run)}
+            for point in record.points
+            for run in point.runs
+        ]
+        body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(home), "points": points}
+        click.echo(json.dumps(body, ensure_ascii=False))
+        return
+    for array in record.arrays:
+        click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}")
+    _say_next(home)
+    on = {f"--clusters={array.cluster} " for array in record.arrays if array.cluster}
+    click.echo(f"Stop: scancel {''.join(on)}{' '.join(ids)}")
+
+
+def _job_id(home: Path, runs: tuple[str, ...]) -> str:
+    from launcher.rundir.job_ids import job_id_of
+
+    return job_id_of(home / runs[-1])
+
+
+def _say_next(home: Path) -> None:
+    import shlex
+
+    click.echo(f"Logs: {home}/")
+    click.echo(f"Table: gpujob sweep {shlex.quote(str(home))}")
+
+
+def run(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
+    """Run all points on this machine, or those of the sweep ``resume`` that did not complete there.
+
+    Ends the process with the exit status of the sweep.
+    """
+    from launcher.sweep.run import begin_sweep, slots_of
+
+    if resume is not None:
+        resume_points(_find(resume), planned=planned, local=True, as_json=as_json)
+        return
+    _warn(planned, quiet=as_json)
+    slots_of(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    home, record = begin_sweep(planned, Path(planned.source).read_bytes())
+    _run_points(planned, home, record, [one.point.index for one in planned.points], as_json=as_json, quiet=quiet)
+
+
+def _run_points(
+    planned: "PlannedSweep",
+    home: Path,
+    record: "SweepRecord",
+    indexes: list[int],
+    *,
+    as_json: bool,
+    quiet: bool = False,
+) -> None:
+    from launcher.sweep.run import LocalSweep
+
+    def say(line: str) -> None:
+        if not (as_json or quiet):
+            click.echo(line)
+
+    at_once = planned.sweep.max_parallel or 1
+    say(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {home}")
+    local = LocalSweep(planned, home, record, say)
+    local.run(indexes)
+    status = _show_states(home, local.record, as_json=as_json)
+    sys.exit(INTERRUPTED if local.signal == signal.SIGINT else status)
+
+
+def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
+    """Print how every point stands; the exit status of the sweep."""
+    from launcher.sweep.directory import look, render_states, sweep_json, sweep_status
+    from launcher.watch.words import clean
+
+    states = look(home, record)
+    if as_json:
+        click.echo(json.dumps(sweep_json(home, record, states), ensure_ascii=False))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo("\n".join(map(clean, render_states(states, width))))
+    return sweep_status(states)
+
+
+def _find(sweep: str) -> Path:
+    """The directory of the sweep that a command names by directory or job id."""
+    from launcher.jobfile.jobfile import load_cluster, resolve_directory
+    from launcher.sweep.directory import find_sweep_dir
+
+    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
+    return find_sweep_dir(sweep, Path(logs_dir) if logs_dir else Path.cwd() / "logs")
+
+
+def resume_points(
+    home: Path,
+    *,
+    planned: "PlannedSweep | None" = None,
+    local: bool | None = None,
+    dependency: str | None = None,
+    as_json: bool,
+) -> None:
+    """Run again the points that are missing or did not complete, where the sweep runs: on Slurm, or here.
+
+    Where there is none this is said, and is no error.
+    ``planned`` is the sweep of another job file with the same points; by default it is that of the sweep itself.
+    """
+    from launcher.report.state import UNFINISHED
+    from launcher.sweep.directory import arrays_in_queue, ask_queue, look, read_record, to_resume
+    from launcher.sweep.submit import keep_job_file, resume_sweep
+
+    record = read_record(home)
+    if local is not None and local != record.local:
+        where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
+        raise LauncherError(f"{home} is a sweep {where}; resume it by `gpujob {command} --resume`")
+    mended = planned is not None
+    if planned is not None:
+        _same_points(planned, record)
+    queue = {} if record.local else ask_queue(home, record)
+    states = look(home, record, queue)
+    if record.local and any(state.state in UNFINISHED for state in states):
+        raise LauncherError(f"{home}: its points still run; wait for them, or stop them first")
+    indexes = list(to_resume(states))
+    if not indexes:
+        _say_nothing_to_resume(home, record, states, as_json=as_json)
+        return
+    if planned is None:
+        planned = _again(home, record)
+        _same_points(planned, record)
+    _warn(planned, quiet=as_json)
+    if record.local:
+        if mended:
+            keep_job_file(home, Path(planned.source).read_bytes())
+        _run_points(planned, home, record, indexes, as_json=as_json)
+    after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
+    changed, arrays = resume_sweep(_for_slurm(planned, dependency), home, record, indexes, after)
+    if mended:
+        keep_job_file(home, Path(planned.source).read_bytes())
+    ids = [array.job_id for array in arrays]
+    if as_json:
+        points = [
+            {"index": point.index, "name": point.name, "job_id": _job_id(home, point.runs)}
+            for point in changed.points
+            if point.index in indexes
+        ]
+        body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(home), "points": points}
+        click.echo(json.dumps(body, ensure_ascii=False))
+        return
+    for array in arrays:
+        names = ", ".join(record.points[index].name for index in indexes[:4]) + (", ..." if len(indexes) > 4 else "")
+        click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}: {names}")
+    if after:
+        most = planned.sweep.max_parallel
+        click.echo(f"They begin when array job {', '.join(after)} has ended: at most {most} points run at once")
+    _say_next(home)
+
+
+def _say_nothing_to_resume(home: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+    """Say so: who asks for the rest of a sweep of which nothing is left has what was asked for."""
+    from launcher.sweep.directory import sweep_json
+
+    if as_json:
+        told: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(home), "points": []}
+        if record.local:
+            told = sweep_json(home, record, states)
+        click.echo(json.dumps(told, ensure_ascii=False))
+        return
+    done = sum(state.state == "COMPLETED" for state in states)
+    rest = "" if done == len(states) else f", the other {len(states) - done} are on their way"
+    of = f"all {done}" if not rest else f"{done} of {len(states)}"
+    click.echo(f"nothing to resume: {of} points have completed{rest}")
+
+
+@click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")
+@click.argument("sweep", metavar="SWEEP")
+@click.option("--resume", "again", is_flag=True, help="Run again the points that are missing or did not complete.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def sweep(sweep: str, again: bool, as_json: bool) -> None:
+    """Show how the points of a sweep stand. SWEEP is its directory or its job id.
+
+    The exit status is 0 when all have completed, 10 while some still run or wait, else that of the first that
+    did not complete.
+    """
+    from launcher.sweep.directory import read_record
+
+    home = _find(sweep)
+    if again:
+        resume_points(home, as_json=as_json)
+        return
+    sys.exit(_show_states(home, read_record(home), as_json=as_json))

@@ -1,0 +1,109 @@
+"""The command `gpujob watch`, and the view that `gpujob run` shows too."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.cli.parts import INTERRUPTED, INTERVAL, open_job, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.watch.view import JobClient
+
+
+def show(
+    client: "JobClient",
+    interval: float,
+    over: Callable[[Mapping[str, Any]], bool],
+    no_color: bool,
+    ascii_only: bool,
+) -> dict[str, Any]:
+    """Show the job until ``over`` says so; the last look."""
+    from rich.live import Live
+
+    from launcher.watch.picture import LineLog, render
+
+    console = _console(no_color)
+    if not console.is_terminal:
+        lines = LineLog(console)
+        while True:
+            ends = over(view := client.look())
+            if ends:
+                view = client.look()
+            lines.show(view)
+            if ends:
+                return view
+            time.sleep(interval)
+    view = client.look()
+    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
+        while True:
+            ends = over(view)
+            if ends:
+                view = client.look()
+            live.update(
+                render(
+                    view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
+                ),
+                refresh=True,
+            )
+            if ends:
+                return view
+            time.sleep(interval)
+            view = client.look()
+
+
+def _plain_characters(console: "Console", ascii_only: bool) -> bool:
+    return ascii_only or "utf" not in (console.encoding or "").lower()
+
+
+def _console(no_color: bool) -> "Console":
+    from rich.console import Console
+
+    return Console(no_color=no_color or None, highlight=False)
+
+
+@click.command(epilog="example: gpujob watch 4459 --until done")
+@click.argument("job", metavar="JOB")
+@click.option("--once", is_flag=True, help="One look.")
+@click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line for each look.")
+@click.option("--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to end.")
+@click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
+    """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
+
+    Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
+    `gpujob run`; 10 means that it still runs (--once).
+    """
+    from launcher.report.state import EXIT_STATUS, UNFINISHED
+
+    def over(view: Mapping[str, Any]) -> bool:
+        return view["state"] not in UNFINISHED or (until == "running" and view["phase"] != "launching")
+
+    try:
+        client = open_job(job)
+        if once or as_json:
+            while True:
+                view = client.look()
+                if as_json:
+                    print_json(view)
+                else:
+                    from launcher.watch.picture import render
+
+                    console = _console(no_color)
+                    console.print(render(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30))
+                if once or over(view):
+                    break
+                time.sleep(interval)
+        else:
+            view = show(client, interval, over, no_color, ascii_only)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    if until == "running" and view["state"] == "RUNNING" and not once:
+        sys.exit(0)
+    sys.exit(EXIT_STATUS.get(view["state"], 9))

@@ -1,0 +1,1 @@
+"""YAML to a checked specification. The only room that imports pydantic."""

@@ -1,0 +1,294 @@
+"""Job file and cluster file: what was asked for, checked as a whole.
+
+Every problem of a file is reported at once, with its place and the cure; an
+unknown key is an error with the nearest known name. Nothing here touches the
+cluster or writes a file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from launcher.errors import ConfigError
+from launcher.jobfile.monitoring import ErrorOptions, Monitoring, Patterns, ProgressOptions, Verify
+from launcher.jobfile.resources import SERVING_ROLES, Resources, Workers
+from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
+from launcher.jobfile.slurm import Container, Directives, EnvironmentModule, Mount, Setup, Slurm, check_directives
+from launcher.jobfile.sweep import SweepSpec
+from launcher.jobfile.value_types import (
+    Address,
+    Directory,
+    Model,
+    TimeLimit,
+    Url,
+    VariableName,
+    Variables,
+    checked,
+    parts_wrong,
+)
+from launcher.jobfile.yamlfile import parse, read_mapping, validate
+
+CLUSTER_FILE = "gpujob.yaml"
+CLUSTER_VARIABLE = "GPUJOB_CONFIG"
+
+
+class Paths(Model):
+    """Where the job writes; null is the run directory. Relative paths count from the working directory."""
+
+    output_dir: Directory | None = None
+    log_dir: Directory | None = None
+    checkpoint_dir: Directory | None = None
+
+
+def _import_problem(name: str) -> str | None:
+    if all(part.isidentifier() for part in name.split(".")):
+        return None
+    return f"{name!r} is not the name of a module; write it as `import` does, without a version"
+
+
+ImportName = Annotated[str, checked(_import_problem)]
+
+
+class Environment(Model):
+    """What the workers need around them, for `gpujob check`."""
+
+    packages: list[ImportName] = Field([], description="Python modules that the interpreter of the workers must find.")
+    required: list[VariableName] = Field([], description="Environment variables that must be set.")
+
+
+class JobSpec(Model):
+    """A job file."""
+
+    name: str = Field(min_length=1, max_length=200)
+    workdir: Directory | None = Field(
+        None, description="Where the workers run; by default where the command was given."
+    )
+    resources: Resources = Resources()
+    workers: list[Workers] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
+    model: ModelSpec | None = Field(None, description="The model that the backend serves.")
+    backend: BackendSpec = BackendSpec()
+    frontend: FrontendSpec | None = Field(None, description="What stands before the workers of a serving job.")
+    benchmark: BenchmarkSpec | None = Field(None, description="What the job does once its workers are ready.")
+    readiness: ReadinessSpec = ReadinessSpec()
+    container: Container | None = Field(None, description="Container in which workers run.")
+    setup: Setup = Setup()
+    secrets: list[VariableName] = Field(
+        [], description="Variables of the submitting environment that workers need, by name."
+    )
+    sweep: SweepSpec | None = None
+    env: Variables = Field({}, description="Environment of every worker.")
+    environment: Environment = Environment()
+    inputs: list[str] = Field(
+        [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
+    )
+    resume: bool = Field(False, description="Whether the job goes on where files in its output directory end.")
+    slurm: Slurm = Slurm()
+    paths: Paths = Paths()
+    patterns: Patterns = Patterns()
+    progress: ProgressOptions = ProgressOptions()
+    errors: list[ErrorOptions] = []
+    verify: Verify = Verify()
+    monitoring: Monitoring = Monitoring()
+
+    @field_validator("errors")
+    @classmethod
+    def _named_once(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
+        problems: list[tuple[tuple[str | int, ...], str]] = []
+        names: set[str] = set()
+        for index, error in enumerate(errors):
+            name = error.name or error.pattern
+            if name in names:
+                message = f"the pattern {name!r} is there more than once; give each a name of its own"
+                problems.append(((index,), message))
+            names.add(name)
+        if problems:
+            raise parts_wrong(problems, errors)
+        return errors
+
+    @model_validator(mode="after")
+    def _roles(self) -> "JobSpec":
+        roles = [workers.role for workers in self.workers]
+        for role in roles:
+            if roles.count(role) > 1:
+                raise ValueError(f"workers: the role {role!r} is there more than once; give each entry its own role")
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_have_no_value(self) -> "JobSpec":
+        places = {"env": self.env, **{f"workers[{index}].env": entry.env for index, entry in enumerate(self.workers)}}
+        twice = [
+            f"{name} has a value in {place}; take it away there"
+            for name in self.secrets
+            for place, env in places.items()
+            if name in env
+        ]
+        if twice:
+            raise parts_wrong([(("secrets",), message) for message in twice], self.secrets)
+        return self
+
+
+class ClusterSpec(Model):
+    """A cluster file: defaults of a site or a user."""
+
+    cluster: str | None = Field(None, description="Name of the cluster in labels.")
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: TimeLimit | None = None
+    directives: Directives = {}
+    gpus_per_node: int | None = Field(
+        None, ge=0, le=64, description="GPUs of a node, where resources.gpus_per_node is left out."
+    )
+    cpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="CPUs of a node, for jobs that take all of its GPUs and leave resources.cpus_per_node out.",
+    )
+    network_interface: str | None = Field(
+        None,
+        min_length=1,
+        description="Interface whose addresses the workers use for each other; host names without one.",
+    )
+    models: dict[str, str] = Field({}, description="Aliases of models: a directory, or hf:ORGANIZATION/NAME.")
+    containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or what a registry has.")
+    mounts: list[Mount] = Field([], description="Mounts of every container, before those of the job.")
+    modules: list[EnvironmentModule] = Field(
+        [], description="Environment modules of every job, before those of the job."
+    )
+    preamble: str | None = Field(None, description="Lines of shell in every batch script, before those of the job.")
+    logs_dir: Directory | None = Field(None, description="Where run directories are made; by default ./logs.")
+    target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
+    listen_address: Address | None = None
+    prometheus_url: Url | None = Field(None, description="Prometheus of the site, for `gpujob check`.")
+    alertmanager_url: Url | None = Field(None, description="Alertmanager of the site, for `gpujob check`.")
+
+    @field_validator("directives")
+    @classmethod
+    def _directives(cls, directives: Directives) -> Directives:
+        return check_directives(directives)
+
+
+def load_job(path: Path) -> JobSpec:
+    """The job file at ``path``; raises ConfigError with every problem."""
+    return parse_job(_read(path), str(path))
+
+
+def parse_job(text: str, source: str) -> JobSpec:
+    """The job file ``text``; raises ConfigError with every problem."""
+    return parse(text, source, JobSpec, _no_commands)
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """The job file at ``path`` as its YAML says it, not yet checked; raises ConfigError."""
+    body, twice = read_mapping(_read(path), str(path))
+    if twice:
+        raise ConfigError(str(path), twice)
+    return body or {}
+
+
+def check_job(body: dict[str, Any], source: str) -> JobSpec:
+    """The job that a mapping of a job file's keys stands for; raises ConfigError with every problem."""
+    return validate(body, source, JobSpec, _no_commands)
+
+
+ENGINES = ("sglang", "vllm", "trtllm")
+"""Backends that bring the command of their workers."""
+
+
+def _no_commands(body: Mapping[str, Any]) -> list[str]:
+    """Workers that have no command, where no backend gives them one, and a job without any."""
+    backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
+    if isinstance(backend, dict) and backend.get("type") in ENGINES:
+        workers = [{"command": "", **entry} if isinstance(entry, dict) else entry for entry in workers or ()]
+    by_role = isinstance(resources, dict) and any(resources.get(f"{role}_workers") for role in SERVING_ROLES)
+    if not workers and not by_role:
+        given = resources if isinstance(resources, dict) else {}
+        if placed := [role for role in SERVING_ROLES if given.get(f"{role}_nodes")]:
+            return [
+                f"resources.{role}_workers: is missing beside {role}_nodes: {given[f'{role}_nodes']}; "
+                "say how many workers run on them"
+                for role in placed
+            ]
+        return ["workers: is missing; name a role with its command, or say resources.agg_workers"]
+    entries = enumerate(workers) if isinstance(workers, list) else ()
+    return [
+        f"workers[{index}].command: is missing"
+        for index, entry in entries
+        if isinstance(entry, dict) and entry.get("command") is None
+    ]
+
+
+def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
+    """The cluster file that counts: the one in ``GPUJOB_CONFIG``, in or above the working directory, the user's."""
+    if named := environ.get(CLUSTER_VARIABLE):
+        return Path(named)
+    places = [folder / CLUSTER_FILE for folder in (workdir, *workdir.parents)]
+    home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
+    if home:
+        places.append(Path(home, "gpujob", "config.yaml"))
+    return next((place for place in places if _is_file(place)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; somebody else's directory that may not be looked into has none for us."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
+    """The cluster file, or its defaults when there is none."""
+    path = find_cluster_file(environ, workdir)
+    return ClusterSpec() if path is None else parse_cluster(_read(path), str(path))
+
+
+def parse_cluster(text: str, source: str) -> ClusterSpec:
+    """The cluster file ``text``; raises ConfigError with every problem."""
+    return parse(text, source, ClusterSpec)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
+
+
+def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:
+    """The job with what the cluster file says of nodes. A job without GPUs is given none of them."""
+    if not (cluster.gpus_per_node and gpus_are_defaulted(spec)):
+        return spec
+    resources = spec.resources.model_copy(update={"gpus_per_node": cluster.gpus_per_node})
+    return spec.model_copy(update={"resources": resources})
+
+
+def gpus_are_defaulted(spec: JobSpec) -> bool:
+    """Whether a job uses GPUs and leaves it to the cluster file how many a node has."""
+    resources = spec.resources
+    used = (
+        spec.backend.type in ENGINES
+        or any(workers.gpus for workers in spec.workers)
+        or any(getattr(resources, f"{role}_workers") for role in SERVING_ROLES)
+    )
+    return used and "gpus_per_node" not in resources.model_fields_set
+
+
+def cpus_of_whole_nodes(spec: JobSpec, cluster: ClusterSpec) -> int | None:
+    """CPUs of a node, where the job says nothing of them and takes all GPUs: nobody is left who could use the rest.
+
+    None elsewhere. Of nodes for the job alone (``slurm.exclusive``) Slurm gives all CPUs by itself.
+    """
+    resources = with_cluster(spec, cluster).resources
+    whole = cluster.gpus_per_node and resources.gpus_per_node == cluster.gpus_per_node and not spec.slurm.exclusive
+    return cluster.cpus_per_node if whole and resources.cpus_per_node is None else None
+
+
+def resolve_directory(text: str | None, workdir: Path) -> str | None:
+    """An absolute directory, ``~`` expanded; None stays None."""
+    return None if text is None else os.path.normpath(workdir / Path(text).expanduser())

@@ -1,0 +1,145 @@
+"""What is watched of a job and where it stands in its logs, and what its work must come to."""
+
+import difflib
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from exporter.logs.lexicon import AUTO
+from exporter.logs.packs_reader import pack_names
+from exporter.logs.patterns import Kind, compile_all
+from launcher.jobfile.value_types import Address, Model, NotNegativeSeconds, Seconds, as_float, parts_wrong
+
+EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
+"""Common names of patterns that the exporter has under its own."""
+PACKS = (AUTO, *pack_names())
+
+
+class Patterns(Model):
+    """Globs of file names."""
+
+    output: str | None = "output_worker_*.json*"
+    logs: str | None = "worker_*.log"
+    checkpoints: str | None = "checkpoint_*"
+
+    @field_validator("output", "logs", "checkpoints")
+    @classmethod
+    def _plain(cls, pattern: str | None) -> str | None:
+        if pattern is not None and ("/" in pattern or not pattern):
+            raise ValueError(f"{pattern!r} is not a pattern of file names; directories go into `paths`")
+        return pattern
+
+
+def _pack(name: object) -> object:
+    if isinstance(name, str) and name not in PACKS:
+        near = difflib.get_close_matches(name, PACKS, 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise ValueError(f'unknown pack "{name}"{hint} (known: {", ".join(PACKS)})')
+    return name
+
+
+PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
+
+
+def _pattern_problems(name: str, text: str, kind: Kind | None = None) -> list[str]:
+    """What is wrong with one pattern."""
+    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
+
+
+class ProgressOptions(Model):
+    """How progress is read from the logs."""
+
+    total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
+    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, where its log does not say.")
+    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, where its log does not say.")
+    pack: PackName = Field(AUTO, description="Whose lines the logs hold; `auto` finds it out from them.")
+    patterns: dict[str, str] = Field({}, description="Regular expressions by name, over those of the pack.")
+    sample: str | list[str] | None = Field(
+        None, description="A line of the log, some lines, or a file of them, in which a position must be found."
+    )
+
+    @field_validator("patterns")
+    @classmethod
+    def _usable(cls, patterns: dict[str, str]) -> dict[str, str]:
+        problems: list[tuple[tuple[str | int, ...], str]] = []
+        names: dict[str, str] = {}
+        for name, text in patterns.items():
+            meant = EXPORTER_NAMES.get(name, name)
+            if (other := names.setdefault(meant, name)) != name:
+                problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
+            problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
+        if problems:
+            raise parts_wrong(problems, patterns)
+        return patterns
+
+
+class ErrorOptions(Model):
+    """One more error to look for in the logs."""
+
+    pattern: str
+    severity: Literal["critical", "warning", "info"] = "warning"
+    name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _usable(cls, pattern: str) -> str:
+        if problems := _pattern_problems("pattern", pattern, Kind.ERROR):
+            raise parts_wrong([((), problem) for problem in problems], pattern)
+        return pattern
+
+
+class Monitoring(Model):
+    """How the job is watched. Times in seconds."""
+
+    enabled: bool = Field(True, description="Whether sidecars are started at all.")
+    check_interval: Seconds = 5.0
+    launch_timeout: Seconds = 60.0
+    stall_timeout: Seconds = 300.0
+    checkpoint_interval: Seconds | None = Field(
+        None, description="Seconds between two checkpoints; learned from the files by default."
+    )
+    linger: NotNegativeSeconds = Field(
+        30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
+    )
+    gpu_metrics: bool = Field(
+        False,
+        description="Whether utilization, memory, power and temperature of the GPUs are also written to "
+        "gpu_metrics.csv in the output directory.",
+    )
+    listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
+
+
+def _share(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value <= 1:
+        percent = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
+        raise ValueError(f"{value} is no share: it is above 0 and at most 1{percent}")
+    return as_float(value)
+
+
+def _per_item(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e9:
+        raise ValueError(f"{value} is not above 0 and below 1e9; write null where records are not to be counted")
+    return as_float(value)
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})]
+PerItem = Annotated[
+    float, BeforeValidator(_per_item), Field(json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1e9})
+]
+
+
+class Verify(Model):
+    """What the work must come to: a job that has ended well with less of it is no success."""
+
+    complete_share: Share = Field(0.99, description="Share of items, and of a benchmark's requests, that is enough.")
+    outputs: int | None = Field(
+        None,
+        ge=1,
+        description="Files of patterns.output at least; by default one of each worker, where names tell whose it is.",
+    )
+    records_per_item: PerItem | None = Field(
+        1.0, description="Records in the output files for each item; null when they are not to be counted."
+    )
+    checksums: bool = Field(
+        False, description="Whether SHA-256 sums of the output files are written to checksums.txt in the run directory."
+    )

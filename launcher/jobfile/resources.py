@@ -1,0 +1,136 @@
+"""What a job needs: nodes, GPUs, and the workers on them."""
+
+import re
+import shlex
+from functools import lru_cache
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from launcher.jobfile.value_types import Model, NotNegativeSeconds, Variables
+from launcher.plan.plan import DECODE, PREFILL
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_MEMORY = re.compile(r"^\d+[KMGT]?$")
+
+
+SERVING_ROLES = (PREFILL, DECODE, "agg")
+"""Roles that `resources` may count, in the order in which they are placed."""
+
+
+class Resources(Model):
+    """Nodes, and what the job asks for on each of them."""
+
+    nodes: int | None = Field(
+        None, ge=1, le=100_000, description="Nodes of the job, those that are kept too; by default as many as it fills."
+    )
+    gpus_per_node: int = Field(0, ge=0, le=64, description="GPUs asked for on each node.")
+    cpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="CPUs asked for on each node; by default those of its workers and one more, or those that the "
+        "cluster file has for a node of which the job takes all GPUs.",
+    )
+    memory_per_node: str | None = Field(
+        None, pattern=_MEMORY.pattern, description='Memory asked for on each node, for example "64G".'
+    )
+
+    prefill_workers: int | None = Field(None, ge=0, le=100_000)
+    decode_workers: int | None = Field(None, ge=0, le=100_000)
+    agg_workers: int | None = Field(None, ge=0, le=100_000, description="Workers that do both prefill and decode.")
+    gpus_per_prefill: int | None = Field(None, ge=0, description="GPUs of one prefill worker; 0 where there is none.")
+    gpus_per_decode: int | None = Field(None, ge=0)
+    gpus_per_agg: int | None = Field(None, ge=0)
+    prefill_nodes: int | None = Field(None, ge=0, le=100_000, description="Nodes that prefill workers fill.")
+    decode_nodes: int | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="Nodes that decode workers fill; 0: they share those of prefill, and workers of both are alike.",
+    )
+    agg_nodes: int | None = Field(None, ge=0, le=100_000)
+    spread_workers: bool = Field(False, description="Whether a worker smaller than a node has its node for itself.")
+    colocate_prefill_decode: bool = Field(
+        False, description="Whether decode goes on where prefill has left a node partly used."
+    )
+    process_granularity: Literal["node", "gpu"] | None = Field(
+        None, description="One process for each node of a worker, or for each GPU; by default what the backend needs."
+    )
+    infra_node: bool = Field(False, description="Whether services like etcd have a node of their own.")
+    frontend_node: bool = Field(False, description="Whether front ends have a node of their own.")
+    client_node: bool = Field(False, description="Whether the benchmark has a node of its own.")
+
+
+class Restart(Model):
+    """What happens when a worker of the role fails."""
+
+    max: int = Field(0, ge=0, le=1000, description="Times a worker is started again.")
+    backoff: NotNegativeSeconds = Field(10.0, description="Seconds before that, growing with each time.")
+
+
+class Workers(Model):
+    """One role: ``count`` workers that run the same command."""
+
+    role: str = Field("worker", description="Name of the role; its workers are ROLE_w0, ROLE_w1, ...")
+    count: int | None = Field(
+        None, ge=0, le=100_000, description="Workers of the role; by default what `resources` says, else 1."
+    )
+    gpus: int | None = Field(
+        None,
+        ge=0,
+        description="GPUs of one worker; more than a node has means whole nodes; by default what `resources` says.",
+    )
+    cpus: int | None = Field(
+        None,
+        ge=1,
+        description="CPUs of one process; by default one for each of its GPUs, and one at least.",
+    )
+    command: str | list[str] | None = Field(
+        None,
+        description="Words as a list, or one text that is split into words like a shell does, without a shell; "
+        "by default that of the backend.",
+    )
+    shell: bool = Field(False, description="Run the command, a text, by `bash -c`.")
+    env: Variables = Field({}, description="Environment of the worker, after that of the job.")
+    critical: bool = Field(True, description="Whether the failure of one ends the job.")
+    restart: Restart = Restart()
+    container: bool = Field(True, description="Whether its workers run in the job's container, where there is one.")
+    service: bool | None = Field(
+        None, description="Whether a worker serves until the job is over: an end of its own is then a failure."
+    )
+
+    @field_validator("role")
+    @classmethod
+    def _role(cls, role: str) -> str:
+        if not _ROLE.fullmatch(role):
+            raise ValueError(f"{role!r} is not a role; use a letter and then letters, digits, - or _, 32 at most")
+        return role
+
+    @model_validator(mode="after")
+    def _words(self) -> "Workers":
+        if self.command is None:
+            return self
+        if self.shell and not isinstance(self.command, str):
+            raise ValueError("command: with `shell: true` the command is one text, not a list")
+        try:
+            words = words_of(self)
+        except ValueError as error:
+            raise ValueError(f'command: "{self.command}" cannot be split into words: {error}') from error
+        if not words or not words[0] or not "".join(words[-1:] if self.shell else words).strip():
+            raise ValueError("command: the command is empty")
+        return self
+
+
+def words_of(workers: Workers) -> list[str]:
+    """The command as words, before placeholders are filled in."""
+    if workers.command is None:
+        return []
+    if isinstance(workers.command, list):
+        return list(workers.command)
+    return ["bash", "-c", workers.command] if workers.shell else list(_split(workers.command))
+
+
+@lru_cache(maxsize=64)
+def _split(text: str) -> tuple[str, ...]:
+    """Words of a text as a shell splits it; once for all workers of a role."""
+    return tuple(shlex.split(text))

@@ -1,0 +1,212 @@
+"""A serving job: the model, the engine, what stands before it, what uses it, and when it is ready."""
+
+import difflib
+import re
+import shlex
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from launcher.jobfile.value_types import Model, Seconds, Variables, parts_wrong
+
+Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
+"""Options of a program by their long names without ``--``; true for one without a value, false or null for none."""
+
+
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+MOST_CONCURRENCY = 1_000_000
+
+
+def _options(args: object) -> object:
+    for name in args if isinstance(args, dict) else ():
+        if isinstance(name, str) and not _OPTION.fullmatch(name):
+            bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
+            hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
+            raise ValueError(f"{name!r} is not the name of an option: it stands without -- and without its value{hint}")
+    return args
+
+
+NamedArguments = Annotated[Arguments, BeforeValidator(_options)]
+
+
+def concurrency_list(value: list[int] | str | None) -> tuple[int, ...]:
+    """Requests at once, one number for each run of the benchmark."""
+    parts = value.split("x") if isinstance(value, str) else value or ()
+    return tuple(int(part) for part in parts)
+
+
+def _concurrencies(value: object) -> object:
+    parts = value.split("x") if isinstance(value, str) else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not 0 < value <= MOST_CONCURRENCY:
+            raise ValueError(f"{value} is no list of numbers above 0; write for example [4, 8, 16]")
+        raise ValueError(f"{value} is a number; write [{value}], or [4, 8, 16]")
+    if not isinstance(parts, list):
+        return value
+    wrong = [part for part in parts if isinstance(part, bool) or not re.fullmatch(r"[1-9][0-9]{0,6}", str(part))]
+    if wrong or not parts or any(int(part) > MOST_CONCURRENCY for part in parts):
+        raise ValueError(f'{value!r} is no list of numbers above 0; write for example [4, 8, 16] or "4x8x16"')
+    return value
+
+
+def _rate(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    if value != "inf" and not (isinstance(value, int | float) and 0 < value < 1e9):
+        raise ValueError(f'{value!r} is no rate; write requests per second as a number, or "inf"')
+    return value
+
+
+def _command(command: object) -> object:
+    if isinstance(command, list):
+        command = _joined(command)
+    if isinstance(command, str):
+        try:
+            empty = not shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f'"{command}" cannot be split into words: {error}') from error
+        if empty:
+            raise ValueError("the command is empty")
+    return command
+
+
+def _joined(words: list[object]) -> str:
+    """A list of words as the text that is split into them."""
+    wrong = [
+        (
+            (index,),
+            f"{word!r} is not a text" + (f'; write it in quotes: "{word}"' if isinstance(word, int | float) else ""),
+        )
+        for index, word in enumerate(words)
+        if not isinstance(word, str)
+    ]
+    if wrong:
+        raise parts_wrong(wrong, words)
+    if words[:1] == [""]:
+        raise ValueError("the command is empty")
+    return shlex.join(map(str, words))
+
+
+def _of(what: str, *known: str) -> BeforeValidator:
+    """Refuses a name that is not known, with the nearest one that is."""
+
+    def check(name: object) -> object:
+        if isinstance(name, str) and name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise ValueError(f'unknown {what} "{name}"{hint} (known: {", ".join(known)})')
+        return name
+
+    return BeforeValidator(check)
+
+
+BackendType = Literal["command", "torchrun", "accelerate", "deepspeed", "mpi", "sglang", "vllm", "trtllm"]
+FrontendType = Literal["sglang-router", "dynamo", "vllm", "custom"]
+BenchmarkType = Literal["manual", "custom", "sa-bench", "router"]
+Command = Annotated[
+    str,
+    BeforeValidator(_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"items": {"type": "string"}, "type": "array"}]}),
+]
+"""Words as one text that is split as a shell does; a list of them becomes such a text."""
+
+
+class ModelSpec(Model):
+    """The model that is served."""
+
+    path: str = Field(description="An alias of the cluster file, a directory, or hf:ORGANIZATION/NAME.")
+    name: str | None = Field(None, description="Name that clients use; by default the last part of the path.")
+
+
+class RoleOptions(Model):
+    """What the engine gets for one role, after that of all roles."""
+
+    args: NamedArguments = {}
+    env: Variables = {}
+    config: dict[str, object] = Field({}, description="Written as a file into the run directory and given by its path.")
+
+
+class BackendSpec(RoleOptions):
+    """The program that the workers run, and how its parts find each other."""
+
+    type: Annotated[BackendType, _of("backend", *get_args(BackendType))] = "command"
+    prefill: RoleOptions = RoleOptions()
+    decode: RoleOptions = RoleOptions()
+    agg: RoleOptions = RoleOptions()
+    mpi: str = Field(
+        "pmix", pattern="^[A-Za-z0-9_]+$", description="Kind of process management that srun gives to MPI programs."
+    )
+
+    @property
+    def granularity(self) -> Literal["node", "gpu"]:
+        """One process for each node of a worker, or for each of its GPUs."""
+        return "gpu" if self.type in ("deepspeed", "mpi", "trtllm") else "node"
+
+
+class FrontendSpec(RoleOptions):
+    """What takes the requests."""
+
+    type: Annotated[FrontendType, _of("front end", *get_args(FrontendType))]
+    count: int = Field(1, ge=1, le=1000)
+    command: Command | None = Field(
+        None,
+        description="Words, as a list or one text, in place of those of the type, needed for custom; "
+        "{http_port} is where it has to listen.",
+    )
+    nginx: bool | None = Field(None, description="Whether nginx stands before them; by default when there are several.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "FrontendSpec":
+        if self.type == "custom" and self.command is None:
+            raise ValueError("command: is missing; type custom is what it says")
+        if self.count > 1 and self.nginx is False:
+            raise ValueError(
+                f"nginx: {self.count} front ends need it, to have one address; leave it out, or use count: 1"
+            )
+        return self
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nginx stands before the front ends."""
+        return bool(self.nginx) or self.count > 1
+
+
+class BenchmarkSpec(RoleOptions):
+    """What uses the workers. The job is over when it ends; `manual` serves until the job is stopped."""
+
+    type: Annotated[BenchmarkType, _of("benchmark", *get_args(BenchmarkType))] = "manual"
+    command: Command | None = Field(
+        None,
+        description="The command of type custom, words as a list or one text; of sa-bench its program, "
+        "which gets its options from here.",
+    )
+    isl: int | None = Field(None, ge=1, description="Tokens of input.")
+    osl: int | None = Field(None, ge=1, description="Tokens of output.")
+    concurrencies: Annotated[list[int] | str | None, BeforeValidator(_concurrencies)] = Field(
+        None, description='Requests at once, one run after the other; for example [4, 8, 16] or "4x8x16".'
+    )
+    req_rate: Annotated[str | int | float, BeforeValidator(_rate)] = Field(
+        "inf", description='Requests per second, or "inf": as soon as the concurrency allows.'
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> "BenchmarkSpec":
+        needed = {
+            "manual": (),
+            "custom": ("command",),
+            "sa-bench": ("command", "isl", "osl", "concurrencies"),
+            "router": ("isl", "osl", "concurrencies"),
+        }[self.type]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"type {self.type} needs {', '.join(missing)}, which it does not say")
+        return self
+
+
+class ReadinessSpec(Model):
+    """When the workers are ready, and how long that may take. Times in seconds."""
+
+    kind: Literal["auto", "none", "dynamo", "sglang", "vllm", "http", "tcp"] = "auto"
+    path: str | None = Field(None, description="Path that is asked for; by default that of the kind.")
+    timeout: Seconds = 1800.0
+    interval: Seconds = 5.0

@@ -1,0 +1,194 @@
+"""What sbatch is asked for, beyond the resources."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from launcher.jobfile.value_types import Directory, Model, TimeLimit, checked, parts_wrong
+
+_DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
+_SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
+_DEPENDENCY_IDS = "(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer|expand)"
+_DEPENDENCY = re.compile(rf"(?:{_DEPENDENCY_IDS}(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+|singleton)")
+SIGNALS = ("USR1", "USR2")
+"""Those that the orchestrator passes on as a warning; any other one ends the job, or does nothing."""
+MOST_SIGNAL_S = 65535
+"""Longest time before a time limit that sbatch takes (sbatch(1), ``--signal``)."""
+
+Directives = dict[str, str | int | bool | None]
+
+_TAKEN = {
+    "output": "the run directory",
+    "error": "the run directory",
+    "open-mode": "the run directory",
+    "array": "sweep",
+    "nodes": "resources.nodes",
+    "ntasks": "resources",
+    "ntasks-per-node": "resources",
+    "cpus-per-task": "resources.cpus_per_node",
+    "mem": "resources.memory_per_node",
+    "gpus": "resources.gpus_per_node",
+    "gpus-per-node": "resources.gpus_per_node",
+    "gres": "resources.gpus_per_node",
+    "job-name": "name",
+    "chdir": "workdir",
+    "time": "slurm.time_limit",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "dependency": "slurm.dependency",
+    "segment": "slurm.segment",
+    "signal": "slurm.signal",
+    "parsable": "`gpujob submit --json`",
+    "hold": "`gpujob submit`, which lets the job go when its run directory is complete",
+    "wait": "`gpujob watch`, since `gpujob submit` does not wait",
+}
+
+
+def parse_signal(text: str) -> tuple[str, int]:
+    """Name and seconds of ``USR1@120``, as sbatch takes them for ``--signal``."""
+    match = _SIGNAL.fullmatch(text.removeprefix("B:"))
+    if not match:
+        raise ValueError(
+            f'{text!r} is not a signal and its seconds before the time limit; write for example "USR1@120"'
+        )
+    name, seconds = match["name"], int(match["seconds"])
+    if name not in SIGNALS:
+        raise ValueError(
+            f"{name!r} does not reach the workers as a warning; use {' or '.join(SIGNALS)}, "
+            f'for example "USR1@{seconds}"'
+        )
+    if not 0 < seconds <= MOST_SIGNAL_S:
+        raise ValueError(f"{seconds} seconds before the time limit is not within 1 to {MOST_SIGNAL_S}")
+    return name, seconds
+
+
+def check_dependency(text: str) -> str:
+    """A dependency as sbatch takes it: ``type:job[:job...]``, several joined by ``,`` (all) or ``?`` (any)."""
+    parts = re.split(r"[,?]", text)
+    if "," in text and "?" in text:
+        raise ValueError(f"{text!r} mixes , (all of them) and ? (any of them), which sbatch does not take; use one")
+    for part in parts:
+        if not _DEPENDENCY.fullmatch(part):
+            raise ValueError(f'{part!r} is no dependency; write for example "afterok:4459" or "singleton"')
+    return text
+
+
+def check_directives(directives: Directives) -> Directives:
+    """Options that sbatch may be given; an error tells each that another key is for."""
+    wrong = [
+        f"{name!r} is not a long option of sbatch; write it without --"
+        for name in directives
+        if not _DIRECTIVE.fullmatch(name)
+    ]
+    wrong += [f"{name!r} is given by {_TAKEN[name]}; leave it out here" for name in directives if name in _TAKEN]
+    if wrong:
+        raise parts_wrong([((), problem) for problem in wrong], directives)
+    return directives
+
+
+class Requeue(Model):
+    """When the job goes back into the queue, to go on there as its next attempt."""
+
+    preempted: bool = False
+    time_limit: bool = False
+    max: int = Field(3, ge=1, le=1000, description="Attempts after the first.")
+
+
+class Slurm(Model):
+    """What sbatch is asked for, beyond the resources."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: TimeLimit | None = Field(None, description='For example "04:00:00".')
+    directives: Directives = Field(
+        {},
+        description="Further options of sbatch by their long names; true or null for an option without a value.",
+    )
+
+    dependency: str | None = Field(None, description='For example "afterok:4459".')
+    exclusive: bool = False
+    segment: int | None = Field(None, ge=1, description="Nodes of one block of the network's topology.")
+    het: bool = Field(False, description="Whether prefill and decode are components of a heterogeneous job.")
+    signal: str | None = Field(
+        None, description='USR1 or USR2 and seconds before the time limit, as in "USR1@120": passed on to the workers.'
+    )
+    requeue: Requeue = Requeue()
+
+    @field_validator("directives")
+    @classmethod
+    def _directives(cls, directives: Directives) -> Directives:
+        return check_directives(directives)
+
+    @field_validator("dependency")
+    @classmethod
+    def _dependency(cls, dependency: str | None) -> str | None:
+        return None if dependency is None else check_dependency(dependency)
+
+    @field_validator("signal")
+    @classmethod
+    def _signal(cls, text: str | None) -> str | None:
+        return None if text is None else "{}@{}".format(*parse_signal(text))
+
+    @model_validator(mode="after")
+    def _said_once(self) -> "Slurm":
+        twice = {"exclusive": ("exclusive",), "requeue": ("requeue", "no-requeue")}
+        for key, names in twice.items():
+            for name in names:
+                if key in self.model_fields_set and name in self.directives:
+                    raise ValueError(f"directives: {name!r} is given by slurm.{key} too; leave one of them out")
+        return self
+
+
+def _mount_problem(text: str) -> str | None:
+    source, colon, rest = text.partition(":")
+    target, _, flags = rest.partition(":")
+    if not colon or not source or not target:
+        return f"{text!r} is not a mount; write host:container, for example /data:/data:ro"
+    if source[0] not in "/~{" or target[0] not in "/{":
+        return f"{text!r}: both sides of a mount are absolute paths"
+    if flags not in ("", "ro", "rw"):
+        return f'{text!r}: "{flags}" is neither ro nor rw'
+    if "," in text or "\n" in text:
+        return f"{text!r}: runtimes take no comma and no line end in the path of a mount"
+    return None
+
+
+Mount = Annotated[str, checked(_mount_problem)]
+"""``source:target[:flags]``, both absolute once ``~`` and placeholders are filled in."""
+
+
+def _module_problem(name: str) -> str | None:
+    if re.fullmatch(r"[\w+][\w.+/@=~:-]*", name, re.ASCII):
+        return None
+    return f"{name!r} is not the name of a module; write it as `module load` takes it, one each"
+
+
+EnvironmentModule = Annotated[str, checked(_module_problem)]
+
+
+class Container(Model):
+    """The container in which workers run."""
+
+    image: str = Field(description="An alias of the cluster file, a file, or what the runtime understands.")
+    runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
+    mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
+    workdir: str | None = Field(None, description="Where workers start in the container; by default as without one.")
+    python: str = Field("python3", description="Interpreter within the image that stands beside each worker.")
+
+    @field_validator("image", "python")
+    @classmethod
+    def _not_empty(cls, text: str) -> str:
+        if not text.strip():
+            raise ValueError("is empty")
+        return text
+
+
+class Setup(Model):
+    """What the batch script does before anything of the job starts."""
+
+    modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")
+    script: Directory | None = Field(None, description="Sourced by the batch script, before the job.")
+    preamble: str | None = Field(None, description="Lines of shell in the batch script, for example `ulimit -n 65536`.")

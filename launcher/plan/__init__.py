@@ -1,0 +1,1 @@
+"""The plan of a job as a value: placeholders, ports, container words."""

@@ -1,0 +1,199 @@
+"""Placeholders of commands, files and variables, and the environment of a task. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from exporter.logs.places_reader import progress_path
+from launcher.plan.plan import Plan, RunFacts, TaskPlan
+
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+VARIABLES = {
+    "rank": "GPUJOB_RANK",
+    "world_size": "GPUJOB_WORLD_SIZE",
+    "local_rank": "GPUJOB_LOCAL_RANK",
+    "index": "GPUJOB_WORKER_INDEX",
+    "role": "GPUJOB_ROLE",
+    "worker": "GPUJOB_WORKER",
+    "node_index": "GPUJOB_NODE_INDEX",
+    "nodes": "GPUJOB_NODE_COUNT",
+    "gpus": "GPUJOB_GPUS",
+    "job_id": "GPUJOB_JOB_ID",
+    "attempt": "GPUJOB_ATTEMPT",
+    "job_dir": "GPUJOB_JOB_DIR",
+    "run_dir": "GPUJOB_RUN_DIR",
+    "output_dir": "GPUJOB_OUTPUT_DIR",
+    "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
+    "log_dir": "GPUJOB_LOG_DIR",
+}
+"""Variable of a task that holds the value of each placeholder."""
+
+_PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
+NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
+"""Placeholders of a node's address and of a port, by a number."""
+_SAFE = re.compile(r"[A-Za-z0-9._:%-]+")
+"""Hosts, addresses and ports: text that means nothing to a shell."""
+_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None
+"""The job whose tasks were filled last, and its values."""
+
+
+class Values(dict[str, str]):
+    """Values of placeholders; those with a number, ``host_N`` and ``port_N``, are made when they are asked for."""
+
+    def __init__(self, plain: Mapping[str, str], facts: RunFacts) -> None:
+        super().__init__(plain)
+        self._facts = facts
+
+    def __missing__(self, name: str) -> str:
+        match = NUMBERED.fullmatch(name)
+        if match is None:
+            raise KeyError(name)
+        number = int(match["number"])
+        if match["kind"] == "port":
+            return str(number + self._facts.port_offset)
+        if number >= len(self._facts.hosts):
+            raise KeyError(name)
+        return self._facts.address(number)
+
+    def places(self) -> "Values":
+        """Hosts and ports alone, which a shell's text may hold as they are."""
+        plain = {name: value for name, value in self.items() if name not in VARIABLES and _SAFE.fullmatch(value)}
+        return Values(plain, self._facts)
+
+
+def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
+    """The words that start one task. A placeholder's value is data: it is never split or evaluated.
+
+    In the text of ``bash -c`` it becomes the variable that holds the value: a shell never takes for
+    code what comes out of a variable, whatever quotes, comments or here documents are around it.
+    Hosts and ports, which a shell takes for nothing else, stand there themselves. Braces that are no placeholder stay.
+    """
+    values = placeholders(plan, planned, facts)
+    # of thousands of tasks with twenty words each: most have no brace, and a call for each would take most of the time
+    words = [fill(word, values) if "{" in word else word for word in planned.argv]
+    text = shell_text_index(planned.argv)
+    if text is not None:
+        words[text] = fill_shell_text(planned.argv[text], values.places())
+    return words
+
+
+def shell_text_index(words: Sequence[str]) -> int | None:
+    """Index of the word that a shell will read as a program, as in ``bash -c TEXT``, or None."""
+    for start, word in enumerate(words):
+        if word.endswith(SHELLS) and word.rpartition("/")[2] in SHELLS:
+            for index in range(start + 1, len(words) - 1):
+                if re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", words[index]):
+                    return index + 1
+                if not words[index].startswith(("-", "+")) and not re.fullmatch(r"-[A-Za-z]*o", words[index - 1]):
+                    return None  # a script, not a text
+    return None
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
+    if "{" not in word:
+        return word
+
+    def part(match: re.Match[str]) -> str:
+        if match["literal"]:
+            return f"{{{match['literal']}}}"
+        try:
+            return values[match["name"]]
+        except KeyError:
+            return match[0]
+
+    return _PLACEHOLDER.sub(part, word)
+
+
+def literal(text: str) -> str:
+    """A text that has no placeholders, as it must stand where they are filled in so as to stay as it is."""
+    return re.sub(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", r"{{\1}}", text)
+
+
+def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
+    """``text`` with each placeholder replaced by its variable in double quotes, so that it stays one word.
+
+    ``places`` are values that mean nothing to a shell: they stand there themselves.
+    """
+    quote = ""
+
+    def part(match: re.Match[str]) -> str:
+        nonlocal quote
+        token = match[0]
+        if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash means nothing in single quotes
+            quote = token[-1] if not quote else "" if quote == token[-1] else quote
+        if match["literal"]:
+            return f"{{{match['literal']}}}"
+        if match["name"] not in VARIABLES:
+            return fill(token, places)
+        variable = f"${{{VARIABLES[match['name']]}}}"
+        return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
+
+    return re.sub(rf"\\.|['\"]|{_PLACEHOLDER.pattern}", part, text, flags=re.DOTALL)
+
+
+def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:
+    """A file of ``plan.templates`` with what holds for the whole job: directories, hosts and ports by their numbers."""
+    return fill(text, Values(job_values(plan, facts), facts))
+
+
+def job_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
+    """Values of the placeholders that are the same for all of a job, made once for its thousands of tasks."""
+    global _latest
+    if _latest is None or _latest[0] is not plan or _latest[1] is not facts:
+        _latest = (plan, facts, _job_values(plan, facts))
+    return _latest[2]
+
+
+def _job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
+    run_dir, logs = facts.run_dir, plan.manifest.logs
+    return {
+        "world_size": str(plan.world_size),
+        "nodes": str(plan.nodes),
+        "job_id": facts.job_id,
+        "attempt": str(facts.attempt),
+        "job_dir": plan.job_dir,
+        "head": facts.address(0),
+        "run_dir": str(run_dir),
+        "log_dir": str(run_dir / logs.directory if logs else run_dir),
+        **{f"{group.name}_dir": str(run_dir / group.directory) for group in plan.manifest.groups},
+    }
+
+
+def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Values:
+    """Values of the placeholders of a command."""
+    task = planned.task
+    values = {
+        **job_values(plan, facts),
+        "rank": str(task.rank),
+        "local_rank": str(task.local_rank),
+        "index": str(task.index),
+        "role": task.role,
+        "worker": task.worker,
+        "node_index": str(task.node_index),
+        "gpus": ",".join(map(str, task.gpus)),
+        "leader": facts.address(planned.leader_node),
+        "worker_size": str(planned.worker_size),
+        "worker_nodes": str(planned.worker_nodes),
+    }
+    for name, port in planned.ports.items():
+        values[f"{name}_port"] = str(port + facts.port_offset)
+    return Values(values, facts)
+
+
+def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
+    """Variables that one task gets beside the user's own environment."""
+    values = placeholders(plan, planned, facts)
+    hosts, node = facts.hosts, facts.hosts[planned.task.node_index]
+    progress = progress_path(planned.task, facts.run_dir, node, facts.attempt, restart)
+    return {
+        "RANK": values["rank"],
+        "LOCAL_RANK": values["local_rank"],
+        "WORLD_SIZE": values["world_size"],
+        "GPUJOB_JOB_NAME": plan.job_name,
+        "GPUJOB_NODE": node,
+        "GPUJOB_NODES": ",".join(hosts),
+        "GPUJOB_RESTART": str(restart),
+        "GPUJOB_PROGRESS_FILE": str(progress),
+        **{name: fill(value, values) for name, value in planned.env.items()},
+        **{variable: values[name] for name, variable in VARIABLES.items()},
+    }

@@ -1,0 +1,1 @@
+"""From a specification to a plan: roles, topology, ports, Slurm options."""

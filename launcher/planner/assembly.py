@@ -1,0 +1,373 @@
+"""What every task of a job runs: the workers' commands, and the services around them. Pure."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exporter.contract.manifest import Task
+from launcher.errors import TopologyError
+from launcher.jobfile.jobfile import ENGINES, ClusterSpec, JobSpec
+from launcher.jobfile.resources import SERVING_ROLES, words_of
+from launcher.jobfile.serving import BenchmarkSpec, FrontendSpec
+from launcher.plan import ports
+from launcher.plan.plan import BALANCER, BENCHMARK, COUNTING, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
+from launcher.plan.plan import FRONTENDS as FRONTENDS_STAGE
+from launcher.planner.assembly_checks import Parts, problems_of
+from launcher.planner.backends import BACKENDS
+from launcher.planner.backends.base import Backend, Setting, Worker, config_name, config_path, option_words
+from launcher.planner.benchmarks import BENCHMARKS
+from launcher.planner.benchmarks.base import Endpoint
+from launcher.planner.benchmarks.base import environment as benchmark_environment
+from launcher.planner.frontends import FRONTENDS, dynamo, nginx
+from launcher.planner.frontends.base import Frontend, addresses
+from launcher.planner.roles import Role
+from launcher.planner.topology import Layout
+
+_PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
+CLIENTS = "http"
+"""Name of the port of a front end that clients use, whichever of the table it is."""
+
+Group = tuple[Role, tuple[Task, ...]]
+"""A worker before its ports are known: its role and its processes."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All tasks of a job by rank, those of the workers first."""
+
+    tasks: tuple[TaskPlan, ...]
+    readiness: ReadinessPlan | None = None
+    templates: dict[str, str] = field(default_factory=dict)
+    """Files of the run directory with placeholders, by name."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process beside the workers, before its command is known."""
+
+    task: Task
+    stage: str
+    needs: tuple[str, ...] = ()
+    """Ports by the names of ``launcher.plan.ports``."""
+
+
+def assemble(spec: JobSpec, cluster: ClusterSpec, layout: Layout, *, local: bool = False) -> Assembly:
+    """The tasks of a job whose places are known; raises TopologyError with all that does not fit together.
+
+    ``local``: one machine plays all nodes, and has each port once.
+    """
+    return _Assembler(Setting(spec, cluster), layout, local).assembly()
+
+
+class _Assembler:
+    """The parts of one job, made one after the other: workers and services, their ports, their commands."""
+
+    def __init__(self, setting: Setting, layout: Layout, local: bool) -> None:
+        spec = setting.spec
+        self._setting, self._spec, self._layout = setting, spec, layout
+        self._frontend = FRONTENDS[spec.frontend.type] if spec.frontend else None
+        self._benchmark = spec.benchmark if spec.benchmark and spec.benchmark.type != "manual" else None
+        self._backends = {role.name: _backend_of(spec, role) for role in layout.roles}
+        self._mentioned = {role.name: self._mentioned_by(role) for role in layout.roles}
+        self._given = {role.name: self._given_environment(role) for role in layout.roles}
+        self._configs = {role.name: self._config_environment(role) for role in layout.roles}
+        self._services = self._make_services()
+        groups = _groups(layout)
+        self._ports = self._assign_ports(groups, local)
+        self._workers = [
+            Worker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports) for role, tasks in groups
+        ]
+        self._served = self._served_workers()
+        self._endpoint = self._find_endpoint()
+        parts = Parts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
+        if problems := problems_of(setting, parts, {service.task.role for service in self._services}):
+            raise TopologyError(problems)
+        self._infra = self._infra_environment()
+
+    def assembly(self) -> Assembly:
+        """All of it."""
+        serving = {role.name: self._serves(role) for role in self._layout.roles}
+        tasks = [
+            planned for worker in self._workers for planned in self._worker_tasks(worker, serving[worker.role.name])
+        ]
+        tasks += [self._service_task(service) for service in self._services]
+        rules, asked = self._rules(), self._spec.readiness
+        readiness = ReadinessPlan(tuple(rules), asked.timeout, asked.interval) if rules else None
+        return Assembly(tuple(tasks), readiness, self._templates())
+
+    def _make_services(self) -> list[Service]:
+        """Processes beside the workers; their ranks go on counting."""
+        found: list[Service] = []
+
+        def add(name: str, role: str, index: int, node: int, stage: str, needs: Iterable[str] = ()) -> None:
+            stem = name if stage == BENCHMARK else f"{{node}}_{name}"
+            logs = tuple(f"{stem}{{run}}.{stream}" for stream in ("out", "err"))
+            rank = len(self._layout.tasks) + len(found)
+            later = stage == BENCHMARK
+            task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
+            found.append(Service(task, stage, tuple(needs)))
+
+        layout, frontend, spec = self._layout, self._frontend, self._spec.frontend
+        if frontend is not None and spec is not None:
+            for infra in frontend.infra:
+                add(infra.name, infra.name, 0, layout.infra_node, INFRA, infra.ports)
+            if frontend.own_process:
+                named = _mentioned([spec.command or "", *spec.env.values(), *map(str, spec.args.values())])
+                own = "internal" if spec.balanced else "public"
+                needs = dict.fromkeys((own, *frontend.ports, *(name for name in named if name != CLIENTS)))
+                for index in range(spec.count):
+                    node = layout.frontend_nodes[index % len(layout.frontend_nodes)]
+                    add(f"frontend_{index}", "frontend", index, node, FRONTENDS_STAGE, needs)
+                if spec.balanced:
+                    add(nginx.NAME, nginx.NAME, 0, layout.frontend_nodes[0], BALANCER, ("public",))
+        if self._benchmark is not None:
+            add("benchmark", "benchmark", 0, layout.client_node, BENCHMARK)
+        return found
+
+    def _assign_ports(self, groups: Sequence[Group], local: bool) -> dict[int, dict[str, int]]:
+        """By rank: ports that a process's program needs, and those that the user's command names."""
+        processes = {role.name: len(tasks) for role, tasks in groups}
+        needs = {role.name: self._port_names(role, processes[role.name]) for role in self._layout.roles}
+        requests = [(task, needs[role.name][task.local_rank > 0]) for role, tasks in groups for task in tasks]
+        if self._frontend is not None and not self._frontend.own_process:
+            task, own = requests[0]
+            requests[0] = (task, tuple("public" if name == CLIENTS else name for name in own))
+        requests += [(service.task, service.needs) for service in self._services]
+        if not any(names for _, names in requests):
+            return {task.rank: {} for task, _ in requests}
+        given = ports.assign([(task.node_index, names) for task, names in requests], one_machine=local)
+        return {
+            task.rank: {CLIENTS if name in ("public", "internal") else name: port for name, port in own.items()}
+            for (task, _), own in zip(requests, given, strict=True)
+        }
+
+    def _port_names(self, role: Role, processes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ports that the first process of each worker of a role needs, and each further one."""
+        backend, named = self._backends[role.name], self._mentioned[role.name]
+        first = tuple(dict.fromkeys((*backend.ports(self._setting, role, processes), *named)))
+        # what the first process has and a further one does not need is the first one's
+        return first, backend.follower_ports(self._setting, role)
+
+    def _mentioned_by(self, role: Role) -> list[str]:
+        """Ports that the user's words and variables for a role name."""
+        texts = [*words_of(role.options), *role.options.env.values(), *self._spec.env.values()]
+        for options in self._options(role):
+            texts += [*options.env.values(), *map(str, options.args.values())]
+        return _mentioned(texts)
+
+    def _options(self, role: Role) -> list[Any]:
+        """What the file says of the backend for a role; nothing for one that is no part of it."""
+        if self._backends[role.name].name != self._spec.backend.type:
+            return []
+        return [options for _, options in self._setting.parts(role.name)]
+
+    def _given_environment(self, role: Role) -> dict[str, str]:
+        """Variables of the job file for a role, the most special last."""
+        given = dict(self._spec.env)
+        for part in self._options(role):
+            given.update(part.env)
+        return {**given, **role.options.env}
+
+    def _served_workers(self) -> list[Worker]:
+        """The workers that the front end stands before."""
+        kind = self._spec.backend.type
+        own = [worker for worker in self._workers if self._backends[worker.role.name].name == kind]
+        return [worker for worker in own if worker.role.name in SERVING_ROLES] or own
+
+    def _find_endpoint(self) -> Endpoint | None:
+        """Where clients send requests: the balancer, the front end, or the first worker that serves."""
+        for stage in (BALANCER, FRONTENDS_STAGE):
+            for service in self._services:
+                if service.stage == stage:
+                    return Endpoint(service.task.node_index, self._ports[service.task.rank][CLIENTS])
+        serving = (worker for worker in self._served if CLIENTS in worker.ports)
+        return next((Endpoint(worker.node, worker.ports[CLIENTS]) for worker in serving), None)
+
+    def _serves(self, role: Role) -> bool:
+        """Whether the workers of a role serve until the job is over."""
+        if role.options.service is not None:
+            return role.options.service
+        backend = self._backends[role.name]
+        asked = self._spec.frontend is not None or self._spec.benchmark is not None
+        used = backend.name == "command" and asked and any(worker.role is role for worker in self._served)
+        return backend.service or used
+
+    def _worker_tasks(self, worker: Worker, serves: bool) -> Iterator[TaskPlan]:
+        role, setting, options, several = worker.role, self._setting, worker.role.options, len(worker.tasks) > 1
+        backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
+        before, given = {**self._infra, **self._configs[role.name]}, self._given[role.name]
+        there = _gpus_by_node(worker) if backend.sees_worker else {}
+        nodes = len(worker.nodes) if several else 1
+        for task in worker.tasks:
+            seen = there.get(task.node_index, task.gpus)
+            words = (words_of(options) if backend.service else []) or backend.words(setting, worker, task)
+            environment = {**before, **backend.environment(setting, worker, task), **given}
+            if task.local_rank:
+                words = self._of_leader(words, worker, task)
+                values = self._of_leader(environment.values(), worker, task)
+                environment = dict(zip(environment, values, strict=True))
+            yield TaskPlan(
+                replace(task, service=serves),
+                tuple(words),
+                environment,
+                options.critical,
+                options.restart.max,
+                options.restart.backoff,
+                WORKERS,
+                service=serves,
+                step=worker.name if backend.one_step and several else "",
+                leader_node=worker.node,
+                worker_size=len(worker.tasks),
+                worker_nodes=nodes,
+                ports=self._ports[task.rank],
+                narrowed=len(seen) < per_node,
+                visible=seen if len(seen) > len(task.gpus) else (),
+                metrics=backend.metrics(setting, worker, task),
+            )
+
+    def _of_leader(self, texts: Iterable[str], worker: Worker, task: Task) -> list[str]:
+        """Texts of a further process of a worker, with the ports that the first process alone has."""
+        own = self._ports[task.rank]
+
+        def port(match: re.Match[str]) -> str:
+            at = None if match[1] in own else worker.ports.get(match[1])
+            return match[0] if at is None else f"{{port_{at}}}"
+
+        return [_PORT_NAME.sub(port, text) if "_port}" in text else text for text in texts]
+
+    def _config_environment(self, role: Role) -> dict[str, str]:
+        name = self._backends[role.name].name
+        if name != self._spec.backend.type or not self._setting.config(role.name):
+            return {}
+        return {"GPUJOB_CONFIG_FILE": config_path(name, role.name)}
+
+    def _infra_environment(self) -> dict[str, str]:
+        infra = [service.task for service in self._services if service.stage == INFRA]
+        known = {name: port for task in infra for name, port in self._ports[task.rank].items()}
+        return dynamo.environment(infra[0].node_index, known) if infra else {}
+
+    def _service_task(self, service: Service) -> TaskPlan:
+        task, metrics, words = service.task, None, list[str]()
+        environment: dict[str, str] = {}
+        if service.stage == INFRA:
+            words = dynamo.infra_words(task.worker, task.node_index)
+        elif service.stage == BALANCER:
+            words = nginx.words()
+        elif self._benchmark is not None and service.stage == BENCHMARK:
+            words, environment = self._benchmark_parts(self._benchmark)
+        elif self._frontend is not None and self._spec.frontend is not None:
+            frontend, said = self._frontend, self._spec.frontend
+            made = self._setting.once(("frontend",), lambda: self._frontend_parts(frontend, said))
+            words, environment, metrics = made
+        return TaskPlan(
+            task,
+            tuple(words),
+            environment,
+            stage=service.stage,
+            service=service.stage != BENCHMARK,
+            leader_node=task.node_index,
+            ports=self._ports[task.rank],
+            metrics=metrics,
+        )
+
+    def _benchmark_parts(self, benchmark: BenchmarkSpec) -> tuple[list[str], dict[str, str]]:
+        """Words and variables of the benchmark."""
+        kind = BENCHMARKS[benchmark.type]
+        told = benchmark_environment(self._setting, kind, benchmark, self._endpoint)
+        told |= {**self._infra, **addresses(self._setting, self._served)}
+        if benchmark.config:
+            told["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
+        words = kind.words(self._setting, benchmark, self._endpoint)
+        return words, {**told, **self._spec.env, **benchmark.env}
+
+    def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
+        """Words and variables of a front end, and where its metrics are."""
+        told = {**self._infra, **addresses(self._setting, self._served)}
+        if self._setting.model_name:
+            told["GPUJOB_MODEL"] = self._setting.model_name
+        if spec.config:
+            told["GPUJOB_CONFIG_FILE"] = "{run_dir}/frontend_config.yaml"
+        environment = {**told, **self._spec.env, **spec.env}
+        if spec.command is not None:
+            return [*shlex.split(spec.command), *option_words(spec.args)], environment, None
+        return frontend.words(self._setting, self._served), environment, frontend.metrics()
+
+    def _rules(self) -> list[ReadyRule]:
+        """What must answer before the next stage: services at their ports, workers, the model as a whole."""
+        found = [
+            ReadyRule(service.task.worker, "tcp", service.task.node_index, port, before=WORKERS)
+            for service in self._services
+            if service.stage == INFRA
+            for port in [self._ports[service.task.rank][service.needs[0]]]
+        ]
+        if self._spec.readiness.kind == "none":
+            return found
+        for worker in self._workers:
+            found += self._backends[worker.role.name].rules(self._setting, worker)
+        return found + self._model_rules()
+
+    def _model_rules(self) -> list[ReadyRule]:
+        """The front ends know all workers: each of several, and what stands before them."""
+        readiness, spec = self._spec.readiness, self._spec.frontend
+        if self._frontend is None or spec is None or self._endpoint is None:
+            return []
+        kind = self._frontend.readiness if readiness.kind == "auto" else readiness.kind
+        expected = Counter(worker.role.name for worker in self._served) if kind in COUNTING else {}
+        path = (readiness.path or "") if kind != "tcp" else ""
+        balanced = [service for service in self._services if service.stage == FRONTENDS_STAGE and spec.balanced]
+        asked = [(task.worker, task.node_index, self._ports[task.rank][CLIENTS]) for task in (s.task for s in balanced)]
+        asked.append(("", self._endpoint.node, self._endpoint.port))
+        return [ReadyRule(subject, kind, node, port, path, dict(expected)) for subject, node, port in asked]
+
+    def _templates(self) -> dict[str, str]:
+        configs: dict[str, Any] = {}
+        for role in self._layout.roles:
+            if self._configs[role.name]:
+                configs[config_name(self._backends[role.name].name, role.name)] = self._setting.config(role.name)
+        for name, options in (("frontend", self._spec.frontend), ("benchmark", self._benchmark)):
+            if options is not None and options.config:
+                configs[f"{name}_config.yaml"] = options.config
+        found = {name: _yaml(config) for name, config in configs.items()}
+        for balancer in (service.task for service in self._services if service.stage == BALANCER):
+            fronts = [service.task for service in self._services if service.stage == FRONTENDS_STAGE]
+            upstreams = [Endpoint(task.node_index, self._ports[task.rank][CLIENTS]) for task in fronts]
+            public = Endpoint(balancer.node_index, self._ports[balancer.rank][CLIENTS])
+            found[nginx.FILE] = nginx.render(public.port_word, [f"{at.host}:{at.port_word}" for at in upstreams])
+        return found
+
+
+def _backend_of(spec: JobSpec, role: Role) -> Backend:
+    """The job's backend; a role beside those of serving that says its own command is no part of an engine."""
+    helps = spec.backend.type in ENGINES and role.name not in SERVING_ROLES and words_of(role.options)
+    return BACKENDS["command" if helps else spec.backend.type]
+
+
+def _groups(layout: Layout) -> list[Group]:
+    """The processes of each worker, in the order of ranks."""
+    roles = {role.name: role for role in layout.roles}
+    groups: dict[str, list[Task]] = {}
+    for task in layout.tasks:
+        groups.setdefault(task.worker, []).append(task)
+    return [(roles[tasks[0].role], tuple(tasks)) for tasks in groups.values()]
+
+
+def _gpus_by_node(worker: Worker) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for task in worker.tasks:
+        found[task.node_index] = (*found.get(task.node_index, ()), *task.gpus)
+    return found
+
+
+def _mentioned(texts: Sequence[str]) -> list[str]:
+    """Names of ports that placeholders ask for, each once."""
+    found = (name for text in texts for name in _PORT_NAME.findall(text))
+    return [name for name in dict.fromkeys(found) if name in ports.TABLE]
+
+
+def _yaml(config: dict[str, Any]) -> str:
+    import yaml  # lazy: few jobs need it
+
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, default_flow_style=False)

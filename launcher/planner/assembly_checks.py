@@ -1,0 +1,118 @@
+"""What of a job does not fit together, beyond what its places show: roles, backend, front end, benchmark. Pure."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.jobfile.jobfile import ENGINES
+from launcher.jobfile.resources import SERVING_ROLES, words_of
+from launcher.jobfile.serving import BenchmarkSpec, RoleOptions
+from launcher.plan.plan import COUNTING
+from launcher.planner.backends.base import DISAGGREGATED, Backend, Launched, Setting, Worker
+from launcher.planner.backends.command import LISTENS
+from launcher.planner.benchmarks import BENCHMARKS
+from launcher.planner.benchmarks.base import Endpoint
+from launcher.planner.frontends import FRONTENDS
+from launcher.planner.frontends.base import Frontend
+from launcher.planner.roles import Role
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a job that must fit together."""
+
+    roles: Sequence[Role]
+    backends: Mapping[str, Backend]
+    """By role."""
+    served: Sequence[Worker]
+    """Workers that the front end stands before."""
+    frontend: Frontend | None
+    benchmark: BenchmarkSpec | None
+    endpoint: Endpoint | None
+    """Where clients send requests."""
+
+
+def problems_of(setting: Setting, parts: Parts, services: Collection[str]) -> list[str]:
+    """All of them, each with place, value and cure; ``services`` are the roles of processes beside the workers."""
+    found = [*_role_problems(setting, parts, services)]
+    for role in parts.roles:
+        backend = parts.backends[role.name]
+        if not (backend.service and words_of(role.options)):  # a user's own command divides the GPUs as it likes
+            found += backend.problems(setting, role)
+    found += [*_frontend_problems(setting, parts), *_benchmark_problems(setting, parts)]
+    found += _readiness_problems(setting, parts)
+    return list(dict.fromkeys(found))
+
+
+def _role_problems(setting: Setting, parts: Parts, services: Collection[str]) -> Iterator[str]:
+    spec, names = setting.spec, [role.name for role in parts.roles]
+    for role in parts.roles:
+        yield from parts.backends[role.name].granularity_problems(setting, role)
+    yield from _mixed_problems(setting, parts)
+    for name in sorted(set(names) & set(services)):
+        yield f"{setting.key_of(name, 'role')}: the job has a service of its own called {name}; call the role otherwise"
+    for name in SERVING_ROLES:
+        if name not in names and getattr(spec.backend, name) != RoleOptions():
+            have = ", ".join(names)
+            yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or say {name}_workers"
+
+
+def _mixed_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+    """agg beside prefill or decode: commands may mean anything by it, engines and front ends know one or the other."""
+    counts = {role.name: role.count for role in parts.roles}
+    apart = [name for name in DISAGGREGATED if name in counts]
+    if not apart or "agg" not in counts or (setting.spec.backend.type not in ENGINES and parts.frontend is None):
+        return
+    others = " and ".join(f"{counts[name]} {name}" for name in apart)
+    yield (
+        f"resources.agg_workers: {counts['agg']} agg beside {others}; an agg worker does the work of both: "
+        f"leave agg out, or {' and '.join(apart)}"
+    )
+
+
+def _frontend_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+    spec, frontend = setting.spec, parts.frontend
+    kind = spec.backend.type
+    names = {worker.role.name for worker in parts.served}
+    if frontend is None:
+        if kind in ENGINES and names & set(DISAGGREGATED):
+            fits = " or ".join(
+                name for name, known in FRONTENDS.items() if kind in known.backends and known.own_process
+            )
+            yield f"frontend: is missing; {' and '.join(sorted(names))} workers of {kind} need one: {fits}"
+        return
+    if kind not in frontend.backends:
+        fits = " or ".join(name for name, known in FRONTENDS.items() if kind in known.backends)
+        cure = f"use {fits}" if fits else "leave it out"
+        yield f"frontend.type: {frontend.name} does not stand before {kind} workers; {cure}"
+        return
+    alone = names & set(DISAGGREGATED)
+    if len(alone) == 1 and "agg" not in names:
+        have, lacks = alone.pop(), next(name for name in DISAGGREGATED if name not in names)
+        yield f"resources.{lacks}_workers: {have} workers and none for {lacks}; add some, or call the role agg"
+    yield from frontend.problems(setting, parts.served)
+
+
+def _benchmark_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+    benchmark, kind = parts.benchmark, setting.spec.backend.type
+    if benchmark is None:
+        return
+    if any(isinstance(backend, Launched) for backend in parts.backends.values()):
+        yield f"benchmark: it uses workers that serve, and {kind} runs a program to its end; leave it out"
+        return
+    if BENCHMARKS[benchmark.type].needs_endpoint and parts.endpoint is None:
+        yield (
+            f"benchmark.type: {benchmark.type} sends requests and nothing takes them; say a frontend, or have the "
+            f"workers' command listen on {LISTENS}"
+        )
+    if benchmark.type == "router" and setting.spec.model is None:
+        yield "model: is missing; the router benchmark has to name it in its requests"
+
+
+def _readiness_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+    kind = setting.spec.readiness.kind
+    if parts.frontend is not None or kind in ("auto", "none"):
+        return
+    if kind in (*COUNTING, "vllm"):
+        yield f"readiness.kind: {kind} is how a front end is asked, and the job has none; use auto, http or tcp"
+    elif parts.endpoint is None:
+        yield f"readiness.kind: {kind} asks the workers at a port, and no command listens on {LISTENS}; use it there"

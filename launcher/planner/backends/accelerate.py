@@ -1,0 +1,41 @@
+"""accelerate launch: one agent on each node of a worker. Pure.
+
+Options: https://huggingface.co/docs/accelerate/package_reference/cli
+"""
+
+from exporter.contract.manifest import Task
+from launcher.jobfile.resources import words_of
+from launcher.planner.backends.base import Launched, Setting, Worker, config_path, option_words, taken_problems
+from launcher.planner.backends.programs import program_words
+from launcher.planner.roles import Role
+
+_TAKEN = ("num-machines", "machine-rank", "main-process-ip", "main-process-port", "config-file")
+
+
+class Accelerate(Launched):
+    """The user's script under ``accelerate launch``; ``config`` is its configuration file."""
+
+    name = "accelerate"
+    granularity = "node"
+    dash = "_"
+
+    def problems(self, setting: Setting, role: Role) -> list[str]:
+        return super().problems(setting, role) + taken_problems(setting, role.name, _TAKEN)
+
+    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+        args = setting.arguments(worker.role.name, self.dash)
+        total = args.pop("num_processes", None) or max(worker.role.gpus, 1)
+        configured = bool(setting.config(worker.role.name))
+        words = ["accelerate", "launch"]
+        if configured:
+            words += ["--config_file", config_path(self.name, worker.role.name)]
+        words += [f"--num_machines={len(worker.nodes)}", f"--machine_rank={task.local_rank}"]
+        words += [f"--main_process_ip={{host_{worker.node}}}"]
+        words += [f"--main_process_port={{port_{worker.ports['dist_init']}}}", f"--num_processes={total}"]
+        if worker.role.gpus > 1 and not configured and not any(name.startswith("use_") for name in args):
+            words.append("--multi_gpu")
+        return [
+            *words,
+            *option_words(args),
+            *program_words(words_of(worker.role.options), module="--module", no_python="--no_python"),
+        ]

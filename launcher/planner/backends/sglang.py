@@ -1,0 +1,85 @@
+"""SGLang: one server process on each node of a worker. Pure.
+
+Options: https://docs.sglang.ai/advanced_features/server_arguments.html
+"""
+
+from exporter.contract.manifest import Task
+from launcher.planner.backends import dynamo
+from launcher.planner.backends.base import (
+    DISAGGREGATED,
+    EVERYWHERE,
+    PREFILL,
+    Setting,
+    Worker,
+    config_path,
+    option_words,
+)
+from launcher.planner.backends.engine import NAMES, Engine, further_arguments
+from launcher.planner.roles import Role
+
+
+class Sglang(Engine):
+    """``sglang.launch_server``, or ``dynamo.sglang`` behind a front end of dynamo."""
+
+    name = "sglang"
+    granularity = "node"
+    taken = (
+        "model-path",
+        "model",
+        "served-model-name",
+        "host",
+        "port",
+        "nnodes",
+        "node-rank",
+        "dist-init-addr",
+        "nccl-port",
+        "disaggregation-mode",
+        "disaggregation-bootstrap-port",
+        "config",
+    )
+
+    def shared(self, setting: Setting, role: Role) -> bool:
+        """Data parallel attention runs on the GPUs of tensor parallelism."""
+        said = {**setting.config(role.name), **setting.arguments(role.name)}
+        return any(said.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
+
+    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+        names = ["http", "dist_init" if processes > 1 else "nccl"]
+        if role.name == PREFILL:
+            names.append("bootstrap")
+        return (*names, *(dynamo.PORTS if setting.dynamo else ()))
+
+    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+        return ("http", *(dynamo.PORTS if setting.dynamo else ()))
+
+    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+        role = worker.role
+        before, after = setting.once(("words", role.name), lambda: self._words_of_role(setting, role))
+        if len(worker.tasks) > 1:
+            own = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
+            own += ["--dist-init-addr", worker.address("dist_init")]
+        else:
+            own = ["--nccl-port", "{nccl_port}"]
+        if role.name in DISAGGREGATED:
+            own += ["--disaggregation-mode", role.name]
+        if role.name == PREFILL:
+            own += ["--disaggregation-bootstrap-port", f"{{port_{worker.ports['bootstrap']}}}"]
+        return [*before, *own, *after]
+
+    def _words_of_role(self, setting: Setting, role: Role) -> tuple[list[str], list[str]]:
+        """What all processes of a role begin and end with."""
+        words = ["python3", "-m", "dynamo.sglang" if setting.dynamo else "sglang.launch_server"]
+        if setting.config(role.name):
+            words += ["--config", config_path(self.name, role.name)]
+        words += ["--model-path", setting.model_path, "--served-model-name", setting.model_name]
+        words += ["--host", EVERYWHERE, "--port", "{http_port}"]
+        parts = self.sizes(setting, role)
+        for kind, number in (("tensor", parts.tensor), ("pipeline", parts.pipeline), ("data", parts.data)):
+            if number > 1 or kind == "tensor":
+                words += [f"--{NAMES[kind][0]}", str(number)]
+        if parts.expert is not None:
+            words += ["--ep-size", str(parts.expert)]
+        return words, option_words({"enable-metrics": True, **further_arguments(setting, role.name)})
+
+    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+        return dynamo.environment() if setting.dynamo else {}

@@ -1,0 +1,37 @@
+"""torchrun: one agent on each node of a worker, which starts a process for each GPU. Pure.
+
+Options: https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from exporter.contract.manifest import Task
+from launcher.jobfile.resources import words_of
+from launcher.planner.backends.base import Launched, Setting, Worker, option_words, taken_problems
+from launcher.planner.backends.programs import program_words
+from launcher.planner.roles import Role
+
+_TAKEN = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "standalone")
+
+
+class Torchrun(Launched):
+    """The user's script under torchrun."""
+
+    name = "torchrun"
+    granularity = "node"
+
+    def problems(self, setting: Setting, role: Role) -> list[str]:
+        return super().problems(setting, role) + taken_problems(setting, role.name, _TAKEN)
+
+    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+        args = setting.arguments(worker.role.name)
+        each = args.pop("nproc-per-node", None) or max(len(task.gpus), 1)
+        words = ["torchrun", f"--nnodes={len(worker.nodes)}", f"--nproc-per-node={each}"]
+        if args.get("rdzv-backend", "static") == "static":
+            words += [f"--node-rank={task.local_rank}", f"--master-addr={{host_{worker.node}}}"]
+            words.append(f"--master-port={{port_{worker.ports['dist_init']}}}")
+        else:
+            words += ["--rdzv-id={job_id}", f"--rdzv-endpoint={worker.address('dist_init')}"]
+        return [
+            *words,
+            *option_words(args),
+            *program_words(words_of(worker.role.options), module="-m", no_python="--no-python"),
+        ]

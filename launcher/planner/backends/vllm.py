@@ -1,0 +1,124 @@
+"""vLLM: one process on each node of a worker, or with data parallelism alone for each GPU; the first serves. Pure.
+
+Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
+https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
+"""
+
+from exporter.contract.manifest import Task
+from launcher.jobfile.resources import words_of
+from launcher.planner.backends import dynamo
+from launcher.planner.backends.base import DISAGGREGATED, EVERYWHERE, Setting, Worker, config_path, option_words
+from launcher.planner.backends.engine import SIZE_NAMES, Engine, further_arguments
+from launcher.planner.roles import Role
+
+
+class Vllm(Engine):
+    """``vllm serve``, or ``dynamo.vllm`` behind a front end of dynamo."""
+
+    name = "vllm"
+    granularity = "node"
+    taken = (
+        "model",
+        "served-model-name",
+        "host",
+        "port",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "config",
+        "headless",
+        "data-parallel-size-local",
+        "data-parallel-address",
+        "data-parallel-rpc-port",
+        "data-parallel-start-rank",
+        "data-parallel-rank",
+    )
+
+    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+        if found := super().size_problems(setting, role):
+            return found
+        parts, per_node = self.sizes(setting, role), setting.spec.resources.gpus_per_node
+        place, nodes = setting.place_of(role.name, *SIZE_NAMES), max(1, -(-role.gpus // max(1, per_node)))
+        if parts.data > 1 and parts.data % nodes:
+            spread = f"{nodes} nodes of each {role.name} worker"
+            cure = f"use a multiple of {nodes}, or 1"
+            return [f"{place}: data parallel {parts.data} cannot be divided over the {spread}; {cure}"]
+        if parts.expert is not None:
+            return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
+        return []
+
+    def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
+        parts = self.sizes(setting, role)
+        of_process = parts.tensor * parts.pipeline
+        if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or words_of(role.options):
+            return []  # a user's own command divides the GPUs as it likes
+        problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
+        return [problem + f"leave it out, or set data-parallel-size: {role.gpus} alone"]
+
+    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+        names = ["http", "vllm"]
+        if processes > 1:
+            names += ["dp_rpc" if self.sizes(setting, role).data > 1 else "dist_init"]
+        return (*names, *self._further(setting, role))
+
+    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+        return ("vllm", *self._further(setting, role))
+
+    def _further(self, setting: Setting, role: Role) -> tuple[str, ...]:
+        side = ("nixl",) if role.name in DISAGGREGATED else ()
+        return (*side, *(dynamo.PORTS if setting.dynamo else ()))
+
+    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+        role, first = worker.role, task.local_rank == 0
+        before, after = setting.once(("words", role.name, first), lambda: self._words_of_role(setting, role, first))
+        own = self._together(worker, task, self.sizes(setting, role).data) if len(worker.tasks) > 1 else []
+        return [*before, *own, *after]
+
+    def _words_of_role(self, setting: Setting, role: Role, first: bool) -> tuple[list[str], list[str]]:
+        """What the first processes of all workers of a role, or the further ones, begin and end with."""
+        if setting.dynamo:
+            words = ["python3", "-m", "dynamo.vllm", "--model", setting.model_path]
+        else:
+            words = ["vllm", "serve", setting.model_path]
+        if setting.config(role.name):
+            words += ["--config", config_path(self.name, role.name)]
+        words += ["--served-model-name", setting.model_name]
+        if first and not setting.dynamo:
+            words += ["--host", EVERYWHERE, "--port", "{http_port}"]
+        parts = self.sizes(setting, role)
+        words += ["--tensor-parallel-size", str(parts.tensor)]
+        if parts.pipeline > 1:
+            words += ["--pipeline-parallel-size", str(parts.pipeline)]
+        if parts.data > 1:
+            words += ["--data-parallel-size", str(parts.data)]
+        mode = ["--disaggregation-mode", role.name] if setting.dynamo and role.name in DISAGGREGATED else []
+        return words, [*mode, *option_words(further_arguments(setting, role.name))]
+
+    def _together(self, worker: Worker, task: Task, data: int) -> list[str]:
+        """How the processes of a worker on several nodes find each other."""
+        leader, headless = f"{{host_{worker.node}}}", [] if task.local_rank == 0 else ["--headless"]
+        if data == 1:
+            words = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
+            return [
+                *words,
+                "--master-addr",
+                leader,
+                "--master-port",
+                f"{{port_{worker.ports['dist_init']}}}",
+                *headless,
+            ]
+        each = data // len(worker.tasks)
+        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", leader]
+        words += ["--data-parallel-rpc-port", f"{{port_{worker.ports['dp_rpc']}}}"]
+        return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
+
+    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+        found = {"VLLM_PORT": "{vllm_port}"}
+        if worker.role.name in DISAGGREGATED:
+            data = self.sizes(setting, worker.role).data
+            first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
+            found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
+            # each rank of data parallelism adds its number to this
+            found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_of[task.rank]['nixl'] - first_rank}}}"
+        return {**found, **(dynamo.environment() if setting.dynamo else {})}

@@ -1,0 +1,17 @@
+"""A benchmark of the user, or anything else that is done once the workers are ready. Pure."""
+
+import shlex
+
+from launcher.jobfile.serving import BenchmarkSpec
+from launcher.planner.backends.base import Setting, option_words
+from launcher.planner.benchmarks.base import Benchmark, Endpoint
+
+
+class Custom(Benchmark):
+    """The command of the job file; what it is about stands in its variables."""
+
+    name = "custom"
+    needs_endpoint = False
+
+    def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+        return [*shlex.split(benchmark.command or ""), *option_words(benchmark.args)]

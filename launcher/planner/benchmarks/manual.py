@@ -1,0 +1,10 @@
+"""No benchmark: the job serves until it is stopped. Pure."""
+
+from launcher.planner.benchmarks.base import Benchmark
+
+
+class Manual(Benchmark):
+    """Nothing is started."""
+
+    name = "manual"
+    needs_endpoint = False

@@ -1,0 +1,11 @@
+"""A front end of the user. Pure."""
+
+from launcher.planner.frontends.base import Frontend
+
+
+class Custom(Frontend):
+    """The command of the job file, which listens on ``{http_port}``; variables tell where the workers are."""
+
+    name = "custom"
+    readiness = "http"
+    backends = ("command", "sglang", "vllm", "trtllm")

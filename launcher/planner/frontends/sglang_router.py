@@ -1,0 +1,44 @@
+"""SGLang's router. Pure.
+
+Options: https://docs.sglang.ai/advanced_features/router.html
+"""
+
+from collections.abc import Sequence
+
+from launcher.planner.backends.base import EVERYWHERE, Setting, Worker, option_words
+from launcher.planner.frontends.base import Frontend, by_mode, frontend_of
+
+
+class SglangRouter(Frontend):
+    """``sglang_router.launch_router`` before workers whose addresses it is given."""
+
+    name = "sglang-router"
+    readiness = "sglang"
+    backends = ("sglang", "command")
+    ports = ("system",)
+
+    def problems(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+        silent = dict.fromkeys(worker.role.name for worker in workers if "http" not in worker.ports)
+        return [
+            f"{setting.key_of(role, 'command')}: the router asks the {role} workers over HTTP; "
+            "have the command listen on {http_port}"
+            for role in silent
+        ]
+
+    def words(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+        words = ["python3", "-m", "sglang_router.launch_router"]
+        prefill, decode, both = by_mode(workers)
+        if prefill or decode:
+            words.append("--pd-disaggregation")
+        for worker in prefill:
+            bootstrap = worker.ports.get("bootstrap")
+            words += ["--prefill", worker.url(), *([f"{{port_{bootstrap}}}"] if bootstrap else [])]
+        for worker in decode:
+            words += ["--decode", worker.url()]
+        if both:
+            words += ["--worker-urls", *(worker.url() for worker in both)]
+        words += ["--host", EVERYWHERE, "--port", "{http_port}", "--prometheus-port", "{system_port}"]
+        return words + option_words(frontend_of(setting).args)
+
+    def metrics(self) -> str:
+        return "system_port/metrics"

@@ -1,0 +1,30 @@
+"""vLLM without a front end: its only worker serves the clients itself. Pure."""
+
+from collections.abc import Sequence
+
+from launcher.planner.backends.base import DISAGGREGATED, Setting, Worker
+from launcher.planner.frontends.base import Frontend, frontend_of
+
+
+class Vllm(Frontend):
+    """The worker listens on the public port."""
+
+    name = "vllm"
+    readiness = "vllm"
+    backends = ("vllm",)
+    own_process = False
+
+    def problems(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+        frontend = frontend_of(setting)
+        found = []
+        if len(workers) != 1 or workers[0].role.name in DISAGGREGATED:
+            told = ", ".join(dict.fromkeys(f"{worker.role.count} {worker.role.name}" for worker in workers))
+            found.append(
+                f"frontend.type: vllm is one agg worker that serves by itself, and there are {told}; use dynamo"
+            )
+        if frontend.balanced:
+            what = f"count: {frontend.count}" if frontend.count > 1 else "nginx: true"
+            found.append(f"frontend: {what}, and type vllm is the worker itself; leave it out")
+        if frontend.command or frontend.args or frontend.env:
+            found.append("frontend: type vllm is the worker itself; put command, args and env into `backend`")
+        return found

@@ -1,0 +1,83 @@
+"""A job as it would be started from here: its file, the cluster's, and the plan of both."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import ConfigError, ConfigErrors, TopologyError
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, load_job
+from launcher.plan.plan import Plan
+from launcher.planner.planner import make_plan
+from launcher.rundir.rundir import user_name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked before a launch."""
+
+    spec: JobSpec
+    cluster: ClusterSpec
+    plan: Plan
+    local: bool
+    environ: Mapping[str, str]
+
+
+def make_subject(job: str, *, local: bool, available: int | None = None) -> Subject:
+    """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong.
+
+    ``available`` is how many nodes there are, where that is known.
+    """
+    workdir = Path.cwd()
+    problems: list[ConfigError] = []
+    spec = cluster = None
+    try:
+        cluster = load_cluster(os.environ, workdir)
+    except ConfigError as error:
+        problems.append(error)
+    try:
+        spec = load_job(Path(job))
+    except ConfigError as error:
+        problems.append(error)
+    if spec is None or cluster is None:
+        raise ConfigErrors(problems)
+    try:
+        return plan_subject(
+            spec,
+            cluster,
+            job_dir=Path(job).resolve().parent,
+            workdir=workdir,
+            timestamp=time.strftime("%Y%m%d_%H%M%S"),
+            local=local,
+            available=available,
+        )
+    except TopologyError as error:
+        raise ConfigErrors([ConfigError(job, error.problems)]) from error
+
+
+def plan_subject(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    *,
+    job_dir: Path,
+    workdir: Path,
+    timestamp: str,
+    local: bool,
+    available: int | None = None,
+) -> Subject:
+    """A job, planned for this machine or for Slurm; raises TopologyError when it does not fit."""
+    plan = make_plan(
+        spec,
+        cluster,
+        job_dir=job_dir,
+        workdir=workdir,
+        user=re.sub(r"\s", "_", user_name()),
+        timestamp=timestamp,
+        python=sys.executable,
+        local=local,
+        available=available,
+    )
+    return Subject(spec, cluster, plan, local, dict(os.environ))

@@ -1,0 +1,153 @@
+"""A job file becomes a plan. Pure: the same files give the same plan.
+
+What is known only at run time (job id, host names, attempt, ports that are free)
+stands as a placeholder until the orchestrator fills it in.
+"""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
+from launcher.jobfile.monitoring import EXPORTER_NAMES
+from launcher.jobfile.redaction import redacted
+from launcher.jobfile.value_types import parse_time_limit
+from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan, file_word
+from launcher.planner.assembly import assemble
+from launcher.planner.slurm_options import (
+    contain,
+    container_plan,
+    run_dir_name,
+    setup_steps,
+    slurm_options,
+    with_dependency,
+)
+from launcher.planner.topology import place
+
+
+def make_plan(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    *,
+    job_dir: Path,
+    workdir: Path,
+    user: str,
+    timestamp: str,
+    python: str,
+    local: bool = False,
+    kill_wait_s: float = DEFAULT_KILL_WAIT_S,
+    available: int | None = None,
+) -> Plan:
+    """The plan of a job; raises TopologyError when its workers do not fit its nodes.
+
+    ``timestamp`` is ``YYYYMMDD_HHMMSS``, ``python`` the interpreter that runs our parts of the job,
+    ``available`` how many nodes there are, where that is known.
+    """
+    spec = with_cluster(spec, cluster)
+    layout = place(spec, available, spec.backend.granularity)
+    assembly = assemble(spec, cluster, layout, local=local)
+    tasks = tuple(planned.task for planned in assembly.tasks)
+    workdir = Path(resolve_directory(spec.workdir, workdir) or workdir)
+    cpus_of = {role.name: role.options.cpus for role in layout.roles}
+    cpus = Counter[int]()
+    for task in tasks:
+        cpus[task.node_index] += cpus_of.get(task.role) or max(1, len(task.gpus))
+    # one more than the workers': for the sidecar, the wrappers and the job steps themselves
+    least_cpus = max(cpus.values()) + 1
+    slurm = slurm_options(spec, cluster, layout)
+    return Plan(
+        job_name=spec.name,
+        nodes=layout.nodes,
+        gpus_per_node=spec.resources.gpus_per_node,
+        cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_whole_nodes(spec, cluster) or 0),
+        memory_per_node=spec.resources.memory_per_node,
+        tasks=contain(assembly.tasks, spec),
+        manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
+        job_dir=str(job_dir),
+        workdir=str(workdir),
+        logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / "logs"),
+        run_dir_name=run_dir_name(spec, layout, timestamp),
+        target_dir=resolve_directory(cluster.target_dir, workdir),
+        slurm=slurm,
+        monitoring=spec.monitoring.enabled,
+        launch_timeout_s=spec.monitoring.launch_timeout,
+        linger_s=spec.monitoring.linger,
+        kill_wait_s=kill_wait_s,
+        python=python,
+        resolved=redacted(spec),
+        world_size=len(layout.tasks),
+        readiness=assembly.readiness,
+        templates=assembly.templates,
+        container=container_plan(spec, cluster),
+        setup=setup_steps(spec, cluster, workdir),
+        secrets=tuple(spec.secrets),
+        network_interface=cluster.network_interface,
+    )
+
+
+def adapted(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
+    """The plan with the cluster's KillWait, and a dependency in place of that of the file."""
+    manifest = dataclasses.replace(plan.manifest, kill_wait_s=kill_wait_s)
+    plan = dataclasses.replace(plan, manifest=manifest, kill_wait_s=kill_wait_s)
+    return plan if dependency is None else with_dependency(plan, dependency)
+
+
+def _manifest(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    nodes: int,
+    tasks: tuple[Task, ...],
+    workdir: Path,
+    user: str,
+    time_limit: str | None,
+    local: bool,
+    kill_wait_s: float,
+) -> Manifest:
+    output = resolve_directory(spec.paths.output_dir, workdir) or "."
+    checkpoint = resolve_directory(spec.paths.checkpoint_dir, workdir) or output
+    log = resolve_directory(spec.paths.log_dir, workdir) or "."
+    patterns, monitoring = spec.patterns, spec.monitoring
+    return Manifest(
+        job_name=spec.name,
+        user=user,
+        cluster=cluster.cluster or ("local" if local else ""),
+        partition=(spec.slurm.partition or cluster.partition or "") if not local else "local",
+        nodes=nodes,
+        tasks=tasks,
+        groups=(
+            PathGroup("output", output, patterns.output),
+            PathGroup("checkpoint", checkpoint, patterns.checkpoints),
+        ),
+        logs=PathGroup("log", log, patterns.logs),
+        pack=spec.progress.pack,
+        progress=progress_patterns(spec),
+        errors=error_patterns(spec),
+        total_items=spec.progress.total_items,
+        resumes=spec.resume,
+        verify=Verification(**spec.verify.model_dump()),
+        total_epochs=spec.progress.total_epochs,
+        total_steps=spec.progress.total_steps,
+        time_limit_s=parse_time_limit(time_limit) if time_limit else None,
+        check_interval_s=monitoring.check_interval,
+        launch_timeout_s=monitoring.launch_timeout,
+        stall_timeout_s=monitoring.stall_timeout,
+        checkpoint_interval_s=monitoring.checkpoint_interval,
+        linger_s=monitoring.linger,
+        kill_wait_s=kill_wait_s,
+        gpu_metrics=monitoring.gpu_metrics,
+        announced=cluster.target_dir is not None,
+        listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
+    )
+
+
+def progress_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
+    """The job's own patterns for progress, by the names that they have in the exporter."""
+    return tuple(LogPattern(EXPORTER_NAMES.get(name, name), text) for name, text in spec.progress.patterns.items())
+
+
+def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
+    """The job's own patterns for errors; one without a name has its own text for it."""
+    return tuple(
+        LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
+    )

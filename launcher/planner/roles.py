@@ -1,0 +1,181 @@
+"""The roles of a job, from both ways to say them: counts in `resources`, and entries of `workers`. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.errors import TopologyError
+from launcher.jobfile.jobfile import JobSpec
+from launcher.jobfile.resources import SERVING_ROLES, Resources, Workers
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role as it was meant, whichever way the file says it."""
+
+    name: str
+    count: int
+    gpus: int
+    """GPUs of one worker."""
+    options: Workers
+    gpus_key: str
+    """Key of the file that says how many GPUs a worker has, for errors."""
+    nodes: int | None = None
+    """Nodes that the file gives to the role; 0: it shares those of prefill."""
+
+    @property
+    def nodes_key(self) -> str:
+        """Key of the file for ``nodes``."""
+        return f"resources.{self.name}_nodes"
+
+
+def roles_of(spec: JobSpec) -> tuple[Role, ...]:
+    """The roles in the order in which they are placed: prefill, decode, agg, then as in the file.
+
+    Raises TopologyError with every contradiction.
+    """
+    problems: list[str] = []
+    entries = {workers.role: (index, workers) for index, workers in enumerate(spec.workers)}
+    said = {name: _Said(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
+    found: dict[str, Role] = {}
+    for name in SERVING_ROLES:
+        role = _serving_role(said[name], said, found.get("prefill"), problems)
+        if role is not None:
+            found[name] = role
+    for name, (index, workers) in entries.items():
+        count = 1 if workers.count is None else workers.count
+        if count:
+            found[name] = Role(name, count, workers.gpus or 0, workers, f"workers[{index}].gpus")
+    if not (found or problems):
+        cause = (
+            "all counts are 0" if spec.workers or any(part.count == 0 for part in said.values()) else "there is none"
+        )
+        problems.append(f"workers: {cause}; set resources.agg_workers: 1, or name a role under `workers`")
+    if problems:
+        raise TopologyError(list(dict.fromkeys(problems)))
+    return tuple(found.values())
+
+
+class _Said:
+    """What the file says of prefill, decode or agg, in `resources` and in an entry of `workers`."""
+
+    def __init__(self, resources: Resources, name: str, index: int, workers: Workers | None) -> None:
+        self.resources, self.name, self.workers = resources, name, workers
+        self.named: int | None = getattr(resources, f"{name}_workers")
+        self.nodes: int | None = getattr(resources, f"{name}_nodes")
+        size: int | None = getattr(resources, f"gpus_per_{name}")
+        count, gpus = (None, None) if workers is None else (workers.count, workers.gpus)
+        self._counts = [(f"resources.{name}_workers", self.named), (f"workers[{index}].count", count)]
+        self._sizes = [(f"resources.gpus_per_{name}", size), (f"workers[{index}].gpus", gpus)]
+        self.count = next((value for _, value in self._counts if value is not None), None if workers is None else 1)
+        """Workers; None where nothing speaks of the role."""
+        self.key, self.gpus = next(((key, value) for key, value in self._sizes if value is not None), self._sizes[0])
+
+    def problems(self) -> Iterator[str]:
+        """What contradicts itself here."""
+        yield from _different(self._counts)
+        if self.count:
+            yield from _different(self._sizes)
+        if self.nodes and not self.count:
+            yield (
+                f"resources.{self.name}_nodes: {self.nodes} nodes and no {self.name} worker on them; "
+                f"set {self.name}_workers, or leave {self.name}_nodes out"
+            )
+        if self.count and self.gpus == 0 and self.key.startswith("resources."):
+            yield (
+                f"{self.key}: 0 GPUs for {self.count} {self.name} workers; "
+                f"set it to 1 or more, or resources.{self.name}_workers: 0"
+            )
+
+
+def _serving_role(said: _Said, others: Mapping[str, _Said], prefill: Role | None, problems: list[str]) -> Role | None:
+    """prefill, decode or agg, or None when the job has no such worker."""
+    name, count, nodes, workers = said.name, said.count, said.nodes, said.workers
+    problems += said.problems()
+    if not count:
+        return None
+    if nodes == 0 and (name != "decode" or prefill is None):
+        problems.append(
+            f"resources.{name}_nodes: 0 nodes for {count} {name} workers"
+            + ("; " if name != "decode" else ", and there is no prefill whose nodes they could share; ")
+            + f"set {name}_nodes: 1 or more, or leave it out"
+        )
+        return None
+    counted = workers is None or said.named is not None or nodes is not None
+    if counted and "gpus_per_node" not in said.resources.model_fields_set:
+        problems.append(
+            "resources.gpus_per_node: is missing, and what `resources` counts are workers with GPUs; set it to the "
+            "GPUs of a node, here or in the cluster file, or to 0 for workers without GPUs"
+        )
+        return None
+    gpus = said.gpus
+    if gpus is None and counted:
+        gpus = _implied_gpus(said, others["decode"], prefill, problems)
+    return Role(name, count, gpus or 0, workers or Workers(role=name), said.key, nodes)
+
+
+def _different(given: list[tuple[str, int | None]]) -> Iterator[str]:
+    (one, first), (two, second) = given
+    if first is not None and second is not None and first != second:
+        yield f"{two}: {second}, and {one} is {first}; leave one of them out, or make them equal"
+
+
+def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: list[str]) -> int:
+    """GPUs of a worker whose size the file leaves out: an equal share of the role's nodes, else one node's.
+
+    Where decode shares the nodes of prefill, the workers of both are alike, unless the file says what decode has.
+    """
+    name, nodes, per_node = said.name, said.nodes, said.resources.gpus_per_node
+    if nodes is None or per_node == 0:
+        return per_node
+    if nodes == 0:
+        return prefill.gpus if prefill is not None else 0
+    sharers = (decode.count or 0) if name == "prefill" and decode.nodes == 0 else 0
+    if sharers and decode.gpus is not None:
+        alone = per_node if said.resources.spread_workers else 0
+        return _rest(said, sharers * max(decode.gpus, alone), problems)
+    count = (said.count or 0) + sharers
+    counts = _even_counts(nodes, per_node, said.resources.spread_workers)
+    if count in counts:
+        return nodes * per_node // count
+    least = 2 if sharers else 1
+    near = [max((n for n in counts if least <= n < count), default=0), min((n for n in counts if n > count), default=0)]
+    size = _largest_size(nodes, per_node, count, said.resources.spread_workers)
+    both = f", which {said.count} prefill and {sharers} decode workers share," if sharers else ""
+    use = f"use {' or '.join(str(n) for n in near if n)} workers{' in all' if sharers else ''}" if any(near) else ""
+    cures = [cure for cure in (use, f"set gpus_per_{name}: {size}" if size else "") if cure]
+    problems.append(
+        f"resources.{name}_workers: the {nodes * per_node} GPUs of {name}_nodes: {nodes}{both} are not {count} equal "
+        f"shares of whole nodes or of parts of one; {', or '.join(cures) or f'set {name}_nodes: {count}'}"
+    )
+    return 0
+
+
+def _rest(said: _Said, taken: int, problems: list[str]) -> int:
+    """GPUs of each prefill worker when decode takes so many of its nodes."""
+    count, nodes, per_node = said.count or 1, said.nodes or 0, said.resources.gpus_per_node
+    left = nodes * per_node - taken
+    size, even = max(0, left) // count, left % count == 0
+    if size and even and (size <= per_node or size % per_node == 0):
+        return size
+    told = f"the {max(0, left)} GPUs that decode leaves of prefill_nodes: {nodes} are not {count} equal sizes"
+    fitting = max((each for each in range(1, min(size, per_node) + 1) if per_node % each == 0), default=0)
+    if size >= per_node:
+        fitting = size // per_node * per_node
+    cure = f"set it to {fitting}" if fitting else f"set prefill_nodes: {-(-(taken + count) // per_node)} or more"
+    problems.append(f"resources.gpus_per_prefill: is missing, and {told} that divide a node or are nodes; {cure}")
+    return 0
+
+
+def _even_counts(nodes: int, per_node: int, spread: bool) -> set[int]:
+    """Numbers of workers that use up these nodes: several whole nodes each, one, or an equal part of one."""
+    whole = {nodes // each for each in range(1, nodes + 1) if nodes % each == 0}
+    if spread:
+        return whole
+    return whole | {nodes * each for each in range(1, per_node + 1) if per_node % each == 0}
+
+
+def _largest_size(nodes: int, per_node: int, count: int, spread: bool) -> int:
+    """GPUs that each of ``count`` workers can have at most on these nodes; 0 when there are too many workers."""
+    if count <= nodes:
+        return nodes // count * per_node
+    return 0 if spread else per_node // -(-count // nodes)

@@ -1,0 +1,111 @@
+"""What a job asks of Slurm and does before it starts: the job file over the cluster's. Pure."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.contract.manifest import Task
+from launcher.errors import TopologyError
+from launcher.jobfile import aliases
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, resolve_directory
+from launcher.plan.placeholders import literal
+from launcher.plan.plan import BENCHMARK, DECODE, FRONTENDS, PREFILL, WORKERS, ContainerPlan, Plan, TaskPlan, file_word
+from launcher.planner.topology import Layout
+
+CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)
+"""Services around them (etcd, nats, nginx) are of the nodes."""
+
+
+def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, Any]:
+    """What sbatch is asked for beyond the resources; raises TopologyError when the job cannot be split as asked."""
+    asked = spec.slurm
+    return {
+        "partition": asked.partition or cluster.partition,
+        "account": asked.account or cluster.account,
+        "qos": asked.qos or cluster.qos,
+        "time_limit": asked.time_limit or cluster.time_limit,
+        "directives": {**cluster.directives, **asked.directives},
+        "dependency": asked.dependency,
+        "exclusive": asked.exclusive,
+        "segment": asked.segment,
+        "signal": asked.signal,
+        "requeue": asked.requeue.model_dump() if "requeue" in asked.model_fields_set else None,
+        "mpi": spec.backend.mpi,
+        "het": list(het_components(layout.tasks, layout.nodes)) if asked.het else None,
+    }
+
+
+def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
+    """Nodes of the two components of a heterogeneous job: up to the last of prefill, and from the first of decode.
+
+    Raises TopologyError unless prefill comes first and no node serves both.
+    """
+    others = sorted({task.role for task in tasks} - {PREFILL, DECODE})
+    prefill = [task.node_index for task in tasks if task.role == PREFILL]
+    decode = [task.node_index for task in tasks if task.role == DECODE]
+    if others or not prefill or not decode:
+        has = f"this one has {', '.join(others)}" if others else "this one has not both"
+        raise TopologyError([f"slurm.het: a heterogeneous job is of prefill and decode, and {has}; leave het out"])
+    first = min(decode)
+    if max(prefill) >= first:
+        problem = (
+            f"slurm.het: prefill goes up to node {max(prefill)} and decode begins at node {first}, so that they "
+            "share one and cannot be two components; give each side whole nodes, or leave het out"
+        )
+        raise TopologyError([problem])
+    return first, nodes - first
+
+
+def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str, Any]:
+    """What the batch script does first: that of the cluster, then that of the job."""
+    parts = [
+        {"modules": cluster.modules, "script": None, "preamble": cluster.preamble},
+        {
+            "modules": spec.setup.modules,
+            "script": resolve_directory(spec.setup.script, workdir),
+            "preamble": spec.setup.preamble,
+        },
+    ]
+    return {"parts": [part for part in parts if any(part.values())]}
+
+
+def run_dir_name(spec: JobSpec, layout: Layout, timestamp: str) -> str:
+    """Name of the run directory with ``{job_id}`` in it; a job of prefill and decode is called by their numbers."""
+    counts = {role.name: role.count for role in layout.roles}
+    served = PREFILL in counts or DECODE in counts
+    word = f"{counts.get(PREFILL, 0)}P_{counts.get(DECODE, 0)}D" if served else file_word(spec.name)
+    return f"{{job_id}}_{word}_{timestamp}"
+
+
+def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
+    """The container of a job, its image by its alias; mounts of the cluster file come before those of the job."""
+    asked = spec.container
+    if asked is None:
+        return None
+    model = aliases.model_path(spec.model.path, cluster) if spec.model is not None else ""
+    own = [f"{literal(model)}:{literal(model)}:ro"] if model.startswith("/") else []
+    return ContainerPlan(
+        aliases.image(asked.image, cluster),
+        asked.runtime,
+        (*own, *cluster.mounts, *asked.mounts),
+        asked.workdir,
+        asked.python,
+    )
+
+
+def contain(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, ...]:
+    """The tasks, those marked that run in the job's container."""
+    if spec.container is None:
+        return tuple(tasks)
+    outside = {workers.role for workers in spec.workers if not workers.container}
+    return tuple(
+        dataclasses.replace(planned, contained=planned.stage in CONTAINED_STAGES and planned.task.role not in outside)
+        for planned in tasks
+    )
+
+
+def with_dependency(plan: Plan, dependency: str) -> Plan:
+    """The plan of a job that waits for others, whatever its file says of that."""
+    resolved = {**plan.resolved, "slurm": {**plan.resolved["slurm"], "dependency": dependency}}
+    return dataclasses.replace(plan, slurm={**plan.slurm, "dependency": dependency}, resolved=resolved)

@@ -1,0 +1,281 @@
+"""Workers onto nodes and GPUs. Pure: a job in, tasks out, or what is missing.
+
+Roles in the order of ``roles_of``, workers by index, nodes in order. A worker of a
+node's GPUs or more takes whole nodes; a smaller one is packed on the present node
+and never spans two. decode begins on a fresh node where prefill has left one partly
+used and there is another. Workers without GPUs are dealt out over the nodes in even
+blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from exporter.contract.manifest import Task
+from launcher.errors import TopologyError
+from launcher.jobfile.jobfile import JobSpec
+from launcher.jobfile.resources import Resources
+from launcher.planner.roles import Role, roles_of
+
+Granularity = Literal["node", "gpu"]
+
+MOST_NODES = 100_000
+"""Of a job: what is more is a slip of the finger."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything of a job runs; nodes by their index in the allocation."""
+
+    nodes: int
+    """Nodes that Slurm is asked for."""
+    roles: tuple[Role, ...]
+    tasks: tuple[Task, ...]
+    """Processes of the workers by rank, from 0 on."""
+    infra_node: int = 0
+    frontend_nodes: tuple[int, ...] = (0,)
+    """Nodes for front ends, in the order in which they are used; the balancer stands on the first."""
+    client_node: int = 0
+
+
+def place(spec: JobSpec, available: int | None = None, granularity: Granularity | None = None) -> Layout:
+    """Where the workers of a job go; raises TopologyError with all that does not fit.
+
+    ``available`` is how many nodes there are, where the file does not say. ``granularity`` is what
+    a process of the backend stands for, where the file does not say: a worker's share of a node, or one GPU.
+    """
+    roles, resources = roles_of(spec), spec.resources
+    problems = [problem for role in roles for problem in _size_problems(role, resources)]
+    if not problems:
+        problems = [problem for role in roles for problem in _nodes_problems(role, resources)]
+    if problems:
+        raise TopologyError(problems)
+    nodes = _nodes_of_job(roles, resources, available)
+    front = resources.infra_node + resources.frontend_node
+    pool = range(front, nodes - resources.client_node)
+    tasks: list[Task] = []
+    by_gpu = (resources.process_granularity or granularity) == "gpu"
+    for role, index, shares in _shares(roles, resources, pool, _together(roles, resources, len(pool))):
+        tasks += _tasks(role, index, len(tasks), shares, by_gpu)
+    _prove(tasks, roles, resources, pool)
+    frontends = (front - 1,) if resources.frontend_node else tuple(pool)
+    return Layout(
+        nodes,
+        roles,
+        tuple(tasks),
+        infra_node=0 if resources.infra_node else frontends[0],
+        frontend_nodes=frontends,
+        client_node=nodes - 1 if resources.client_node else frontends[0],
+    )
+
+
+Share = tuple[int, range]
+"""A node and the GPUs of it that a worker has."""
+
+
+def _shares(
+    roles: Sequence[Role], resources: Resources, pool: range, together: bool
+) -> Iterator[tuple[Role, int, list[Share]]]:
+    """Each worker with its nodes and GPUs, in the order of ranks; ``together``: decode goes on where prefill ends."""
+    per_node = resources.gpus_per_node
+    node, offset = pool.start, 0
+    for role in roles:
+        if role.name == "decode" and role.gpus and offset and node + 1 in pool and not together:
+            node, offset = node + 1, 0
+        for index in range(role.count):
+            if role.gpus == 0:
+                yield role, index, [(pool[index * len(pool) // role.count], range(0))]
+                continue
+            if offset and offset + role.gpus > per_node:
+                node, offset = node + 1, 0
+            if role.gpus >= per_node:
+                whole = role.gpus // per_node
+                yield role, index, [(node + part, range(per_node)) for part in range(whole)]
+                node += whole
+                continue
+            yield role, index, [(node, range(offset, offset + role.gpus))]
+            offset += role.gpus
+            if offset == per_node or resources.spread_workers:
+                node, offset = node + 1, 0
+
+
+def _may_share(roles: Sequence[Role], resources: Resources) -> bool:
+    """Whether the file lets decode go on where prefill has left a node partly used, although there is another."""
+    return resources.colocate_prefill_decode or any(role.name == "decode" and role.nodes == 0 for role in roles)
+
+
+def _together(roles: Sequence[Role], resources: Resources, nodes: int) -> bool:
+    """Whether decode does so: ``decode_nodes: 0`` only where it must."""
+    if resources.colocate_prefill_decode:
+        return True
+    return _may_share(roles, resources) and _filled(roles, resources, apart=True)[0] > nodes
+
+
+def _tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool) -> Iterator[Task]:
+    """The processes of one worker: one for each node, or for each GPU."""
+    name, parts = f"{role.name}_w{index}", shares
+    if by_gpu:
+        parts = [(node, range(gpu, gpu + 1)) for node, gpus in shares for gpu in gpus] or shares
+    for local, (node, gpus) in enumerate(parts):
+        # several processes of a worker on one node must not write into one log
+        stem = f"{{node}}_{name}_p{local}" if len(parts) > len(shares) else f"{{node}}_{name}"
+        logs = (f"{stem}{{run}}.out", f"{stem}{{run}}.err")
+        yield Task(name, role.name, index, rank + local, local, node, tuple(gpus), logs, role.options.critical)
+
+
+def _size_problems(role: Role, resources: Resources) -> list[str]:
+    key, per_node = role.gpus_key, resources.gpus_per_node
+    if role.gpus == 0:
+        return []
+    if per_node == 0:
+        problem = f"{key}: {role.gpus} GPUs for each {role.name} and resources.gpus_per_node is 0; "
+        return [problem + "set gpus_per_node to what a node has"]
+    if role.gpus > per_node and role.gpus % per_node:
+        below = role.gpus // per_node * per_node
+        problem = f"{key}: {role.gpus} is neither at most gpus_per_node = {per_node} nor a multiple of it; "
+        return [problem + f"use {below} or {below + per_node}"]
+    return []
+
+
+def _nodes_problems(role: Role, resources: Resources) -> list[str]:
+    """A role that fills more nodes than the file gives to it; where decode may share, the job as a whole counts."""
+    if not role.nodes or (role.name == "decode" and resources.colocate_prefill_decode):
+        return []
+    needed = nodes_filled([role], resources)
+    if needed <= role.nodes:
+        return []
+    key = f"{role.name}_nodes"
+    problem = f"{role.nodes_key}: {role.count} {role.name} x {role.gpus} GPUs need {needed} nodes of "
+    problem += f"{resources.gpus_per_node} GPUs and {key} is {role.nodes}; "
+    return [f"{problem}set {key}: {needed}, or fewer or smaller workers"]
+
+
+def _nodes_of_job(roles: Sequence[Role], resources: Resources, available: int | None) -> int:
+    """Nodes that the job has: as the file says, else as many as there are, else as few as will do."""
+    reserved = [name for name in ("infra", "frontend", "client") if getattr(resources, f"{name}_node")]
+    needed = nodes_filled(roles, resources) + len(reserved)
+    given = _nodes_given(roles)
+    if given:
+        given += len(reserved)
+    if resources.colocate_prefill_decode:
+        given = min(given, needed)  # what is shared is not asked for twice
+    nodes = resources.nodes or given or available or needed
+    problems = []
+    if given > nodes:
+        least = max(given, needed)
+        keys = " + ".join(f"{role.name}_nodes" for role in roles if role.nodes)
+        kept = f", and {_kept(reserved)}," if reserved else ""
+        problems.append(f"resources.nodes: {nodes}, and {keys}{kept} are {given}; set nodes: {least}, or leave it out")
+    elif needed > nodes:
+        problems.append(_capacity_problem(roles, resources, reserved, needed, nodes, available))
+    elif available is not None and nodes > available:
+        source = "resources.nodes" if resources.nodes else " + ".join(role.nodes_key for role in roles if role.nodes)
+        kept = f" and {_kept(reserved)}" if reserved and not resources.nodes else ""
+        problems.append(
+            f"{source}: {nodes - (len(reserved) if kept else 0)} nodes{kept} for {_wanted(roles)}, and there are "
+            f"{available}; name {nodes - available} more, or ask for fewer"
+        )
+    elif nodes > MOST_NODES:
+        problems.append(f"resources.nodes: the workers need {nodes} nodes; a job has at most {MOST_NODES}")
+    if problems:
+        raise TopologyError(problems)
+    return nodes
+
+
+def _nodes_given(roles: Sequence[Role]) -> int:
+    """Nodes by ``prefill_nodes`` and the like, or 0 when they do not speak for every role with GPUs."""
+    if all(role.nodes is not None or role.gpus == 0 for role in roles):
+        return sum(role.nodes or 0 for role in roles)
+    return 0
+
+
+def nodes_filled(roles: Sequence[Role], resources: Resources) -> int:
+    """Fewest nodes on which the roles find their places, at least 1.
+
+    By arithmetic: a slip of the finger must not make millions of tasks first.
+    """
+    together, before = _filled(roles, resources, apart=False)
+    if together == before or _may_share(roles, resources):
+        return max(1, together)
+    return max(1, _filled(roles, resources, apart=True)[0])
+
+
+def _filled(roles: Sequence[Role], resources: Resources, *, apart: bool) -> tuple[int, int]:
+    """Nodes used when decode begins on a fresh one or not, and how many of them were used before decode."""
+    node = offset = before = 0
+    for role in roles:
+        if role.name == "decode":
+            before = node + (offset > 0)
+            if apart and role.gpus and offset:
+                node, offset = node + 1, 0
+        node, offset = _after(role, node, offset, resources)
+    return node + (offset > 0), before
+
+
+def _after(role: Role, node: int, offset: int, resources: Resources) -> tuple[int, int]:
+    """Node and GPUs of it that are used once all workers of a role have their places."""
+    per_node = resources.gpus_per_node
+    if role.gpus == 0:
+        return node, offset
+    if role.gpus >= per_node or resources.spread_workers:
+        return node + (offset > 0) + role.count * max(1, role.gpus // per_node), 0
+    here = min(role.count, (per_node - offset) // role.gpus)
+    offset += here * role.gpus
+    if left := role.count - here:
+        each = per_node // role.gpus
+        node, offset = node + 1 + (left - 1) // each, ((left - 1) % each + 1) * role.gpus
+    return node, offset
+
+
+def _kept(reserved: Sequence[str]) -> str:
+    return f"{len(reserved)} for {' and '.join(reserved)} alone"
+
+
+def _wanted(roles: Sequence[Role]) -> str:
+    return ", ".join(f"{role.count} {role.name}" + (f" x {role.gpus} GPUs" if role.gpus else "") for role in roles)
+
+
+def _capacity_problem(
+    roles: Sequence[Role],
+    resources: Resources,
+    reserved: Sequence[str],
+    needed: int,
+    nodes: int,
+    available: int | None,
+) -> str:
+    kept = f" and {_kept(reserved)}" if reserved else ""
+    problem = (
+        f"resources.nodes: {_wanted(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
+        f"{kept} and the job has {nodes}; "
+    )
+    if needed > MOST_NODES:
+        return f"{problem}a job has at most {MOST_NODES} nodes: use fewer or smaller workers"
+    by_file = resources.nodes or _nodes_given(roles)
+    cure = f"set nodes: {needed}" if by_file or available is None else f"name {needed - nodes} more"
+    if _filled(roles, resources, apart=False)[0] + len(reserved) <= nodes:
+        cure += ", or colocate_prefill_decode: true"
+    return f"{problem}{cure}, or fewer or smaller workers"
+
+
+def _prove(tasks: Sequence[Task], roles: Sequence[Role], resources: Resources, pool: range) -> None:
+    """What must hold of every plan, whatever made it; a plan for which it does not is never carried out."""
+    per_node = resources.gpus_per_node
+    used: set[tuple[int, int]] = set()
+    workers: dict[tuple[str, int], list[Task]] = {}
+    for rank, task in enumerate(tasks):
+        if task.rank != rank or task.node_index not in pool:
+            raise TopologyError([f"{task.worker}: rank {task.rank} on node {task.node_index} is out of place"])
+        for gpu in task.gpus:
+            if not 0 <= gpu < per_node or (task.node_index, gpu) in used:
+                raise TopologyError([f"GPU {gpu} of node {task.node_index} is given away twice or is not there"])
+            used.add((task.node_index, gpu))
+        workers.setdefault((task.role, task.index), []).append(task)
+    if list(workers) != [(role.name, index) for role in roles for index in range(role.count)]:
+        raise TopologyError(["the workers of the plan are not those of the job"])
+    sizes = {role.name: role.gpus for role in roles}
+    for (name, index), parts in workers.items():
+        nodes = [task.node_index for task in parts]
+        whole = sum(len(task.gpus) for task in parts) == sizes[name]
+        in_order = [task.local_rank for task in parts] == list(range(len(parts))) and nodes == sorted(nodes)
+        if not (whole and in_order and nodes[-1] - nodes[0] == max(0, sizes[name] - 1) // max(1, per_node)):
+            raise TopologyError([f"{name}_w{index}: its processes do not make up a worker of {sizes[name]} GPUs"])

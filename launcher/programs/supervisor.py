@@ -1,0 +1,102 @@
+"""Keep one program running: start it again when it dies, end it when told to.
+
+    python -I -m launcher.programs.supervisor [LAST...] -- COMMAND...
+
+Stands over the sidecar of a node, so that a sidecar which is killed is back in
+seconds without another job step. An exit status of 0 (done) or 2 (it cannot
+work as it is configured) is final; anything else is answered by a new start,
+at once where the program asks for one and does not do so time and again.
+Once it is done by itself, the command LAST takes this one's place.
+"""
+
+import os
+import signal
+import sys
+import time
+
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
+STEADY_S = 60.0  # a run this long resets the back-off
+DONE = (0, 2)
+START_AGAIN = 75
+"""That of a sidecar that only a new process can replace (``exporter.cli.START_AGAIN``)."""
+SUPERVISED = {"GPUJOB_SUPERVISED": "1"}
+"""Tells the program that such a wish is heard."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
+"""A warning before the time limit reaches every step, and is for the workers."""
+
+
+def supervise(argv: list[str], last: list[str]) -> int:
+    """Exit status of the last run of ``argv``; SIGTERM and SIGINT are passed on and end the loop.
+
+    Does not return where the program is done by itself and there is a ``last`` command, which takes over.
+    """
+    waited = {*STOPPING, *IGNORED, signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    failures = 0
+    while True:
+        started = time.monotonic()
+        try:
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                {**os.environ, **SUPERVISED},
+                setsigmask=mask,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except OSError as error:
+            print(f"gpujob: cannot start {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+            return 127
+        status, stopping = _wait(pid, waited)
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0 and not stopping and last:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvp(last[0], last)  # noqa: S606
+        if stopping or code in DONE:
+            return code if code >= 0 else 128 - code
+        failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
+        at_once = code == START_AGAIN and failures == 1
+        delay = 0.0 if at_once else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        print(
+            f"gpujob: the sidecar ended by {how}; starting it again in {delay:g} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        if _told_to_stop(delay, waited):
+            return 0
+
+
+def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
+    """Wait status of ``pid``, and whether this process was told to stop meanwhile."""
+    stopping = False
+    while True:
+        info = signal.sigwaitinfo(waited)
+        if info.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == pid:
+                return status, stopping
+        elif info.si_signo in STOPPING:
+            stopping = True
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+
+def _told_to_stop(seconds: float, waited: set[signal.Signals]) -> bool:
+    """Sleep, unless a signal to stop arrives first."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        info = signal.sigtimedwait(waited, left)
+        if info is not None and info.si_signo in STOPPING:
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    if not words[split + 1 :]:
+        sys.exit("usage: python -I -m launcher.programs.supervisor [LAST...] -- COMMAND...")
+    sys.exit(supervise(words[split + 1 :], words[:split]))

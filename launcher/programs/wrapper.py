@@ -1,0 +1,282 @@
+"""The parent of one worker: records its pid and how it ended, forwards signals, ends as it ended.
+
+    python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
+                               [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE] -- COMMAND...
+
+The worker gets the environment, descriptors, terminal, limits, signal mask and
+signal dispositions that this process was given; ``CUDA_VISIBLE_DEVICES`` alone is
+narrowed to the GPUs that the plan gives to the task. The status is exact because
+this process is the parent; it then ends in the same way (same code, or killed
+by the same signal), so that Slurm sees what it would have seen without us.
+
+The tasks of one step (MPI) are started by the same words: which of them this is tells
+``SLURM_PROCID``, and FILE tells its worker, rank, command, GPUs and variables.
+
+Standard library alone and few imports: one of these stands beside each worker.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from exporter.contract import oom_kills, run_files
+from launcher.programs.environment import original_environment
+from launcher.programs.port_claims import claim
+
+MOST_SIGNALS = 100
+CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
+
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGABRT,
+}
+FORWARDED = (
+    set(signal.valid_signals())
+    - _FAULTS
+    - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU}
+    - {signal.SIGXFSZ}  # the wrapper's own write beyond a file size limit
+)
+
+
+def visible_devices(gpus: str, inherited: bytes | None) -> bytes:
+    """``CUDA_VISIBLE_DEVICES`` of a task: the plan's positions (``0,1``, or nothing) among the devices of the job.
+
+    Slurm's list may name devices by number or UUID, and not begin at 0; without one, positions are numbers.
+    """
+    positions = [int(word) for word in gpus.split(",") if word]
+    devices = inherited.split(b",") if inherited else []
+    return b",".join(devices[at] if at < len(devices) else str(at).encode() for at in positions)
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/PID/stat``: with the pid it names one process for ever (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            text = source.read()
+    except OSError:
+        return None
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def read_pid_namespace() -> int | None:
+    """Number of the pid namespace: a pid means something only to readers in the same one."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def read_available_bytes(path: str) -> int | None:
+    """Space left for an ordinary user where ``path`` is."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
+
+
+def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tuple[int, object]:
+    """Wait status and rusage of ``pid``; signals that reach this process meanwhile go on to it.
+
+    ``waited`` are blocked signals, among them SIGCHLD. A signal that the kernel sent
+    (Ctrl-C in a terminal) has reached the worker already, which is in the same
+    process group: it is noted in ``seen`` and not sent twice.
+    """
+    while True:
+        info = signal.sigwaitinfo(waited)
+        if info.si_signo == signal.SIGCHLD:
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            if ended == pid:
+                return status, usage
+            continue
+        note_signal(seen, [time.time(), info.si_signo, info.si_pid])
+        if info.si_code <= 0:
+            try:
+                os.kill(pid, info.si_signo)
+            except ProcessLookupError:
+                pass  # it ended in between; SIGCHLD follows
+
+
+def note_signal(seen: list[list[float]], entry: list[float]) -> None:
+    """Keep a signal. Of very many, the last of each kind: a job may be asked for checkpoints a thousand times."""
+    if len(seen) >= MOST_SIGNALS:
+        seen[:] = [known for known in seen if known[1] != entry[1]]
+    seen.append(entry)
+
+
+def end_like(status: int) -> None:
+    """End this process as the status says, by the same signal without a second core dump."""
+    if os.WIFSIGNALED(status):
+        import resource  # lazy: few workers end by a signal
+
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int]) -> int:
+    """Pid of the worker, with the signal mask and dispositions that this process was given.
+
+    An ignored SIGCHLD has to be given back to the worker, and not be kept here: the kernel would
+    reap the worker and its status would be lost.
+    """
+    own = [signal.SIGPIPE, signal.SIGXFSZ]  # the interpreter ignores these two for itself
+    if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+        return os.posix_spawnp(argv[0], argv, environment, setsigmask=mask, setsigdef=own)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    failed, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in own:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(argv[0], argv, environment)  # noqa: S606
+        except OSError as error:
+            os.write(told, str(error.errno).encode())
+        finally:
+            os._exit(CANNOT_EXECUTE)
+    os.close(told)
+    reason = os.read(failed, 16)
+    os.close(failed)
+    if reason:
+        os.waitpid(pid, 0)
+        raise OSError(int(reason), os.strerror(int(reason)))
+    return pid
+
+
+def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
+    """The command of this task of its step; ``options`` and ``environment`` become those of the task."""
+    entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
+    place = os.environ.get("SLURM_PROCID", "")
+    if not isinstance(entries, list) or not place.isdigit() or int(place) >= len(entries):
+        sys.exit(f"gpujob: {options['step-file']} does not tell what task {place or 'without SLURM_PROCID'} of it is")
+    entry = entries[int(place)]
+    node = os.environ.get("SLURMD_NODENAME", entry["node"])
+    if node != entry["node"]:
+        sys.exit(
+            f"gpujob: task {place} of its step is on {node} and was planned for {entry['node']}: "
+            "Slurm has not given the tasks to the nodes in their order, as --distribution=block asks for"
+        )
+    options.update({"worker": entry["worker"], "rank": str(entry["rank"])})
+    options.update({name: entry[name] for name in ("gpus", "ports") if name in entry})
+    environment.update((os.fsencode(name), os.fsencode(value)) for name, value in entry["env"].items())
+    return [str(word) for word in entry["argv"]]
+
+
+def run(argv: list[str], options: dict[str, str]) -> None:
+    """Start the worker, wait for it, write its records and end like it."""
+    environment = original_environment()
+    if "step-file" in options:
+        argv = take_place(options, environment)
+    worker, rank = options["worker"], int(options["rank"])
+    attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
+    folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)
+    stem = os.path.join(folder, run_files.record_name(worker, rank, attempt, restart))
+    common: dict[str, object] = {
+        "schema": run_files.RECORD_SCHEMA,
+        "worker": worker,
+        "rank": rank,
+        "attempt": attempt,
+        "restart": restart,
+        "host": os.uname().nodename,
+        "node": os.environ.get("GPUJOB_NODE") or os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+        "step": os.environ.get("SLURM_STEP_ID"),
+        "pid_namespace": read_pid_namespace(),
+        "wrapper_pid": os.getpid(),
+        "wrapper_start_ticks": read_start_ticks(os.getpid()),
+    }
+    if options.get("service"):
+        common["service"] = True
+    if "gpus" in options:
+        name = b"CUDA_VISIBLE_DEVICES"
+        environment[name] = visible_devices(options["gpus"], environment.get(name))
+    held = claim(map(int, options["ports"].split(","))) if "ports" in options else []
+    oom_before = oom_kills.read_oom_kills()
+    waited = FORWARDED | {signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    start = time.time()
+    try:
+        pid = start_worker(argv, environment, mask)
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+        message = f"cannot start {argv[0]!r}: {error.strerror}"
+        _complain(f"{worker} rank {rank}: {message}")
+        ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
+        _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
+        os._exit(code)
+    _write(
+        options["run-dir"],
+        f"{stem}.start.json",
+        {**common, "pid": pid, "start_ticks": read_start_ticks(pid), "start": start},
+    )
+    seen: list[list[float]] = []
+    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
+    held.clear()
+    signaled = os.WIFSIGNALED(status)
+    oom_after = oom_kills.read_oom_kills()
+    _write(
+        options["run-dir"],
+        f"{stem}.exit.json",
+        {
+            **common,
+            "pid": pid,
+            "start": start,
+            "end": time.time(),
+            "code": None if signaled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signaled else None,
+            "core": os.WCOREDUMP(status),
+            "oom_kills": None if oom_after is None else oom_after - (oom_before or 0),
+            "signals": seen,
+            "disk_available_bytes": read_available_bytes(options["run-dir"]),
+            "user_seconds": getattr(usage, "ru_utime", None),
+            "system_seconds": getattr(usage, "ru_stime", None),
+            "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
+        },
+    )
+    end_like(status)
+
+
+def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
+    """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
+    try:
+        run_files.write_urgent(run_dir, path, record)
+    except OSError as error:
+        _complain(f"cannot write {path}: {error.strerror}")
+
+
+def _complain(message: str) -> None:
+    """A line on standard error, which may be a full disk or closed: the worker's end comes first."""
+    try:
+        os.write(2, f"gpujob: {message}\n".encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass
+
+
+def main(arguments: list[str]) -> None:
+    """Parse ``--name value`` pairs up to ``--`` by hand: argparse costs more than all the rest."""
+    if "--" not in arguments:
+        sys.exit("usage: python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N -- COMMAND...")
+    split = arguments.index("--")
+    pairs, argv = arguments[:split], arguments[split + 1 :]
+    options = {name.removeprefix("--"): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    missing = {"run-dir", "worker", "rank"} - set(options)
+    if missing or not argv:
+        sys.exit(f"launcher.programs.wrapper: missing {', '.join(sorted(missing)) or 'the command after --'}")
+    run(argv, options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

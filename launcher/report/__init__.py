@@ -1,0 +1,1 @@
+"""The final report: how the job went, and why."""

@@ -1,0 +1,76 @@
+"""The results of the benchmark in the report for people: a table by concurrency, and what lacks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.verify.benchmark_results import LATENCIES
+from launcher.words import plain
+
+SHOWN = 40
+"""Rows of the table for people."""
+
+FAILED = "failed"
+"""Head and key of the requests that were not completed, where some were not."""
+
+COLUMNS = (
+    ("concurrency", "concurrency", 1.0, ".0f"),
+    ("request rate", "request_rate_per_second", 1.0, "g"),
+    ("requests", "requests", 1.0, ".0f"),
+    (FAILED, FAILED, 1.0, ".0f"),
+    ("requests/s", "requests_per_second", 1.0, ".2f"),
+    ("output tokens/s", "output_tokens_per_second", 1.0, ".1f"),
+    ("total tokens/s", "total_tokens_per_second", 1.0, ".1f"),
+    *(
+        (f"{ours.upper()} {statistic} (ms)", f"{ours}_{statistic}_s", 1000.0, ".1f")
+        for ours in dict.fromkeys(LATENCIES.values())
+        for statistic in ("median", "p99")
+    ),
+)
+"""Head, key, factor and format of each column that the table may have."""
+
+
+def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: a table of what there is, and what could not be read."""
+    rows = [_with_failed(entry) for entry in results if "problem" not in entry]
+    columns = [column for column in COLUMNS if any(_adds(column[1], entry) for entry in rows)]
+    if results:
+        yield from ("", "## Benchmark", "")
+    if columns:
+        yield f"| {' | '.join(head for head, *_ in columns)} |"
+        yield f"|{'---|' * len(columns)}"
+        for entry in rows[:SHOWN]:
+            yield f"| {' | '.join(_cell(entry, *column[1:]) for column in columns)} |"
+    if len(rows) > SHOWN:
+        yield from ("", f"and {len(rows) - SHOWN} more, in report.json")
+    if failed := sum(entry.get(FAILED, 0) for entry in rows):
+        asked = sum(entry["requests_expected"] for entry in rows if "requests_expected" in entry)
+        words = f"{failed} of {asked} requests failed"
+        yield from ("", f"**Warning**: {words}; rates, tokens and latencies are those of the completed ones.")
+    problems = [entry for entry in results if "problem" in entry]
+    if problems and columns:
+        yield ""
+    for entry in problems[:SHOWN]:
+        yield f"- {plain(': '.join(filter(None, (entry['file'], entry['problem']))))}"
+    if len(problems) > SHOWN:
+        yield f"- and {len(problems) - SHOWN} more, in report.json"
+
+
+def _with_failed(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result with the requests that have failed in it, where that is known and some have."""
+    failed = entry.get("requests_expected", 0) - entry.get("requests", 0)
+    return {**entry, FAILED: failed} if "requests" in entry and failed > 0 else entry
+
+
+def _adds(key: str, entry: Mapping[str, Any]) -> bool:
+    """Whether a value of a result deserves a column: the time between tokens only where that per token is not there."""
+    return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
+
+
+def _cell(entry: Mapping[str, Any], key: str, factor: float, how: str) -> str:
+    if key not in entry:
+        return "-"
+    words = format(entry[key] * factor, how)
+    if key == FAILED:
+        return f"{words} ({100 * entry[FAILED] / entry['requests_expected']:.3g}%)"
+    differs = key == "requests" and entry.get("requests_expected", entry[key]) != entry[key]
+    return f"{words} of {entry['requests_expected']}" if differs else words

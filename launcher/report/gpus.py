@@ -1,0 +1,139 @@
+"""The GPUs of a job in the report for people: what they did, what was wrong, and whose they were."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.gpus.analysis.node_status import (
+    PREFIX,
+    divided,
+    energy_words,
+    missing_words,
+    reason_text,
+    units_of,
+    xid_text,
+)
+from exporter.gpus.analysis.xid import NOISE
+from exporter.gpus.records import GIB
+from launcher.words import clock, plain
+
+EVENTS_SHOWN = 20
+"""Events that the text tells; more of them are in the JSON."""
+
+
+def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, Any]]:
+    """Events about GPUs that were written down since this attempt of the job began; of any where that is not known."""
+    try:
+        with (run_dir / run_files.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if f'"{PREFIX}' in line and (event := _parse_event(line, since)) is not None:
+                    yield event
+    except OSError:
+        return
+
+
+def _parse_event(line: str, since: float | None) -> dict[str, Any] | None:
+    """One line, or None where it is cut short, or older."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("time"), int | float):
+        return None
+    return event if since is None or event["time"] >= since else None
+
+
+def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown, out of the ``gpus`` and the ``workers`` of a report."""
+    yield from ("", "## GPUs", "")
+    yield from ("| node | GPU | busy | memory at most | energy | state |", "|---|---|---|---|---|---|")
+    for node in gpus["nodes"]:
+        count, wholes = len(units_of(node["gpus"])), divided(node["gpus"])
+        if count != 1:
+            state = node["health"] or node["driver_state"]
+            name = f"all {count}" if count else "none seen"
+            yield _row(node["node"], name, *_amounts(node, whole=bool(wholes)), state)
+        for device in node["gpus"]:
+            amounts = _amounts(device, whole=device["gpu"] in wholes)
+            yield _row(node["node"], device["gpu"], *amounts, _state(device, node))
+    troubles = [line for node in gpus["nodes"] for line in _troubles(node)]
+    if troubles:
+        yield from ("", *troubles)
+    yield from _what_happened(gpus)
+    rows = [_whose(worker, device) for worker in workers for device in worker.get("gpu_devices") or ()]
+    if rows:
+        yield from ("", "## GPUs of workers", "")
+        yield from ("| worker | node | GPU | UUID | planned | used |", "|---|---|---|---|---|---|")
+        yield from rows
+    misplaced = [
+        f"- {worker['worker']}: {plain(worker['gpu_misplaced'])}" for worker in workers if worker.get("gpu_misplaced")
+    ]
+    if misplaced:
+        yield from ("", *misplaced)
+
+
+def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
+    """The events of the GPUs, of many the first."""
+    events = gpus.get("events") or ()  # not in reports of older versions
+    if events:
+        yield from ("", "What happened:", "")
+    for event in events[:EVENTS_SHOWN]:
+        where = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
+        yield f"- {clock(event['time'])} {plain(where)}: {plain(event['event'])}: {plain(event['detail'])}"
+    more = gpus.get("events_total", 0) - EVENTS_SHOWN
+    if more > 0:
+        yield f"- and {more} more, in {run_files.EVENTS_FILE}"
+
+
+def _state(device: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+    """State of a GPU with the reasons why it is not healthy."""
+    reasons = [
+        f"{reason['severity']}: {reason['words']}"
+        for reason in node["reasons"] or ()
+        if reason.get("gpu") == device["gpu"]
+    ]
+    state = device["state"] or "-"
+    return "; ".join(reasons if state == "ok" and reasons else [state, *reasons])
+
+
+def _amounts(found: Mapping[str, Any], *, whole: bool) -> tuple[str, str, str]:
+    """How busy, how full, and how much energy."""
+    busy, peak, total = (
+        found.get(key) for key in ("utilization_mean_ratio", "memory_peak_bytes", "memory_total_bytes")
+    )
+    memory = "-" if peak is None else f"{peak / GIB:.1f}{f' of {total / GIB:.0f}' if total else ''} GiB"
+    return "-" if busy is None else f"{100 * busy:.0f} %", memory, energy_words(found["energy_j"], whole=whole)
+
+
+def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
+    name = node["node"]
+    if node["driver_state"] != "ok":
+        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {plain(node['words'] or 'nobody says why')}"
+    if lacking := missing_words(node):
+        yield f"- {name}: {lacking}"
+    shown = {device["gpu"] for device in node["gpus"]}  # their own reasons stand in their rows
+    for reason in node["reasons"] or ():
+        if reason.get("gpu") not in shown:
+            yield f"- {name}: {reason['severity']}: {plain(reason_text(reason))}"
+    for device in node["gpus"]:
+        for xid in device["xids"] or ():
+            if xid["class"] != NOISE:
+                yield f"- {name} GPU {device['gpu']}: {plain(xid_text(xid))}, last at {clock(xid['time'])}"
+
+
+def _whose(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+    used = {None: "-", False: "no", True: "yes"}[device["used"]]
+    if device["memory_bytes"] is not None:
+        used = f"{device['memory_bytes'] / GIB:.1f} GiB"
+    if device["attribution"] == "inferred":
+        used += ", inferred"
+    if device["uuid"] is None:
+        used = "missing"
+    gpu, uuid = ("-" if device[key] is None else device[key] for key in ("gpu", "uuid"))
+    return _row(worker["worker"], worker["node"], gpu, uuid, "yes" if device["planned"] else "no", used)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(plain(cell) for cell in cells)} |"

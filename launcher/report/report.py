@@ -1,0 +1,264 @@
+"""The report of a job, out of what its run directory holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.gpus.analysis.node_status import account, worker_devices
+from exporter.progress.work import work_of
+from exporter.workers.exit_reason import CONSEQUENCES, Stop, parse_stop
+from launcher.report.exit_reasons import Judge
+from launcher.report.gpus import read_gpu_events
+from launcher.report.restarts import restarted_of, tell_before
+from launcher.report.state import EXIT_STATUS, cause_of, cause_of_stop, state_of, stop_by_slurm, tolerated_of
+from launcher.report.text import render_report
+from launcher.report.verification import results_of, unread, verification_of, verify_job
+from launcher.report.workers import last_end, read_runs, restarts_allowed, tell_of_peers, tell_used_up, worker_entry
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.statuses import merge_workers, read_statuses
+from launcher.verify.benchmark import Planned, read_planned
+from launcher.verify.benchmark_results import count_requests, has_benchmark
+from launcher.verify.timed_reads import OutOfTime, ProgressOf
+from launcher.verify.verify import Check
+
+REPORT_SCHEMA = 1
+REPORT_TEXT_FILE = "report.md"
+
+Runs = dict[int, list[dict[str, Any]]]
+"""Runs of tasks by rank, oldest first."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the run directory of a job holds beside the records of its workers."""
+
+    manifest: Manifest
+    orchestrator: Mapping[str, Any]
+    statuses: Mapping[str, Mapping[str, Any]]
+    """The last ones of the sidecars, by node."""
+    published: Mapping[str, Any]
+    """Phase of the job, and why it is being stopped."""
+
+    @classmethod
+    def read(cls, run_dir: Path, coming: int | None = None) -> "_Found":
+        """What is there of the present attempt; nothing of one that is still ``coming``."""
+        if coming is not None:
+            return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
+        orchestrator: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        statuses = read_statuses(run_dir, int(orchestrator.get("attempt", 0)))
+        return cls(read_manifest(run_dir), orchestrator, statuses, _published(run_dir))
+
+    @property
+    def attempt(self) -> int:
+        return int(self.orchestrator.get("attempt", 0))
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """Names of the nodes, in the order of the plan."""
+        return [str(host) for host in self.orchestrator.get("hosts", ())]
+
+    @cached_property
+    def nodes(self) -> dict[int, str]:
+        """Where each task runs, by rank."""
+        hosts = self.hosts
+        return {
+            task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
+            for task in self.manifest.tasks
+        }
+
+
+def _published(run_dir: Path) -> Mapping[str, Any]:
+    """Phase of the job, and why it is being stopped, as it is now; nothing before its first word."""
+    return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
+
+
+def build_report(
+    run_dir: Path,
+    *,
+    now: float,
+    ended: bool,
+    coming: int | None = None,
+    ends: Mapping[int, Mapping[str, Any]] | None = None,
+    job_end: float | None = None,
+    slurm_state: str | None = None,
+    launch: Mapping[str, Any] | None = None,
+    judge: Judge | None = None,
+    quick: bool = False,
+    out_of_time: OutOfTime = lambda: False,
+    progress: ProgressOf | None = None,
+) -> dict[str, Any]:
+    """The report of the job in ``run_dir``; ``ended`` tells that nothing of it runs any more.
+
+    ``coming`` is an attempt that has not begun, instead of the one of which records are there.
+    ``launch`` is how the launch went, and ``slurm_state`` Slurm's word on a job whose orchestrator
+    was lost and could not say why it ended.
+
+    ``ends`` are the last ends by rank as the orchestrator has seen them: what no record tells. ``judge`` is the one
+    that has judged them, and has read their logs. A ``quick`` report looks into no logs and no output files: positions
+    are those of the statuses, ends are judged by what is known, and nothing is verified.
+    ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
+    """
+    found = _Found.read(run_dir, coming)
+    manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
+    judge = judge or Judge(manifest, found.attempt, job_end)
+    if quick:
+        judge = judge.without_reading()
+    runs, stop = _runs(found, judge, slurm_state)
+    if stop is None and coming is None and (published := _published(run_dir)).get("stop"):
+        # it came while the records were read: those of tasks that were told to end are younger than it
+        found = replace(found, published=published)
+        runs, stop = _runs(found, judge, slurm_state)
+    workers = _workers(found, judge, runs, stop, ends or {}, ended=ended, quick=quick)
+    planned = read_planned(run_dir) if ended and has_benchmark(manifest) else None
+    benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
+    cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
+    restarted = restarted_of(workers)
+    if cause is not None:
+        tell_before(cause, restarted)
+        cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
+    state = state_of(workers, cause, stop.reason if stop else None, ended)
+    checks: list[Check] = []
+    if state == "COMPLETED" and not quick:
+        checks = verify_job(
+            manifest,
+            workers,
+            found.attempt,
+            orchestrator.get("start"),
+            statuses,
+            out_of_time,
+            progress,
+            planned=planned,
+            results=benchmark,
+        )
+        if any(check.passed is False for check in checks):
+            state = "INCOMPLETE"
+    start = orchestrator.get("start")
+    end = now if ended else None
+    duration = (end or now) - start if isinstance(start, int | float) else None
+    return {
+        "schema": REPORT_SCHEMA,
+        "job_id": orchestrator.get("job_id", job_id_of(run_dir)),
+        "job_name": manifest.job_name,
+        "attempt": found.attempt,
+        "state": state,
+        "exit_status": EXIT_STATUS[state],
+        "cause": cause,
+        "tolerated": tolerated_of(workers),
+        "restarted": restarted,
+        "stopped": {"reason": stop.reason, "cause": stop.cause, "time": stop.time} if stop else None,
+        "start": start,
+        "end": end,
+        "duration_s": duration,
+        **_work(manifest, workers, duration),
+        **({"benchmark": benchmark} if benchmark is not None else {}),
+        "verification": verification_of(state, [check.to_json() for check in checks]),
+        "gpus": account(statuses, read_gpu_events(run_dir, start)),
+        "launch": launch,
+        "diagnoses": _diagnoses(run_dir, workers),
+        "monitoring": _monitoring(found, ended),
+        "nodes": found.hosts,
+        "workers": workers,
+        "run_dir": str(run_dir),
+    }
+
+
+def _runs(found: _Found, judge: Judge, slurm_state: str | None) -> tuple[Runs, Stop | None]:
+    """The runs of all tasks by rank, and the stop of the job: by Slurm's word where nobody has published one."""
+    manifest, nodes, stop = found.manifest, found.nodes, parse_stop(found.published)
+    runs = _runs_until(found, judge, stop)
+    if stop is None and slurm_state is not None:
+        stop = stop_by_slurm(slurm_state, found.hosts, nodes, runs)
+        runs = _runs_until(found, judge, stop)
+    tell_of_peers(judge, manifest, runs, nodes, stop)
+    return runs, stop
+
+
+def _runs_until(found: _Found, judge: Judge, stop: Stop | None) -> Runs:
+    return {
+        task.rank: read_runs(judge, found.manifest, task, found.attempt, found.nodes[task.rank], stop)
+        for task in found.manifest.tasks
+    }
+
+
+def _workers(
+    found: _Found,
+    judge: Judge,
+    runs: Runs,
+    stop: Stop | None,
+    ends: Mapping[int, Mapping[str, Any]],
+    *,
+    ended: bool,
+    quick: bool,
+) -> list[dict[str, Any]]:
+    """The entries of all workers, by rank."""
+    workers, seen = [], merge_workers(found.statuses)
+    for task in found.manifest.tasks:
+        node, entry = found.nodes[task.rank], seen.get(task.rank, {})
+        exit_ = last_end(judge, task, node, runs[task.rank], stop, ends.get(task.rank), ended)
+        devices = worker_devices(entry, found.statuses.get(node, {}).get("gpus") or {})
+        worker = worker_entry(
+            found.manifest, task, found.attempt, node, runs[task.rank], exit_, entry, ended=ended, quick=quick
+        )
+        workers.append({**worker, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
+    if ended:
+        tell_used_up(workers, restarts_allowed(found.manifest.run_dir, workers))
+    return workers
+
+
+def _benchmark(manifest: Manifest, workers: list[dict[str, Any]], planned: Planned | None) -> list[dict[str, Any]]:
+    """The results of the benchmark, whose requests its worker gets. Whatever is in them never costs the report."""
+    results = results_of(manifest, planned, workers)
+    try:
+        count_requests(workers, results)
+    except Exception as error:  # noqa: BLE001 - they come on top of what the job came to
+        return unread(error)
+    return results
+
+
+def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:
+    """How much the job has done, by what its workers tell."""
+    work = work_of(workers)
+    rate = work.processed / duration if work.processed is not None and duration else None
+    return {
+        "unit": work.unit,
+        "items": work.done,
+        "items_expected": work.expected_of(manifest.total_items),
+        "items_processed": work.processed,
+        "throughput_items_per_second": rate,
+    }
+
+
+def _diagnoses(run_dir: Path, workers: list[dict[str, Any]]) -> list[str]:
+    """Diagnoses of the workers that have failed, relative to the run directory."""
+    failed = [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
+    names = [f"{run_files.DIAGNOSTICS_DIR}/{name}.txt" for name in dict.fromkeys(failed)]
+    return [name for name in names if (run_dir / name).exists()]
+
+
+def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | None:
+    """Where the diagnosis of this end is: not that of an earlier run or attempt."""
+    place = Path(run_files.DIAGNOSTICS_DIR, f"{cause['worker']}.json")
+    body = run_files.read_json(run_dir / place) or {}
+    same = all(body.get(key) == cause[key] for key in ("rank", "restart")) and body.get("attempt") == attempt
+    return str(place.with_suffix(".txt")) if same else None
+
+
+def _monitoring(found: _Found, ended: bool) -> dict[str, Any]:
+    """Whose sidecars have told the last they know; none is missing before the end."""
+    statuses = found.statuses
+    return {
+        "nodes_with_final_values": sorted(node for node, status in statuses.items() if status.get("final")),
+        "nodes_without": sorted(node for node in found.hosts if ended and not statuses.get(node, {}).get("final")),
+    }
+
+
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """``report.json`` and ``report.md``."""
+    run_files.write_json(run_dir / run_files.REPORT_FILE, report)
+    temporary = run_dir / f".{REPORT_TEXT_FILE}.tmp"
+    temporary.write_text(render_report(report), encoding="utf-8", errors="replace")
+    temporary.replace(run_dir / REPORT_TEXT_FILE)

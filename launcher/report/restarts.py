@@ -1,0 +1,65 @@
+"""Runs after which a worker was started again: how they ended, in the report and its text."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from exporter.workers.exit_reason import PEER_WINDOW_S, first_cause
+from launcher.words import end_line, plain
+
+RESTARTS_SHOWN = 8
+"""Ends that the text tells; the others are in the JSON."""
+
+
+def restarted_of(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How each run ended after which its worker was started again, the first in time first.
+
+    Of a worker of several processes, which are started again together, the one that failed first stands for the run.
+    """
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for worker in workers:
+        who = {key: worker[key] for key in ("worker", "rank", "node")}
+        for end in worker["exits"]:
+            if end["restart"] < worker["restarts"]:
+                runs.setdefault((worker["worker"], end["restart"]), []).append(who | _end_of(end))
+    return sorted(map(_first, runs.values()), key=_moment)
+
+
+def _end_of(end: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {key: end[key] for key in ("reason", "code", "signal", "time", "restart", "evidence")}
+    return facts | {"run": end["restart"] + 1}
+
+
+def _first(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first failure in time among the ends of one run, else the first end."""
+    index = first_cause([(_moment(end), end["reason"]) for end in ends])
+    return min(ends, key=_moment) if index is None else ends[index]
+
+
+def _moment(end: Mapping[str, Any]) -> float:
+    return float("inf") if end["time"] is None else float(end["time"])
+
+
+def tell_before(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -> None:
+    """Add to the evidence of a failure which other workers had failed shortly before and were started again."""
+    if cause["time"] is None:
+        return
+    before = [
+        f"{end['worker']} (run {end['run']}) had ended by {end['reason']} {cause['time'] - end['time']:.1f} s before"
+        for end in restarted
+        if end["worker"] != cause["worker"] and 0.0 <= cause["time"] - _moment(end) <= PEER_WINDOW_S
+    ]
+    cause["evidence"] = [*cause["evidence"], *before]
+
+
+def restarted_words(end: Mapping[str, Any]) -> str:
+    """``decode_w0 on cn01 restarted (run 2) after killed_unknown (killed by SIGKILL)``."""
+    evidence = "; ".join(end["evidence"])
+    return f"{end['worker']} on {end['node']} restarted (run {end['run'] + 1}) after {end['reason']} ({evidence})"
+
+
+def restart_lines(restarted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line of Markdown for each such end."""
+    for end in restarted[:RESTARTS_SHOWN]:
+        yield f"- restarted: {plain(end_line(end))}"
+    if len(restarted) > RESTARTS_SHOWN:
+        yield f"- restarted: {len(restarted) - RESTARTS_SHOWN} more, in report.json"

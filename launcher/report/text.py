@@ -1,0 +1,155 @@
+"""The report of a job for people, as Markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exporter.gpus.analysis.node_status import account_words
+from exporter.progress.work import ITEMS, unit_word, work_of
+from launcher.report.benchmark import benchmark_section
+from launcher.report.gpus import gpu_sections
+from launcher.report.restarts import restart_lines
+from launcher.words import clock, duration_words, end_line, first_of, plain, who_words
+
+FLAWS_SHOWN = 20
+"""Damaged files that the text names; the others are in the JSON."""
+EARLIER_SHOWN = 8
+"""Reports of earlier attempts that the text names."""
+MISSING_SHOWN = 4
+"""Workers that were not ready in time which the line on the cause names."""
+TOLERATED_SHOWN = 8
+"""Failed workers that the job could do without; the others are in the JSON."""
+
+
+def _is_issue(check: Mapping[str, Any]) -> bool:
+    return bool(check["level"] == "issue" and check["passed"] is False)
+
+
+def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single files, of many some."""
+    flaws = check.get("files", [])
+    lines = []
+    for flaw in flaws[:FLAWS_SHOWN]:
+        known = f" ({flaw['format']})" if flaw["format"] else ""
+        lines.append(f"{plain(flaw['file'])}{known}: {plain(flaw['reason'])}")
+    more = check.get("files_total", 0) - len(lines)
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def render_report(report: Mapping[str, Any]) -> str:
+    """The report for people, as Markdown."""
+    lines = [*_head(report), *benchmark_section(report.get("benchmark") or ())]  # not in reports of older versions
+    lines += [*_verification(report["verification"]), *_workers(report["workers"])]
+    gpus = report.get("gpus")  # not in reports of older versions
+    if gpus:
+        lines += gpu_sections(gpus, report["workers"])
+    if report["diagnoses"]:
+        lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report["diagnoses"])]
+    return "\n".join(lines) + "\n"
+
+
+def _head(report: Mapping[str, Any]) -> list[str]:
+    """The title, and what there is to say of the job in a line each."""
+    unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
+    verified = " and verified" if report["verification"]["verified"] else unseen
+    lines = [
+        f"# Job {report['job_id']} {plain(report['job_name'])}: {report['state']}{verified}",
+        "",
+        f"- time: {clock(report['start'])} to {clock(report['end'])}, {duration_words(report['duration_s'])}",
+        f"- nodes: {', '.join(report['nodes'])}",
+    ]
+    if report["attempt"]:
+        earlier = first_of([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
+        lines.append(f"- attempt: {report['attempt'] + 1}, after {earlier}")
+    if report["items"] is not None:
+        lines.append(_work_line(report))
+    if report.get("gpus"):
+        lines.append(f"- GPUs: {plain(account_words(report['gpus']))}")
+    if report["stopped"]:
+        lines.append(f"- stopped: {plain(report['stopped']['cause'])}")
+    if report.get("requeued"):
+        lines.append("- requeued: the job goes on in its next attempt")
+    if report["cause"]:
+        lines += _cause_lines(report["cause"])
+        if report["cause"]["diagnosis"]:
+            lines.append(f"- diagnosis: {report['run_dir']}/{report['cause']['diagnosis']}")
+    lines += restart_lines(report.get("restarted") or ())  # not in reports of older versions
+    lines += _tolerated_lines(report.get("tolerated") or ())  # not in reports of older versions
+    if report["launch"] and not report["launch"]["verified"]:
+        faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
+        lines.append(f"- launch: not verified: {plain('; '.join(faults))}")
+    if report["monitoring"]["nodes_without"]:
+        lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
+    return lines
+
+
+def _work_line(report: Mapping[str, Any]) -> str:
+    expected = f" of {report['items_expected']}" if report["items_expected"] else ""
+    rate, unit = report["throughput_items_per_second"], unit_word(report)
+    speed = f", {rate:.1f} {unit}/s over the whole job" if rate else ""
+    return f"- {unit}: {report['items']}{expected}{speed}"
+
+
+def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
+    """Who has failed and why; of workers that were not ready in time with the ends of their logs, line by line."""
+    when, evidence = clock(cause["time"]), cause["evidence"]
+    missing = cause.get("missing")
+    if not missing:
+        return [f"- cause: {end_line(cause)}"]
+    names = first_of([who_words(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
+    first, *rest = evidence
+    return [
+        f"- cause: {names}: {cause['reason']} at {when}: {first}",
+        *(f"    {'    ' if line.startswith(' ') else ''}- {plain(line)}" for line in rest),
+    ]
+
+
+def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who has failed without an effect on what the job came to."""
+    lines = [f"- tolerated: {plain(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
+    more = len(ends) - len(lines)
+    return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
+
+
+def _verification(verification: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if verification["checks"]:
+        lines += ["", "## Verification", ""]
+        mark = {True: "ok", False: "FAILED", None: "not checked"}
+        for check in verification["checks"]:
+            lines.append(f"- {check['name']}: {mark[check['passed']]}: {check['detail']}")
+            lines += [f"    - {words}" for words in _flaw_lines(check)]
+    return lines
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    units = work_of(workers).units
+    lines = [
+        "",
+        "## Workers",
+        "",
+        f"| worker | rank | node | end | {'position' if len(units) > 1 else (*units, ITEMS)[0]} | restarts |",
+        "|---|---|---|---|---|---|",
+    ]
+    for worker in workers:
+        items = "-" if worker["items"] is None else str(worker["items"])
+        if worker["items"] is not None and worker["items_expected"]:
+            items += f"/{worker['items_expected']}"
+        if worker["items"] is not None and len(units) > 1:
+            items += f" {unit_word(worker)}"
+        allowed = f" of {worker['restarts_max']}" if worker.get("restarts_max") else ""
+        cells = (worker["worker"], worker["rank"], worker["node"], plain(_end_words(worker)), items)
+        lines.append(f"| {' | '.join(map(str, cells))} | {worker['restarts']}{allowed} |")
+    return lines
+
+
+def _end_words(worker: Mapping[str, Any]) -> str:
+    """How it ended, or how it is."""
+    ended = worker["exit"]
+    evidence = "; ".join(ended["evidence"]) if ended else ""
+    if worker["state"] == "not_started":
+        return f"not started ({evidence.removeprefix('never started: ')})" if evidence else "not started"
+    if not ended:
+        return str(worker["state"])
+    # its job may have been cancelled: with its answer to that it has completed nothing
+    asked = " when asked to end" if ended["reason"] == "completed" and ended.get("asked_to_end") else ""
+    return f"{ended['reason']}{asked} ({evidence})"

@@ -1,0 +1,182 @@
+"""The verification of a job that has ended, as its report has it, at the end and later anew."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.logs.places_reader import log_paths, run_suffix
+from exporter.progress.work import work_of
+from launcher.plan.plan import BENCHMARK
+from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
+from launcher.rundir.statuses import read_statuses
+from launcher.verify.benchmark import Planned, benchmark_check, missing, missing_entry, read_planned, tell_tokens
+from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark, read_results
+from launcher.verify.timed_reads import OutOfTime, ProgressOf
+from launcher.verify.verify import Check, verify
+
+_FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
+"""At the beginning of what is said of output files that are there."""
+OF_ALL_WORK = ("outputs", "records", "tokens", BENCHMARK)
+"""Checks of files that ask whether all work is there, beside those that ask whether what is there is whole."""
+
+
+def benchmark_log(attempt: int) -> str:
+    """Where the launchers of benchmarks put what these print."""
+    return f"benchmark{run_suffix(attempt, 0)}.out"
+
+
+def verification_of(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        # at least one thing beyond the exit statuses must have been looked at
+        "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
+        "checks": checks,
+    }
+
+
+def verify_job(
+    manifest: Manifest,
+    workers: Iterable[Mapping[str, Any]],
+    attempt: int,
+    start: object,
+    told: Mapping[str, Mapping[str, Any]],
+    out_of_time: OutOfTime,
+    progress: ProgressOf | None,
+    *,
+    again: bool = False,
+    before: int = 0,
+    files_only: bool = False,
+    planned: Planned | None = None,
+    results: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Check]:
+    """The checks of a job that has ended, by the entries of its workers and its files.
+
+    ``told`` is what the sidecars have last said, ``before`` the output files that there were when it was verified.
+    ``planned`` is what its benchmark was to measure, and ``results`` what it has left.
+    """
+    workers = list(workers)
+    work = work_of(workers)
+    of_files = any(worker.get("pattern") == RESULT_FILES for worker in workers)
+    since = _first_start(manifest, attempt, start)
+    idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
+    busy = [int(worker["rank"]) for worker in workers if worker.get("items_expected") or worker.get("items")]
+    critical = [worker for worker in workers if worker["critical"]]
+    reasons = [worker["exit"]["reason"] if worker["exit"] else None for worker in critical]
+    # the monitor of a job that others have started has its own checks of workers and items
+    files_only = files_only or manifest.attached
+    of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
+    # the log of a benchmark ends with some of the results that its files have all of
+    told_by_files = of_benchmark is not None and tell_tokens(results or ())
+    logs = [] if told_by_files else result_logs(manifest, workers, attempt)
+    found = verify(
+        manifest,
+        work=work,
+        teller="the result files" if of_files else "the logs",
+        reasons=None if files_only else reasons,
+        since=since,
+        idle=idle,
+        busy=busy,
+        logs=logs,
+        told=told,
+        out_of_time=out_of_time,
+        progress=progress,
+        again=again,
+        before=before,
+    )
+    if of_benchmark is None:
+        return found
+    others = [check for check in found if check.name != "workers" and not check.idle]
+    return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
+
+
+def unread(error: Exception) -> list[dict[str, Any]]:
+    """What there is of results when reading them has failed: they come on top of what the job came to."""
+    return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
+
+
+def results_of(
+    manifest: Manifest, planned: Planned | None, workers: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The results of a benchmark, and what is missing among them where it has run."""
+    try:
+        results = read_results(manifest)
+    except Exception as error:  # noqa: BLE001 - whatever is in them
+        return unread(error)
+    ran = any(worker["role"] == ROLE and worker["start"] is not None for worker in workers)
+    lacking = missing(planned, results) if ran else []
+    return [*results, missing_entry(lacking)] if lacking else results
+
+
+def _first_start(manifest: Manifest, attempt: int, start: object) -> float:
+    """When the first attempt of the job has begun: what it has written is the job's own too."""
+    moments = [start]
+    for task in manifest.tasks[:1] if attempt else ():
+        stem = run_files.record_name(task.worker, task.rank, 0, 0)
+        moments.append(
+            (run_files.read_json(manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}).get("start")
+        )
+    return min((float(moment) for moment in moments if isinstance(moment, int | float)), default=0.0)
+
+
+def result_logs(manifest: Manifest, workers: Iterable[Mapping[str, Any]], attempt: int) -> list[Path]:
+    """Logs in which a benchmark may have printed its results: of the last runs, and one of its own."""
+    tasks = {task.rank: task for task in manifest.tasks}
+    paths = [manifest.run_dir / benchmark_log(attempt)]
+    for worker in workers:
+        task = tasks.get(int(worker["rank"]))
+        if task is not None and worker["critical"]:
+            paths += log_paths(task, manifest.run_dir, str(worker["node"]), attempt, int(worker["restarts"]))
+    return list(dict.fromkeys(paths))
+
+
+def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf | None = None) -> dict[str, Any]:
+    """The report of a job that has ended with its files verified anew; ``differs`` names the checks that have changed.
+
+    What a job came to that has not ended well stays, and its report has no checks: that its work is not all there is
+    known. Such a job is asked only whether what it has written is whole. Nothing is written.
+    """
+    manifest = read_manifest(run_dir)
+    attempt, state = int(report.get("attempt") or 0), report["state"]
+    well = state in VERIFIED_STATES
+    before = {check["name"]: check for check in report["verification"]["checks"]}
+    planned = read_planned(run_dir)
+    results = results_of(manifest, planned, report["workers"]) if has_benchmark(manifest) else []
+    counted = _FILES_COUNTED.match(str(before.get("outputs", {}).get("detail", "")))
+    found = verify_job(
+        manifest,
+        report["workers"],
+        attempt,
+        report["start"],
+        read_statuses(run_dir, attempt),
+        lambda: False,
+        progress,
+        again=True,
+        before=int(counted[1]) if counted else 0,
+        files_only=not well,
+        planned=planned,
+        results=results,
+    )
+    checks = [(check if well else _not_asked(check, state)).to_json() for check in found]
+    if manifest.attached:  # how it went the monitor alone has seen
+        names = {check.name for check in found}
+        checks = [check for name, check in before.items() if name not in names] + checks
+    elif planned is None and BENCHMARK in before:  # who asks may not be able to read the plan
+        checks.append(before[BENCHMARK])
+    if well:
+        state = "INCOMPLETE" if any(check["passed"] is False for check in checks) else "COMPLETED"
+    compared = checks if well else [check for check in checks if check["name"] in before]
+    differs = [
+        check["name"] for check in compared if check["passed"] is not before.get(check["name"], {}).get("passed")
+    ]
+    verification = {**verification_of(state, checks), "state_before": report["state"], "differs": differs}
+    found_now = {"benchmark": results} if "benchmark" in report else {}
+    return {**report, **found_now, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
+
+
+def _not_asked(check: Check, state: str) -> Check:
+    """A check of what there should be, which says nothing against a job that did not come so far."""
+    if check.name not in OF_ALL_WORK or check.passed is not False:
+        return check
+    return Check(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")

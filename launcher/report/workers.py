@@ -1,0 +1,194 @@
+"""The workers of a job in its report: their runs, how the last one ended, and where their work stands."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, Task
+from exporter.contract.worker_names import worker_rank
+from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.places_reader import extra_logs, log_paths, progress_path, read_begin, read_end
+from exporter.logs.search.findings import Mark, Position
+from exporter.progress import progress_file
+from exporter.progress.track import Track, share_of
+from exporter.progress.work import unit_word
+from exporter.workers.exit_reason import CONSEQUENCES, Stop
+from launcher.plan.plan import PLAN_FILE
+from launcher.report.exit_reasons import Judge, failures, never_started
+
+LOG_TAIL_BYTES = 64 * 1024
+
+
+def read_runs(
+    judge: Judge, manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None
+) -> list[dict[str, Any]]:
+    """Every run of one task, oldest first: its records and, once it has ended, why."""
+    folder = manifest.run_dir / run_files.WORKERS_DIR
+    runs: list[dict[str, Any]] = []
+    while True:
+        stem = run_files.record_name(task.worker, task.rank, attempt, len(runs))
+        start = run_files.read_json(folder / f"{stem}.start.json")
+        ended = run_files.read_json(folder / f"{stem}.exit.json")
+        if start is None and ended is None:
+            return runs
+        run: dict[str, Any] = {"restart": len(runs), **(start or {}), "record": ended, "exit": None}
+        if ended is not None:
+            run["start"] = ended.get("start", run.get("start"))
+            run["exit"] = judge.judge(task, len(runs), node, ended, stop)
+        runs.append(run)
+
+
+def last_position(
+    manifest: Manifest, task: Task, attempt: int, restart: int, node: str, since: float | None = None
+) -> tuple[int, int | None, str] | None:
+    """Position, total and unit that a task's logs and its progress file tell at their end, as if they were followed.
+
+    ``since`` is when this run began: files of the job's own log pattern that are older are of another.
+    """
+    lexicon = lexicon_of(manifest)
+    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+    others = extra_logs(manifest, rank_of, since).get(task.rank, [])
+    paths = (*log_paths(task, manifest.run_dir, node, attempt, restart), *others)
+    ends = {str(path): read_end(path, LOG_TAIL_BYTES) for path in paths}
+    pack = lexicon.pack_of(*(read_begin(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
+    tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
+    track = Track(
+        lexicon.preference(pack),
+        epoch_bases={**lexicon.epoch_bases(pack), progress_file.PATTERN: 0},
+        epochs=manifest.total_epochs,
+        steps=manifest.total_steps,
+        share=share_of(manifest.total_items, tasks, task.rank),
+    )
+    for path, text in ends.items():
+        for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
+            track.update(path, position, float(moment))
+    own = progress_path(task, manifest.run_dir, node, attempt, restart)
+    told = progress_file.findings(read_end(own, LOG_TAIL_BYTES), 0)
+    in_order: list[Position | Mark] = [*told.positions, *told.marks]
+    for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
+        if isinstance(record, Mark):
+            track.mark(record, float(moment))
+        else:
+            track.update(str(own), record, float(moment), order=1)
+    if track.done is None or track.unit is None:
+        return None
+    return int(track.done), None if track.total is None else int(track.total), track.unit
+
+
+def tell_of_peers(
+    judge: Judge,
+    manifest: Manifest,
+    runs: Mapping[int, list[dict[str, Any]]],
+    nodes: Mapping[int, str],
+    stop: Stop | None,
+) -> None:
+    """Judge once more, now that it is known which others had failed before."""
+    failed = failures((task, run["exit"]) for task in manifest.tasks for run in runs[task.rank] if run["exit"])
+    for task in manifest.tasks:
+        peers = [peer for rank, peer in failed if rank != task.rank]
+        for run in runs[task.rank] if peers else ():
+            if run["exit"] is not None:
+                run["exit"] = judge.judge(task, run["restart"], nodes[task.rank], run["record"], stop, peers)
+
+
+def last_end(
+    judge: Judge,
+    task: Task,
+    node: str,
+    runs: list[dict[str, Any]],
+    stop: Stop | None,
+    known: Mapping[str, Any] | None,
+    ended: bool,
+) -> dict[str, Any] | None:
+    """How the last run ended: by its record, as the orchestrator has seen it, or without any evidence.
+
+    A task that was never started has an end too once the job has one, if it is known why the job ended.
+    """
+    if known is not None and int(known["restart"]) >= len(runs):
+        return dict(known)
+    found = runs[-1]["exit"] if runs else None
+    if found is None and known is not None:
+        return dict(known)
+    if found is not None or not ended:
+        return found
+    if runs:
+        return judge.judge(task, len(runs) - 1, node, {}, stop)
+    return never_started(task, node, stop) if stop is not None else None
+
+
+def tell_used_up(workers: Iterable[dict[str, Any]], most: Mapping[int, int]) -> None:
+    """Say of workers that have failed for good how often they were started again; ``most`` is by rank."""
+    for worker in workers:
+        limit, ended = most.get(worker["rank"]), worker["exit"]
+        if not limit or not worker["restarts"]:
+            continue
+        worker["restarts_max"] = limit
+        if ended is not None and ended["reason"] not in CONSEQUENCES and worker["restarts"] >= limit:
+            ended["evidence"] = [*ended["evidence"], f"restarted {worker['restarts']} of {limit} times"]
+
+
+def restarts_allowed(run_dir: Path, workers: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """How often each task may be started again, by rank; empty where none was, since plans are large."""
+    if not any(worker["restarts"] for worker in workers):
+        return {}
+    plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
+    return {planned["task"]["rank"]: planned.get("restart_max", 0) for planned in plan.get("tasks", ())}
+
+
+def state_of_worker(runs: Sequence[object], exit_: Mapping[str, Any] | None, *, ended: bool) -> str:
+    """``not_found`` is a worker that is still to be started, ``not_started`` one that never was."""
+    if exit_ is not None and exit_["restart"] is not None:
+        return "dead"
+    if runs:
+        return "running"
+    return "not_started" if ended else "not_found"
+
+
+def worker_entry(
+    manifest: Manifest,
+    task: Task,
+    attempt: int,
+    node: str,
+    runs: list[dict[str, Any]],
+    exit_: Mapping[str, Any] | None,
+    seen: Mapping[str, Any],
+    *,
+    ended: bool,
+    quick: bool,
+) -> dict[str, Any]:
+    """One worker by its runs and what its sidecar has ``seen``; unless it is to be ``quick``, by its logs as well."""
+    position, expected, processed, unit = (
+        seen.get(key) for key in ("items", "items_expected", "items_processed", "unit")
+    )
+    if ended and not quick and runs and (position is None or not seen.get("exit")):
+        # its sidecar did not see the end: the log knows more, unless its end counts something else
+        told = last_position(manifest, task, attempt, len(runs) - 1, node, runs[-1].get("start"))
+        if told is not None and (position is None or told[2] == unit_word(seen)):
+            last, total, unit = told
+            if position is not None and processed is not None:
+                processed += max(0, last - position)
+            position, expected = last, total or (expected if position is not None else None)
+    return {
+        "worker": task.worker,
+        "role": task.role,
+        "rank": task.rank,
+        "critical": task.critical,
+        "node": node,
+        "gpus": list(task.gpus),
+        "up": bool(runs) and exit_ is None,
+        "state": state_of_worker(runs, exit_, ended=ended),
+        "start": runs[-1].get("start") if runs else None,
+        "restarts": max(0, len(runs) - 1),
+        "exit": exit_,
+        "exits": [run["exit"] for run in runs if run["exit"]],
+        "unit": unit,
+        "pattern": seen.get("pattern"),
+        "items": position,
+        "items_expected": expected,
+        "items_processed": processed,
+        "items_first": seen.get("items_first"),
+        "cpu_s": seen.get("cpu_s"),
+        "log_errors": seen.get("log_errors", {}),
+    }

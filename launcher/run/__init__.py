@@ -1,0 +1,1 @@
+"""The orchestrator: stages, tasks, signals, and the end of a job."""

@@ -1,0 +1,1 @@
+"""Before the workers start: surveys of nodes, and polling for readiness."""

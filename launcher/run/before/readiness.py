@@ -1,0 +1,288 @@
+"""Whether the services of a job are ready: what their answers mean, and who is missing.
+
+Engines and front ends answer in their own ways, each of which is here as its maker has it:
+dynamo's ``/health``, the ``/workers`` of SGLang's router, vLLM's ``/health`` and ``/v1/models``.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from exporter.logs.places_reader import log_paths, read_end
+from exporter.logs.redact import redact
+from launcher.plan.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
+
+PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/v1/models"), "http": ("/health",)}
+"""What each kind asks for; a rule's own path stands for the first."""
+
+MOST_LOG_LINES = 5
+MOST_NAMED = 8
+"""Workers that are named, and whose logs are shown, of those that are missing."""
+MOST_LINE = 400
+
+
+class Reply(NamedTuple):
+    """What a server has answered."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a rule stands."""
+
+    ready: bool
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Workers that are there, by the roles of ``expected``."""
+    detail: str = ""
+    """Why it is not ready."""
+
+
+def paths_of(rule: ReadyRule) -> tuple[str, ...]:
+    """What to ask the server for, one after the other; nothing where it is enough that it accepts."""
+    paths = PATHS.get(rule.kind, ())
+    return (rule.path, *paths[1:]) if rule.path and paths else paths
+
+
+def parse_dynamo(body: bytes) -> dict[str, int] | None:
+    """Workers by prefill and decode in dynamo's ``/health``; None for a body that is not of that kind.
+
+    ``{"instances": [{"endpoint": "generate", "component": "prefill"}]}``, or an object of such entries. Each
+    process has several endpoints, of which ``generate`` alone is work. Components are called ``prefill``, and for
+    decode, and for workers that do both, ``decode``, ``backend`` or ``tensorrt_llm``.
+    """
+    instances = _object(body).get("instances")
+    if isinstance(instances, dict):
+        instances = list(instances.values())
+    if not isinstance(instances, list):
+        return None
+    components = [
+        entry.get("component") for entry in instances if isinstance(entry, dict) and entry.get("endpoint") == "generate"
+    ]
+    return {
+        PREFILL: components.count("prefill"),
+        DECODE: sum(components.count(name) for name in ("decode", "backend", "tensorrt_llm")),
+    }
+
+
+def parse_sglang(body: bytes) -> dict[str, int] | None:
+    """Workers by prefill and decode in the ``/workers`` of SGLang's router; None for a body that is not of that kind.
+
+    ``{"stats": {"prefill_count": 1, "decode_count": 1, "regular_count": 0}}``; a regular one does both.
+    """
+    stats = _object(body).get("stats")
+    if not isinstance(stats, dict):
+        return None
+    prefill, decode, regular = (stats.get(f"{name}_count", 0) for name in ("prefill", "decode", "regular"))
+    if not (_is_count(prefill) and _is_count(decode) and _is_count(regular)):
+        return None
+    return {PREFILL: prefill, DECODE: decode + regular}
+
+
+def parse_models(body: bytes) -> list[str]:
+    """Names of the models in an OpenAI-like ``/v1/models``: ``{"data": [{"id": "m"}]}``."""
+    models = _object(body).get("data")
+    if not isinstance(models, list):
+        return []
+    return [entry["id"] for entry in models if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def judge(rule: ReadyRule, replies: Sequence[Reply]) -> Standing:
+    """How a rule stands by the answers to ``paths_of(rule)``, the last of them maybe the first that is not 200."""
+    for path, reply in zip(paths_of(rule), replies, strict=False):
+        if reply.status != 200:
+            return unreached(rule, f"{path} answers {reply.status}")
+    if rule.kind in COUNTING:
+        counts = (parse_dynamo if rule.kind == "dynamo" else parse_sglang)(replies[0].body)
+        if counts is None:
+            return unreached(rule, f"{paths_of(rule)[0]} answers something else than {rule.kind} does")
+        seen = by_role(counts, rule.expected)
+        return Standing(all(seen[role] >= number for role, number in rule.expected.items()), seen)
+    if rule.kind == "vllm" and not parse_models(replies[1].body):
+        return unreached(rule, f"{paths_of(rule)[1]} names no model")
+    return Standing(ready=True, seen=dict(rule.expected))
+
+
+def unreached(rule: ReadyRule, detail: str) -> Standing:
+    """A rule whose server did not answer as one that is ready."""
+    return Standing(ready=False, seen=dict.fromkeys(rule.expected, 0), detail=detail)
+
+
+def by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> dict[str, int]:
+    """Counts of an engine by the job's own roles: what is not prefill is decode to it, and goes to them in turn."""
+    others = [role for role in expected if role != PREFILL]
+    seen = {PREFILL: counts[PREFILL]} if PREFILL in expected else {}
+    left = counts[DECODE]
+    for role in others[:-1]:
+        seen[role] = min(left, expected[role])
+        left -= seen[role]
+    return seen | dict.fromkeys(others[-1:], left)
+
+
+def without(
+    rules: Sequence[ReadyRule], standings: Sequence[Standing], given_up: Mapping[str, str]
+) -> tuple[list[ReadyRule], list[Standing]]:
+    """Rules and how they stand once nobody waits for the workers ``given_up`` (roles by name) any more.
+
+    A rule that asks one of them holds, and those that count workers of its role expect fewer.
+    """
+    lost = Counter(given_up.values())
+    asked, found = [], []
+    for rule, standing in zip(rules, standings, strict=True):
+        if rule.subject in given_up:
+            asked.append(replace(rule, expected={}))
+            found.append(Standing(ready=True, detail="given up"))
+            continue
+        if rule.kind in COUNTING and any(lost[role] for role in rule.expected):
+            expected = {role: max(0, number - lost[role]) for role, number in rule.expected.items()}
+            rule = replace(rule, expected=expected)
+            if not standing.detail:  # it has been counted
+                enough = all(standing.seen.get(role, 0) >= number for role, number in expected.items())
+                standing = replace(standing, ready=enough)
+        asked.append(rule)
+        found.append(standing)
+    return asked, found
+
+
+def totals(rules: Sequence[ReadyRule], standings: Sequence[Standing]) -> tuple[dict[str, int], dict[str, int]]:
+    """Workers seen and expected of the whole job, by role.
+
+    Front ends that count each know of all workers: the one that knows least is believed. Rules that ask
+    single workers add up. A worker that is asked itself and is not ready is not there, whoever counts it still.
+    """
+    views: dict[str, list[tuple[int, int]]] = {}
+    singles: dict[str, tuple[int, int]] = {}
+    for rule, standing in zip(rules, standings, strict=True):
+        for role, number in rule.expected.items():
+            here = standing.seen.get(role, 0)
+            if rule.kind in COUNTING:
+                views.setdefault(role, []).append((here, number))
+            else:
+                before = singles.get(role, (0, 0))
+                singles[role] = (before[0] + here, before[1] + number)
+    for role, sums in singles.items():
+        views.setdefault(role, []).append(sums)
+    seen = {role: min(here for here, _ in found) for role, found in views.items()}
+    expected = {role: max(number for _, number in found) for role, found in views.items()}
+    away = Counter(_role_of(rule) for rule, standing in zip(rules, standings, strict=True) if not standing.ready)
+    for role in away.keys() & seen.keys():
+        seen[role] = min(seen[role], max(0, expected[role] - away[role]))
+    return seen, expected
+
+
+def _role_of(rule: ReadyRule) -> str:
+    """The role of the worker that a rule asks; empty for what is none."""
+    return rule.subject.rpartition("_w")[0]
+
+
+def waited_for(
+    rules: Sequence[ReadyRule], standings: Sequence[Standing], seen: Mapping[str, int], expected: Mapping[str, int]
+) -> str:
+    """``4 prefills and 1 decodes``, and whatever else is not ready; empty when all is.
+
+    More workers than were asked for are no less than none to wait for. A worker that is asked itself is not
+    named where it is among those that are counted as missing.
+    """
+    if all(standing.ready for standing in standings):
+        return ""
+    prefill, decode = missing_counts(seen, expected)
+    counted = prefill + decode > 0
+    words = [f"{prefill} prefills and {decode} decodes"] if counted else []
+    lacking = {role for role, number in expected.items() if seen.get(role, 0) < number}
+    others = [
+        rule.subject or "the model"
+        for rule, standing in zip(rules, standings, strict=True)
+        if not standing.ready and not (counted and (rule.expected or _role_of(rule) in lacking))
+    ]
+    return " and ".join(words + shortened(list(dict.fromkeys(others))))
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return [*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+
+
+def missing_counts(seen: Mapping[str, int], expected: Mapping[str, int]) -> tuple[int, int]:
+    """Prefill and decode workers that are still to come; those that do both are decode."""
+    lacking = {role: max(0, number - seen.get(role, 0)) for role, number in expected.items()}
+    return lacking.get(PREFILL, 0), sum(number for role, number in lacking.items() if role != PREFILL)
+
+
+def present_words(seen: Mapping[str, int]) -> str:
+    """``4 prefills and 1 decodes``, of the workers that are there."""
+    return f"{seen.get(PREFILL, 0)} prefills and {sum(seen.values()) - seen.get(PREFILL, 0)} decodes"
+
+
+def describe_missing(
+    plan: Plan, facts: RunFacts, found: Mapping[str, Any] | None, restarts: Mapping[int, int] | None = None
+) -> list[str]:
+    """Who was not ready in time, and how their logs end, as lines for people.
+
+    ``found`` is what ``readiness.json`` holds, None where there is none of this attempt; ``restarts`` the
+    present run of the tasks by rank, for the names of their logs. Logs are read here, secrets left out.
+    """
+    rules = plan.readiness.rules if plan.readiness else ()
+    told = (found or {}).get("rules") or []
+    lines: list[str] = []
+    suspects: dict[int, TaskPlan] = {}
+    for index, rule in enumerate(rules):
+        standing = told[index] if index < len(told) else {}
+        if standing.get("ready"):
+            continue
+        seen, detail = standing.get("seen") or {}, standing.get("detail") or ""
+        lacking = {role: number - seen.get(role, 0) for role, number in rule.expected.items()}
+        subject = rule.subject or "the model"
+        asked = [planned for planned in plan.tasks if _is_asked(planned, rule)]
+        if rule.kind in COUNTING and not detail and standing:
+            for role, number in lacking.items():
+                if number <= 0:
+                    continue
+                workers = [task for task in plan.tasks if task.task.role == role and task.task.local_rank == 0]
+                names = shortened([_place(task, facts) for task in workers])
+                lines.append(f"{role}: {number} of {rule.expected[role]} not ready, of {', '.join(names)}")
+                suspects.update((task.task.rank, task) for task in workers)
+        else:
+            lines.append(f"{subject} is not ready: {detail or 'nobody has answered yet'}")
+            suspects.update((task.task.rank, task) for task in asked)
+    lines = list(dict.fromkeys(lines))
+    for task in list(suspects.values())[:MOST_NAMED]:
+        lines += _last_lines(task, facts, (restarts or {}).get(task.task.rank, 0))
+    return lines
+
+
+def _is_asked(planned: TaskPlan, rule: ReadyRule) -> bool:
+    """Whether it is this task that a rule asks."""
+    return planned.task.worker == rule.subject or (
+        planned.task.node_index == rule.node and rule.port in planned.ports.values()
+    )
+
+
+def _place(planned: TaskPlan, facts: RunFacts) -> str:
+    return f"{planned.task.worker} on {facts.hosts[planned.task.node_index]}"
+
+
+def _last_lines(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
+    """The end of the logs of one task, under the names of the files."""
+    found = []
+    node = facts.hosts[planned.task.node_index]
+    for path in log_paths(planned.task, facts.run_dir, node, facts.attempt, restart):
+        text = redact(read_end(path, 8192).decode("utf-8", "replace"))
+        ends = [line.rstrip()[:MOST_LINE] for line in text.splitlines() if line.strip()][-MOST_LOG_LINES:]
+        found += [f"{path.name}:", *(f"    {line}" for line in ends)] if ends else [f"{path.name} is empty"]
+    return found

@@ -1,0 +1,92 @@
+"""Lines of ``log.out`` that tell where everything of a job is and how to get there. Pure."""
+
+import os
+import time
+
+from launcher.plan.plan import BALANCER, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
+
+PORT = "http"
+"""What a front end or balancer calls the port that clients use."""
+
+
+def places(plan: Plan, facts: RunFacts) -> list[str]:
+    """Nodes by index, and what stands on them beside the workers."""
+    lines = [f"Node {index}: {host}" for index, host in enumerate(facts.hosts)]
+    if plan.network_interface is not None or any(planned.ports for planned in plan.tasks):
+        master = _node_of(plan, INFRA) or 0
+        lines.append(f"Master IP address (node {master}): {facts.address(master)}")
+    balancer = _node_of(plan, BALANCER)
+    if balancer is not None:
+        lines.append(f"Nginx node (node {balancer}): {facts.hosts[balancer]}")
+    frontends = [planned.task for planned in plan.tasks if planned.stage == FRONTENDS]
+    for number, task in enumerate(frontends[1:], start=1):
+        lines.append(f"Additional frontend {number} on node {task.node_index}: {_place(task.node_index, facts)}")
+    return lines
+
+
+def launching(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[str]:
+    """What is started where; of a worker with ports, or more than one process, its first node too."""
+    task = planned.task
+    host, again = facts.hosts[task.node_index], f", run {restart + 1}" if restart else ""
+    if planned.stage != WORKERS:
+        return [f"Launching {task.worker}, node {task.node_index}: {host}{again}"]
+    leads = task.local_rank == 0 and (planned.ports or planned.worker_size > 1)
+    leader = f"{task.role.capitalize()} worker {task.index} leader: {_place(planned.leader_node, facts)}"
+    place = f"node {task.node_index} (local_rank {task.local_rank})"
+    return [
+        *([leader] if leads else []),
+        f"Launching {task.role} worker {task.index}, {place}: {host}{again}",
+    ]
+
+
+def ways_in(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
+    """Where clients find the job, and the commands that lead onto its nodes; empty for one without front ends."""
+    url = frontend_url(plan, facts, local=local)
+    if url is None:
+        return []
+    lines = [f"Frontend available at: {url}"]
+    if local:
+        return lines
+    named = {"nginx": _node_of(plan, BALANCER), "master": _node_of(plan, INFRA) or 0}
+    for what, index in named.items():
+        if index is not None:
+            command = f"srun --jobid {facts.job_id} -w {facts.hosts[index]} --overlap --pty bash"
+            lines.append(f"Connect to the {what} node: {command}")
+    return lines
+
+
+def frontend_url(plan: Plan, facts: RunFacts, *, local: bool) -> str | None:
+    """Where clients send requests: the balancer, else the first front end with a port.
+
+    By the name of the node, which people know; nobody can resolve that of a virtual node of this machine.
+    """
+    for stage in (BALANCER, FRONTENDS):
+        for planned in plan.tasks:
+            if planned.stage == stage and planned.ports:
+                port = planned.ports.get(PORT) or next(iter(planned.ports.values()))
+                host = facts.address(planned.task.node_index) if local else facts.hosts[planned.task.node_index]
+                return f"http://{host}:{port + facts.port_offset}"
+    return None
+
+
+def _node_of(plan: Plan, stage: str) -> int | None:
+    """Index of the node of the first task of a stage."""
+    return next((planned.task.node_index for planned in plan.tasks if planned.stage == stage), None)
+
+
+def _place(index: int, facts: RunFacts) -> str:
+    address = facts.address(index)
+    return facts.hosts[index] + (f" ({address})" if address != facts.hosts[index] else "")
+
+
+def say(message: str) -> None:
+    """A line with the time."""
+    show(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
+
+
+def show(line: str) -> None:
+    """A line as it is. A full disk under the log costs the line, not the job."""
+    try:
+        os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
+    except (OSError, UnicodeError):
+        pass

@@ -1,0 +1,296 @@
+"""The launch of a job as a whole: what its sidecars have found on each node, or its records where none has looked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.launch.checks import LEVELS, Level, NodeLaunch, WorkerLaunch, check_launch
+from exporter.launch.facts_reader import read_size, why_not_writable
+from exporter.logs.places_reader import log_paths
+from exporter.workers.exit_reason import exit_evidence, verdict
+from launcher.plan.plan import Plan, RunFacts
+
+CHECKLIST_SCHEMA = 1
+MARGIN_S = 15.0
+"""After the launch timeout, for a sidecar that came late and for the way of its status to here."""
+LOOK_S = 1.0
+NODES_PER_S = 100
+"""Status files read in a second: a large job is looked at less often."""
+MOST_LINES = 20
+"""Faults of one check that are shown; the rest is counted."""
+
+SIDECAR = "sidecar"
+_LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}
+
+_WELL = {
+    "processes": "All {count} workers started",
+    "count": "All {count} workers alive or completed, none twice",
+    "gpus": "All {count} workers have the GPUs of the plan",
+    "gpu_use": "All {count} workers with GPUs use them",
+    "logs": "All {count} workers have a log file",
+    "log_lines": "All {count} workers have logged a first line",
+    "output_dir": "The output directory can be written to",
+    "output": "First output files are there",
+    "progress": "All {count} workers report progress",
+}
+_ILL = {
+    SIDECAR: "{well} of {count} nodes were looked at",
+    "processes": "{well} of {count} workers started",
+    "count": "{well} of {count} workers alive or completed",
+    "gpus": "{well} of {count} workers have the GPUs of the plan",
+    "gpu_use": "{well} of {count} workers with GPUs use them",
+    "logs": "{well} of {count} workers have a log file",
+    "log_lines": "{well} of {count} workers have logged a first line",
+    "output_dir": "The output directory cannot be written to",
+    "output": "No output file yet",
+    "progress": "{well} of {count} workers report progress",
+}
+_CURES = {
+    SIDECAR: "read its log in the run directory",
+    "processes": "read log.err in the run directory: was its step started, and are there CPUs and memory for all?",
+    "count": "read the end of its log, {log}",
+    "gpus": "let neither its command nor `env` set CUDA_VISIBLE_DEVICES, or correct `gpus` of its role",
+    "gpu_use": "is its framework built with CUDA, and does nvidia-smi work on the node?",
+    "logs": "can the run directory be written to from the node?",
+    "log_lines": "output may be held back: start Python with -u, or set PYTHONUNBUFFERED=1",
+    "output_dir": "make it, give the job's user the right to write there, or choose another `paths.output_dir`",
+    "output": "if files are written elsewhere, correct `paths.output_dir` and `patterns.output`",
+    "progress": "give `progress.patterns.items` a pattern of its log, or `monitoring.launch_timeout` more seconds",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What one check has found not to be in order, where, and the cure."""
+
+    worker: str | None
+    rank: int | None
+    node: str
+    found: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.worker} (rank {self.rank}) on {self.node}: {self.found}; {self.cure}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check over all nodes."""
+
+    name: str
+    level: Level
+    passed: bool
+    detail: str
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checklist:
+    """What is known of the launch once nobody looks any more."""
+
+    elapsed_s: float
+    results: tuple[Result, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing is missing that a launch cannot do without."""
+        return bool(self.results) and not self.faults("issue")
+
+    def faults(self, level: Level) -> list[Fault]:
+        """Faults of all checks of this level."""
+        return [fault for result in self.results if result.level == level for fault in result.faults]
+
+    def causes(self, result: Result) -> list[Fault]:
+        """Faults of one check without those that only follow from a worker not being there."""
+        absent: set[int | None] = set()
+        for earlier in self.results:
+            if earlier is result:
+                break
+            if earlier.name in ("processes", "count"):
+                absent.update(fault.rank for fault in earlier.faults)
+        return [fault for fault in result.faults if result.name == "gpus" or fault.rank not in absent - {None}]
+
+    def to_json(self) -> dict[str, Any]:
+        """The checklist as a JSON object for events and the report."""
+        return {
+            "schema": CHECKLIST_SCHEMA,
+            "verified": self.verified,
+            "elapsed_s": self.elapsed_s,
+            "checks": [asdict(result) for result in self.results],
+        }
+
+
+class LaunchCheck:
+    """Waits for the verdict of all nodes. ``look`` may be called as often as one likes."""
+
+    def __init__(self, plan: Plan, facts: RunFacts) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._due = 0.0
+        self._found: dict[int, Sequence[Mapping[str, Any]]] = {}
+        """Final checks by node index."""
+        self._checklist: Checklist | None = None
+
+    def look(self, now: float) -> Checklist | None:
+        """The checklist, or None as long as a node has time left; ``now`` in epoch seconds."""
+        if self._checklist is None and now >= self._due:
+            self._due = now + max(LOOK_S, self._plan.nodes / NODES_PER_S)
+            self._read(now)
+            late = self._elapsed_s(now) >= self._plan.launch_timeout_s + MARGIN_S
+            if late or len(self._found) == self._plan.nodes:
+                return self.conclude(now)
+        return self._checklist
+
+    def conclude(self, now: float) -> Checklist:
+        """The checklist out of what is known by now, for a job that has ended."""
+        if self._checklist is None:
+            self._read(now)
+            silent = [index for index in range(self._plan.nodes) if index not in self._found]
+            for index in silent:
+                self._found[index] = self._from_records(index, now, over=True)
+            self._checklist = self._merge(now, silent if self._plan.monitoring else [])
+        return self._checklist
+
+    def _elapsed_s(self, now: float) -> float:
+        return now - self._facts.start
+
+    def _read(self, now: float) -> None:
+        for index in range(self._plan.nodes):
+            if index in self._found:
+                continue
+            if self._plan.monitoring:
+                checks = self._from_status(index)
+            else:
+                checks = self._from_records(index, now, over=False)
+                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(c["passed"] for c in checks):
+                    continue
+            if checks:
+                self._found[index] = checks
+
+    def _from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
+        """What the sidecar of a node has found, once that is final; nothing before."""
+        path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
+        status: Mapping[str, Any] = run_files.read_json(path) or {}
+        launch = status.get("launch") or {}
+        if status.get("attempt") != self._facts.attempt or not (status.get("final") or launch.get("final")):
+            return ()
+        checks: Sequence[Mapping[str, Any]] = launch.get("checks") or ()
+        return checks
+
+    def _from_records(self, index: int, now: float, *, over: bool) -> Sequence[Mapping[str, Any]]:
+        """What the records tell of a node that nobody looks at."""
+        manifest = self._plan.manifest
+        group = next((group for group in manifest.groups if group.name == "output"), None)
+        directory = self._facts.run_dir / group.directory if group is not None else None
+        node = NodeLaunch(
+            output_dir=str(directory) if directory is not None else None,
+            output_problem=why_not_writable(directory) if directory is not None else None,
+        )
+        workers = [self._worker(task) for task in manifest.tasks_of(index)]
+        checks = check_launch(
+            workers, node, elapsed_s=self._elapsed_s(now), launch_timeout_s=self._plan.launch_timeout_s, over=over
+        )
+        return [asdict(check) for check in checks]
+
+    def _worker(self, task: Task) -> WorkerLaunch:
+        facts, restart = self._facts, 0
+        while self._record(task, restart + 1, "start") or self._record(task, restart + 1, "exit"):
+            restart += 1
+        start, ended = self._record(task, restart, "start"), self._record(task, restart, "exit")
+        judged = verdict(exit_evidence(ended)) if ended is not None else None
+        paths = log_paths(task, facts.run_dir, facts.hosts[task.node_index], facts.attempt, restart)
+        sizes = [size for path in paths if (size := read_size(path)) is not None]
+        return WorkerLaunch(
+            worker=task.worker,
+            rank=task.rank,
+            started=start is not None or (judged is not None and judged.reason != "launch_failed"),
+            up=ended is None and start is not None,
+            age_s=float("inf"),  # clocks of two nodes: what has no exit record is taken to live
+            reason=judged.reason if judged is not None else None,
+            evidence="; ".join(judged.evidence) if judged is not None else "",
+            log_files=len(sizes),
+            log_bytes=sum(sizes),
+        )
+
+    def _record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
+        stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
+        return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
+
+    def _merge(self, now: float, silent: Sequence[int]) -> Checklist:
+        """One result for each check that was made on some node."""
+        faults: dict[str, list[Fault]] = {}
+        word = "its sidecar has not said how the launch went"
+        if silent:
+            faults[SIDECAR] = [Fault(None, None, self._facts.hosts[index], word, _CURES[SIDECAR]) for index in silent]
+        for index in sorted(self._found):
+            for check in self._found[index]:
+                name, lacking = str(check["name"]), check["lacking"]
+                if name in LEVELS and (check["passed"] is not None or lacking):
+                    faults.setdefault(name, []).extend(self._fault(name, index, lack) for lack in lacking)
+        return Checklist(
+            self._elapsed_s(now),
+            tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
+        )
+
+    def _fault(self, name: str, index: int, lack: Mapping[str, Any]) -> Fault:
+        cure = _CURES[name]
+        if "{log}" in cure:
+            cure = cure.replace("{log}", self._log_of(lack["rank"], index))
+        return Fault(lack["worker"], lack["rank"], self._facts.hosts[index], str(lack["found"]), cure)
+
+    def _log_of(self, rank: int | None, index: int) -> str:
+        """Name of the standard error of the last run of a task."""
+        task = next(planned.task for planned in self._plan.tasks if planned.task.rank == rank)
+        restart = 0
+        while self._record(task, restart + 1, "start"):
+            restart += 1
+        paths = log_paths(task, Path(), self._facts.hosts[index], self._facts.attempt, restart)
+        return paths[-1].name if paths else "in the run directory"
+
+    def _result(self, name: str, faults: Sequence[Fault]) -> Result:
+        tasks = [planned.task for planned in self._plan.tasks if not planned.task.later]
+        if name == SIDECAR:
+            count = self._plan.nodes
+        elif name == "gpu_use":
+            count = sum(bool(task.gpus) for task in tasks)
+        elif name == "progress":
+            count = sum(task.critical and not task.service for task in tasks)
+        else:
+            count = len(tasks)
+        words = (_ILL if faults else _WELL)[name].format(count=count, well=count - len(faults))
+        return Result(name, _LEVELS[name], not faults, words, tuple(faults))
+
+
+def render_checklist(checklist: Checklist) -> list[str]:
+    """The checklist for people, line by line."""
+    lines = []
+    for result in checklist.results:
+        mark = "✓" if result.passed else "✗" if result.level == "issue" else "!"
+        lines.append(f"{mark} {result.detail}")
+    lines += ["", "✓ Job launch verification PASSED" if checklist.verified else "✗ Job launch verification FAILED"]
+    for level, title in (("issue", "Issues:"), ("warning", "Warnings:")):
+        told = [(result, checklist.causes(result)) for result in checklist.results if result.level == level]
+        if any(faults for _, faults in told):
+            lines += ["", title]
+        for result, faults in told:
+            shown = _shown(faults)
+            lines += [f"  - {line}" for line in shown[:MOST_LINES]]
+            if len(shown) > MOST_LINES:
+                lines.append(f"  - and {len(shown) - MOST_LINES} more: {result.detail}")
+    return lines
+
+
+def _shown(faults: Sequence[Fault]) -> list[str]:
+    """A line for each fault; one for all nodes of which the same is to be said."""
+    nodes: dict[str, list[str]] = {}
+    for fault in faults:
+        if fault.worker is None:
+            nodes.setdefault(f"{fault.found}; {fault.cure}", []).append(fault.node)
+    lines = [str(fault) for fault in faults if fault.worker is not None]
+    for words, names in nodes.items():
+        more = f" and {len(names) - MOST_LINES} more" if len(names) > MOST_LINES else ""
+        lines.append(f"{', '.join(names[:MOST_LINES])}{more}: {words}")
+    return lines

@@ -1,0 +1,219 @@
+"""The end of a job whose orchestrator was killed: nothing of it goes on, and a report says what happened.
+
+    python -I -B -m launcher.run.lost_orchestrator RUN_DIR [--local] --status STATUS --since TIME
+
+STATUS is the wait status of the orchestrator (wait(2)), TIME when it was started.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from exporter.contract import run_files
+from exporter.contract.events import EventLog
+from exporter.machine.procfs import is_zombie, read_environment
+from exporter.workers.exit_reason import signal_name
+from launcher.errors import LauncherError
+from launcher.plan.plan import Plan
+from launcher.report.report import build_report, write_report
+from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
+from launcher.run.end_of_job import tell_report, write_diagnoses
+from launcher.run.job_log import say
+from launcher.run.job_state import OWN_TEARDOWN_S, attempt_to, lost
+from launcher.run.orchestrator import load_plan, time_limit_end
+from launcher.run.run_records import has_ended
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.statuses import read_statuses
+from launcher.rundir.targets import Targets
+from launcher.steps.batch_script import component_ids, own_environment
+from launcher.steps.slurm_steps import SIGNAL_TIMEOUT_S, read_steps, signal_steps
+from launcher.steps.srun_lines import SIDECARS
+
+FINAL_VALUES_S = 4.0
+"""How long the sidecars may take for their last values."""
+
+
+class Leftovers(Protocol):
+    """What the orchestrator has left running."""
+
+    look_s: float
+    """Between two looks at it."""
+
+    def tell(self, number: int, *, sidecars: bool) -> int:
+        """Send a signal to it, to the sidecars where that is said; to how many. 0 is no signal (kill(2))."""
+        ...
+
+
+class LocalLeftovers:
+    """Processes of this machine that carry the job's run directory in their environment."""
+
+    look_s = 0.1
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = str(run_dir)
+
+    def tell(self, number: int, *, sidecars: bool) -> int:
+        told = 0
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid() or is_zombie(int(name)):
+                continue
+            found = read_environment(int(name), ("GPUJOB_RUN_DIR", "GPUJOB_WORKER")) or {}
+            if found.get("GPUJOB_RUN_DIR") != self._run_dir or ("GPUJOB_WORKER" not in found and not sidecars):
+                continue
+            try:
+                os.kill(int(name), number)
+                told += 1
+            except (ProcessLookupError, PermissionError):
+                pass
+        return told
+
+
+class SlurmLeftovers:
+    """Steps of the job."""
+
+    look_s = 1.0
+
+    def __init__(self, job_ids: Sequence[str]) -> None:
+        self._job_ids = job_ids
+        """By component of the job."""
+        self._problem = ""
+
+    def tell(self, number: int, *, sidecars: bool) -> int:
+        try:
+            steps = read_steps(self._job_ids)
+            wanted = [
+                step
+                for step, name in steps.items()
+                if not step.endswith((".batch", ".extern")) and (sidecars or name != SIDECARS)
+            ]
+            if number:
+                signal_steps(wanted, signal.Signals(number).name.removeprefix("SIG"), SIGNAL_TIMEOUT_S)
+        except LauncherError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                say(f"cannot end the steps of the job: {error}; Slurm does so with the job")
+            return 0
+        return len(wanted)
+
+
+def how(status: int) -> str:
+    """What became of the orchestrator, in words."""
+    if os.WIFSIGNALED(status):
+        return f"the orchestrator was killed by {signal_name(os.WTERMSIG(status))}"
+    return f"the orchestrator ended with status {os.WEXITSTATUS(status)} before the job was over"
+
+
+class Aftermath:
+    """Ends the job for the orchestrator."""
+
+    def __init__(self, plan: Plan, run_dir: Path, leftovers: Leftovers, status: int) -> None:
+        told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+        self._plan = plan
+        self._run_dir = run_dir
+        self._leftovers = leftovers
+        self._attempt = int(told.get("attempt", 0))
+        self._host = str(told.get("host", ""))
+        self._hosts = [str(host) for host in told.get("hosts", ())]
+        start, local = float(told.get("start", 0.0)), bool(told.get("local"))
+        self._job_end = time_limit_end(plan, start, local=local) if told else None
+        self._job_id = str(told.get("job_id", job_id_of(run_dir)))
+        self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
+        self._status = status
+        self._stop: dict[str, Any] = {}
+
+    def run(self, since: float) -> int:
+        """Exit status of the job; ``since`` is when its orchestrator was started."""
+        cause, now = how(self._status), time.time()
+        say(f"Stopping the job: {cause}")
+        state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
+        earlier = state.get("stop") if state.get("time", 0.0) >= since else None
+        killed_by = signal_name(os.WTERMSIG(self._status)) if os.WIFSIGNALED(self._status) else None
+        code = None if killed_by else os.WEXITSTATUS(self._status)
+        failed = lost("orchestrator", self._host, cause, killed_by, code)
+        # what it was doing already stays the reason of all ends
+        self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
+        self._events.write("orchestrator lost", cause=cause)
+        self._publish("completing")
+        self._end_tasks()
+        self._publish("completing", workers_ended=True)
+        self._until(self._have_final_values, FINAL_VALUES_S)
+        run_files.release_reserve(self._run_dir)
+        status = EXIT_STATUS["UNKNOWN"]
+        try:
+            status = self._report()
+        finally:
+            self._publish("finished", workers_ended=True)
+            Targets(self._run_dir, self._plan.target_dir).remove()
+            self._leftovers.tell(signal.SIGTERM, sidecars=True)
+            if not self._until(lambda: not self._leftovers.tell(0, sidecars=True), OWN_TEARDOWN_S / 2):
+                self._leftovers.tell(signal.SIGKILL, sidecars=True)
+        return status
+
+    def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
+        attempt_to(
+            f"write {run_files.STATE_FILE}",
+            lambda: run_files.write_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
+        )
+
+    def _end_tasks(self) -> None:
+        """SIGTERM to all tasks, and SIGKILL to those that do not end."""
+        asked = self._leftovers.tell(signal.SIGTERM, sidecars=False)
+        if not asked or self._until(self._tasks_are_gone, OWN_TEARDOWN_S):
+            return
+        say("Killing workers that did not end in time")
+        self._leftovers.tell(signal.SIGKILL, sidecars=False)
+        self._until(self._tasks_are_gone, OWN_TEARDOWN_S / 4)
+
+    def _tasks_are_gone(self) -> bool:
+        """Whether every run that has begun has left its exit record, or else nothing is there any more."""
+        return has_ended(self._run_dir, self._attempt) or not self._leftovers.tell(0, sidecars=False)
+
+    def _have_final_values(self) -> bool:
+        if not self._leftovers.tell(0, sidecars=True):
+            return True
+        statuses = read_statuses(self._run_dir, self._attempt)
+        return all(status.get("final") for status in statuses.values())
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while not (held := condition()) and time.monotonic() < end:
+            time.sleep(self._leftovers.look_s)
+        return held
+
+    def _report(self) -> int:
+        report = self._build_report()
+        attempt_to("write the report", lambda: write_report(self._run_dir, report))
+        tasks = {task.rank: task for task in self._plan.manifest.tasks}
+        ends = [(tasks[worker["rank"]], worker["exit"]) for worker in report["workers"] if worker["exit"]]
+        write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
+        told = self._build_report() if report["state"] not in VERIFIED_STATES else report  # which names them
+        tell_report(self._plan.manifest, told, self._events)
+        return int(told["exit_status"])
+
+    def _build_report(self) -> dict[str, Any]:
+        report = build_report(self._run_dir, now=time.time(), ended=True, job_end=self._job_end)
+        return {**report, "requeued": False}
+
+
+def own_components(plan: Plan) -> tuple[str, ...]:
+    """Slurm's ids of the components of the job that this process is in."""
+    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    return component_ids(own, own.get("SLURM_JOB_ID", ""))
+
+
+def main(arguments: list[str]) -> int:
+    """End the job of the run directory given as first argument; its exit status."""
+    run_dir = Path(arguments[0]).resolve()
+    options = dict(itertools.pairwise(arguments))
+    plan, local = load_plan(run_dir), "--local" in arguments
+    leftovers = LocalLeftovers(run_dir) if local else SlurmLeftovers(own_components(plan))
+    return Aftermath(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

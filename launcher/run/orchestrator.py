@@ -1,0 +1,307 @@
+"""The batch step: sidecars, then the tasks stage by stage, then policy, and an orderly end with a report.
+
+    python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID]
+
+One thread, one loop. A signal only sets a flag and wakes the loop; whatever
+ends the job goes through one teardown with one deadline for all its steps.
+``launcher.guard`` stands over it, and tells what became of the job when it is killed.
+"""
+
+import functools
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
+from launcher.plan.placeholders import fill_template
+from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
+from launcher.programs.environment import forget_coerced_locale
+from launcher.programs.wrapper import read_start_ticks
+from launcher.report.report import REPORT_TEXT_FILE
+from launcher.run.before.nodes_survey import Reservation, needs_survey, survey
+from launcher.run.end_of_job import End
+from launcher.run.job_log import places, say, show, ways_in
+from launcher.run.job_state import Course, attempt_to
+from launcher.run.launch_check import Checklist, LaunchCheck, render_checklist
+from launcher.run.sidecars import Sidecars
+from launcher.run.signals import Signals
+from launcher.run.stages import Readiness, Stages
+from launcher.run.status_events import StatusEvents
+from launcher.run.stop_reasons import Stopping
+from launcher.run.tasks import Crew
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.statuses import read_statuses
+from launcher.steps.batch_script import allocated_nodes, own_environment
+from launcher.steps.hostlist import parse_hostlist
+from launcher.steps.local_steps import LOOPBACK, LocalSteps, die_with_parent, local_hosts
+from launcher.steps.slurm_steps import SlurmSteps
+from launcher.steps.steps import Steps
+
+TICK_S = 0.2
+STATUSES_S = 5.0
+"""Between two looks at what the sidecars have written: they write it as often."""
+
+
+class Orchestrator:
+    """Carries out a plan on the given kind of steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        facts: RunFacts,
+        steps: Steps,
+        signals: Signals,
+        time_limit_end: float | None,
+        reservation: Reservation,
+    ) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._signals = signals
+        self._steps = steps
+        self._time_limit_end = time_limit_end
+        self._reservation = reservation
+        self._course = Course(facts, plan.kill_wait_s, signals)
+        self._crew = Crew(plan, facts, steps, self._course, signals, time_limit_end)
+        self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
+        self._readiness = Readiness(plan, facts, steps)
+        self._stages = Stages(plan, facts, self._readiness)
+        self._stopping = Stopping(plan, facts, self._course, signals, self._crew, self._stages, time_limit_end)
+        self._launch = LaunchCheck(plan, facts)
+        self._checklist: Checklist | None = None
+        self._looks_at_launch = True
+        self._status_events = StatusEvents(self._course.events, plan.manifest.total_items)
+        self._statuses_due = 0.0
+        self._was_ready = False
+        self._told_ways = False
+
+    # -- the course of a job ---------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Exit status of the job."""
+        attempt_to("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
+        self._keep_earlier_report()
+        self._course.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
+        self._course.publish("launching")
+        for line in places(self._plan, self._facts):
+            say(line)
+        try:
+            self._write_templates()
+            self._sidecars.start()
+            self._until_all_have_ended()
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave a job without its end
+            say(f"internal error: {traceback.format_exc()}")
+            self._readiness.end()
+            what = f"internal error of the orchestrator: {type(error).__name__}: {error}"
+            self._course.begin_stop("cancelled", what)
+            self._until_all_have_ended()
+        self._readiness.end()
+        self._reservation.end()
+        self._stopping.heed_end()
+        end = End(
+            self._plan,
+            self._facts,
+            self._steps,
+            self._course,
+            self._signals,
+            self._crew,
+            self._sidecars,
+            self._time_limit_end,
+        )
+        return end.finish(self._checklist, self._conclude_launch, self._take_statuses)
+
+    def _keep_earlier_report(self) -> None:
+        """The report of an attempt before this one gets its number, as do its statuses: ``report_a0.json``."""
+        earlier = self._facts.attempt - 1
+        if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
+            say(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
+            self._course.events.write("attempt without report", earlier=earlier)
+        # the sidecars of this attempt would write over what those of the one before have told of its workers
+        statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
+        for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
+            old = self._facts.run_dir / name
+            if old.exists():
+                kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
+                attempt_to(f"keep {name}", functools.partial(old.replace, kept))
+
+    def _write_templates(self) -> None:
+        """The files that services read, filled with what is known by now; a job cannot do without. Raises OSError."""
+        for name, text in self._plan.templates.items():
+            path = self._facts.run_dir / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(0o600)  # it may hold keys
+            path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
+
+    def _until_all_have_ended(self) -> None:
+        course, crew = self._course, self._crew
+        while crew.busy or (course.stop is None and self._stages.left):
+            self._stopping.heed_signals()
+            self._begin_stages()
+            self._follow_phase()
+            self._sidecars.care(revive=course.stop is None)
+            if time.monotonic() >= self._statuses_due:
+                attempt_to("read what the sidecars say", self._take_statuses)
+            if self._looks_at_launch and course.stop is None:
+                self._looks_at_launch = False  # not again after a defect
+                attempt_to("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
+            crew.reap()
+            crew.look_after_units()
+            self._stopping.look()
+            crew.ask_to_end()
+            if self._signals.hurry:
+                course.hurry()
+            if not crew.kill_in_time():
+                say(f"Leaving {len(crew.running)} workers to be ended from outside")
+                return
+            self._signals.sleep(TICK_S)
+
+    # -- stages ----------------------------------------------------------------------------------
+
+    def _begin_stages(self) -> None:
+        """Start what may start by now."""
+        while self._course.stop is None and self._signals.ending is None:
+            self._look_at_readiness()
+            tasks = self._stages.take()
+            if not tasks:
+                break
+            if len({planned.stage for planned in self._plan.tasks}) > 1:
+                self._course.events.write("stage started", stage=tasks[0].stage)
+            self._crew.start(tasks)
+        if self._course.stop is not None:
+            self._readiness.end()
+            return
+        if not self._stages.left or {planned.stage for planned in self._stages.left} == {BENCHMARK}:
+            self._tell_ways_in()
+        if self._stages.overdue():
+            cause, failed, lines = self._stages.missing(self._crew.restarts)
+            self._course.begin_stop("launch_failed", cause, {"failed": failed})
+            for line in lines:
+                show(f"    {line}".rstrip())
+
+    def _look_at_readiness(self) -> None:
+        self._readiness.look()
+        if not self._readiness.asked or self._readiness.ready == self._was_ready:
+            return
+        self._was_ready = self._readiness.ready
+        waiting = (self._readiness.found or {}).get("waiting")
+        self._course.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
+        say("The job is ready" if self._was_ready else f"The job is not ready any more: waiting for {waiting}")
+
+    def _tell_ways_in(self) -> None:
+        if not self._told_ways:
+            self._told_ways = True
+            for line in ways_in(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
+                say(line)
+
+    def _follow_phase(self) -> None:
+        """The job runs once all tasks have started and what they serve is ready."""
+        course = self._course
+        if course.phase != "launching" or course.stop is not None or self._stages.left or not self._readiness.ready:
+            return
+        if self._crew.have_started():
+            self._reservation.end()  # what has not listened yet has the claim of its wrapper
+            course.publish("running")
+            say("All workers are up")
+
+    # -- what is seen on the way -----------------------------------------------------------------
+
+    def _take_statuses(self) -> None:
+        """Write down what the sidecars have seen since the last time."""
+        self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), say)
+        self._statuses_due = time.monotonic() + STATUSES_S
+
+    def _say_launch(self, checklist: Checklist | None) -> None:
+        """Say once how the launch went."""
+        if checklist is None:
+            self._looks_at_launch = True
+            return
+        self._checklist = checklist
+        say("Launch verification")
+        for line in render_checklist(checklist):
+            show(f"    {line}".rstrip())
+        verified = "launch verified" if checklist.verified else "launch not verified"
+        self._course.events.write(verified, **checklist.to_json())
+
+    def _conclude_launch(self) -> Checklist | None:
+        attempt_to("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
+        return self._checklist
+
+
+def load_plan(run_dir: Path) -> Plan:
+    """The plan that was written into the run directory."""
+    body = run_files.read_json(run_dir / PLAN_FILE)
+    if body is None:
+        sys.exit(f"gpujob: {run_dir / PLAN_FILE} cannot be read: is this a run directory?")
+    return parse_plan(body, read_manifest(run_dir))
+
+
+def place_of(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[RunFacts, Steps]:
+    """What is known of the job where this process runs, and its steps."""
+    if local:
+        hosts = local_hosts(plan, socket.gethostname())
+        facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
+        return facts, LocalSteps(plan, facts)
+    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    hosts = parse_hostlist(allocated_nodes(own) or "")
+    attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)
+    if len(hosts) < plan.nodes:
+        sys.exit(f"gpujob: the job has {len(hosts)} nodes ({', '.join(hosts)}) and the plan needs {plan.nodes}")
+    return facts, SlurmSteps(plan, facts)
+
+
+def write_facts(facts: RunFacts, *, local: bool) -> None:
+    """Tell the others which process this is, and what it knows of the job."""
+    run_files.write_json(
+        facts.run_dir / run_files.ORCHESTRATOR_FILE,
+        {
+            "schema": run_files.RECORD_SCHEMA,
+            "job_id": facts.job_id,
+            "pid": os.getpid(),
+            "start_ticks": read_start_ticks(os.getpid()),
+            "host": socket.gethostname(),
+            "hosts": list(facts.hosts),
+            "attempt": facts.attempt,
+            "start": facts.start,
+            "local": local,
+            "addresses": list(facts.addresses),
+            "port_offset": facts.port_offset,
+        },
+    )
+
+
+def time_limit_end(plan: Plan, start: float, *, local: bool) -> float | None:
+    """When the time limit of a job ends that has begun at ``start``: by Slurm's word, else by the plan's."""
+    limit, job_end = plan.manifest.time_limit_s if not local else None, os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(job_end) if job_end.isdigit() else (start + limit if limit else None)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the job of the run directory given as first argument."""
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("usage: python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID]")
+    guard = int(arguments[arguments.index("--guard") + 1]) if "--guard" in arguments else None
+    if guard is not None:
+        die_with_parent(guard)()
+    forget_coerced_locale()
+    run_dir = Path(arguments[0]).resolve()
+    plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
+    (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
+    facts, steps = place_of(plan, run_dir, start, local=local)
+    write_facts(facts, local=local)
+    signals = Signals(guard)
+    signals.listen()
+    reservation = Reservation()
+    if needs_survey(plan):
+        facts, reservation = survey(plan, facts, steps, signals)
+        steps.learn(facts)
+        write_facts(facts, local=local)
+    job_end = time_limit_end(plan, start, local=local)
+    sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

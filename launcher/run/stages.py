@@ -1,0 +1,185 @@
+"""Stages of a job: which tasks may start by now, by what is ready."""
+
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from exporter.contract import run_files
+from launcher.plan.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
+from launcher.report.verification import benchmark_log
+from launcher.run.before.readiness import MOST_NAMED, Standing, describe_missing, waited_for
+from launcher.run.job_log import say
+from launcher.steps.steps import PYTHON_FLAGS, Steps
+from launcher.words import first_of
+
+LOOK_S = 0.5
+"""Between two looks at what is ready."""
+NAMED_AS_CAUSE = 2
+"""Workers that the sentence on who is missing names: it stands beside every worker that ends with the job."""
+_NOT_READY = " is not ready: "
+START_AGAIN_S = 5.0
+"""After the end of what polls, which nobody has asked for."""
+
+
+class Readiness:
+    """What is ready, as ``launcher.run.before.poll_readiness`` finds it out beside the orchestrator."""
+
+    def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
+        self.asked = plan.readiness is not None and bool(plan.readiness.rules)
+        """Whether there is anything to find out."""
+        self.found: dict[str, Any] | None = None
+        """What it has told in this attempt."""
+        self._plan = plan
+        self._facts = facts
+        self._steps = steps
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+        self._look_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of the job is."""
+        return not self.asked or bool(self.found and self.found.get("ready"))
+
+    def look(self) -> None:
+        """Read what is told, and see to it that somebody tells."""
+        now = time.monotonic()
+        if not self.asked or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        if self._process is None or self._process.poll() is not None:
+            self._start(now)
+        told = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
+        if told is not None and told.get("attempt") == self._facts.attempt:
+            self.found = told
+
+    def _start(self, now: float) -> None:
+        if now < self._start_at:
+            return
+        self._start_at = now + START_AGAIN_S
+        if self._process is not None:
+            say(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
+        run_dir = self._facts.run_dir
+        argv = [self._plan.python, *PYTHON_FLAGS, "launcher.run.before.poll_readiness", "--run-dir", str(run_dir)]
+        try:
+            self._process = self._steps.start_beside(argv, run_dir / benchmark_log(self._facts.attempt))
+        except OSError as error:
+            say(f"launcher.run.before.poll_readiness cannot be started: {error}")
+
+    def holds(self, stage: str) -> bool:
+        """Whether all that a stage waits for is ready; the benchmark waits for everything."""
+        if not self.asked or self._plan.readiness is None:
+            return True
+        rules = (self.found or {}).get("rules") or []
+        standing = dict(enumerate(rules))
+        asked = [index for index, rule in enumerate(self._plan.readiness.rules) if stage in (BENCHMARK, rule.before)]
+        return all(standing.get(index, {}).get("ready") for index in asked)
+
+    def end(self) -> None:
+        """Nobody asks any more."""
+        if self.asked and self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+        self.asked = False
+
+
+class Stages:
+    """The tasks that are still to be started, stage by stage."""
+
+    def __init__(self, plan: Plan, facts: RunFacts, readiness: Readiness) -> None:
+        self._plan = plan
+        self._facts = facts
+        self._readiness = readiness
+        self._left = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
+        self._since: float | None = None
+        """When there was last something to start, by the monotonic clock."""
+        self._was_ready = False
+
+    @property
+    def left(self) -> list[TaskPlan]:
+        """Tasks of the stages to come."""
+        return [planned for planned in self._plan.tasks if planned.stage in self._left]
+
+    def take(self) -> list[TaskPlan]:
+        """The tasks of the next stage, once it may begin; else none."""
+        if not self._left or not self._readiness.holds(self._left[0]):
+            return []
+        stage = self._left.pop(0)
+        self._since = time.monotonic()
+        return [planned for planned in self._plan.tasks if planned.stage == stage]
+
+    def overdue(self) -> bool:
+        """Whether what is waited for was not ready in time. A job that was ready once may take any time."""
+        self._was_ready = self._was_ready or (self._readiness.ready and not self._left)
+        if not self._readiness.asked or self._plan.readiness is None or self._was_ready or self._since is None:
+            return False
+        return time.monotonic() - self._since > self._plan.readiness.timeout_s
+
+    def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
+        """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs.
+
+        Of many workers the sentence and the report name the first, in the report's evidence each has its own line.
+        """
+        timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
+        found = self._readiness.found or {}
+        lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
+        names = unready(self._plan, found)
+        waiting = str(found.get("waiting") or "")
+        others = others_waited_for(self._plan, found, names) if names else ""
+        late, besides = f"not ready after {timeout_s:g} s", f" (waiting for {others})" if others else ""
+        cause = f"{late}: missing {first_of(names, NAMED_AS_CAUSE) or waiting or 'all'}{besides}"
+        tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
+        missing = [
+            {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
+            for name in names
+            if name in tasks
+        ] or [{"worker": "the model", "rank": None, "node": self._facts.hosts[0]}]
+        failed = {
+            **missing[0],
+            "missing": missing[:MOST_NAMED],
+            "missing_total": len(missing),
+            "reason": "launch_failed",
+            "evidence": [f"{late}{besides}" if names else cause, *_first_of(lines)],
+        }
+        return cause, failed, lines
+
+
+def _first_of(lines: Sequence[str]) -> list[str]:
+    """Lines on who is missing, of many the first, and all that follow them."""
+    told = [line for line in lines if _NOT_READY in line and not line.startswith(" ")]
+    left_out = set(told[MOST_NAMED:])
+    kept = [line for line in lines if line not in left_out]
+    if left_out:
+        kept.insert(kept.index(told[MOST_NAMED - 1]) + 1, f"and {len(left_out)} more are not ready")
+    return kept
+
+
+def unready(plan: Plan, found: dict[str, Any]) -> list[str]:
+    """Workers that are asked for themselves and are not ready, in the order of the rules."""
+    told = found.get("rules") or []
+    rules = plan.readiness.rules if plan.readiness is not None else ()
+    names = [
+        rule.subject
+        for index, rule in enumerate(rules)
+        if rule.subject and not (index < len(told) and told[index].get("ready"))
+    ]
+    return list(dict.fromkeys(names))
+
+
+def others_waited_for(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
+    """Who else than the workers of these names is waited for, as ``waited_for`` says it; empty where it is nobody.
+
+    Front ends that count workers wait for nobody else where those that they lack can all be among them.
+    """
+    rules = plan.readiness.rules if plan.readiness is not None else ()
+    roles = {planned.task.worker: planned.task.role for planned in plan.tasks}
+    named = Counter(roles[name] for name in names if name in roles)
+    seen, expected = found.get("seen") or {}, found.get("expected") or {}
+    lacks_them = bool(expected) and all(expected[role] - seen.get(role, 0) <= named[role] for role in expected)
+    others = [
+        rule
+        for rule, told in zip(rules, found.get("rules") or (), strict=False)
+        if not told.get("ready") and rule.subject not in names and not lacks_them
+    ]
+    return waited_for(others, [Standing(ready=False)] * len(others), seen, expected)

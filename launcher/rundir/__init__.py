@@ -1,0 +1,1 @@
+"""The run directory, the only memory of a job."""

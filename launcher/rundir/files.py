@@ -1,0 +1,44 @@
+"""The files that a run directory holds before its job can start: their names and texts. Pure."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.contract.manifest import render_manifest
+from launcher.plan.plan import PLAN_FILE, Plan, dump_plan
+from launcher.plan.ports import SURVEY_FILE, asked_of_nodes
+from launcher.rundir.secrets_file import SECRETS_FILE
+
+
+def plan_files(plan: Plan, script: str) -> dict[str, str]:
+    """Files of the run directory that are there before the job can start, by name."""
+    import yaml  # lazy: only `submit` and `run` write these files
+
+    asked = asked_of_nodes(plan)
+    return {
+        **({} if asked is None else {SURVEY_FILE: json.dumps(asked) + "\n"}),
+        "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
+        "manifest.json": json_lines(render_manifest(plan.manifest)),
+        "sbatch_script.sh": script,
+        PLAN_FILE: json_lines(dump_plan(plan)),
+    }
+
+
+def json_lines(body: Mapping[str, Any]) -> str:
+    """A JSON object with a line for each key, and one for each entry of a list.
+
+    An indent throughout would be longer and take seconds for thousands of tasks: Python has no fast encoder with it.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+
+    def text(value: object) -> str:
+        return "[\n " + ",\n ".join(map(encode, value)) + "\n]" if value and isinstance(value, list) else encode(value)
+
+    return "{\n" + ",\n".join(f"{encode(name)}: {text(value)}" for name, value in body.items()) + "\n}\n"
+
+
+def file_names(plan: Plan) -> list[str]:
+    """Names of all files that the job finds in its run directory, without making them."""
+    secrets = (SECRETS_FILE,) if plan.secrets else ()
+    asked = () if asked_of_nodes(plan) is None else (SURVEY_FILE,)
+    return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})

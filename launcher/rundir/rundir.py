@@ -1,0 +1,169 @@
+"""Run directories: made whole before a job can start, and found again by job id."""
+
+import getpass
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from exporter import __version__
+from exporter.contract import run_files
+from launcher.errors import LauncherError
+from launcher.plan.plan import PLAN_FILE, Plan
+from launcher.rundir.files import plan_files
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.secrets_file import write_secrets
+
+PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
+"""Files that hold what the job file says, and so perhaps keys: for the owner alone."""
+SWEEP_FILE = "sweep.json"
+"""What the directory of a sweep has, with the run directories of its points in it."""
+
+
+def staging_name() -> str:
+    """Name of a directory that has no job id yet: hidden, and nobody else's."""
+    return f".gpujob-{secrets.token_hex(8)}"
+
+
+def stage(plan: Plan, script: str, into: Path | None = None) -> Path:
+    """A complete run directory without a job id yet, hidden in the logs directory, or in ``into``."""
+    logs = Path(plan.logs_dir) if into is None else into
+    staging = logs / staging_name()
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+        for name, text in plan_files(plan, script).items():
+            path = staging / name
+            with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
+                out.write(text)
+        write_secrets(staging, plan.secrets, os.environ)
+        for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR, run_files.PROGRESS_DIR):
+            (staging / folder).mkdir()
+        run_files.write_state(str(staging), "launching")
+        for group in plan.manifest.groups:
+            (staging / group.directory).mkdir(parents=True, exist_ok=True)
+    except LauncherError:
+        discard(staging)
+        raise
+    except OSError as error:
+        discard(staging)
+        raise LauncherError(
+            f"the run directory cannot be made in {logs}: {error.strerror}: {error.filename}"
+        ) from error
+    return staging
+
+
+def _opener(name: str) -> Any:
+    mode = 0o600 if name in PRIVATE else 0o644
+    return lambda path, flags: os.open(path, flags, mode)
+
+
+def settle(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
+    """Give the run directory its final name, with the job id in it.
+
+    ``cluster`` is that of the job where it is not the one of this machine.
+    """
+    final = plan.run_dir(job_id)
+    try:
+        run_files.write_json(staging / f"{job_id}.json", describe_submission(plan, job_id, cluster))
+        staging.rename(final)
+    except OSError as error:
+        raise LauncherError(f"{final} cannot be made: {error.strerror}") from error
+    return final
+
+
+def discard(staging: Path) -> None:
+    """Take a run directory away that no job was submitted for."""
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def cluster_of(run_dir: Path) -> str | None:
+    """The cluster to which a job was submitted, where it is not that of this machine."""
+    found = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
+    return str(found) if found else None
+
+
+def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, Any]:
+    """Who, when, where, state of the source tree, versions."""
+    return {
+        "schema": run_files.RECORD_SCHEMA,
+        "job_id": job_id,
+        "job_name": plan.job_name,
+        "cluster": cluster,
+        "user": user_name(),
+        "host": socket.gethostname(),
+        "submitted": time.time(),
+        "workdir": plan.workdir,
+        "job_dir": plan.job_dir,
+        "git": _git_state(plan.workdir),
+        "versions": {"gpujob": __version__, "python": platform.python_version(), "kernel": platform.release()},
+    }
+
+
+def user_name() -> str:
+    """Name of the user, or the number when there is no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _git_state(workdir: str) -> dict[str, Any] | None:
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", workdir, *words],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=5,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {
+        "commit": commit,
+        "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": bool(ask("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def find_run_dir(job: str, logs_dir: Path) -> Path:
+    """The run directory that ``job`` names: itself, or the newest of this job id in the logs directory."""
+    place = Path(job)
+    if (place / run_files.MANIFEST_FILE).is_file():
+        return place.resolve()
+    if place.name == run_files.MANIFEST_FILE and place.is_file():
+        return place.resolve().parent
+    if os.sep not in job:
+        sweep, name = _literal(job.partition("_")[0]), _literal(job)
+        in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the latter of one that was resumed
+        for pattern in (f"{name}_*", *in_sweeps):
+            found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
+            if found:
+                return max(found, key=lambda path: path.stat().st_mtime).resolve()
+        place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
+    if (place / SWEEP_FILE).is_file():
+        point = next((path.parent for path in sorted(place.glob(f"*/{run_files.MANIFEST_FILE}"))), None)
+        name = "" if point is None else f", and name one of its points, as in {shlex.quote(str(point))}"
+        raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
+    raise LauncherError(
+        f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
+        "give the run directory that `gpujob submit` has printed, or run the command where you submitted"
+    )
+
+
+def _literal(text: str) -> str:
+    return "".join(f"[{character}]" if character in "*?[" else character for character in text)

@@ -1,0 +1,1 @@
+"""`gpujob scan`: what the patterns find in a log."""

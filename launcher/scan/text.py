@@ -1,0 +1,203 @@
+"""What was found in logs, for people and for programs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from exporter.logs.last_error import plain_line
+from exporter.logs.patterns import Kind
+from launcher.scan.log_file import UnreadableLog
+from launcher.scan.position import Standing
+from launcher.scan.scan import Found, LogReport, Record, Unmatched
+
+SCHEMA = 1
+RECORD_CELLS = 100
+"""Characters of a record in the table."""
+LEAST_BYTES = 1 << 20
+"""Of a log whose speed is shown: in a smaller one the patterns are hardly warm."""
+
+
+def to_json(reports: Sequence[LogReport], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
+    """The reports as one JSON object; a number that JSON does not have is null, its text stands in the groups."""
+    errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
+    return {"schema": SCHEMA, "logs": [_log(report) for report in reports], "errors": errors}
+
+
+def _log(report: LogReport) -> dict[str, Any]:
+    return {
+        "path": report.path,
+        "bytes": report.size,
+        "problem": report.problem,
+        "records": report.records,
+        "lines": report.lines,
+        "pack": report.pack,
+        "pack_chosen": report.chosen,
+        "pack_evidence": _place(report.evidence),
+        "position": None if report.position is None else asdict(report.position),
+        "unfinished": _place(report.unfinished),
+        "nearest_pack": None if report.nearest is None else {"name": report.nearest[0], "why": report.nearest[1]},
+        "cpu_seconds": report.search_cpu_s,
+        "bytes_per_cpu_second": report.bytes_per_s,
+        "choose_cpu_seconds": report.choose_cpu_s,
+        "count_cpu_seconds": report.count_cpu_s,
+        "patterns": [_pattern(found) for found in report.found],
+        "unmatched": [_unmatched(unmatched) for unmatched in report.unmatched],
+        "notes": list(report.notes),
+        "timeouts": report.timeouts,
+    }
+
+
+def _place(record: Record | None) -> dict[str, Any] | None:
+    return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
+
+
+def _pattern(found: Found) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
+    if found.kind in (Kind.POSITION, Kind.RESUME):
+        body |= {key: getattr(found, key) for key in ("unit", "done", "total", "epoch", "epochs", "rank")}
+    elif found.kind in (Kind.VALUE, Kind.PAIRS):
+        numbers = {name: number if math.isfinite(number) else None for name, number in found.values.items()}
+        body |= {"values": numbers, "rank": found.rank}
+    elif found.kind is Kind.MARK:
+        body["begins"] = found.begins
+    else:
+        body["severity"] = found.severity
+    return body | {"groups": found.groups, "last": _place(found.last)}
+
+
+def _unmatched(unmatched: Unmatched) -> dict[str, Any]:
+    suggested = unmatched.suggestion
+    return {
+        **(_place(unmatched.record) or {}),
+        "suggestion": None if suggested is None else {"name": suggested[0], "pattern": suggested[1]},
+    }
+
+
+def render(reports: Sequence[LogReport]) -> list[str]:
+    """Lines for a terminal."""
+    lines: list[str] = []
+    for report in reports:
+        lines += [*([""] if lines else []), *_render(report)]
+    return lines
+
+
+def _render(report: LogReport) -> Iterator[str]:
+    path = plain(report.path)
+    if report.problem is not None:
+        yield f"{path}: {report.problem}"
+        return
+    if not report.size:
+        yield f"{path}: is empty"
+        return
+    speed = report.bytes_per_s
+    shown = f" ({speed / 1e6:,.0f} MB/s)" if speed is not None and report.size >= LEAST_BYTES else ""
+    yield (
+        f"{path}: {report.size:,} bytes, {report.records:,} records; "
+        f"searched in {report.search_cpu_s:.3f} s of CPU time{shown}, counted in {report.count_cpu_s:.3f} s"
+    )
+    yield f"  pack {report.pack}{_why(report)}"
+    if report.position is not None:
+        yield f"  position {_standing(report.position)}"
+    table = [found for found in report.found if found.last is not None or found.matches or found.own]
+    if table:
+        yield from _table(table)
+    else:
+        yield "  no pattern finds anything in it"
+    if report.nearest is not None:
+        yield f"  nearest pack: {report.nearest[0]}, which {report.nearest[1]}"
+    if report.unmatched:
+        yield "  these lines look like progress, and no position is found in them:"
+    for unmatched in report.unmatched:
+        yield f"    line {unmatched.record.line}: {unmatched.record.text[:RECORD_CELLS]}"
+        if unmatched.suggestion is not None:
+            name, pattern = unmatched.suggestion
+            quoted = pattern.replace("'", "''")
+            yield f"      progress.patterns: {name}: '{quoted}'"
+    if report.unfinished is not None:
+        yield (
+            f"  note: line {report.unfinished.line} ends in an unfinished record, which is not in the position; "
+            "a sidecar takes it when its end has come, or its worker has ended"
+        )
+    for note in report.notes:
+        yield f"  note: {plain(note)}"
+    for name, count in report.timeouts.items():
+        records = "1 record" if count == 1 else f"{count:,} records"
+        yield f'  note: pattern "{name}" took too long in {records}, which it was not searched in to the end'
+
+
+def _why(report: LogReport) -> str:
+    if not report.chosen:
+        return ", as asked for"
+    if report.evidence is None:
+        return ": nothing in it speaks for another one"
+    return f", found out from line {report.evidence.line}: {report.evidence.text[:RECORD_CELLS]}"
+
+
+def _standing(position: Standing) -> str:
+    told = f"{_count(position.done)} {position.unit}"
+    if position.total is not None:
+        told = f"{_count(position.done)}/{_count(position.total)} {position.unit}"
+    if position.epoch is not None and position.unit != "epochs":
+        told += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
+    told += f", by {plain(position.pattern)}" if position.pattern is not None else ", where the work goes on"
+    return told + (", and another counter goes on after it" if position.aside else "")
+
+
+def _count(number: float) -> str:
+    return f"{number:.12g}"
+
+
+def _table(table: Sequence[Found]) -> Iterator[str]:
+    head = ("PATTERN", "KIND", "MATCHES", "LAST", "LINE", "BYTE", "RECORD")
+    rows = [head, *(_cells(found) for found in table)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if name in ("MATCHES", "LINE", "BYTE") else cell.ljust(width)
+            for name, cell, width in zip(head[:-1], row[:-1], widths, strict=True)
+        ]
+        yield f"  {'  '.join(cells)}  {row[-1]}".rstrip()
+
+
+def _cells(found: Found) -> tuple[str, ...]:
+    kind = found.kind.value
+    if found.kind in (Kind.POSITION, Kind.RESUME):
+        kind = f"{kind} of {found.unit}"
+    elif found.kind is Kind.MARK:
+        kind = "begins" if found.begins else "ends"
+    elif found.kind is Kind.ERROR:
+        kind = f"error, {found.severity}"
+    last = found.last
+    return (
+        plain(found.name),
+        kind,
+        "-" if found.matches is None else f"{found.matches:,}",
+        _told(found),
+        "" if last is None else str(last.line),
+        "" if last is None else str(last.offset),
+        "" if last is None else last.text[:RECORD_CELLS] + (" (unfinished)" if last.unfinished else ""),
+    )
+
+
+def _told(found: Found) -> str:
+    """What the last match says: a position, the numbers under their names, or the text of its groups."""
+    if found.done is not None:
+        told = str(found.done) if found.total is None else f"{found.done}/{found.total}"
+        if found.epoch is not None:
+            told += f" in epoch {found.epoch}" + ("" if found.epochs is None else f"/{found.epochs}")
+        return told
+    if found.values:
+        if list(found.values) == [found.name]:
+            return f"{found.values[found.name]:.12g}"
+        return _cut(", ".join(f"{name} {number:.12g}" for name, number in found.values.items()))
+    return _cut(", ".join(text for text in found.groups.values() if text))
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def plain(text: str) -> str:
+    """A text from outside as a terminal may show it."""
+    return plain_line(text.encode("utf-8", "surrogateescape"))

@@ -1,0 +1,1 @@
+"""`gpujob plan`: the plan as text, picture and JSON."""

@@ -1,0 +1,152 @@
+"""The plan for programs: what `gpujob plan --json` prints. ``drawing.py`` has the same for people."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from exporter.contract.identity import safe_label
+from launcher.plan.container import PYXIS
+from launcher.plan.placeholders import task_argv, task_environment
+from launcher.plan.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.run.before.nodes_survey import needs_survey
+from launcher.rundir.files import file_names
+from launcher.rundir.targets import SCRAPE_JOB
+from launcher.steps.srun_lines import sidecar_line, steps_of, survey_line, task_line
+from launcher.steps.steps import is_narrowed, visible_gpus
+
+JOB_ID = "{job_id}"
+"""Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
+AT_ONCE = 64
+"""Entries of a list that become text together."""
+
+
+def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
+    """The facts of a run that has not begun, on hosts called node0, node1, ... where none are named."""
+    names = tuple(hosts[: plan.nodes]) or tuple(f"node{index}" for index in range(plan.nodes))
+    return RunFacts(JOB_ID, plan.run_dir(JOB_ID), names)
+
+
+def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[str, Any]:
+    """The plan as a JSON object; no value of an environment is in it."""
+    facts = planned_facts(plan, hosts)
+    steps = sorted(steps_of(plan), key=lambda step: STAGES.index(step[1][0].stage))
+    lines = [task_line(plan, name, tasks, facts, 0) for name, tasks in steps]
+    commands = {
+        tasks[0].task.rank: line[line.index("--") + 1 :]
+        for (_, tasks), line in zip(steps, lines, strict=True)
+        if _is_wrapped_alone(plan, tasks[0])
+    }
+    workers: dict[str, dict[str, Any]] = {}
+    processes = []
+    variables: dict[tuple[object, ...], list[str]] = {}
+    for planned in plan.tasks:
+        task = planned.task
+        node = facts.hosts[task.node_index]
+        if planned.stage == WORKERS:
+            entry = workers.setdefault(
+                task.worker,
+                {"worker": task.worker, "role": task.role, "index": task.index, "nodes": [], "gpus": {}},
+            )
+            if node not in entry["gpus"]:
+                entry["nodes"].append(node)
+            entry["gpus"].setdefault(node, []).extend(task.gpus)
+        visible = visible_devices(plan, planned)
+        # names are the same for all tasks that are told to set the same ones
+        kind = (planned.stage, task.role, visible is None, *planned.env)
+        if kind not in variables:
+            own = {"CUDA_VISIBLE_DEVICES"} if visible is not None else set()
+            variables[kind] = sorted({*task_environment(plan, planned, facts, 0), *own})
+        processes.append(
+            {
+                "worker": task.worker,
+                "role": task.role,
+                "worker_index": task.index,
+                "rank": task.rank,
+                "local_rank": task.local_rank,
+                "leader": task.local_rank == 0,
+                "node": node,
+                "node_index": task.node_index,
+                "gpus": list(task.gpus),
+                "cuda_visible_devices": visible,
+                "ports": dict(planned.ports),
+                "command": commands[task.rank] if task.rank in commands else task_argv(plan, planned, facts),
+                "environment": variables[kind],
+                "stage": planned.stage,
+                "service": planned.service,
+                "critical": planned.critical,
+            }
+        )
+    return {
+        "schema": PLAN_SCHEMA,
+        "job_name": plan.job_name,
+        "sbatch_nodes": plan.nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_node": plan.cpus_per_node,
+        "workers": list(workers.values()),
+        "processes": processes,
+        "run_dir": str(facts.run_dir),
+        "files": file_names(plan),
+        "targets": targets(plan, facts),
+        "script": script,
+        "srun": [*_our_lines(plan, facts), *lines],
+    }
+
+
+def json_pieces(body: Mapping[str, Any]) -> Iterator[str]:
+    """A JSON object in one line, as ``json.dumps`` has it, piece by piece.
+
+    The plan of a thousand nodes is 16 MB: as one text it takes half as long again, most of that in the memory for it.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    before = "{"
+    for name, value in body.items():
+        yield f"{before}{encode(name)}: "
+        before = ", "
+        if not isinstance(value, list):
+            yield encode(value)
+            continue
+        yield "["
+        for start in range(0, len(value), AT_ONCE):
+            yield (", " if start else "") + encode(value[start : start + AT_ONCE])[1:-1]
+        yield "]"
+    yield "}"
+
+
+def visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` of a task: a part of its node, or nothing; None where it is left as Slurm sets it."""
+    return visible_gpus(planned) if plan.gpus_per_node and is_narrowed(planned) else None
+
+
+def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:
+    """Whether what the wrapper starts is the task's own command, and not the runtime of a container."""
+    return not planned.contained or plan.container is None or plan.container.runtime == PYXIS
+
+
+def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
+    """The srun lines of what is started before the first task."""
+    if needs_survey(plan):
+        yield survey_line(plan, facts)
+    if plan.monitoring:
+        yield sidecar_line(plan, facts)
+
+
+def targets(plan: Plan, facts: RunFacts) -> list[dict[str, Any]]:
+    """What will be announced in ``targets.json``: a sidecar on each node, at a port that it chooses."""
+    if not plan.monitoring:
+        return []
+    host, _, port = plan.manifest.listen_address.rpartition(":")
+    manifest = plan.manifest
+    labels = {
+        "cluster": safe_label(manifest.cluster) or "slurm",
+        "job_id": JOB_ID,
+        "job_name": safe_label(manifest.job_name),
+        "user": safe_label(manifest.user),
+        "partition": safe_label(manifest.partition),
+    }
+    return [
+        {
+            "targets": [f"{host or node}:{'{port}' if port == '0' else port}"],
+            "labels": {**labels, "node": safe_label(node), "job": SCRAPE_JOB},
+        }
+        for node in facts.hosts
+    ]

@@ -1,0 +1,1 @@
+"""Starting tasks: batch script, srun command lines, local processes, and the Slurm queue."""

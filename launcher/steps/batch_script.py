@@ -1,0 +1,284 @@
+"""The batch script and the lines that start its steps, as text. Pure."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter.contract.identity import safe_label
+from launcher.plan.plan import Plan
+
+LEAKING = (
+    "GPUJOB_",
+    "SLURM_CPU_BIND",
+    "SLURM_CPUS_PER_",
+    "SRUN_CPUS_PER_",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXPORT_ENV",
+    "SLURM_GPU",
+    "SLURM_GTIDS",
+    "SLURM_LOCALID",
+    "SLURM_MEM_",
+    "SLURM_NODEID",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_SRUN_",
+    "SLURM_STEP",
+    "SLURM_TASK",
+    "SLURM_THREADS_PER_CORE",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_UMASK",
+    "SBATCH_",
+)
+"""Beginnings of variables of the batch step that an inner srun would take for its own options."""
+_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
+"""Variables that tell the components of a heterogeneous job."""
+KEPT = ("GPUJOB_HISTORY_DIR",)
+"""Variables that begin so and are the user's: the sidecars read them too."""
+
+
+MODULE_LINES = (
+    "# A batch shell is no login shell, and may have to be told first what modules are.",
+    "for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh; do",
+    '  type module >/dev/null 2>&1 || { [ -r "$init" ] && . "$init"; }',
+    "done",
+)
+
+RUN_IDS = {
+    "{job_id}": ("%j", "SLURM_JOB_ID"),
+    "{array_job_id}": ("%A", "SLURM_ARRAY_JOB_ID"),
+    "{array_task_id}": ("%a", "SLURM_ARRAY_TASK_ID"),
+}
+"""What stands in the name of a run directory until there is an id: Slurm's pattern for it (sbatch(1)), its variable."""
+
+
+def one_line(text: str) -> bool:
+    """Whether the text fits into an #SBATCH line."""
+    return "\n" not in text and "\r" not in text
+
+
+def quoted(value: str) -> str:
+    """A value for an #SBATCH line. Its quotes are a shell's, but a backslash escapes even inside them."""
+    return shlex.quote(value).replace("\\", "\\\\")
+
+
+def output_pattern(path: str) -> str:
+    """A path as Slurm's file name pattern: ``%`` would begin a replacement (sbatch(1), filename pattern)."""
+    return path.replace("%", "%%")
+
+
+def directives(plan: Plan) -> list[tuple[str, str | None]]:
+    """Options of sbatch in a fixed order; None for one without a value.
+
+    Of a heterogeneous job they are those of its first component; ``component_directives`` has the other's.
+    """
+    name = output_pattern(plan.run_dir_name)
+    for placeholder, (pattern, _) in RUN_IDS.items():
+        name = name.replace(placeholder, pattern)
+    run_dir = f"{output_pattern(plan.logs_dir)}/{name}"
+    het = plan.slurm.get("het")
+    found: list[tuple[str, str | None]] = [
+        ("job-name", safe_label(plan.job_name)),
+        *component_directives(plan, het[0] if het else plan.nodes),
+        ("chdir", plan.workdir),
+        ("output", f"{run_dir}/log.out"),
+        ("error", f"{run_dir}/log.err"),
+        ("open-mode", "append"),
+    ]
+    if plan.slurm.get("dependency"):
+        found.append(("dependency", plan.slurm["dependency"]))
+    if plan.slurm.get("signal"):
+        found.append(("signal", f"B:{plan.slurm['signal']}"))  # to the orchestrator, who tells the workers
+    if (requeue := plan.slurm.get("requeue")) is not None:
+        found.append(("requeue" if requeue["preempted"] or requeue["time_limit"] else "no-requeue", None))
+    return [*found, *_further(plan)]
+
+
+def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]:
+    """What each component of a heterogeneous job asks for itself, on so many nodes."""
+    found: list[tuple[str, str | None]] = [
+        ("nodes", str(nodes)),
+        ("ntasks-per-node", "1"),
+        ("cpus-per-task", str(plan.cpus_per_node)),
+    ]
+    if plan.memory_per_node:
+        found.append(("mem", plan.memory_per_node))
+    if plan.gpus_per_node:
+        found.append(("gres", f"gpu:{plan.gpus_per_node}"))
+    if plan.slurm.get("exclusive"):
+        found.append(("exclusive", None))
+    if plan.slurm.get("segment"):
+        found.append(("segment", str(plan.slurm["segment"])))
+    for option, key in (
+        ("time", "time_limit"),
+        ("partition", "partition"),
+        ("account", "account"),
+        ("qos", "qos"),
+    ):
+        if plan.slurm.get(key):
+            found.append((option, str(plan.slurm[key])))
+    return found
+
+
+def _further(plan: Plan) -> list[tuple[str, str | None]]:
+    """The options that no key of ours is for; of those for which there is one, that key's."""
+    ours = {"exclusive"} if plan.slurm.get("exclusive") else set()
+    ours |= {"requeue", "no-requeue"} if plan.slurm.get("requeue") is not None else set()
+    return [
+        (name, None if value is None or value is True else str(value))
+        for name, value in sorted(plan.slurm.get("directives", {}).items())
+        if value is not False and name not in ours
+    ]
+
+
+def sbatch_arguments(plan: Plan) -> list[str]:
+    """Directives that no #SBATCH line can hold, since their values have more than one line."""
+    return [f"--{name}={value}" for name, value in directives(plan) if value is not None and not one_line(value)]
+
+
+def render_sbatch(plan: Plan) -> str:
+    """The batch script: one directive per line, each value quoted, then the orchestrator in place of the shell."""
+    lines = ["#!/bin/bash", *_directive_lines(directives(plan))]
+    if het := plan.slurm.get("het"):
+        lines += ["#SBATCH hetjob", *_directive_lines([*component_directives(plan, het[1]), *_further(plan)])]
+    lines += [
+        "",
+        *_setup_lines(plan.setup.get("parts", ())),
+        "# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.",
+        f"run_dir={_run_dir_text(plan)}",
+        f'exec {shlex.quote(plan.python)} -I -B -m launcher.guard "$run_dir"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _run_dir_text(plan: Plan) -> str:
+    """The run directory in shell, its ids out of Slurm's variables."""
+    first, *rest = re.split(f"({'|'.join(map(re.escape, RUN_IDS))})", plan.run_dir_name)
+    parts = (f'"${RUN_IDS[part][1]}"' if part in RUN_IDS else shlex.quote(part) for part in rest if part)
+    return shlex.quote(f"{plan.logs_dir}/{first}") + "".join(parts)
+
+
+def _directive_lines(options: Sequence[tuple[str, str | None]]) -> list[str]:
+    return [
+        f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={quoted(value)}"
+        for name, value in options
+        if value is None or one_line(value)
+    ]
+
+
+def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Shell that loads modules, reads a script and has lines of its own, each part in this order.
+
+    What cannot be loaded or read ends the job, with a line in its error log, before anything of it starts.
+    """
+    lines: list[str] = []
+    if parts:
+        lines.append(": # from here on nothing is a directive")
+    if any(part["modules"] for part in parts):
+        lines += MODULE_LINES
+    for part in parts:
+        for name in part["modules"]:
+            lines.append(f"module load {shlex.quote(name)} || {_give_up(f'the module {name} cannot be loaded')}")
+        if part["script"] is not None:
+            script = shlex.quote(part["script"])
+            lines += [
+                f"[ -r {script} ] || {_give_up('the setup script ' + part['script'] + ' cannot be read')}",
+                f". {script}",
+            ]
+        if part["preamble"] is not None:
+            lines.append(part["preamble"].rstrip("\n"))
+    return [*lines, ""] if lines else []
+
+
+def _give_up(why: str) -> str:
+    return f"{{ printf '%s\\n' {shlex.quote(f'gpujob: {why}; nothing was started')} >&2; exit 1; }}"
+
+
+def scrub(environ: dict[str, str]) -> dict[str, str]:
+    """An environment for srun without what the batch step's own options left in it."""
+    return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
+
+
+def own_environment(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
+    """An environment without the components of another job, from whose batch step this one was submitted.
+
+    sbatch hands those variables on (seen with 22.05); a heterogeneous job has its own instead.
+    """
+    return {name: value for name, value in environ.items() if het or not _COMPONENT.search(name)}
+
+
+def srun_argv(
+    plan: Plan,
+    *,
+    name: str,
+    hosts: Sequence[str],
+    output: str | Path,
+    error: str | Path,
+    command: Sequence[str],
+    tasks_per_node: int = 1,
+    mpi: str = "none",
+    options: Sequence[str] = (),
+    wait_s: int | None = None,
+    first_node: int = 0,
+) -> list[str]:
+    """A step with its tasks on each of ``hosts``, which shares the job's resources with the other steps.
+
+    ``first_node`` is the index of the first host in the plan: of a heterogeneous job it tells the component.
+    One step on hosts of both has two parts, with a colon between them (srun(1), heterogeneous jobs).
+    """
+    argv = ["srun"]
+    for group, part in _by_component(plan, hosts, first_node):
+        argv += [":"] if len(argv) > 1 else []
+        argv += [
+            *([f"--het-group={group}"] if group is not None else []),
+            "--overlap",
+            f"--nodes={len(part)}",
+            f"--ntasks={len(part) * tasks_per_node}",
+            f"--ntasks-per-node={tasks_per_node}",
+            f"--nodelist={','.join(part)}",
+            "--mem=0",
+            "--cpu-bind=none",
+            f"--mpi={mpi}",
+            "--input=none",
+            "--kill-on-bad-exit=1",
+            *([f"--wait={wait_s}"] if wait_s is not None else []),
+            "--open-mode=append",
+            f"--job-name={name}",
+            f"--chdir={plan.workdir}",
+            f"--output={output_pattern(str(output))}",
+            f"--error={output_pattern(str(error))}",
+            *([f"--gres=gpu:{plan.gpus_per_node}"] if plan.gpus_per_node else []),
+            *options,
+            *command,
+        ]
+    return argv
+
+
+def _by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:
+    """Hosts by the component of the job that they are in, None without components."""
+    het = plan.slurm.get("het")
+    if not het:
+        return [(None, hosts)]
+    here = max(0, min(len(hosts), het[0] - first_node))
+    return [(group, part) for group, part in ((0, hosts[:here]), (1, hosts[here:])) if part]
+
+
+def component_of(plan: Plan, node_index: int) -> int:
+    """Which component of the job a node of the plan is in, 0 or 1."""
+    het = plan.slurm.get("het")
+    return 1 if het and node_index >= het[0] else 0
+
+
+def allocated_nodes(environ: Mapping[str, str]) -> str | None:
+    """The host list of the job, those of a heterogeneous one in the order of its components; None outside of a job."""
+    groups = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}") for group in (0, 1)]
+    lists = [text for text in groups if text]
+    return ",".join(lists) if lists else environ.get("SLURM_JOB_NODELIST")
+
+
+def component_ids(environ: Mapping[str, str], job_id: str) -> tuple[str, ...]:
+    """Slurm's ids of the components of the job, each with steps of its own; of a job without components its id."""
+    ids = (environ.get(f"SLURM_JOB_ID_HET_GROUP_{group}") for group in (0, 1))
+    return tuple(found for found in ids if found) or (job_id,)

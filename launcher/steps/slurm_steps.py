@@ -1,0 +1,406 @@
+"""Slurm: the only module that changes the cluster. Commands as argument lists, with a timeout, in a pinned locale."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.workers.slurm_words import TIME_LIMIT, SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
+from launcher.errors import SlurmError
+from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.steps.batch_script import component_ids, component_of, own_environment, sbatch_arguments, scrub
+from launcher.steps.srun_lines import SIDECARS, sidecar_line, step_file, steps_of, survey_line, task_line
+from launcher.steps.steps import Ending, Running, run_environment, shared, step_entries, survey_environment
+
+COMMAND_TIMEOUT_S = 30.0
+SIGNAL_TIMEOUT_S = 10.0
+"""For the request that workers save their work and end: many steps, and no KillWait that is running."""
+ENDING_TIMEOUT_S = 2.0
+"""For commands asked while Slurm is ending the job: KillWait is running."""
+
+NAMED_S = 2.0
+"""How long the name of a failed node may come after the word that one has failed; KillWait is running."""
+LOOK_S = 0.1
+ORPHANS_S = 1.0
+"""Between two looks for steps that go on without their srun."""
+MOST_ERROR_BYTES = 256 * 1024
+"""Of the end of the job's error log: Slurm's last words are there."""
+
+_FINAL = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+)
+"""States of jobs that have ended."""
+_JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
+_TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
+"""Beginnings of variables by which a user changes what Slurm's commands print or ask."""
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Slurm's commands print what they document, whatever the user has set."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_TALKATIVE)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    """Standard output of a Slurm command; raises SlurmError when it is missing, refuses or hangs."""
+    if shutil.which(argv[0]) is None:
+        raise SlurmError(
+            f"{argv[0]} is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
+        )
+    try:
+        done = subprocess.run(
+            argv,
+            env=clean_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
+    if done.returncode != 0:
+        raise SlurmError(f"{argv[0]} exited with {done.returncode}: {_words(done.stderr) or _words(done.stdout)}")
+    return done.stdout
+
+
+def _words(text: str) -> str:
+    lines = [re.sub(r"^\w+: error: ", "", line).strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def read_kill_wait_s(default: float) -> float:
+    """KillWait of the cluster: the time between SIGTERM and SIGKILL at the end of a job."""
+    try:
+        text = run_command(["scontrol", "show", "config"], timeout_s=10.0)
+    except SlurmError:
+        return default
+    match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return float(match[1]) if match else default
+
+
+def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
+    """Submit the script on hold; the job id, and the cluster when it is not this one.
+
+    It starts when ``release`` is called. On hold, because the run directory carries the job id and
+    must be complete before the job starts.
+    """
+    argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
+    if shutil.which("sbatch") is None:
+        run_command(argv)  # raises with the cure
+    try:
+        done = subprocess.run(
+            argv,
+            env={
+                name: value
+                for name, value in own_environment(os.environ, het=False).items()
+                if not name.startswith("SBATCH_")
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(
+            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; a job may have been submitted all the same, on hold: "
+            f"look with `squeue --me` and end it with scancel"
+        ) from error
+    match = _JOB_ID.search(done.stdout)
+    if done.returncode != 0 or not match:
+        raise SlurmError(
+            f'sbatch exited with {done.returncode} and no job was submitted: "{_words(done.stderr) or done.stdout}"'
+            f"\n  {asked_for(plan)}"
+        )
+    return match[1], match[2] or None
+
+
+def asked_for(plan: Plan) -> str:
+    """What sbatch was asked for, in two lines by the keys of the job file."""
+    node = {
+        "nodes": plan.nodes,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_node": plan.cpus_per_node,
+        **({"memory_per_node": plan.memory_per_node} if plan.memory_per_node else {}),
+    }
+    job = {key: value for key, value in plan.slurm.items() if value and key not in ("directives", "requeue", "mpi")}
+    if plan.slurm.get("requeue"):
+        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if plan.slurm["requeue"][key]) or "never"
+    job |= {name: value for name, value in plan.slurm.get("directives", {}).items() if value is not False}
+    lines = ("   ".join(f"{key}: {_plain(value)}" for key, value in part.items()) for part in (node, job))
+    return "\n  ".join(line for line in lines if line)
+
+
+def _plain(value: object) -> str:
+    if value is None or value is True:
+        return "yes"
+    return " + ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def release(job_id: str, cluster: str | None = None) -> None:
+    """Let a held job start."""
+    run_command(["scontrol", *on_cluster(cluster), "release", job_id])
+
+
+def cancel(job_id: str, cluster: str | None = None) -> None:
+    """End a job."""
+    run_command(["scancel", *on_cluster(cluster), job_id])
+
+
+def on_cluster(cluster: str | None) -> list[str]:
+    """The option by which a command asks another cluster than that of this machine."""
+    return [f"--clusters={cluster}"] if cluster else []
+
+
+def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
+    """State of a job that has left the queue, by accounting, or by the controller while it remembers; one word."""
+    asked = (
+        (["sacct", *on_cluster(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
+        (["scontrol", *on_cluster(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
+    )
+    for argv, pattern in asked:
+        try:
+            match = re.search(pattern, run_command(argv, timeout_s=10.0))
+        except SlurmError:
+            continue
+        if match and match[1] in _FINAL:  # accounting learns of an end later than the controller
+            return match[1]
+    return None
+
+
+def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
+    """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL.
+
+    scancel 22.05 delivers the signal and then complains of an invalid job id, exit status 225.
+    """
+    if not steps:
+        return
+    try:
+        run_command(["scancel", f"--signal={name}", *steps], timeout_s=timeout_s)
+    except SlurmError as error:
+        if "Invalid job id specified" not in str(error):
+            raise
+
+
+def read_steps(job_ids: Sequence[str]) -> dict[str, str]:
+    """Names of the steps that run of a job with these ids of components, by ``job.step``; raises SlurmError."""
+    argv = ["squeue", "--steps", "-h", "-j", ",".join(job_ids), "-o", "%i|%j"]
+    text = run_command(argv, timeout_s=ENDING_TIMEOUT_S)
+    return {step: name for step, _, name in (line.partition("|") for line in text.splitlines())}
+
+
+class SlurmSteps:
+    """The batch step's view: each task and the sidecars are named steps of this job."""
+
+    exact_status = False
+
+    def __init__(self, plan: Plan, facts: RunFacts) -> None:
+        self._plan = plan
+        self._facts = facts
+        own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+        self._environment = scrub(own)
+        self._job_ids = component_ids(own, facts.job_id)
+        """By component."""
+        try:
+            self._errors_before = (facts.run_dir / "log.err").stat().st_size
+        except OSError:
+            self._errors_before = 0
+        self._names = {planned.task.rank: name for name, tasks in steps_of(plan) for planned in tasks}
+        """Of steps, by the ranks of their tasks."""
+        self._orphans: set[str] = set()
+        """Names of steps whose srun was killed: they may go on without it."""
+        self._orphans_due = 0.0
+        self._problem = ""
+        self._srun = shutil.which("srun") or "srun"  # found by our PATH, not by one that a job file gives its workers
+
+    def learn(self, facts: RunFacts) -> None:
+        self._facts = facts
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        argv = [self._srun, *sidecar_line(self._plan, self._facts)[1:]]
+        environment = {
+            **self._environment,
+            "GPUJOB_JOB_ID": self._facts.job_id,
+            "GPUJOB_NODES": ",".join(self._facts.hosts),
+            "GPUJOB_ATTEMPT": str(self._facts.attempt),
+            "GPUJOB_START_TIME": repr(self._facts.start),
+        }
+        return [subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)]
+
+    def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
+        argv = [self._srun, *survey_line(self._plan, self._facts)[1:]]
+        environment = {**self._environment, **survey_environment(self._facts, offsets, number)}
+        process = subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        )
+        return [process]
+
+    def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        with output.open("ab") as out:
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
+
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+        """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
+        first = tasks[0]
+        environment = run_environment(self._plan, first, self._facts, restart)
+        if len(tasks) > 1:
+            self._write_step(tasks, restart)
+            environment = shared([run_environment(self._plan, planned, self._facts, restart) for planned in tasks])
+        argv = task_line(self._plan, self._names[first.task.rank], tasks, self._facts, restart)
+        argv[0] = self._srun
+        process = subprocess.Popen(
+            argv, env={**self._environment, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return [Running(planned, restart, process) for planned in tasks]
+
+    def _write_step(self, tasks: Sequence[TaskPlan], restart: int) -> None:
+        """Write down what each task of a step is."""
+        entries = step_entries(self._plan, tasks, self._facts, restart)
+        run_files.write_json(
+            step_file(tasks[0], self._facts, restart),
+            {"schema": run_files.RECORD_SCHEMA, "tasks": entries},
+            mode=0o600,
+        )
+
+    def warn(self, running: Sequence[Running], number: int) -> None:
+        self._signal(running, signal.Signals(number).name.removeprefix("SIG"))
+
+    def terminate(self, running: Sequence[Running]) -> None:
+        self._signal(running, "TERM")
+
+    def kill(self, running: Sequence[Running]) -> None:
+        self._signal(running, "KILL")
+        for entry in running:
+            entry.process.terminate()  # srun answers this with SIGKILL to its tasks
+
+    def sweep(self, running: Running) -> int:
+        """Slurm ends the processes of a step with it; one whose srun was killed goes on, and ``is_over`` ends it."""
+        if (running.returncode or 0) < 0:
+            self._orphans.add(self._names[running.planned.task.rank])
+        return 0
+
+    def is_over(self, running: Running) -> bool:
+        self._end_orphans()
+        return self._names[running.planned.task.rank] not in self._orphans
+
+    def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
+        if any((process.returncode or 0) < 0 for process in sidecars):
+            self._orphans.add(SIDECARS)
+        self._end_orphans()
+        return SIDECARS not in self._orphans
+
+    def _end_orphans(self) -> None:
+        """Kill the steps without srun that Slurm still lists; those that it does not are over."""
+        if not self._orphans or time.monotonic() < self._orphans_due:
+            return
+        try:
+            listed = read_steps(self._job_ids)
+            left = {step: name for step, name in listed.items() if name in self._orphans}
+            signal_steps(list(left), "KILL", ENDING_TIMEOUT_S)
+        except SlurmError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                message = f"gpujob: steps without their srun cannot be ended: {error}"
+                print(message, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            self._orphans &= set(left.values())
+        self._orphans_due = time.monotonic() + ORPHANS_S
+
+    def _signal(self, running: Sequence[Running], name: str) -> None:
+        ends, steps = name in ("TERM", "KILL"), []
+        known = [(entry, self._step_of(entry)) for entry in running]
+        # a record may come late to this node, and a terminated srun kills its tasks where they were to be asked
+        listed = self._steps_by_name() if ends and any(step is None for _, step in known) else {}
+        for entry, step in known:
+            step = step or listed.get(self._names[entry.planned.task.rank])
+            if step is not None:
+                steps.append(step)
+            elif ends:
+                entry.process.terminate()  # not started yet, as far as is known here
+        try:
+            signal_steps(list(dict.fromkeys(steps)), name, ENDING_TIMEOUT_S if name == "KILL" else SIGNAL_TIMEOUT_S)
+        except SlurmError as error:
+            if ends and shutil.which("scancel") is None:
+                for entry in running:
+                    entry.process.terminate()
+            print(f"gpujob: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _step_of(self, entry: Running) -> str | None:
+        task = entry.planned.task
+        stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
+        record = run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
+        step = record.get("step")
+        if not isinstance(step, str):
+            return None
+        return f"{self._job_ids[component_of(self._plan, task.node_index)]}.{step}"
+
+    def _steps_by_name(self) -> dict[str, str]:
+        """The steps of the job that Slurm lists, ``job.step`` by name; none when it does not answer."""
+        try:
+            return {name: step for step, name in read_steps(self._job_ids).items()}
+        except SlurmError:
+            return {}
+
+    def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
+        try:
+            steps = read_steps(self._job_ids)
+            signal_steps([step for step, name in steps.items() if name == SIDECARS], "TERM", ENDING_TIMEOUT_S)
+        except SlurmError:
+            for process in sidecars:
+                process.terminate()
+
+    def ending(self) -> Ending:
+        """By the words in the job's error log, which come before the signal of the batch step; else by asking.
+
+        A job that is preempted with a grace time still runs: its steps alone have been signalled.
+        """
+        words = self._await_words()
+        if words.reason is not None:
+            return Ending(True, words.reason, words.cause, words.failed_nodes)
+        try:
+            text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
+        except SlurmError:
+            return Ending(unanswered=True, failed_nodes=words.failed_nodes)
+        if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
+            return Ending(True, *TIME_LIMIT, words.failed_nodes)
+        if "JobState=RUNNING" not in text:
+            return Ending(by_itself=True, failed_nodes=words.failed_nodes)  # the words will tell why
+        ends_at = parse_preemption_end(text)
+        if ends_at is None:
+            return Ending(failed_nodes=words.failed_nodes)
+        cause = "Slurm: preempted by another job, with a grace time"
+        return Ending(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
+
+    def _await_words(self) -> SlurmWords:
+        """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""
+        end = time.monotonic() + NAMED_S
+        words = parse_slurm_words(self._new_errors())
+        while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
+            time.sleep(LOOK_S)
+            words = parse_slurm_words(self._new_errors())
+        return words
+
+    def requeue(self) -> str | None:
+        try:
+            run_command(["scontrol", "requeue", self._facts.job_id], timeout_s=SIGNAL_TIMEOUT_S)
+        except SlurmError as error:
+            return str(error)
+        return None
+
+    def _new_errors(self) -> str:
+        """What has been written to the error log since this attempt began."""
+        try:
+            with (self._facts.run_dir / "log.err").open("rb") as source:
+                source.seek(max(self._errors_before, source.seek(0, os.SEEK_END) - MOST_ERROR_BYTES))
+                return source.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""

@@ -1,0 +1,103 @@
+"""The srun line of each step of a plan. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.logs.places_reader import run_suffix
+from launcher.plan.container import srun_options
+from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.steps.batch_script import output_pattern, srun_argv
+from launcher.steps.steps import log_files, supervised_sidecar, surveyed, wrapped
+
+SIDECARS, SURVEY = "sidecar", "nodes"
+"""Names of the steps of ours, one task on each node."""
+
+
+def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:
+    """The step of the sidecars."""
+    log = facts.run_dir / "sidecars.log"
+    command = supervised_sidecar(plan, facts)
+    # a site may have srun end the others a while after the first
+    line = srun_argv(plan, name=SIDECARS, hosts=facts.hosts, output=log, error=log, command=command, wait_s=0)
+    return _on_their_own(line)
+
+
+def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
+    """The step that looks at each node before anything else is started."""
+    log = facts.run_dir / "log.err"
+    # each node has a name of its own, which it alone knows
+    command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *surveyed(plan, facts)]
+    # "all" is srun's own output, where the orchestrator reads; one that has nothing to hold ends before the others
+    line = srun_argv(plan, name=SURVEY, hosts=facts.hosts, output="all", error=log, command=command, wait_s=0)
+    return _on_their_own(line)
+
+
+def _on_their_own(words: Sequence[str]) -> list[str]:
+    """Options of a step that goes on where it can: one node without it is no reason to end it on the others."""
+    return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in words]
+
+
+def steps_of(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
+    """The tasks of each step by its name, in the order of ranks."""
+    parts = Counter(planned.task.worker for planned in plan.tasks)
+
+    def alone(planned: TaskPlan) -> str:
+        worker = planned.task.worker
+        return worker if parts[worker] == 1 else f"{worker}-{planned.task.local_rank}"
+
+    yield from together(plan.tasks, alone).items()
+
+
+def together(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
+    """Tasks by the name of their step, those without one by the name that ``otherwise`` gives them, in their order."""
+    found: dict[str, list[TaskPlan]] = {}
+    for planned in tasks:
+        found.setdefault(planned.step or otherwise(planned), []).append(planned)
+    return found
+
+
+def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts, restart: int) -> list[str]:
+    """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
+    first, several = tasks[0], len(tasks) > 1
+    nodes = list(dict.fromkeys(planned.task.node_index for planned in tasks))
+    out, err = log_files(first, facts, restart)
+    options, entries = _container_options(plan, first, facts), None
+    if several:
+        entries = step_file(first, facts, restart)
+        options += [*_log_options(first, facts, restart), "--distribution=block"]
+    return srun_argv(
+        plan,
+        name=name,
+        hosts=[facts.hosts[index] for index in nodes],
+        output=out,
+        error=err,
+        command=wrapped(plan, first, facts, restart, step_file=entries),
+        tasks_per_node=len(tasks) // len(nodes),
+        mpi=plan.slurm.get("mpi") or "pmix" if first.step else "none",
+        options=options,
+        first_node=nodes[0],
+        wait_s=0 if several else None,
+    )
+
+
+def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
+    """Where the wrappers of a step of several tasks find which of them they stand for."""
+    stem = run_files.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
+    return facts.run_dir / run_files.WORKERS_DIR / f"{stem}.step.json"
+
+
+def _container_options(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
+    if not planned.contained:
+        return []
+    return srun_options(plan, planned, facts)
+
+
+def _log_options(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
+    """Each task's own logs: by the node (``%N``) and its place in the step (``%t``; srun(1), filename pattern)."""
+    run, place = run_suffix(facts.attempt, restart), f"_p{planned.task.local_rank}{{run}}"
+    folder = output_pattern(str(facts.run_dir))
+    names = [output_pattern(name).replace("{node}", "%N").replace(place, "_p%t{run}") for name in planned.task.logs[:2]]
+    out, err = (name.replace("{run}", run) for name in names)
+    return [f"--output={folder}/{out}", f"--error={folder}/{err}"]

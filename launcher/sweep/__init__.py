@@ -1,0 +1,1 @@
+"""Sweeps: one job file, many jobs."""

@@ -1,0 +1,337 @@
+"""The directory of a sweep: what its points are, where they run and have run, and how they stand."""
+
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from launcher.errors import LauncherError, SlurmError
+from launcher.report.report import build_report
+from launcher.report.state import EXIT_STATUS, UNFINISHED
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.rundir import SWEEP_FILE
+from launcher.steps.slurm_queue import WAITING
+from launcher.steps.slurm_steps import on_cluster, run_command
+from launcher.watch.view import JobClient, runs_here
+
+SWEEP_SCHEMA = 1
+JOB_FILE = "job.yaml"
+"""The job file as it was given."""
+MISSING = "MISSING"
+"""State of a point that has not run and does not wait in the queue."""
+LEAST_CAUSE = 24
+"""Characters of a cause that are shown on any terminal."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A point of a sweep, and its run directories, the newest last."""
+
+    index: int
+    name: str
+    values: Mapping[str, Any]
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepArray:
+    """An array job that was submitted for some of the points."""
+
+    job_id: str
+    tasks: str
+    """As sbatch was told: ``0-5%2``."""
+    submitted: float
+    """Epoch seconds."""
+    cluster: str | None = None
+    """Where it is not the cluster of this machine."""
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """What stands in ``sweep.json``."""
+
+    submission: Mapping[str, Any]
+    """Who, when, where, in which state of the source: of the whole sweep."""
+    max_parallel: int | None
+    local: bool
+    points: tuple[SweepPoint, ...]
+    arrays: tuple[SweepArray, ...] = ()
+    runner: Mapping[str, Any] | None = None
+    """The process that runs the points on this machine."""
+
+
+@dataclass(frozen=True)
+class PointState:
+    """How a point stands."""
+
+    index: int
+    name: str
+    values: Mapping[str, Any]
+    state: str
+    job_id: str | None
+    run_dir: str | None
+    runs: int
+    items: float | None = None
+    items_expected: float | None = None
+    unit: str | None = None
+    duration_s: float | None = None
+    cause: str | None = None
+    nodes: tuple[str, ...] = ()
+    exit_status: int = EXIT_STATUS["UNKNOWN"]
+
+
+def dump_record(record: SweepRecord) -> dict[str, Any]:
+    """The JSON object of ``sweep.json``."""
+    return {"schema": SWEEP_SCHEMA, **dataclasses.asdict(record)}
+
+
+def parse_record(body: Mapping[str, Any]) -> SweepRecord:
+    """What ``dump_record`` gave."""
+    points = tuple(SweepPoint(**{**point, "runs": tuple(point["runs"])}) for point in body["points"])
+    arrays = tuple(SweepArray(**array) for array in body["arrays"])
+    names = [item.name for item in dataclasses.fields(SweepRecord)]
+    return SweepRecord(**{**{name: body[name] for name in names}, "points": points, "arrays": arrays})
+
+
+def write_record(home: Path, record: SweepRecord) -> None:
+    """Replace ``sweep.json``."""
+    try:
+        run_files.write_json(home / SWEEP_FILE, dump_record(record))
+    except OSError as error:
+        raise LauncherError(f"{home / SWEEP_FILE} cannot be written: {error.strerror}") from error
+
+
+def read_record(home: Path) -> SweepRecord:
+    """The sweep in this directory."""
+    body = run_files.read_json(home / SWEEP_FILE)
+    if body is None:
+        raise LauncherError(f"{home} is not the directory of a sweep: {SWEEP_FILE} is not there or cannot be read")
+    if body.get("schema") != SWEEP_SCHEMA:
+        raise LauncherError(
+            f"{home / SWEEP_FILE} has schema {body.get('schema')} and this is {SWEEP_SCHEMA}; update gpujob"
+        )
+    return parse_record(body)
+
+
+def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
+    """The directory that ``sweep`` names: itself, or the one of this job id in the logs directory."""
+    if (Path(sweep) / SWEEP_FILE).is_file():
+        return Path(sweep).resolve()
+    if os.sep not in sweep and sweep:
+        for path in logs_dir.glob("*_*"):
+            if path.name.startswith(f"{sweep}_") and (path / SWEEP_FILE).is_file():
+                return path.resolve()
+    raise LauncherError(
+        f"{sweep!r} is neither the directory of a sweep nor the id of one in {logs_dir}; "
+        "give the directory that `gpujob submit` or `gpujob run` has printed"
+    )
+
+
+def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
+    """The record with one more run directory for the points of these indexes."""
+    points = tuple(
+        dataclasses.replace(point, runs=(*point.runs, runs[point.index])) if point.index in runs else point
+        for point in record.points
+    )
+    return dataclasses.replace(record, points=points)
+
+
+# -- how the points stand ------------------------------------------------------------------------
+
+
+def look(home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None) -> tuple[PointState, ...]:
+    """Every point as it stands now, and in this ``queue``.
+
+    Without one Slurm is asked once, and only when a point has not ended for good.
+    """
+    reports = {point.index: _report_of(home, point) for point in record.points}
+    if queue is None:
+        over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
+        queue = {} if over else read_queue(record.arrays)
+    return tuple(_stand(home, record, point, reports[point.index], queue) for point in record.points)
+
+
+def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
+    """State in the queue by task id (``4459_3``), or None when nobody can tell."""
+    found: dict[str, str] = {}
+    for cluster in dict.fromkeys(array.cluster for array in arrays):
+        ids = ",".join(array.job_id for array in arrays if array.cluster == cluster)
+        try:
+            text = run_command(["squeue", *on_cluster(cluster), "-h", "-r", "-j", ids, "-o", "%i|%T"], timeout_s=10.0)
+        except SlurmError as error:
+            if "Invalid job id" not in str(error):
+                return None
+            continue
+        pairs = (line.strip().partition("|") for line in text.splitlines())
+        found |= {task: state for task, separator, state in pairs if separator}
+    return found
+
+
+def ask_queue(home: Path, record: SweepRecord) -> dict[str, str]:
+    """What ``read_queue`` tells of all arrays; raises SlurmError when nobody can tell."""
+    queue = read_queue(record.arrays)
+    if queue is None:
+        raise SlurmError(
+            f"{home}: squeue does not answer, so nobody can tell which of its points still run; "
+            "resume it when `squeue` answers again"
+        )
+    return queue
+
+
+def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str, ...]:
+    """Job ids of the arrays of which something still runs or waits."""
+    left = {task.partition("_")[0] for task in queue}
+    return tuple(array.job_id for array in record.arrays if array.job_id in left)
+
+
+def _report_of(home: Path, point: SweepPoint) -> dict[str, Any] | None:
+    """The report of the last attempt of a point's last run, once it has ended."""
+    if not point.runs:
+        return None
+    run_dir = home / point.runs[-1]
+    report = run_files.read_json(run_dir / run_files.REPORT_FILE)
+    orchestrator = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+    return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
+
+
+def _stand(
+    home: Path,
+    record: SweepRecord,
+    point: SweepPoint,
+    report: Mapping[str, Any] | None,
+    queue: Mapping[str, str] | None,
+) -> PointState:
+    if not point.runs:
+        waits = record.local and record.runner is not None and runs_here(record.runner)
+        return _point_state(point, "PENDING" if waits else MISSING, None, None, {})
+    run_dir = home / point.runs[-1]
+    job_id = job_id_of(run_dir)
+    at = (queue or {}).get(job_id)
+    if report is not None and at not in WAITING and not (report.get("requeued") and at):
+        return _point_state(point, str(report["state"]), job_id, run_dir, report)
+    began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
+    if record.local:
+        state = str(JobClient(run_dir).look()["state"])
+    elif queue is None:
+        state = "UNKNOWN"
+    elif job_id in queue:
+        state = "PENDING" if queue[job_id] in WAITING else "RUNNING"
+    else:
+        state = "UNKNOWN" if began else MISSING
+    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else {}
+    return _point_state(point, state, job_id, run_dir, found)
+
+
+def _point_state(
+    point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Mapping[str, Any]
+) -> PointState:
+    return PointState(
+        index=point.index,
+        name=point.name,
+        values=point.values,
+        state=state,
+        job_id=job_id,
+        run_dir=None if run_dir is None else str(run_dir),
+        runs=len(point.runs),
+        items=report.get("items"),
+        items_expected=report.get("items_expected"),
+        unit=report.get("unit"),
+        duration_s=report.get("duration_s"),
+        cause=_cause_words(report),
+        nodes=tuple(report.get("nodes", ())),
+        exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
+    )
+
+
+def _cause_words(report: Mapping[str, Any]) -> str | None:
+    """Why a point did not complete, as its report says: who has failed where and why, else what has stopped it.
+
+    Of a point whose work has come out short or damaged, what the verification has found.
+    """
+    if report.get("state") == "COMPLETED":
+        return None  # what it was ended for is that its work was done
+    if cause := report.get("cause"):
+        rank = f" (rank {cause['rank']})" if cause.get("rank") is not None else ""
+        evidence = "; ".join(cause.get("evidence", ()))
+        words = f"{cause['worker']}{rank} on {cause['node'] or 'no node'}: {cause['reason']}"
+        return f"{words}: {evidence}" if evidence else words
+    if stopped := report.get("stopped"):
+        return f"{stopped['reason']}: {stopped['cause']}"
+    checks = (report.get("verification") or {}).get("checks", ())
+    failed = "; ".join(f"{check['name']}: {check['detail']}" for check in checks if check["passed"] is False)
+    return failed or None
+
+
+def sweep_status(states: Sequence[PointState]) -> int:
+    """Exit status of a sweep: 10 while points are to come, else that of the first point that did not complete."""
+    if any(state.state in UNFINISHED for state in states):
+        return EXIT_STATUS["RUNNING"]
+    return next((state.exit_status for state in states if state.exit_status), 0)
+
+
+def to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
+    """Points that have not completed and are not on their way."""
+    return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
+
+
+def sweep_json(home: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
+    """The sweep for programs."""
+    return {
+        "schema": SWEEP_SCHEMA,
+        "sweep": record.submission["job_name"],
+        "job_id": record.submission["job_id"],
+        "sweep_dir": str(home),
+        "max_parallel": record.max_parallel,
+        "arrays": [dataclasses.asdict(array) for array in record.arrays],
+        "states": dict(Counter(state.state for state in states)),
+        "points": [dataclasses.asdict(state) for state in states],
+        "exit_status": sweep_status(states),
+    }
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with their columns below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
+    """The sweep for people: a line for each point, and how many are in which state.
+
+    With the ``width`` of a terminal causes are cut so that lines fit in, down to ``LEAST_CAUSE`` characters.
+    """
+    head = ("", "point", "state", "items", "took", "job", "where", "cause")
+    counts = Counter(state.state for state in states)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    start = len(table([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
+    room = None if width is None else max(width - start, LEAST_CAUSE)
+    rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
+    return [*table([head, *rows]), f"{len(states)} points: {told}"]
+
+
+def _cut(text: str, most: int | None) -> str:
+    return text if most is None or len(text) <= most else f"{text[: most - 3].rstrip()}..."
+
+
+def _row(state: PointState) -> tuple[str, ...]:
+    return (
+        str(state.index),
+        state.name,
+        state.state,
+        _items(state),
+        "" if state.duration_s is None else f"{state.duration_s:.0f} s",
+        state.job_id or "",
+        ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),
+    )
+
+
+def _items(state: PointState) -> str:
+    if state.items is None:
+        return ""
+    of = f"/{state.items_expected:.0f}" if state.items_expected is not None else ""
+    return f"{state.items:.0f}{of}"

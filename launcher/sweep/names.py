@@ -1,0 +1,64 @@
+"""Names of the points of a sweep: what they set as short words, safe in file names, each once. Pure."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.plan.plan import file_word
+from launcher.sweep.values import text_of
+
+MOST_NAME = 64
+"""Characters of a point's name: it stands in file names, labels and tables."""
+
+
+class Names:
+    """Names of points: safe, short, each once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def take(self, wanted: str) -> str:
+        """``wanted`` as a name that no other point has."""
+        name = short_name(wanted)
+        number = 1
+        while name in self._taken:
+            number += 1
+            name = short_name(f"{short_name(wanted, MOST_NAME - 8)}_{number}")
+        self._taken.add(name)
+        return name
+
+
+def short_name(wanted: str, most: int = MOST_NAME) -> str:
+    """A text as a word for file names; a long one is cut and gets a hash of the whole, so that it stays its own."""
+    word = re.sub(r"[^\w.-]+", "_", wanted).strip("._-")
+    if word and word == file_word(word) and len(word) <= most and word == wanted:
+        return word
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", wanted).strip("._-") or "point"
+    if len(plain) <= most:
+        return plain
+    digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{plain[: most - 9].rstrip('._-')}-{digest}"
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """What a point sets, as short words: ``lr1e-05_bs8``."""
+    leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
+    lasts = [words[-1] for words, _ in leaves]
+    named = [(words[-1:] if lasts.count(words[-1]) == 1 else words[-2:], value) for words, value in leaves]
+    return "_".join(re.sub(r"[\[\]]", "", ".".join(words)) + _value_word(value) for words, value in named)
+
+
+def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values within a value that are no mappings, each with the words of its place."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves((*words, key), inner)
+    else:
+        yield words, value
+
+
+def _value_word(value: Any) -> str:
+    if isinstance(value, list):
+        return "x".join(map(_value_word, value))
+    return re.sub(r"[^\w.+-]+", "-", text_of(value)).replace("+", "")

@@ -1,0 +1,189 @@
+"""The points of a sweep, planned, and the arrays that carry them out. Nothing is written or submitted."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.check.preflight import check_plan
+from launcher.errors import ConfigError, TopologyError
+from launcher.jobfile.jobfile import ClusterSpec
+from launcher.plan.plan import Plan, file_word
+from launcher.planner import planner
+from launcher.planner.planned_job import Subject, plan_subject
+from launcher.planner.slurm_options import with_dependency
+from launcher.rundir.job_ids import task_ranges
+from launcher.steps.batch_script import render_sbatch, sbatch_arguments
+from launcher.sweep.points import Point, Sweep, merge_problems, read_sweep
+
+TASKS_DIR = "tasks"
+"""In a sweep's directory: a link for each task of an array to the run directory of its point."""
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """A point and what will be done for it."""
+
+    point: Point
+    subject: Subject
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of its job."""
+        return self.subject.plan
+
+
+@dataclass(frozen=True)
+class PlannedSweep:
+    """A sweep, ready to be carried out."""
+
+    sweep: Sweep
+    points: tuple[PlannedPoint, ...]
+    directory: str
+    """Name of its directory in the logs directory, with ``{array_job_id}`` in it."""
+    source: str
+
+    @property
+    def logs_dir(self) -> Path:
+        """Where its directory is made."""
+        return Path(self.points[0].plan.logs_dir)
+
+
+@dataclass(frozen=True)
+class Array:
+    """Points that ask Slurm for the same: one array job. The index of a task is that of its point."""
+
+    indexes: tuple[int, ...]
+    tasks: str
+    """The same for sbatch, with how many may run at once: ``0-5%2``."""
+    plan: Plan
+    """That of its first point, under the name of the sweep."""
+    throttled: bool
+    """Whether the sweep says how many points may run at once."""
+
+
+def plan_sweep(
+    body: Mapping[str, Any],
+    source: str,
+    cluster: ClusterSpec,
+    *,
+    job_dir: Path,
+    workdir: Path,
+    timestamp: str,
+    local: bool,
+    available: int | None = None,
+) -> PlannedSweep:
+    """The plan of every point; raises ConfigError with all problems of all points.
+
+    ``available`` is how many nodes there are for points that do not say how many they need.
+    """
+    sweep, specs = read_sweep(body, source)
+    directory = f"{{array_job_id}}_{file_word(sweep.name)}_{timestamp}"
+    planned: list[PlannedPoint] = []
+    problems: dict[str, Sequence[str]] = {}
+    for point, spec in zip(sweep.points, specs, strict=True):
+        try:
+            subject = plan_subject(
+                spec,
+                cluster,
+                job_dir=job_dir,
+                workdir=workdir,
+                timestamp=timestamp,
+                local=local,
+                available=available,
+            )
+        except TopologyError as error:
+            problems[point.name] = error.problems
+            continue
+        name = f"{directory}/{{job_id}}_{point.name}_{timestamp}"
+        plan = dataclasses.replace(subject.plan, run_dir_name=name)
+        planned.append(PlannedPoint(point, dataclasses.replace(subject, plan=plan)))
+        if plan.slurm.get("het"):
+            problems[point.name] = ["slurm.het: Slurm has no arrays of heterogeneous jobs; leave het or the sweep out"]
+    told = merge_problems(problems, len(specs)) or _shared_directories(planned)
+    if told:
+        raise ConfigError(source, told)
+    return PlannedSweep(sweep, tuple(planned), directory, source)
+
+
+def _shared_directories(points: Sequence[PlannedPoint]) -> list[str]:
+    """Points that write files of the same names into one directory: each would count those of the others."""
+    keys = {"output": "paths.output_dir", "checkpoint": "paths.checkpoint_dir", "log": "paths.log_dir"}
+    problems: list[str] = []
+    for name, key in keys.items():
+        groups = [
+            (group.directory, group.pattern)
+            for point in points
+            for group in (*point.plan.manifest.groups, point.plan.manifest.logs)
+            if group is not None and group.name == name and group.pattern and Path(group.directory).is_absolute()
+        ]
+        twice = [place for place, count in Counter(groups).items() if count > 1]
+        if twice and not any(problem.endswith(f'"{twice[0][0]}"') for problem in problems):
+            cure = f"leave {key} out (each has its run directory), or write {{point}} into it"
+            problems.append(f'{key}: points would write the same files; {cure}: "{twice[0][0]}"')
+    return problems
+
+
+def check_sweep(planned: PlannedSweep) -> list[str]:
+    """What this machine tells cheaply about all points: the warnings; raises ConfigError with the errors."""
+    found: dict[str, dict[str, list[str]]] = {"warning": {}, "error": {}}
+    for point in planned.points:
+        for item in check_plan(point.subject):
+            if item.status in found:
+                found[item.status].setdefault(point.point.name, []).append(str(item))
+    count = len(planned.points)
+    if found["error"]:
+        raise ConfigError(planned.source, merge_problems(found["error"], count))
+    return merge_problems(found["warning"], count)
+
+
+def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Collection[str] = ()) -> tuple[Array, ...]:
+    """The arrays that carry out the points of these indexes, behind the array jobs ``after``.
+
+    One for all, unless points ask Slurm for different things: then one for each of these. Raises ConfigError when
+    they have to wait for each other, or for ``after``, and for any of several jobs besides.
+    """
+    groups: dict[tuple[str, ...], list[tuple[int, Plan]]] = {}
+    for point in planned.points:
+        if point.point.index in indexes:
+            plan = dataclasses.replace(point.plan, job_name=planned.sweep.name, run_dir_name=planned.directory)
+            same = (render_sbatch(plan), *sbatch_arguments(plan))
+            groups.setdefault(same, []).append((point.point.index, plan))
+    arrays = []
+    for members in groups.values():
+        own = tuple(index for index, _ in members)
+        most = planned.sweep.max_parallel
+        tasks = task_ranges(own) + (f"%{most}" if most is not None and most < len(own) else "")
+        plan = members[0][1]
+        slurm = {**plan.slurm, "directives": {**plan.slurm["directives"], "array": tasks}}
+        arrays.append(Array(own, tasks, dataclasses.replace(plan, slurm=slurm), most is not None))
+    given = next((str(given) for array in arrays if "?" in (given := array.plan.slurm.get("dependency") or "")), None)
+    if given and planned.sweep.max_parallel is not None and (after or len(arrays) > 1):
+        why = "with max_parallel an array of the sweep waits for the one before it, and sbatch takes no , beside ?"
+        raise ConfigError(planned.source, [f"slurm.dependency: {given!r}: {why}; join the jobs by , instead of ?"])
+    return tuple(arrays)
+
+
+def place_array(array: Array, logs_dir: Path, directory: str, previous: Collection[str] = ()) -> tuple[Plan, str]:
+    """The plan and the batch script of an array whose points are in this directory, which may hold ``{array_job_id}``.
+
+    Its tasks find their run directories by links. It begins when the array jobs ``previous`` have ended.
+    """
+    name = f"{directory}/{TASKS_DIR}/{{array_job_id}}_{{array_task_id}}"
+    plan = array.plan
+    if previous:
+        given, behind = plan.slurm.get("dependency"), ":".join(("afterany", *previous))
+        plan = with_dependency(plan, f"{given},{behind}" if given else behind)
+    plan = dataclasses.replace(plan, logs_dir=str(logs_dir), run_dir_name=name)
+    return plan, render_sbatch(plan)
+
+
+def adapted(planned: PlannedSweep, kill_wait_s: float, dependency: str | None) -> PlannedSweep:
+    """The sweep with the cluster's KillWait, and a dependency in place of that of the file."""
+    points = []
+    for one in planned.points:
+        plan = planner.adapted(one.plan, kill_wait_s, dependency)
+        points.append(PlannedPoint(one.point, dataclasses.replace(one.subject, plan=plan)))
+    return dataclasses.replace(planned, points=tuple(points))

@@ -1,0 +1,399 @@
+"""A job file with a sweep becomes its points: each a job file of its own, and a name. Pure.
+
+``sweep_values.py`` puts the values of a point into its file, ``sweep_names.py`` names it.
+"""
+
+import copy
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import ConfigError
+from launcher.jobfile.jobfile import JobSpec, check_job
+from launcher.jobfile.sweep import SweepFile, SweepSpec
+from launcher.jobfile.yamlfile import validate
+from launcher.sweep.names import Names, label
+from launcher.sweep.secret_values import secret_problems
+from launcher.sweep.values import (
+    POINT,
+    POINT_INDEX,
+    Filler,
+    Path,
+    assign,
+    bare_braces,
+    fill_text,
+    is_taken,
+    place_of,
+    placeholders_of,
+)
+
+MOST_POINTS = 10_000
+MOST_NAMED = 3
+"""Points that an error names one by one."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PATH = re.compile(r"[^.\[\]\s]+(?:\[\d+\])*(?:\.[^.\[\]\s]+(?:\[\d+\])*)*")
+_FIELDS = frozenset(JobSpec.model_fields) - {"sweep"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job of a sweep."""
+
+    index: int
+    name: str
+    """Safe in file names, and no other point's."""
+    values: Mapping[str, Any]
+    """What it sets, by key of the sweep."""
+    sources: Mapping[str, str]
+    """Where the sweep says so, by the same keys: ``sweep.grid.lr[0]``."""
+    body: Mapping[str, Any]
+    """Its job file."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points of a job file, in their order."""
+
+    name: str
+    points: tuple[Point, ...]
+    max_parallel: int | None
+    paths: Mapping[str, Path]
+    """The place of the job file that each key sets; an empty one for a placeholder."""
+    base: Mapping[str, Any]
+    """The job file without its sweep."""
+
+
+def is_sweep(body: Mapping[str, Any]) -> bool:
+    """Whether a job file stands for several jobs."""
+    return body.get("sweep") is not None
+
+
+def expand(body: Mapping[str, Any], source: str) -> Sweep:
+    """The points of the job file ``body``; raises ConfigError with every problem of the sweep itself."""
+    sweep, problems = _expanded(body, source)
+    if problems or sweep is None:
+        raise ConfigError(source, problems)
+    return sweep
+
+
+def check_points(sweep: Sweep, source: str) -> tuple[JobSpec, ...]:
+    """The job of every point; raises ConfigError with all problems of all points."""
+    found, specs = _Problems(), []
+    for point in sweep.points:
+        try:
+            specs.append(check_job(dict(point.body), source))
+        except ConfigError as error:
+            found.add(point.name, error.problems)
+    if problems := found.render(len(sweep.points)):
+        raise ConfigError(source, problems)
+    return tuple(specs)
+
+
+def read_sweep(body: Mapping[str, Any], source: str) -> tuple[Sweep, tuple[JobSpec, ...]]:
+    """The points of a job file and their jobs; raises ConfigError with every problem of the sweep and of the rest."""
+    sweep, problems = _expanded(body, source)
+    if sweep is None:
+        raise ConfigError(source, [*problems, *_problems_beside(body, source)])
+    try:
+        specs = check_points(sweep, source)
+    except ConfigError as error:
+        # what could not be put into a place is told already, and what is left there is no mistake of its own
+        spoilt = {part for problem in problems for part in problem.split(": ")[:2]}
+        rest = [problem for problem in error.problems if problem.split(": ")[1] not in spoilt]
+        raise ConfigError(source, [*problems, *rest]) from error
+    if problems:
+        raise ConfigError(source, problems)
+    return sweep, specs
+
+
+def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[str]]:
+    """The points, where any can be made, and what is wrong with the sweep or with its values at their places."""
+    try:
+        spec = validate({"sweep": body["sweep"]}, source, SweepFile).sweep
+    except ConfigError as error:
+        return None, list(error.problems)
+    base = _without_sweep(body)
+    keys, problems = _keys(spec, base)
+    problems += _shape_problems(spec)
+    if problems:
+        return None, problems
+    placeholders = {key for key, path in keys.items() if not path}
+    problems += [f"{place}: {what}" for place, what in bare_braces(base, placeholders)]
+    found, used = _Problems(), set[str]()
+    points: list[Point] = []
+    secrets: dict[str, str] = {}
+    maker = _PointMaker(base, keys)
+    for index, settings in enumerate(_combinations(spec)):
+        point, told = maker.make(index, settings)
+        used |= told.used
+        found.add(point.name, told.problems)
+        points.append(point)
+        for problem in secret_problems(point.body, base, keys, point.sources):
+            secrets.setdefault(problem.partition(": ")[0], problem)
+    if secrets:  # alone: other problems name points, whose names hold the values
+        return None, list(secrets.values())
+    problems += found.render(len(points))
+    problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
+    return Sweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems
+
+
+def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "sweep"}
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One value of a point, and where the sweep says so."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What came out beside a point."""
+
+    problems: list[str]
+    used: set[str]
+    """Placeholders that stood in its texts."""
+
+
+class _PointMaker:
+    """Makes the points of one sweep, one after the other."""
+
+    def __init__(self, base: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+        self._base = base
+        self._paths = paths
+        self._placeholders = {key for key, path in paths.items() if not path}
+        self._names = Names()
+        self.name = base["name"] if isinstance(base.get("name"), str) else "job"
+
+    def make(self, index: int, settings: Sequence[_Setting]) -> tuple[Point, _Told]:
+        """The point of these values, with what is wrong with them."""
+        values = {setting.key: setting.value for setting in settings}
+        body = copy.deepcopy(dict(self._base))
+        placed = {key: value for key, value in values.items() if self._paths[key]}
+        told = [assign(body, self._paths[key], key, value) for key, value in placed.items()]
+        own = {key: value for key, value in values.items() if key not in placed}
+        name = self._name_of(body, index, values, own)
+        filler = Filler({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
+        body = filler.mapping(body, ())
+        if "name" in body:
+            body["name"] = name
+        sources = {setting.key: setting.source for setting in settings}
+        problems = [problem for problem in told if problem] + filler.problems
+        return Point(index, name, values, sources, body), _Told(problems, filler.used)
+
+    def _name_of(self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+        """Its name: that which the file or the point gives it, else one that says what it sets."""
+        given = body.get("name")
+        if given == self._base.get("name") and not (isinstance(given, str) and self._is_filled(given)):
+            return self._names.take(f"{self.name}_{label(values)}" if values else self.name)
+        return self._names.take(fill_text(str(given), {**own, POINT_INDEX: index}))
+
+    def _is_filled(self, text: str) -> bool:
+        return not placeholders_of(text).isdisjoint(self._placeholders)
+
+
+# -- problems ------------------------------------------------------------------------------------
+
+
+def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[str]:
+    """Problems by name of the point as one list, each of them once with the points that have it."""
+    found = _Problems()
+    for name, told in problems.items():
+        found.add(name, told)
+    return found.render(points)
+
+
+class _Problems:
+    """Problems of points; the same one of several points is told once."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[str]] = {}
+
+    def add(self, point: str, problems: Sequence[str]) -> None:
+        for problem in problems:
+            self._points.setdefault(problem, []).append(point)
+
+    def render(self, points: int) -> list[str]:
+        return [f"{_which(names, points)}: {problem}" for problem, names in self._points.items()]
+
+
+def _which(names: Sequence[str], points: int) -> str:
+    if len(names) == points > 1:
+        return f"all {points} points"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
+    """What is wrong with the rest of a file whose sweep cannot be used, as far as the sweep does not decide it."""
+    base = _without_sweep(body)
+    try:
+        check_job(base, source)
+    except ConfigError as error:
+        decided = list(_decided(body["sweep"], base))
+        return [problem for problem in error.problems if not _is_open(problem.partition(": ")[0], base, decided)]
+    return []
+
+
+def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
+    """Places that a sweep sets, as far as it can be read."""
+    parts = sweep if isinstance(sweep, Mapping) else {}
+    listed = parts.get("list")
+    for part in (parts.get("grid"), parts.get("zip"), *(listed if isinstance(listed, list) else ())):
+        for key in part if isinstance(part, Mapping) else ():
+            path, problem = _path_of(str(key), base)
+            if path and not problem:
+                yield place_of(path)
+
+
+def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> bool:
+    """Whether what stands at a place is for the points to say: the sweep sets it, or its text has a placeholder."""
+    if any(_lies_in(place, other) or _lies_in(other, place) for other in decided):
+        return True
+    value: Any = base
+    for word in re.findall(r"[^.\[\]]+", place):
+        if isinstance(value, list) and word.isdigit() and int(word) < len(value):
+            value = value[int(word)]
+        else:
+            value = value.get(word) if isinstance(value, Mapping) else None
+    return isinstance(value, str) and any(not is_taken(name) for name in placeholders_of(value))
+
+
+def _lies_in(place: str, other: str) -> bool:
+    return place == other or place.startswith((f"{other}.", f"{other}["))
+
+
+def _unused(name: str) -> str:
+    near = difflib.get_close_matches(name, sorted(_FIELDS), 1, 0.6)
+    hint = f', or did you mean the key "{near[0]}"?' if near else ""
+    where = f'put it into a command, env or args in quotes: "{{{name}}}"'
+    return f"sweep: {{{name}}} stands nowhere in the job file; {where}{hint}"
+
+
+# -- keys and combinations -----------------------------------------------------------------------
+
+
+def _keys(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+    """The place that each key of the sweep sets, empty for a placeholder, and what is wrong with the keys."""
+    keys: dict[str, Path] = {}
+    problems: list[str] = []
+    seen: dict[Path, str] = {}
+    places = [("grid", key) for key in spec.grid] + [("zip", key) for key in spec.zip]
+    for part, key in places:
+        place = f"sweep.{part}.{key}"
+        path, problem = _path_of(key, base)
+        if problem:
+            problems.append(f"{place}: {problem}")
+            continue
+        meant = path or (key,)
+        if meant in seen:
+            problems.append(f"{place}: {seen[meant]} sets the same; leave one of them out")
+        seen.setdefault(meant, place)
+        keys[key] = path
+    for index, point in enumerate(spec.list):
+        for key in point:
+            path, problem = _path_of(key, base)
+            if problem:
+                problems.append(f"sweep.list[{index}].{key}: {problem}")
+            else:
+                keys[key] = path
+    return keys, problems
+
+
+def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
+    """The place of the job file that a key names (empty for a placeholder), or what is wrong with it."""
+    if not _PATH.fullmatch(key):
+        return (), f"{key!r} is neither a place of the job file (as in workers[0].gpus) nor a name for a placeholder"
+    words: list[str | int] = []
+    for part in key.split("."):
+        name, *indexes = part.replace("]", "").split("[")
+        words += [name, *map(int, indexes)]
+    if words[0] == "sweep":
+        return (), "a sweep cannot change itself"
+    if words[0] not in _FIELDS:
+        if len(words) == 1 and _NAME.fullmatch(key):
+            return (), f"{{{key}}} already stands for something; choose another name" if is_taken(key) else None
+        near = difflib.get_close_matches(str(words[0]), sorted(_FIELDS), 1, 0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else f" (known: {', '.join(sorted(_FIELDS))})"
+        if len(words) == 1:
+            hint += "; a placeholder is made of letters, digits and _"
+        return (), f'unknown key "{words[0]}"{hint}'
+    if words[0] == "workers" and len(words) > 1 and isinstance(words[1], str):
+        entries = base.get("workers")
+        roles = [
+            entry.get("role", "worker") if isinstance(entry, dict) else None
+            for entry in (entries if isinstance(entries, list) else ())
+        ]
+        if words[1] not in roles:
+            known = ", ".join(str(role) for role in roles) or "none"
+            return (), f'workers has no role "{words[1]}" (there: {known})'
+        words[1] = roles.index(words[1])
+    return tuple(words), None
+
+
+def _shape_problems(spec: SweepSpec) -> list[str]:
+    problems = [
+        f"sweep.{part}.{key}: is empty"
+        for part, lists in (("grid", spec.grid), ("zip", spec.zip))
+        for key, values in lists.items()
+        if not values
+    ]
+    lengths = {key: len(values) for key, values in spec.zip.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        problems.append(f"sweep.zip: its lists go side by side and must be as long as each other: {told}")
+    if not (spec.grid or spec.zip or spec.list):
+        problems.append("sweep: has no points; give grid, zip or list")
+    count = math.prod(map(len, spec.grid.values())) * (max(lengths.values(), default=1)) * (len(spec.list) or 1)
+    if count > MOST_POINTS:
+        problems.append(
+            f"sweep: makes {count} points and the limit is {MOST_POINTS}; take fewer values, or several files"
+        )
+    for part, values in (("grid", spec.grid), ("zip", spec.zip), ("list", dict(enumerate(spec.list)))):
+        for key, value in values.items():
+            place = f"sweep.{part}[{key}]" if part == "list" else f"sweep.{part}.{key}"
+            problems += [f"{at}: {what}" for at, what in _no_data(value, place)]
+    return problems
+
+
+def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """Values that YAML knows and a job file does not, such as dates."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                yield f"{place}.{key}", f"the key {key!r} is not a text; write it in quotes"
+            yield from _no_data(inner, f"{place}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _no_data(inner, f"{place}[{index}]")
+    elif not isinstance(value, str | int | float | bool | None):
+        yield place, f"{value} is a {type(value).__name__} to YAML; write it in quotes"
+
+
+def _combinations(spec: SweepSpec) -> Iterator[list[_Setting]]:
+    """What each point sets: grid, then zip, then list, the first slowest; of a key that is there twice the last."""
+    grid = [
+        [_Setting(key, value, f"sweep.grid.{key}[{index}]") for index, value in enumerate(values)]
+        for key, values in spec.grid.items()
+    ]
+    rows = range(len(next(iter(spec.zip.values()), ())))
+    beside = [
+        [_Setting(key, values[row], f"sweep.zip.{key}[{row}]") for key, values in spec.zip.items()] for row in rows
+    ]
+    listed = [
+        [_Setting(key, value, f"sweep.list[{index}].{key}") for key, value in point.items()]
+        for index, point in enumerate(spec.list)
+    ]
+    for combined in itertools.product(*grid):
+        for side in beside or [[]]:
+            for point in listed or [[]]:
+                yield [*combined, *side, *point]

@@ -1,0 +1,151 @@
+"""The points of a sweep on this machine: so many at once, each under its own orchestrator."""
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from exporter.contract import run_files
+from launcher.errors import LauncherError
+from launcher.programs.wrapper import read_start_ticks
+from launcher.rundir import rundir
+from launcher.steps.local_steps import start_orchestrator
+from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
+from launcher.sweep.directory import SweepRecord, with_runs, write_record
+from launcher.sweep.plan import PlannedPoint, PlannedSweep
+from launcher.sweep.submit import make_sweep_dir, new_record, settle_point
+
+Say = Callable[[str], None]
+
+
+def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
+    """A directory for the sweep and its record, before anything has run."""
+    sweep_id = f"local-{secrets.token_hex(4)}"
+    staging = make_sweep_dir(planned.logs_dir, job_text)
+    home = planned.logs_dir / planned.directory.replace("{array_job_id}", sweep_id, 1)
+    record = new_record(planned, sweep_id, local=True)
+    write_record(staging, record)
+    staging.rename(home)
+    return home, record
+
+
+def slots_of(planned: PlannedSweep, visible: str | None) -> list[str | None]:
+    """GPUs for each of the points that run at once, as CUDA_VISIBLE_DEVICES; None where all may see the same.
+
+    Raises LauncherError when this machine has too few for so many points.
+    """
+    at_once = planned.sweep.max_parallel or 1
+    each = max(one.plan.nodes * one.plan.gpus_per_node for one in planned.points)
+    if at_once == 1 or each == 0:
+        return [None] * at_once
+    here = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())
+    devices = [word for word in (visible or "").split(",") if word] or [str(number) for number in here]
+    if len(devices) < at_once * each:
+        raise LauncherError(
+            f"{planned.source}: sweep.max_parallel: {at_once} points of {each} GPUs need {at_once * each} and "
+            f"{len(devices)} are here; set max_parallel to {max(1, len(devices) // each)}"
+        )
+    return [",".join(devices[slot * each : (slot + 1) * each]) for slot in range(at_once)]
+
+
+class LocalSweep:
+    """Runs points with at most ``max_parallel`` of them at once."""
+
+    def __init__(self, planned: PlannedSweep, home: Path, record: SweepRecord, say: Say) -> None:
+        self._planned = planned
+        self._home = home
+        self._say = say
+        ticks = read_start_ticks(os.getpid())
+        runner = {"pid": os.getpid(), "start_ticks": ticks, "host": socket.gethostname()}
+        self.record = dataclasses.replace(record, runner=runner)
+        self._free = slots_of(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
+        self._ended = 0
+        self.signal: int | None = None
+        """The signal that has ended the sweep, if one has."""
+        self._starting = False
+        self._late: list[int] = []
+        """Signals that have come while a point was being started, which could not be told yet."""
+
+    def run(self, indexes: Collection[int]) -> None:
+        """Run these points to their end, or until a signal; then those that run are ended in order."""
+        sweep_id = f"local-{secrets.token_hex(4)}" if self._has_runs() else str(self.record.submission["job_id"])
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                signal.signal(number, self._stop)
+        write_record(self._home, self.record)
+        waiting = sorted(indexes, reverse=True)
+        try:
+            while self._running or (waiting and self.signal is None):
+                while waiting and self._free and self.signal is None:
+                    self._start(self._planned.points[waiting.pop()], sweep_id, len(indexes))
+                with contextlib.suppress(ChildProcessError):  # a signal came instead of the last start or end
+                    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                self._reap(len(indexes))
+        finally:
+            self._stop_all()
+            for process, _ in self._running.values():
+                process.wait()
+            self.record = dataclasses.replace(self.record, runner=None)
+            write_record(self._home, self.record)
+
+    def _has_runs(self) -> bool:
+        return any(point.runs for point in self.record.points)
+
+    def _stop(self, number: int, _frame: object = None) -> None:
+        if self._starting:
+            self._late.append(number)
+            return
+        self.signal = self.signal or number
+        self._stop_all(number)  # a second SIGINT ends the patience with workers that do not end
+
+    def _stop_all(self, number: int = signal.SIGTERM) -> None:
+        for process, _ in self._running.values():
+            process.send_signal(number)
+
+    def _start(self, one: PlannedPoint, sweep_id: str, count: int) -> None:
+        """Start a point, unless a signal has come; one that comes meanwhile waits until the point can be told."""
+        job_id = f"{sweep_id}_{one.point.index}"
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        self._starting = True  # what is blocked here may still come to another thread
+        try:
+            if self.signal is not None:
+                return
+            self._start_orchestrator(one, job_id)
+        finally:
+            self._starting = False
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+            while self._late:
+                self._stop(self._late.pop(0))
+        self._say(f"{one.point.name} started as {job_id}, {self._ended} of {count} ended")
+
+    def _start_orchestrator(self, one: PlannedPoint, job_id: str) -> None:
+        index = one.point.index
+        staged = rundir.stage(one.plan, "", self._home)
+        run_dir = self._home / settle_point(one, job_id, staged, self.record, self._home, "")
+        self.record = with_runs(self.record, {index: run_dir.name})
+        write_record(self._home, self.record)
+        slot = self._free.pop(0)
+        argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
+        if slot is not None:
+            argv = ["env", f"CUDA_VISIBLE_DEVICES={slot}", *argv]
+        with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+            self._running[index] = (start_orchestrator(argv, out, err), slot)
+
+    def _reap(self, count: int) -> None:
+        for index, (process, slot) in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            del self._running[index]
+            self._free.append(slot)
+            self._ended += 1
+            point = self.record.points[index]
+            report = run_files.read_json(self._home / point.runs[-1] / run_files.REPORT_FILE) or {}
+            state = report.get("state", f"ended without a report (status {process.returncode})")
+            self._say(f"{point.name} {state}, {self._ended} of {count} ended")

@@ -1,0 +1,187 @@
+"""What `gpujob plan` tells of a sweep, for programs and for people. Nothing is written or submitted."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.jobfile.redaction import REDACTED, is_secret
+from launcher.show.sources import Sources, Told, explain, render
+from launcher.steps.hostlist import fold_hostlist
+from launcher.sweep.directory import table
+from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
+from launcher.sweep.points import Point, Sweep
+from launcher.sweep.values import place_of, placeholders_of, text_of, value_at
+
+MOST_KNOWN = 8
+"""Points that an error names."""
+INDEX = "index:"
+"""Before the number of a point where another one has that number as its name; no name holds a colon."""
+
+
+def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:
+    """The point of this name or number; raises LauncherError for none, and where two are meant."""
+    named = next((one for one in planned.points if one.point.name == point), None)
+    number = point.removeprefix(INDEX)
+    numbered = next((one for one in planned.points if str(one.point.index) == number), None)
+    if named and numbered and named is not numbered:
+        raise LauncherError(
+            f"--point: {planned.source}: {point!r} is the name of point {named.point.index} and the number of point "
+            f"{numbered.point.name!r}; write --point {INDEX}{named.point.index} for the name, "
+            f"or --point {INDEX}{point} for the number"
+        )
+    if found := named or numbered:
+        return found
+    known = ", ".join(one.point.name for one in planned.points[:MOST_KNOWN])
+    more = ", ..." if len(planned.points) > MOST_KNOWN else ""
+    raise LauncherError(
+        f"--point: {planned.source} has no point {point!r}; name one or give its number ({known}{more})"
+    )
+
+
+def script_of_point(planned: PlannedSweep, one: PlannedPoint) -> str:
+    """The batch script of one point: that of an array of its own."""
+    (array,) = plan_arrays(planned, [one.point.index])
+    return place_array(array, planned.logs_dir, planned.directory)[1]
+
+
+def describe_sweep(
+    planned: PlannedSweep, *, local: bool, hosts: Sequence[str] = (), sources: Sources | None = None
+) -> dict[str, Any]:
+    """What will run, for programs; with ``sources`` also where the values of each point come from."""
+    arrays = () if local else plan_arrays(planned, range(len(planned.points)))
+    array_of = {index: number for number, array in enumerate(arrays) for index in array.indexes}
+    points: list[dict[str, Any]] = [
+        {
+            "index": one.point.index,
+            "name": one.point.name,
+            "values": dict(one.point.values),
+            "nodes": one.plan.nodes,
+            "hosts": list(hosts[: one.plan.nodes]),
+            "gpus_per_node": one.plan.gpus_per_node,
+            "gpus": one.plan.nodes * one.plan.gpus_per_node,
+            "time_limit": one.plan.slurm.get("time_limit"),
+            "run_dir": str(one.plan.run_dir("{job_id}")),
+            "array": array_of.get(one.point.index),
+        }
+        for one in planned.points
+    ]
+    if sources is not None:
+        for entry, one in zip(points, planned.points, strict=True):
+            entry["explain"] = [dataclasses.asdict(row) for row in explain_point(planned, one, sources)]
+    return {
+        "schema": 1,
+        "sweep": planned.sweep.name,
+        "max_parallel": planned.sweep.max_parallel or (1 if local else None),
+        "sweep_dir": str(planned.logs_dir / planned.directory),
+        "points": points,
+        "arrays": [
+            {
+                "tasks": array.tasks,
+                "points": list(array.indexes),
+                "script": place_array(array, planned.logs_dir, planned.directory)[1],
+            }
+            for array in arrays
+        ],
+    }
+
+
+def render_sweep(described: Mapping[str, Any]) -> list[str]:
+    """What will run, for people."""
+    named = any(point["hosts"] for point in described["points"])
+    rows = [("", "point", "values", "nodes", *(["on"] if named else []), "GPUs", "time limit")]
+    for point in described["points"]:
+        values = " ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else text_of(value)}"
+            for key, value in point["values"].items()
+        )
+        where = [fold_hostlist(point["hosts"])] if named else []
+        limit = point["time_limit"] or "-"
+        rows.append(
+            (str(point["index"]), point["name"], values, str(point["nodes"]), *where, str(point["gpus"]), limit)
+        )
+    most = described["max_parallel"]
+    at_once = f"at most {most} at once" if most else "as many at once as there is room for"
+    lines = [*table(rows), "", f"{len(described['points'])} points, {at_once}", f"directory: {described['sweep_dir']}"]
+    arrays = described["arrays"]
+    for number, array in enumerate(arrays):
+        lines.append("")
+        if len(arrays) > 1:
+            after = ", after the one before" if number and most else ""
+            points = array["tasks"].partition("%")[0]
+            lines.append(f"array {number + 1} of {len(arrays)}: points {points}, which ask for the same{after}")
+        lines.append(array["script"].rstrip("\n"))
+    return lines
+
+
+# -- where values come from ----------------------------------------------------------------------
+
+
+def render_explained(planned: PlannedSweep, sources: Sources) -> list[str]:
+    """Values and their sources for people: those of all points, and under the name of each its own."""
+    rows_of = [{repr(row): row for row in explain_point(planned, one, sources)} for one in planned.points]
+    several = len(rows_of) > 1
+    common = set(rows_of[0]).intersection(*rows_of[1:]) if several else set()
+    parts = [[f"all {len(rows_of)} points", *_rendered(rows_of[0], common)]] if several else []
+    for one, rows in zip(planned.points, rows_of, strict=True):
+        parts.append([f"point {one.point.index}: {one.point.name}", *_rendered(rows, rows.keys() - common)])
+    return [line for part in parts for line in ("", *part)][1:]
+
+
+def _rendered(rows: Mapping[str, Told], chosen: Collection[str]) -> list[str]:
+    return render(tuple(row for key, row in rows.items() if key in chosen))
+
+
+def explain_point(planned: PlannedSweep, one: PlannedPoint, sources: Sources) -> tuple[Told, ...]:
+    """Every value of a point with its source; those of the sweep first, where no other row has them."""
+    rows = [_told_by_sweep(row, planned.sweep, one.point, sources) for row in explain(one.subject, sources)]
+    there = {row.source for row in rows}
+    own = (row for row in _of_sweep(planned.sweep, one.point, sources) if row.source not in there)
+    return (*own, *rows)
+
+
+def _of_sweep(sweep: Sweep, point: Point, sources: Sources) -> Iterator[Told]:
+    for key, value in point.values.items():
+        path = sweep.paths[key]
+        shown = REDACTED if is_secret(key.rpartition(".")[2]) else value
+        yield Told(place_of(path) if path else f"{{{key}}}", shown, f"{sources.job}: {point.sources[key]}")
+
+
+def _told_by_sweep(row: Told, sweep: Sweep, point: Point, sources: Sources) -> Told:
+    """A row of a point: its place in the job file may have its value, or a part of it, from the sweep."""
+    place = row.source.removeprefix(f"{sources.job}: ")
+    if place == row.source:
+        return row
+    steps = _steps(place)
+    for key, path in reversed(list(sweep.paths.items())):  # of several that set it the last one counts
+        if key not in point.values or not path:
+            continue
+        if steps[: len(path)] == path and _has(point.values[key], steps[len(path) :]):
+            rest = place_of(steps[len(path) :]) if len(steps) > len(path) else ""
+            within = rest if not rest or rest.startswith("[") else f".{rest}"
+            return dataclasses.replace(row, source=f"{sources.job}: {point.sources[key]}{within}")
+        if path[: len(steps)] == steps:
+            return dataclasses.replace(row, source=f"{row.source} with {point.sources[key]}")
+    names = sorted(_names_in(value_at(sweep.base, steps)) & point.sources.keys())
+    used = ", ".join(f"{{{name}}} of {point.sources[name]}" for name in names)
+    return dataclasses.replace(row, source=f"{row.source} with {used}") if used else row
+
+
+def _steps(place: str) -> tuple[str | int, ...]:
+    """The path that ``place_of`` has written."""
+    found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
+    return tuple(int(index) if index else word for index, word in found)
+
+
+def _has(value: Any, steps: Sequence[str | int]) -> bool:
+    return not steps or value_at(value, steps) is not None
+
+
+def _names_in(value: Any) -> set[str]:
+    """Names of the placeholders in all texts of a value."""
+    if isinstance(value, str):
+        return placeholders_of(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {name for one in inner for name in _names_in(one)}

@@ -1,0 +1,224 @@
+"""Points of a sweep into the queue: their directories are complete, their arrays on hold, then all are let go."""
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.contract import run_files
+from launcher.errors import LauncherError, SlurmError
+from launcher.rundir import rundir
+from launcher.steps import slurm_steps
+from launcher.sweep.directory import JOB_FILE, SweepArray, SweepPoint, SweepRecord, with_runs, write_record
+from launcher.sweep.plan import TASKS_DIR, Array, PlannedPoint, PlannedSweep, place_array, plan_arrays
+
+
+def new_record(planned: PlannedSweep, sweep_id: str, *, local: bool) -> SweepRecord:
+    """The record of a sweep of which nothing has run."""
+    submission = rundir.describe_submission(planned.points[0].plan, sweep_id)
+    points = tuple(SweepPoint(one.point.index, one.point.name, one.point.values) for one in planned.points)
+    return SweepRecord({**submission, "job_name": planned.sweep.name}, planned.sweep.max_parallel, local, points)
+
+
+def check_array_size(planned: PlannedSweep) -> None:
+    """Raise when the cluster takes no array with so many points."""
+    try:
+        text = slurm_steps.run_command(["scontrol", "show", "config"], timeout_s=10.0)
+    except SlurmError:
+        return
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    if match and len(planned.points) > int(match[1]):
+        raise LauncherError(
+            f"{planned.source}: the sweep has {len(planned.points)} points and this cluster takes at most {match[1]} "
+            "in an array (MaxArraySize); split the sweep over several files"
+        )
+
+
+def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
+    """Submit every point, in a new directory; the directory and its record."""
+    held: list[_Held] = []
+    indexes = [one.point.index for one in planned.points]
+    arrays = plan_arrays(planned, indexes)
+    staging = make_sweep_dir(planned.logs_dir, job_text)
+    home = staging
+    try:
+        staged = stage_points(planned, indexes, staging)
+        _submit(arrays, planned.logs_dir, planned.directory, staging, held)
+        record = new_record(planned, held[0].told.job_id, local=False)
+        runs = _settle(planned, held, staged, record, staging)
+        record = dataclasses.replace(with_runs(record, runs), arrays=tuple(array.told for array in held))
+        write_record(staging, record)
+        final = planned.logs_dir / planned.directory.replace("{array_job_id}", held[0].told.job_id, 1)
+        _rename(staging, final)
+        home = final
+        _release(held)
+    except BaseException as error:
+        rundir.discard(home)
+        _cancel(held, error)
+        raise
+    return home, record
+
+
+def resume_sweep(
+    planned: PlannedSweep, home: Path, record: SweepRecord, indexes: Collection[int], after: Sequence[str] = ()
+) -> tuple[SweepRecord, tuple[SweepArray, ...]]:
+    """Submit these points again, into the same directory; its new record, and the arrays that are new.
+
+    Where points are throttled they begin when the array jobs ``after``, which still run or wait, have ended.
+    """
+    planned_arrays = plan_arrays(planned, indexes, after=after)
+    held: list[_Held] = []
+    made: list[Path] = []
+    written = False
+    staging = make_sweep_dir(home, None)
+    try:
+        staged = stage_points(planned, indexes, staging)
+        _submit(planned_arrays, home.parent, home.name, staging, held, after)
+        runs = _settle(planned, held, staged, record, staging)
+        arrays = tuple(array.told for array in held)
+        changed = dataclasses.replace(with_runs(record, runs), arrays=(*record.arrays, *arrays))
+        links = [f"{TASKS_DIR}/{link.name}" for link in (staging / TASKS_DIR).iterdir()]
+        for name in (*runs.values(), *links):
+            _rename(staging / name, home / name)
+            made.append(home / name)
+        write_record(home, changed)
+        written = True
+        _release(held)
+    except BaseException as error:
+        try:
+            _cancel(held, error)
+        finally:
+            for path in (staging, *made):
+                path.unlink() if path.is_symlink() else rundir.discard(path)
+            if written:
+                write_record(home, record)
+        raise
+    rundir.discard(staging)
+    return changed, arrays
+
+
+def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
+    """A directory for run directories, hidden until it has a name, with the job file as it was given."""
+    staging = logs_dir / rundir.staging_name()
+    try:
+        staging.mkdir(parents=True)
+        if job_text is not None:
+            keep_job_file(staging, job_text)
+    except OSError as error:
+        raise LauncherError(f"{staging} cannot be made: {error.strerror}") from error
+    return staging
+
+
+def keep_job_file(home: Path, text: bytes) -> None:
+    """Keep the job file as it was given, for the owner alone: its variables may be secrets."""
+    try:
+        (home / JOB_FILE).touch(0o600)
+        (home / JOB_FILE).write_bytes(text)
+    except OSError as error:
+        raise LauncherError(f"{home / JOB_FILE} cannot be written: {error.strerror}") from error
+
+
+def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path) -> dict[int, Path]:
+    """Run directories without ids yet, complete but for the batch script, by index of the point."""
+    return {index: rundir.stage(planned.points[index].plan, "", staging) for index in sorted(indexes)}
+
+
+def settle_point(
+    one: PlannedPoint,
+    job_id: str,
+    staged: Path,
+    record: SweepRecord,
+    home: Path,
+    script: str,
+    cluster: str | None = None,
+) -> str:
+    """Give the run directory of a point its batch script and the name that has its job id in it; that name."""
+    name = one.plan.run_dir(job_id).name
+    submission = {**record.submission, "job_id": job_id, "job_name": one.plan.job_name, "cluster": cluster}
+    try:
+        (staged / "sbatch_script.sh").write_text(script, encoding="utf-8", errors="surrogateescape")
+        run_files.write_json(staged / f"{job_id}.json", submission, durable=False)
+    except OSError as error:
+        raise LauncherError(f"{error.filename} cannot be written: {error.strerror}") from error
+    _rename(staged, home / name)
+    return name
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An array that waits to be let go."""
+
+    indexes: tuple[int, ...]
+    told: SweepArray
+    script: str
+
+
+def _submit(
+    arrays: Sequence[Array],
+    logs_dir: Path,
+    directory: str,
+    staging: Path,
+    held: list[_Held],
+    after: Sequence[str] = (),
+) -> None:
+    """Submit arrays on hold, and note each in ``held``.
+
+    Where points are throttled, one begins after the other, and the first after those that are there already.
+    """
+    for number, array in enumerate(arrays):
+        here = directory.replace("{array_job_id}", held[0].told.job_id, 1) if held else directory
+        before = (held[-1].told.job_id,) if held else after
+        previous = before if array.throttled else ()
+        plan, script = place_array(array, logs_dir, here, previous)
+        path = staging / f"array_{number}.sh"
+        path.touch(0o600)  # it may hold keys
+        path.write_text(script, encoding="utf-8", errors="surrogateescape")
+        job_id, cluster = slurm_steps.submit_held(plan, path)
+        held.append(_Held(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
+        path.unlink()
+
+
+def _settle(
+    planned: PlannedSweep, held: Sequence[_Held], staged: Mapping[int, Path], record: SweepRecord, staging: Path
+) -> dict[int, str]:
+    """Names of the run directories by index of the point, each with a link by the job id that Slurm shows."""
+    names, links = {}, staging / TASKS_DIR
+    try:
+        links.mkdir()
+        for array in held:
+            for index in array.indexes:
+                job_id, one = f"{array.told.job_id}_{index}", planned.points[index]
+                told = (job_id, staged[index], record, staging, array.script, array.told.cluster)
+                names[index] = settle_point(one, *told)
+                (links / job_id).symlink_to(Path("..", names[index]))
+    except OSError as error:
+        raise LauncherError(f"{links} cannot be made: {error.strerror}") from error
+    return names
+
+
+def _release(held: Sequence[_Held]) -> None:
+    for array in held:
+        slurm_steps.release(array.told.job_id, array.told.cluster)
+
+
+def _cancel(held: Sequence[_Held], cause: BaseException) -> None:
+    """End arrays that were submitted for nothing: on hold they would wait for ever."""
+    left = []
+    for array in held:
+        try:
+            slurm_steps.cancel(array.told.job_id, array.told.cluster)
+        except LauncherError as error:
+            left.append(f"{array.told.job_id} ({error})")
+    if left:
+        told = f"{cause}\n  jobs on hold that could not be cancelled: {', '.join(left)}; cancel them by hand"
+        raise LauncherError(told) from cause
+
+
+def _rename(source: Path, target: Path) -> None:
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        raise LauncherError(f"{target} cannot be made: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Verification: whether the results of a job are right."""

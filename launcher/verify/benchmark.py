@@ -1,0 +1,160 @@
+"""Whether the benchmark of a serving job has measured what was planned, by the results that it has left."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.files.formats.source import shown
+from launcher.plan.plan import BENCHMARK, PLAN_FILE
+from launcher.verify.benchmark_results import UNKNOWN
+from launcher.verify.files import Flaw
+from launcher.verify.verify import Check, enough_of
+from launcher.words import first_of
+
+MOST_NAMED = 20
+"""Concurrencies that a line names."""
+NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
+TOO_FEW = "fewer than {:g}% of the requests completed"
+TOKENS = ("output_tokens", "output_tokens_per_second")
+"""What tells whether a result has tokens, the first that is there."""
+
+Results = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the job file asks of the benchmark."""
+
+    concurrencies: tuple[int, ...]
+    """Those of which there must be a result; none for a type that leaves results as it likes."""
+    has_tokens: bool
+    """Whether text is to be generated."""
+
+
+def read_planned(run_dir: Path) -> Planned | None:
+    """What was planned of the job in ``run_dir``; None without a benchmark, and where the plan cannot be read.
+
+    The benchmark's variables tell it: a type that is to leave results somewhere is told where.
+    """
+    plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
+    for task in plan.get("tasks", ()):
+        given = task.get("env", {})
+        if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:
+            told = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
+            found = tuple(int(part) for part in told.split("x") if part.isdigit())
+            return Planned(found, "GPUJOB_OSL" in given)
+    return None
+
+
+def missing(planned: Planned | None, results: Results) -> list[int]:
+    """Concurrencies without a result that could be read; results that do not tell theirs may be of any."""
+    rows = _rows(results)
+    known = {entry.get("concurrency") for entry in rows}
+    found = [] if planned is None else [each for each in planned.concurrencies if each not in known]
+    unnamed = sum("concurrency" not in entry for entry in rows)
+    return found if len(found) > unnamed else []
+
+
+def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
+    """What the results of a report say of concurrencies that have none."""
+    return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
+
+
+def tell_tokens(results: Results) -> bool:
+    """Whether there are results, and each tells its output tokens."""
+    rows = _rows(results)
+    return bool(rows) and all(any(key in entry for key in TOKENS) for entry in rows)
+
+
+def benchmark_check(planned: Planned | None, results: Results, share: float) -> Check | None:
+    """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about.
+
+    Where a result tells how many requests there were to be, this ``share`` of them has to be completed.
+    """
+    if planned is None:
+        return None
+    rows, lacking = _rows(results), missing(planned, results)
+    damaged = [entry for entry in results if entry["file"] and not entry.get("problem", UNKNOWN).startswith(UNKNOWN)]
+    unread = [str(entry["problem"]) for entry in results if not entry["file"] and "missing" not in entry]
+    if not (rows or damaged or planned.concurrencies):
+        return None
+    faults = [_missing_words(lacking)] if lacking else []
+    faults += _lacks(planned, rows, share)
+    if damaged and not planned.concurrencies:
+        faults.append("damaged results")
+    if not faults:
+        return Check(BENCHMARK, True, _done(rows, planned))
+    words = "; ".join(faults)
+    if unread and lacking:
+        return Check(BENCHMARK, None, "; ".join((words, *unread)))
+    flaws = tuple(Flaw(shown(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
+    return Check(BENCHMARK, False, words, flaws, len(flaws))
+
+
+def _rows(results: Results) -> list[Mapping[str, Any]]:
+    return [entry for entry in results if "problem" not in entry]
+
+
+def _missing_words(lacking: Sequence[int]) -> str:
+    return f"no result for concurrency {first_of(list(map(str, lacking)), MOST_NAMED)}"
+
+
+def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
+    """What all results of a concurrency lack: of several, as of a warm-up and the run proper, one is enough."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in rows:
+        concurrency = entry.get("concurrency")
+        if concurrency is None:
+            name = f"in {shown(str(entry['file']))}"
+        elif planned.concurrencies and concurrency not in planned.concurrencies:
+            continue
+        else:
+            name = str(concurrency)
+        groups.setdefault(name, []).append(entry)
+    lacks = {
+        name: [_lack(entry, share, has_tokens=planned.has_tokens) for entry in entries]
+        for name, entries in groups.items()
+    }
+    found = []
+    for fault in (NO_REQUEST, NO_TOKENS, TOO_FEW):
+        names = [name for name, lacking in lacks.items() if None not in lacking and lacking[-1] == fault]
+        words = {name: f"{name}{_counts(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
+        known = [words[name] for name in names if name.isdigit()]
+        others = [words[name] for name in names if not name.isdigit()]
+        places = ([f"at concurrency {first_of(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
+        if places:
+            found.append(f"{fault.format(100 * share)} {', '.join(places)}")
+    return found
+
+
+def _counts(entry: Mapping[str, Any]) -> str:
+    return f" ({entry['requests']} of {entry['requests_expected']})"
+
+
+def _lack(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
+    """What one result lacks, as far as it tells."""
+    if entry.get("requests", entry.get("requests_per_second")) == 0:
+        return NO_REQUEST
+    of_text = has_tokens or any(key.startswith("ttft_") for key in entry)
+    if of_text and next((entry[key] for key in TOKENS if key in entry), None) == 0:
+        return NO_TOKENS
+    done, asked = entry.get("requests"), entry.get("requests_expected")
+    return TOO_FEW if done is not None and asked is not None and done < enough_of(share, asked) else None
+
+
+def _done(rows: Sequence[Mapping[str, Any]], planned: Planned) -> str:
+    """How much was measured."""
+    count = len(planned.concurrencies)
+    words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
+    if not count:
+        words = f"{len(rows)} result{'' if len(rows) == 1 else 's'}"
+    told = []
+    if all("requests" in entry for entry in rows):
+        done = sum(entry["requests"] for entry in rows)
+        asked = sum(entry.get("requests_expected", entry["requests"]) for entry in rows)
+        told.append(f"{done} of {asked} requests ({asked - done} failed)" if done < asked else f"{done} requests")
+    if all("output_tokens" in entry for entry in rows):
+        told.append(f"{sum(entry['output_tokens'] for entry in rows)} output tokens")
+    return f"{words}: {', '.join(told)}" if told else words

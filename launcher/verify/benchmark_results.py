@@ -1,0 +1,388 @@
+"""The results of the benchmark of a serving job, out of the files that it leaves.
+
+Two kinds of results are known: one JSON object for each concurrency as sa-bench and the serving benchmarks of vLLM and
+SGLang write it, in a file of its own or on a line of JSON Lines, and the summary of AIPerf
+(https://docs.nvidia.com/aiperf/reference/json-export-schema) and GenAI-Perf.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from exporter.contract.manifest import Manifest
+from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
+from launcher.verify.tokens import without_text, without_text_in_part
+
+ROLE = "benchmark"
+REQUESTS = "requests"
+"""What a benchmark counts."""
+RESULT_FILES = "result_files"
+"""Stands for the pattern of a position that is out of these files and not out of a log."""
+FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
+"""Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
+RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")
+"""In the second one, the folder of each run."""
+NAMED = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
+"""What the name of a file tells where its content does not: ``results_concurrency_4_gpus_8.json``."""
+LINES = ".jsonl"
+"""End of the names of files that have a result on each line."""
+SUMMARY = ("_aiperf.json", "_genai_perf.json")
+"""Ends of the names of AIPerf's summaries, among many other files."""
+MOST_FILES = 100
+"""Results that a report has."""
+MOST_NAMES = 10_000
+"""Names that are looked at in one folder."""
+WHOLE_BYTES = 1 << 20
+"""Of a larger file, which holds every request, only its begin and its end are read: there are the sums."""
+PART_BYTES = 64 << 10
+LINES_BYTES = 256 << 20
+"""Of a file with a result on each line, not more than about this is read."""
+
+SCALARS = {
+    "max_concurrency": "concurrency",
+    "request_rate": "request_rate_per_second",
+    "duration": "duration_s",
+    "num_prompts": "requests_expected",
+    "completed": "requests",
+    "total_input": "input_tokens",
+    "total_input_tokens": "input_tokens",
+    "total_output": "output_tokens",
+    "total_output_tokens": "output_tokens",
+    "request_throughput": "requests_per_second",
+    "request_goodput": "good_requests_per_second",
+    "output_throughput": "output_tokens_per_second",
+    "total_token_throughput": "total_tokens_per_second",
+    "total_throughput": "total_tokens_per_second",
+}
+"""Names of sa-bench, and ours."""
+COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
+MOST_COUNT = 1 << 53
+"""Counts up to this are exact in any program that reads the report;"""
+MOST_MEASURED = 1e15
+"""nothing else that is measured is more than this, in whatever unit."""
+RESULT = ("completed", "request_throughput", "output_throughput")
+"""One of these is in every result of sa-bench."""
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
+"""Time to the first token, per output token, between tokens, and of the whole request: names of sa-bench, and ours."""
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+_TIMES = {
+    f"{statistic}_{name}_ms": f"{ours}_{statistic}_s" for name, ours in LATENCIES.items() for statistic in STATISTICS
+}
+_IN_PART = re.compile(rb'"(%b)"\s{0,8}:\s{0,8}([-+.\deE]{1,40})\s{0,8}[,}]' % "|".join([*SCALARS, *_TIMES]).encode())
+
+OF_AIPERF = {
+    "benchmark_duration": "duration_s",
+    "request_count": "requests",
+    "request_throughput": "requests_per_second",
+    "goodput": "good_requests_per_second",
+    "output_token_throughput": "output_tokens_per_second",
+    "total_token_throughput": "total_tokens_per_second",
+    "total_isl": "input_tokens",
+    "total_osl": "output_tokens",
+}
+TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
+STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+FEW_DIGITS = 20
+"""Of a number that is too large, as it is told."""
+DIGITS = 9
+"""Of seconds: what was a whole number of other units stays short."""
+SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+UNKNOWN = "holds no result of a benchmark that is known"
+"""What is said of a file that is no result at all, as other files beside the results are."""
+
+
+class NoResult(Exception):
+    """Why a file holds no result of a benchmark, for people."""
+
+
+def has_benchmark(manifest: Manifest) -> bool:
+    """Whether the job has a benchmark; others may have files of their own in folders of these names."""
+    return any(task.role == ROLE for task in manifest.tasks)
+
+
+def read_results(manifest: Manifest) -> list[dict[str, Any]]:
+    """What the benchmark of a job has measured, by concurrency: rates per second, times in seconds.
+
+    Each entry has its ``file`` and those numbers that the file holds, or a ``problem``.
+    """
+    found: list[dict[str, Any]] = []
+    paths = _result_files(manifest.run_dir)
+    for path, concurrency in paths:
+        entry: dict[str, Any] = {"file": str(path.relative_to(manifest.run_dir))}
+        if concurrency is None and (named := NAMED.search(path.name)) is not None:
+            concurrency = int(named[1])
+        if concurrency is not None:
+            entry["concurrency"] = concurrency
+        found += [entry | result for result in _results_in(path, MOST_FILES - len(found))]
+        if len(found) >= MOST_FILES:
+            break
+    if more := sum(1 for _ in paths):
+        found.append({"file": "", "problem": f"{more} more files were not read; a report has {MOST_FILES} results"})
+    last = math.inf
+    return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
+
+
+def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
+    """The results of one file, not more than ``most``, and what is wrong with it."""
+    found: list[dict[str, Any]] = []
+    try:
+        if path.name.endswith(LINES):
+            with _opened(path) as source:
+                results = _read_lines(source)
+                found.extend(islice(results, most))  # those before a line that is cut off stay
+                if next(results, None) is not None:
+                    raise NoResult(f"has more results than a report, which has {MOST_FILES}")
+        else:
+            found.append(_read_result(path))
+    except NoResult as why:
+        found.append({"problem": str(why)})
+    except OSError as error:
+        found.append({"problem": f"cannot be read: {error.strerror}"})
+    return found
+
+
+def _result_files(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
+    """Files of results, or the folder of a run that has none, with the concurrency that the folder tells."""
+    for folder in _names(run_dir, FOLDERS):
+        for name in _names(run_dir / folder):
+            run = RUN_FOLDER.fullmatch(name)
+            if run is not None:
+                yield from ((path, int(run[1])) for path in _summaries(run_dir / folder / name))
+            elif name.endswith((".json", LINES)):
+                yield run_dir / folder / name, None
+
+
+def _summaries(folder: Path) -> list[Path]:
+    """Summaries of one run, in its folder or one below; the folder itself where there are none."""
+    names = _names(folder)
+    below = [folder / name for name in names if os.path.isdir(folder / name)]
+    places = [(folder, names), *((path, _names(path)) for path in below)]
+    return [path / name for path, found in places for name in found if name.endswith(SUMMARY)] or [folder]
+
+
+def _names(folder: Path, like: re.Pattern[str] = re.compile(".*", re.DOTALL)) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:  # of many workers a run directory has the logs as well
+            return sorted(islice((entry.name for entry in entries if like.fullmatch(entry.name)), MOST_NAMES))
+    except OSError:
+        return []
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """The result in one file. Raises NoResult, OSError."""
+    if path.is_dir():
+        if RUN_FOLDER.fullmatch(path.name) is None:
+            raise NoResult("is no regular file")
+        raise NoResult("there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?")
+    with _opened(path) as source:
+        size = os.fstat(source.fileno()).st_size
+        if size <= WHOLE_BYTES:
+            return parse_result(source.read(WHOLE_BYTES))
+        begin = source.read(PART_BYTES)
+        source.seek(-PART_BYTES, os.SEEK_END)
+        return parse_parts(begin, source.read(PART_BYTES))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, opened without waiting for anything. Raises NoResult, OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            raise NoResult("is no regular file")
+        yield source
+
+
+def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The result on each line; lines of something else are passed over where there are results. Raises NoResult."""
+    found, others = False, None
+    for number, line in enumerate(_lines(source), 1):
+        try:
+            yield parse_result(line[0]) if len(line) == 1 else parse_parts(*line)
+            found = True
+        except NoResult as why:
+            if not str(why).startswith(UNKNOWN):
+                raise NoResult(f"line {number} {why}") from why
+            others = why
+    if not found:
+        raise others or NoResult("is empty")
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
+    """Each line that is not blank; of one that is very long its begin and its end. Raises NoResult."""
+    while line := source.readline(WHOLE_BYTES):
+        end = b""
+        while len(line) == WHOLE_BYTES and not line.endswith(b"\n") and not end.endswith(b"\n"):
+            piece = source.readline(PART_BYTES)
+            if not piece:
+                break
+            if source.tell() > LINES_BYTES:
+                raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
+            end = (end + piece)[-PART_BYTES:]
+        if end:
+            yield line[:PART_BYTES], (line + end)[-PART_BYTES:]
+        elif line.strip():
+            yield (line,)
+        if source.tell() > LINES_BYTES:
+            raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
+
+
+def parse_result(text: bytes) -> dict[str, Any]:
+    """The numbers of a result that is there as a whole. Raises NoResult."""
+    if not text.strip():
+        raise NoResult("is empty")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoResult("is no whole JSON: was it cut off?") from error
+    found: dict[str, Any] = {}
+    if isinstance(body, dict):
+        found = _of_sa_bench(body) or _of_aiperf(body)
+    if not found:
+        raise NoResult(f"{UNKNOWN} (sa-bench, vLLM, SGLang, AIPerf)")
+    return found
+
+
+def parse_parts(begin: bytes, end: bytes) -> dict[str, Any]:
+    """The numbers of a result, out of the begin and the end of its text. Raises NoResult."""
+    if not end.rstrip().endswith(b"}"):
+        raise NoResult("is no whole JSON: was it cut off?")
+    body: dict[str, Any] = {}
+    for key, number in [*reversed(_IN_PART.findall(begin)), *_IN_PART.findall(end)]:
+        try:
+            body[key.decode()] = float(number)
+        except ValueError:
+            continue
+    found = _of_sa_bench(body)
+    if without_text_in_part(begin) or without_text_in_part(end):
+        _leave_out_tokens(found)
+    if not found:
+        raise NoResult(f"{UNKNOWN}, at its begin and its end")
+    return found
+
+
+def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
+    """By our names; empty where it is something else. Raises NoResult."""
+    if not any(_number(body.get(key)) is not None for key in RESULT):
+        return {}
+    found: dict[str, Any] = {}
+    for key, ours in SCALARS.items():
+        if (value := _bounded(key, body.get(key), ours)) is not None:
+            found[ours] = value
+    for key, ours in _TIMES.items():
+        if (value := _bounded(key, body.get(key))) is not None:
+            found[ours] = round(value / 1000, DIGITS)
+    for name, ours in LATENCIES.items():  # as older versions have it: [[99, 12.5]]
+        for pair in _pairs(f"percentiles_{name}_ms", body):
+            if pair[0] in (50, 90, 95, 99):
+                found.setdefault(
+                    f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
+                )
+    if without_text(body):
+        _leave_out_tokens(found)
+    return _counted(found)
+
+
+def _leave_out_tokens(found: dict[str, Any]) -> None:
+    """No 0 of tokens for what generates none, such as embeddings: it says nothing of how the benchmark went."""
+    for key in ("output_tokens", "output_tokens_per_second"):
+        if found.get(key) == 0:
+            del found[key]
+
+
+def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    value = body.get(key)
+    for pair in value if isinstance(value, list) else ():
+        numbers = [_bounded(key, number) for number in pair] if isinstance(pair, list) else []
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1] is not None:
+            yield numbers[0], numbers[1]
+
+
+def _of_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
+    """By our names; empty where it is something else. Each metric is an object with its unit and its statistics.
+
+    Raises NoResult.
+    """
+    metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
+    found: dict[str, Any] = {}
+    for key, ours in OF_AIPERF.items():
+        if (value := _bounded(key, metrics.get(key, {}).get("avg"), ours)) is not None:
+            found[ours] = value
+    for key, ours in TIMES_OF_AIPERF.items():
+        metric = metrics.get(key, {})
+        scale = SECONDS.get(str(metric.get("unit", "ms")).lower())
+        for statistic, name in STATISTICS_OF_AIPERF.items():
+            if scale is not None and (value := _bounded(key, metric.get(statistic))) is not None:
+                found[f"{ours}_{name}_s"] = round(value * scale, DIGITS)
+    failed = _bounded("error_request_count", metrics.get("error_request_count", {}).get("avg"), REQUESTS)
+    if failed is not None and "requests" in found:
+        found["requests_expected"] = found["requests"] + failed
+    return _counted(found)
+
+
+def _number(value: object) -> float | None:
+    """A number that is one: neither below 0 nor without bound. A whole number of any length is, maybe as infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) and value >= 0 else None
+    except OverflowError:
+        return math.inf if value > 0 else None
+
+
+def _bounded(key: str, value: object, ours: str = "") -> float | None:
+    """A number of a file, under its name there; a count where ``ours`` is one.
+
+    Raises NoResult for one that nothing can come to: it would be in sums with others, and cost more than its file.
+    """
+    number, most = _number(value), MOST_COUNT if ours in COUNTS else MOST_MEASURED
+    if number is None or number <= most:
+        return number
+    digits = str(value)
+    told = digits if len(digits) <= FEW_DIGITS else f"{digits[:FEW_DIGITS]}..."
+    raise NoResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
+
+
+def _counted(found: dict[str, Any]) -> dict[str, Any]:
+    """Counts as whole numbers."""
+    return {key: int(value) if key in COUNTS else value for key, value in found.items()}
+
+
+def count_requests(workers: Iterable[dict[str, Any]], results: Sequence[Mapping[str, Any]]) -> None:
+    """Put the requests of all results into the entry of the benchmark, whose log tells of the last of them alone.
+
+    One that has broken off knows more than the results that it has left, if it writes how far it is itself.
+    """
+    entries = [worker for worker in workers if worker["role"] == ROLE]
+    if len(entries) != 1 or entries[0]["unit"] not in (None, REQUESTS):
+        return
+    missing, done = any("missing" in entry for entry in results), _total(results, "requests")
+    if missing and _counts_all(entries[0], done or 0):
+        return
+    if missing:  # there was more to do than anything tells
+        entries[0]["items_expected"] = None
+    if done is None:
+        return
+    expected = None if missing else _total(results, "requests_expected")
+    entries[0].update(unit=REQUESTS, pattern=RESULT_FILES, items=done, items_expected=expected, items_processed=done)
+
+
+def _counts_all(entry: Mapping[str, Any], done: int) -> bool:
+    """Whether a benchmark has said itself what it has to do in all, and no less done than its results have."""
+    told = entry["pattern"] == PROGRESS_FILE and entry["items_expected"] is not None
+    return told and (entry["items"] or 0) >= done
+
+
+def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
+    """A count of all results together; None where one does not tell it, or there is none."""
+    counts = [entry.get(key) for entry in results if "problem" not in entry]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

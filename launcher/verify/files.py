@@ -1,0 +1,653 @@
+"""Files of a job at its end: its outputs, its last checkpoint, and benchmark results in its logs.
+
+Each is a watch of ``exporter.machine.file_host`` and does a small part of its work at each look: so it can live where a
+file server that is gone holds nobody up, can be given up at any moment, and tells how far it has come.
+"""
+
+import errno
+import fnmatch
+import hashlib
+import os
+import re
+import stat
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from exporter.contract.worker_names import worker_rank
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointWatch
+from exporter.files.checkpoints.judgement import Checkpoints
+from exporter.files.checkpoints.names import parse_name
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
+from exporter.files.formats.record_count import ArrayCount, LineCount
+from exporter.files.formats.source import shown
+from exporter.files.outputs.csv_reader import is_ours
+from launcher.verify.tokens import RESULT_BYTES, Tokens, add_up, result_text, tokens_in, tokens_in_log
+
+SLICE_S = 0.3
+"""A look works for so long."""
+MOST_TOLD = 1000
+"""Damaged files that are kept by name."""
+PIECE_BYTES = 4 << 20
+"""Of a file whose records are counted or that is summed up, without a pause."""
+MOST_TRIED = 16
+"""Checkpoints that are looked into for one that is whole."""
+SETTLED_S = 1e9
+"""As long as this after its end nobody writes to a checkpoint any more."""
+NOTHING = (b"{}", b"null", b'""')
+"""JSON texts without any result in them, beside an empty array."""
+OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+TRANSIENT = frozenset((
+    errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
+    errno.EREMOTEIO, errno.ESHUTDOWN, errno.EAGAIN, errno.EINTR,
+))  # fmt: skip
+"""What a file server says that may be back soon."""
+PAUSES, PAUSE_S = 10, 0.1
+"""Before a file is asked for again of which that was said,"""
+MOST_PATIENT = 20
+"""and how often at most, of all files together."""
+
+NOT_OURS = "left by an earlier job"
+"""Of damaged files, as far as their times tell."""
+_NO_OUTPUT = re.compile(
+    r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
+    r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
+    re.IGNORECASE,
+)
+"""Ends of names that writers give to files beside their output."""
+
+Facts = TypeVar("Facts", covariant=True)
+
+
+class Flaw(NamedTuple):
+    """A file that something is wrong with; its name and the reason as text that can be shown."""
+
+    file: str
+    format: str | None
+    reason: str
+
+
+class OutputFacts(NamedTuple):
+    """Output files of the job, as far as they have been looked at."""
+
+    listed: bool
+    """Whether all of them are known,"""
+    done: bool
+    """and all has been done with them."""
+    files: int
+    bytes: int
+    older: int
+    """Files from before the job, which are not counted in anything else."""
+    written: int
+    """Files that were written since its start."""
+    owners: frozenset[int]
+    """Ranks whose numbers their names carry behind a word that no other number has."""
+    looked: int
+    """Files that were looked into,"""
+    valid: int
+    """that are whole,"""
+    unknown: int
+    """of no known format,"""
+    undecided: int
+    """of a format that does not tell,"""
+    empty: int
+    flawed: int
+    """and damaged."""
+    unreadable: int
+    """Those that could not be read,"""
+    unreadable_why: str | None
+    """and why the first of them could not."""
+    empties: tuple[Flaw, ...]
+    flaws: tuple[Flaw, ...]
+    formats: tuple[str, ...]
+    """Of those that are whole."""
+    records: int
+    counted: int
+    """Files whose records were counted,"""
+    uncounted: int
+    """and that hold none which can be."""
+    tokens: Tokens
+    """What results of benchmarks in them tell,"""
+    without_tokens: tuple[Flaw, ...]
+    """and which of them should have tokens and have none."""
+    summed: int
+    sums: tuple[tuple[str, str], ...]
+    """Name and SHA-256 of files that were summed up since the last look."""
+
+
+class CheckpointFacts(NamedTuple):
+    """The last checkpoint of the job, as far as it has been looked at."""
+
+    done: bool
+    files: int
+    """Files to look into, as far as is known,"""
+    looked: int
+    """and those that were."""
+    last: Checkpoint | None
+    valid: int
+    """Files of it that are whole."""
+    flaws: tuple[Flaw, ...]
+    """What is wrong with it,"""
+    flawed: int
+    """in so many files."""
+    good: Checkpoint | None
+    """The newest one that nothing is wrong with."""
+    unsure: int = 0
+    """Files of the last one of which it cannot be told, beside those of formats that do not tell,"""
+    unsure_why: str | None = None
+    """and why not, of the first of them."""
+
+
+class LogFacts(NamedTuple):
+    """Results of benchmarks at the ends of logs."""
+
+    done: bool
+    files: int
+    looked: int
+    tokens: Tokens
+    without_tokens: tuple[Flaw, ...]
+
+
+class _Slices(Generic[Facts]):
+    """A piece of work that is done in slices."""
+
+    def __init__(self) -> None:
+        self._steps: Iterator[None] | None = None
+        self._done = False
+
+    def look(self, _now: float) -> Facts:
+        """Go on for a while; what is known by then.
+
+        Raises OSError when the directory cannot be read; the next look then begins anew.
+        """
+        end = time.monotonic() + SLICE_S
+        if self._steps is None:
+            self._begin()
+            self._steps = self._work()
+        try:
+            for _ in self._steps:
+                if time.monotonic() >= end:
+                    return self._facts()
+        except OSError:
+            self._steps = None
+            raise
+        self._done = True
+        return self._facts()
+
+    def _begin(self) -> None:
+        """Forget all that was found out."""
+        raise NotImplementedError
+
+    def _work(self) -> Iterator[None]:
+        """The work, with a pause wherever it may be given up."""
+        raise NotImplementedError
+
+    def _facts(self) -> Facts:
+        raise NotImplementedError
+
+
+@dataclass
+class _Counts:
+    """What has been found out about output files."""
+
+    bytes: int = 0
+    older: int = 0
+    written: int = 0
+    looked: int = 0
+    valid: int = 0
+    unknown: int = 0
+    undecided: int = 0
+    empty: int = 0
+    flawed: int = 0
+    records: int = 0
+    counted: int = 0
+    uncounted: int = 0
+    unreadable: int = 0
+    unreadable_why: str | None = None
+    gone: int = 0
+    summed: int = 0
+    tokens: Tokens = field(default_factory=Tokens)
+    owners: Counter[int] = field(default_factory=Counter)
+    empties: list[Flaw] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+    without_tokens: list[Flaw] = field(default_factory=list)
+    formats: Counter[str] = field(default_factory=Counter)
+
+
+def _kind(name: str, verdict: Verdict) -> str | None:
+    """Whether the records of a file are lines or rows of a table: by its name, and else by its format."""
+    if name.lower().endswith(json_lines.EXTENSIONS):
+        return "jsonl"
+    if name.lower().endswith(csv_text.EXTENSIONS):
+        return "csv"
+    return verdict.format if verdict.format in ("jsonl", "csv") else None
+
+
+class _File(NamedTuple):
+    """An output file as it was listed."""
+
+    mtime: float
+    name: str
+    size: int
+    rank: int | None
+    """Whose it is, where that is sure."""
+    older: bool
+
+
+class OutputFiles(_Slices[OutputFacts]):
+    """Regular files directly in a directory whose names match a glob, those that were written last first.
+
+    Locks, marks and what has a temporary name are none of them, unless the glob asks for such names.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        pattern: str,
+        since: float,
+        ranks: Mapping[tuple[str, int], int],
+        *,
+        resumes: bool = False,
+        counts: bool = True,
+        checksums: bool = False,
+        gpu_metrics: bool = False,
+    ) -> None:
+        """``since``: when the job started, in epoch seconds; older files count only where it ``resumes``.
+
+        ``ranks`` by role and index tell whose a file is, by its name. ``gpu_metrics``: whether sidecars have written
+        ``gpu_metrics.csv`` there, which is none of the job's files.
+        """
+        super().__init__()
+        self._directory, self._pattern, self._since, self._ranks = directory, pattern, since, dict(ranks)
+        self._resumes, self._counts, self._checksums = resumes, counts, checksums
+        self._gpu_metrics = gpu_metrics
+        self._begin()
+
+    def _begin(self) -> None:
+        self._listed = False
+        self._files: list[_File] = []
+        self._found = _Counts()
+        self._sums: list[tuple[str, str]] = []
+        self._patience = MOST_PATIENT
+
+    def _facts(self) -> OutputFacts:
+        found, sums = self._found, tuple(self._sums)
+        self._sums.clear()
+        return OutputFacts(
+            listed=self._listed,
+            done=self._done,
+            files=len(self._files) - found.gone,
+            bytes=found.bytes,
+            older=found.older,
+            written=found.written,
+            owners=frozenset(+found.owners),
+            looked=found.looked,
+            valid=found.valid,
+            unknown=found.unknown,
+            undecided=found.undecided,
+            empty=found.empty,
+            flawed=found.flawed,
+            unreadable=found.unreadable,
+            unreadable_why=found.unreadable_why,
+            empties=tuple(found.empties),
+            flaws=tuple(found.flaws),
+            formats=tuple(name for name, _ in found.formats.most_common()),
+            records=found.records,
+            counted=found.counted,
+            uncounted=found.uncounted,
+            tokens=found.tokens,
+            without_tokens=tuple(found.without_tokens),
+            summed=found.summed,
+            sums=sums,
+        )
+
+    def _work(self) -> Iterator[None]:
+        yield from self._list()
+        for file in self._files:
+            yield from self._look_into(file)
+        for file in self._files if self._checksums else ():
+            yield from self._sum_up(file.name)
+
+    def _list(self) -> Iterator[None]:
+        hidden = self._pattern.startswith(".")
+        matches = re.compile(fnmatch.translate(self._pattern)).match
+        leaves_out = None if _NO_OUTPUT.search(self._pattern) else _NO_OUTPUT.search
+        found = self._found
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    yield
+                    name = entry.name
+                    if (name.startswith(".") and not hidden) or matches(name) is None:
+                        continue
+                    if leaves_out is not None and leaves_out(name) is not None:
+                        continue
+                    if self._gpu_metrics and is_ours(name):
+                        continue
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if not stat.S_ISREG(facts.st_mode):
+                        continue
+                    older = facts.st_mtime < self._since
+                    if older:
+                        found.older += 1
+                        if not self._resumes:
+                            continue
+                    else:
+                        found.written += 1
+                    found.bytes += facts.st_size
+                    rank = worker_rank(name, self._ranks, sure=True)
+                    if rank is not None:
+                        found.owners[rank] += 1
+                    self._files.append(_File(facts.st_mtime, name, facts.st_size, rank, older))
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # nobody has made it
+        self._files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
+        self._listed = True
+
+    def _look_into(self, file: _File) -> Iterator[None]:
+        """Whether a file is whole, the records in it and what it tells of tokens."""
+        found, name = self._found, file.name
+        while True:
+            try:
+                with open_source(self._directory, name) as source:
+                    verdict = check(source)
+                    text = result_text(source, verdict)
+                    whole = len(text) == source.size
+                break
+            except NoFile as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno in TRANSIENT and self._patience > 0:
+                    self._patience -= 1
+                    yield from _rest()
+                    continue
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    self._note_unreadable(str(error))
+                else:
+                    self._note_gone(file)  # or something else has taken its place
+                yield
+                return
+        found.looked += 1
+        yield
+        reason = shown(verdict.reason or "")
+        if verdict.state == "empty":
+            found.empty += 1
+            _keep(found.empties, Flaw(shown(name), None, reason))
+        elif verdict.state in ("invalid", "unfinished"):
+            found.flawed += 1
+            _keep(found.flaws, Flaw(shown(name), verdict.format, reason))
+        elif verdict.state == "valid":
+            found.valid += 1
+            found.formats[verdict.format or "?"] += 1
+        elif verdict.format is None:
+            found.unknown += 1
+        else:
+            found.undecided += 1
+        if text:
+            self._note_tokens(name, verdict, text, whole=whole)
+        if self._counts:
+            yield from self._count(name, verdict, nothing=whole and text.strip() in NOTHING)
+
+    def _note_unreadable(self, why: str) -> None:
+        self._found.looked += 1
+        self._found.unreadable += 1
+        self._found.uncounted += 1
+        self._found.unreadable_why = self._found.unreadable_why or shown(why)
+
+    def _note_gone(self, file: _File) -> None:
+        """It was removed or renamed since it was listed: it is none of the files any more."""
+        found = self._found
+        found.gone += 1
+        found.bytes -= file.size
+        if file.older:
+            found.older -= 1
+        else:
+            found.written -= 1
+        if file.rank is not None:
+            found.owners[file.rank] -= 1
+
+    def _count(self, name: str, verdict: Verdict, *, nothing: bool) -> Iterator[None]:
+        """Count the records of a file."""
+        if verdict.state == "empty" or nothing:
+            records: int | None = 0
+        elif verdict.records is None and (kind := _kind(name, verdict)) is not None:
+            lines = LineCount(csv=kind == "csv")
+            read = yield from self._advance(name, lines)
+            # a last line that only lacks its newline is a record too
+            more = lines.unfinished and verdict.state not in ("invalid", "unfinished")
+            records = lines.records + more if read else None
+        elif verdict.format == "json" and verdict.state == "valid" and verdict.records is None:
+            items = ArrayCount()
+            read = yield from self._advance(name, items)
+            records = items.items if items.complete and read else None
+        else:
+            records = verdict.records
+        if records is None:
+            self._found.uncounted += 1
+        else:
+            self._found.counted += 1
+            self._found.records += records
+
+    def _advance(self, name: str, count: LineCount | ArrayCount) -> Generator[None, None, bool]:
+        """Count to the end of a file; whether all of it could be read."""
+        with _opened(self._directory, name) as fd:
+            if fd is not None:
+                while count.advance(fd, os.fstat(fd).st_size, PIECE_BYTES):
+                    yield
+                return True
+        return False
+
+    def _note_tokens(self, name: str, verdict: Verdict, text: bytes, *, whole: bool) -> None:
+        found, told = self._found, tokens_in(text, lines=verdict.format == "jsonl", whole=whole)
+        found.tokens = add_up(found.tokens, told)
+        if told.empty is not None:
+            _keep(found.without_tokens, Flaw(shown(name), verdict.format, told.empty))
+
+    def _sum_up(self, name: str) -> Iterator[None]:
+        digest = hashlib.sha256()
+        with _opened(self._directory, name) as fd:
+            while fd is not None and (piece := os.read(fd, PIECE_BYTES)):
+                digest.update(piece)
+                yield
+            if fd is not None:
+                self._sums.append((name, digest.hexdigest()))
+                self._found.summed += 1
+        yield
+
+
+@contextmanager
+def _opened(directory: str, name: str) -> Iterator[int | None]:
+    """The descriptor of a file, or None where it cannot be opened; a read that fails ends the context."""
+    try:
+        fd = os.open(os.path.join(directory, name), OPEN)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _rest() -> Iterator[None]:
+    """Some time for a file server to be back."""
+    for _ in range(PAUSES):
+        time.sleep(PAUSE_S)
+        yield
+
+
+def _keep(flaws: list[Flaw], flaw: Flaw) -> None:
+    if len(flaws) < MOST_TOLD:
+        flaws.append(flaw)
+
+
+# Logs
+
+
+class LogResults(_Slices[LogFacts]):
+    """Results of benchmarks that are printed at the ends of logs."""
+
+    def __init__(self, run_dir: str, paths: Collection[str]) -> None:
+        """``run_dir`` is where the logs are; those that are not there are passed over."""
+        super().__init__()
+        self._paths = tuple(paths)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._looked = 0
+        self._tokens = Tokens()
+        self._without: list[Flaw] = []
+
+    def _facts(self) -> LogFacts:
+        return LogFacts(self._done, len(self._paths), self._looked, self._tokens, tuple(self._without))
+
+    def _work(self) -> Iterator[None]:
+        for path in self._paths:
+            folder, name = os.path.split(path)
+            text, before = b"", 0
+            with _opened(folder, name) as fd:
+                if fd is not None and stat.S_ISREG(os.fstat(fd).st_mode):
+                    before = max(0, os.fstat(fd).st_size - RESULT_BYTES)
+                    text = os.pread(fd, RESULT_BYTES, before)
+            self._looked += 1
+            told = tokens_in_log(text, whole=not before)
+            self._tokens = add_up(self._tokens, told)
+            if told.empty is not None:
+                _keep(self._without, Flaw(shown(name), None, told.empty))
+            yield
+
+
+# Checkpoints
+
+
+class LastCheckpoint(_Slices[CheckpointFacts]):
+    """The newest checkpoint of the job, and where something is wrong with that the newest one that is whole."""
+
+    def __init__(self, directory: str, pattern: str, since: float) -> None:
+        """``since``: when the job started, in epoch seconds; older checkpoints are none of it."""
+        super().__init__()
+        self._directory, self._pattern, self._since = directory, pattern, since
+        self._begin()
+
+    def _begin(self) -> None:
+        self._entries: dict[str, CheckpointEntry] = {}
+        self._last: Checkpoint | None = None
+        self._good: Checkpoint | None = None
+        self._files = self._looked = self._valid = self._flawed = self._unsure = 0
+        self._unsure_why: str | None = None
+        self._flaws: list[Flaw] = []
+
+    def _facts(self) -> CheckpointFacts:
+        last, good = self._last, self._good
+        flaws, flawed = tuple(self._flaws), self._flawed
+        unsure, why = self._unsure, self._unsure_why
+        return CheckpointFacts(
+            self._done, self._files, self._looked, last, self._valid, flaws, flawed, good, unsure, why
+        )
+
+    def _work(self) -> Iterator[None]:
+        yield from self._list()
+        without: set[str] = set()
+        for _ in range(MOST_TRIED):
+            found = self._newest(without)
+            if found is None:
+                return
+            looked = _Looked()
+            files = [file for entry in self._of(found.key) for file in entry.files if not file.temporary]
+            # one that an earlier job has begun may be as that one has left it
+            ours = all(file.mtime >= self._since for file in files)
+            if found.state == "incomplete" and ours:
+                looked.flawed = max(1, found.missing_count)
+                looked.flaws += [Flaw(shown(name), None, "is missing") for name in found.missing]
+            elif found.state == "incomplete":
+                looked.doubt(NOT_OURS)
+            for file in files if not looked.flawed or self._last is None else ():
+                self._check(looked, file.path, only=found.files == 1, ours=file.mtime >= self._since)
+                self._looked += 1
+                yield
+            without.add(found.key)
+            if files and looked.gone == len(files):
+                continue  # it was removed meanwhile
+            if looked.gone:
+                looked.flawed, looked.flaws = 0, []  # it is being removed
+            if self._last is None:
+                self._last, self._valid, self._flaws, self._flawed = found, looked.valid, looked.flaws, looked.flawed
+                self._unsure, self._unsure_why = looked.unsure, looked.why
+            if not looked.flawed:
+                self._good = found
+                return
+
+    def _list(self) -> Iterator[None]:
+        """All that is there."""
+        watch = CheckpointWatch(self._directory, self._pattern, verify=False)
+        now, behind = time.time(), True
+        while behind:
+            sight = watch.look(now)
+            self._entries.update((entry.name, entry) for entry in sight.entries)
+            now, behind = now + 1.0, sight.behind
+            yield
+
+    def _newest(self, without: Collection[str]) -> Checkpoint | None:
+        """The newest one besides those with these keys, as it is once nobody writes any more."""
+        entries = [entry for entry in self._entries.values() if _key(entry) not in without]
+        checkpoints = Checkpoints(self._since)
+        checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time() + SETTLED_S)
+        found = checkpoints.last
+        self._files = self._looked + (0 if found is None else found.files)
+        return found
+
+    def _of(self, key: str) -> list[CheckpointEntry]:
+        return [entry for entry in self._entries.values() if not entry.temporary and _key(entry) == key]
+
+    def _check(self, looked: "_Looked", path: str, *, only: bool, ours: bool) -> None:
+        """Note what the format of a file tells; an empty one is damaged where it should hold something."""
+        try:
+            with open_source(self._directory, path) as source:
+                verdict = check(source)
+        except NoFile as error:
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                looked.doubt(shown(str(error)))
+            else:
+                looked.gone += 1
+            return
+        state, reason = verdict.state, verdict.reason
+        binary = any(path.lower().endswith(known.EXTENSIONS) for known in BINARY)
+        if state == "empty" and (only or binary):
+            state, reason = "invalid", "is empty"
+        looked.valid += state == "valid"
+        if state in ("invalid", "unfinished") and not ours:
+            looked.doubt(NOT_OURS)
+        elif state in ("invalid", "unfinished"):
+            looked.flawed += 1
+            _keep(looked.flaws, Flaw(shown(path), verdict.format, shown(reason or "is damaged")))
+
+
+@dataclass
+class _Looked:
+    """What has been found out about one checkpoint."""
+
+    valid: int = 0
+    flawed: int = 0
+    unsure: int = 0
+    why: str | None = None
+    gone: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+    def doubt(self, why: str) -> None:
+        """Of one more file it cannot be told."""
+        self.unsure += 1
+        self.why = self.why or why
+
+
+def _key(entry: CheckpointEntry) -> str | None:
+    name = parse_name(entry.bare, entry.directory)
+    return None if name is None else name.key

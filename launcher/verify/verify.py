@@ -1,0 +1,553 @@
+"""Is the work all there: workers, items or steps, output files and what is in them, the last checkpoint."""
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import Manifest, PathGroup, Verification
+from exporter.contract.worker_names import worker_rank
+from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.formats.source import shown
+from exporter.machine.file_host import FileHost
+from exporter.machine.mounts import is_apart, mount_of
+from exporter.progress.work import ITEMS, Work
+from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
+from launcher.verify.files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
+from launcher.verify.timed_reads import Answer, Make, OutOfTime, ProgressOf, look_at_all
+from launcher.verify.tokens import Tokens, add_up, tokens_words
+
+CLOCK_SLACK_S = 60.0
+"""How far the clock of a file server may be behind."""
+NAMED = 5
+"""Files and workers that a line names."""
+NO_TIME = "there was no time to look at"
+
+OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
+DEFAULTS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
+"""Patterns of a job file that names none: the schema of the job file is too large to be read here."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about the finished job; ``passed`` is None when there was nothing to ask about."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    files: tuple[Flaw, ...] = ()
+    """What is wrong with single files, of many some,"""
+    files_total: int = 0
+    """and how many there are."""
+    idle: bool = False
+    """Whether the job file asks for nothing of the kind, and there is nothing of it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object; with ``files`` where single files are at fault."""
+        body: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
+        if self.files_total:
+            body |= {"files": [flaw._asdict() for flaw in self.files], "files_total": self.files_total}
+        return body
+
+
+def verify(
+    manifest: Manifest,
+    *,
+    work: Work,
+    reasons: Sequence[str | None] | None,
+    teller: str = "the logs",
+    since: float = 0.0,
+    idle: Collection[int] = (),
+    busy: Collection[int] = (),
+    logs: Collection[Path] = (),
+    told: Mapping[str, Mapping[str, Any]] | None = None,
+    out_of_time: OutOfTime = lambda: False,
+    progress: ProgressOf | None = None,
+    again: bool = False,
+    before: int = 0,
+    host: FileHost | None = None,
+) -> list[Check]:
+    """Checks of a finished job that started at ``since``, its ``work`` as ``teller`` say.
+
+    ``reasons`` are those of its critical tasks; without them its files alone are checked. ``idle`` are the ranks that
+    had nothing to do, ``busy`` those that had, ``logs`` where benchmarks print their results, ``told`` the last status
+    of each node's sidecar. ``again`` compares checksums with those that were written at the end of the job, when there
+    were ``before`` output files.
+    """
+    groups = {group.name: group for group in manifest.groups if group.pattern is not None}
+    known = read_checksums(manifest.run_dir) if again else None
+    summed = manifest.verify.checksums if not again else known is not None
+    makes = _makes(manifest, groups, since - CLOCK_SLACK_S, logs, checksums=summed)
+    own = FileHost(SystemClock()) if host is None else host
+    try:
+        answers = look_at_all(makes, own, out_of_time, progress)
+        shared = mount_of(os.path.abspath(manifest.run_dir), own.mounts.current())
+    finally:
+        if host is None:
+            own.close()
+    checks: list[Check] = []
+    if OUTPUT in groups:
+        apart = is_apart(answers[OUTPUT].mount, shared)
+        # one machine that plays several nodes has one disk: there all that anybody writes is seen
+        nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
+        job = _Job(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
+        checks += _outputs(job, answers[OUTPUT])
+    if CHECKPOINT in groups:
+        checks.append(_checkpoint(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
+    checks += _tokens(answers.get(OUTPUT, Answer()).facts, answers.get(LOGS, Answer()).facts)
+    if OUTPUT in groups and again and (known is not None or manifest.verify.checksums):
+        checks.append(_compared(answers[OUTPUT], known))
+    elif OUTPUT in groups and manifest.verify.checksums:
+        checks.append(_written(manifest.run_dir, answers[OUTPUT]))
+    some = any(not task.critical for task in manifest.tasks)
+    return checks if reasons is None else [_workers(reasons, some=some), *_work(manifest, work, teller), *checks]
+
+
+def _makes(
+    manifest: Manifest, groups: Mapping[str, PathGroup], since: float, logs: Collection[Path], *, checksums: bool
+) -> dict[str, Make]:
+    """What looks at the files of each kind."""
+    makes: dict[str, Make] = {}
+    for name, group in groups.items():
+        directory = os.path.abspath(manifest.directory(group))
+        if name == OUTPUT:
+            makes[name] = partial(
+                OutputFiles,
+                directory,
+                group.pattern or "",
+                since,
+                manifest.ranks_of_roles(),
+                resumes=manifest.resumes,
+                counts=manifest.verify.records_per_item is not None,
+                checksums=checksums,
+                gpu_metrics=manifest.gpu_metrics,
+            )
+        elif name == CHECKPOINT:
+            # one that was written just before was written by the job before: a clock that is behind hides ours at most
+            makes[name] = partial(LastCheckpoint, directory, group.pattern or "", since + CLOCK_SLACK_S)
+    if logs:
+        makes[LOGS] = partial(LogResults, os.path.abspath(manifest.run_dir), tuple(map(str, logs)))
+    return makes
+
+
+# Workers and items
+
+
+def _workers(reasons: Sequence[str | None], *, some: bool) -> Check:
+    """By the ends of the critical workers; ``some`` tells that there are others."""
+    done = sum(reason == "completed" for reason in reasons)
+    return Check(
+        "workers", done == len(reasons), f"{done} of {len(reasons)} {'critical ' if some else ''}workers completed"
+    )
+
+
+def enough_of(share: float, total: int) -> int:
+    """The least number of items, of so many, that counts as all."""
+    return math.ceil(round(share * total, 6))
+
+
+def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
+    total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
+    if work.counts_items_of(total) and total is not None:
+        if done is None:
+            return [Check(ITEMS, False, f"no log said how many of {total} items were done")]
+        return [_count(ITEMS, done, total, work.processed, wanted)]
+    checks = []
+    if work.in_step and done is not None and told:
+        given = manifest.total_epochs is not None or manifest.total_steps is not None
+        checks.append(_count(str(work.unit), done, told, work.processed, wanted, given=given))
+    if total is None:
+        if not checks:
+            counted = "" if work.counts_items else f" {work.unit}"
+            lacks = (done or 0) < enough_of(wanted.complete_share, told or 0)
+            short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
+            checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True))
+    else:
+        checks.append(Check(ITEMS, None, _no_items(work, total)))
+    return checks
+
+
+def _no_items(work: Work, total: int | None) -> str:
+    """Why items cannot be told from what is known of the work."""
+    if work.bars and work.counts_items:
+        return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
+    if work.unit is not None:
+        return f"{work.unit} are counted, not items"
+    return f"{' and '.join(work.units)} are counted, which do not add up"
+
+
+def _count(
+    unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, given: bool = False
+) -> Check:
+    """Whether so many are enough; ``given`` tells that the job file says how many there are."""
+    again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
+    words = f"{done} of {total} {unit} done{again}"
+    passed = done >= enough_of(wanted.complete_share, total)
+    if unit == ITEMS:
+        enough = "" if done >= total else f"; {100 * wanted.complete_share:g}% are enough"
+        return Check(unit, passed, words + enough)
+    if passed:
+        return Check(unit, True, words)
+    # logs count from 0, skip lines, and training stops early: a program that ends well decides itself what is enough
+    why = "the program may have stopped early" if given else "the job file gives no total of them"
+    return Check(unit, None, f"{words}, as far as the logs say; {why}")
+
+
+# Output files
+
+
+def _is_default(name: str, group: PathGroup) -> bool:
+    """Whether the job file says nothing of where these files are."""
+    return group.directory == "." and group.pattern == DEFAULTS[name]
+
+
+def _place(manifest: Manifest, group: PathGroup) -> str:
+    """The directory of a group, for people."""
+    return "the run directory" if group.directory == "." else shown(str(manifest.directory(group)))
+
+
+def _trouble(name: str, what: str, directory: Path, answer: Answer) -> Check | None:
+    """The check of files that could not be looked at."""
+    if answer.silent is not None:
+        return Check(name, False, f"the {what} directory does not answer ({answer.silent})")
+    if answer.error is not None:
+        return Check(name, False, f"{shown(str(directory))} cannot be read: {answer.error}")
+    if answer.unable is not None:
+        return Check(name, None, f"the {what} files could not be looked at: {answer.unable}")
+    return None
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Output files on the disks of the nodes, as far as their sidecars have told."""
+
+    silent: int
+    """Nodes that have not."""
+    files: int
+    bytes: int
+    records: int | None
+    """None where not all are counted."""
+    whole: bool
+    """Whether all of them were looked into and are whole."""
+    invalid: tuple[str, ...]
+    """Damaged files, of this job or of an earlier one."""
+    written: bool
+    """Whether some were written since the job started."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is known of a job whose output files are looked at."""
+
+    manifest: Manifest
+    group: PathGroup
+    work: Work
+    idle: frozenset[int]
+    busy: frozenset[int]
+    nodes: _Nodes | None
+    """Where each node has output files of its own."""
+    before: int
+    """How many files there were at the end of the job."""
+    apart: bool
+    """Whether the output directory may be another one on this machine than it was for the job."""
+
+
+def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
+    """What the last statuses of the sidecars tell together."""
+    entries = [
+        entry
+        for status in told.values()
+        if status.get("final")
+        for entry in status.get("outputs", ())
+        if entry.get("group") == OUTPUT
+    ]
+    records = [entry.get("records") for entry in entries if entry.get("files")]
+    return _Nodes(
+        silent=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
+        files=sum(entry.get("files") or 0 for entry in entries),
+        bytes=sum(entry.get("bytes") or 0 for entry in entries),
+        records=None if None in records else sum(records),
+        whole=all(entry.get("valid") for entry in entries if entry.get("files")),
+        invalid=tuple(str(flaw.get("file")) for entry in entries for flaw in entry.get("invalid") or ()),
+        written=any(entry.get("first_output") is not None for entry in entries),
+    )
+
+
+def _outputs(job: _Job, answer: Answer) -> list[Check]:
+    manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
+    trouble = _trouble("outputs", "output", manifest.directory(group), answer)
+    if trouble is not None:
+        return [trouble]
+    facts: OutputFacts | None = answer.facts
+    if facts is None or not facts.listed:
+        return [Check("outputs", None, f"{NO_TIME} them")]
+    if job.nodes is not None:
+        return _outputs_of_nodes(job, job.nodes, facts)
+    place = _place(manifest, group)
+    least = f"; at least {wanted} are expected (verify.outputs)" if wanted is not None else ""
+    missing = None if wanted is None else False
+    if not facts.written and not (manifest.resumes and facts.files):
+        if job.before and job.apart:
+            return [Check("outputs", None, f"none of the {_files(job.before)} can be seen from this machine")]
+        if job.before:
+            there = "is" if job.before == 1 else "are"
+            return [Check("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
+    if not facts.files and not facts.older:
+        words = f"no file matches {group.pattern} in {place}{least}"
+        return [Check("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
+    if not facts.written:
+        # some may be: a job that goes on where an earlier one has ended need not write to all of them
+        count = max(facts.files, facts.older)
+        return [Check("outputs", missing, f"{count} files in {place}, none written since the job started{least}")]
+    records = _records(job, facts.records, facts)
+    return [_complete(job, facts, records), _valid(facts), *((records,) if records is not None else ())]
+
+
+def _outputs_of_nodes(job: _Job, nodes: _Nodes, facts: OutputFacts) -> list[Check]:
+    """Of files on the disks of several nodes: one node sees its own, and the sidecars have counted the others."""
+    wanted = job.manifest.verify.outputs
+    words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
+    doubts = []
+    if nodes.silent:
+        doubts.append(f"{nodes.silent} of them {'has' if nodes.silent == 1 else 'have'} not told of theirs")
+    if not nodes.written:
+        doubts.append("none is known to be written since the job started")
+    if wanted is not None and nodes.files < wanted:
+        doubts.append(f"at least {wanted} are expected (verify.outputs)")
+    if facts.empty:
+        doubts.append(f"empty: {_named(facts.empties, facts.empty)}")
+    own = _valid(facts)
+    valid = own
+    if own.passed is not False and nodes.invalid:
+        names = ", ".join(nodes.invalid[:NAMED])
+        valid = Check("valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}")
+    elif own.passed is not False and (nodes.silent or not nodes.whole):
+        valid = Check("valid", None, f"{own.detail}; of the files of other nodes it cannot be told")
+    records = _records(job, None if nodes.silent else nodes.records, facts)
+    return [
+        Check("outputs", None if doubts else True, "; ".join((words, *doubts))),
+        valid,
+        *((records,) if records is not None else ()),
+    ]
+
+
+def _complete(job: _Job, facts: OutputFacts, records: Check | None) -> Check:
+    """Whether all files are there, and something in each: what lacks is a failure unless nothing lacks in them all."""
+    wanted, manifest = job.manifest.verify.outputs, job.manifest
+    complete = records is not None and records.passed is True
+    short = records is not None and records.passed is False
+    told = facts.done and facts.looked == facts.files
+    failed, open_, notes = False, False, []
+    if facts.empty:
+        notes.append(f"empty: {_named(facts.empties, facts.empty)}")
+        ranks = manifest.ranks_of_roles()
+        owners = [worker_rank(flaw.file, ranks) for flaw in facts.empties]
+        ill = [rank for rank in owners if rank is None or rank not in job.idle]
+        if ill and not complete:
+            all_empty = facts.empty == facts.files and told
+            failed = short or all_empty or (told and manifest.verify.records_per_item is not None and _is_any(ill, job))
+            open_ = not failed
+    if wanted is not None:
+        if facts.files < wanted:
+            failed = True
+            notes.append(f"at least {wanted} are expected (verify.outputs)")
+    elif lacking := _workers_without(manifest, facts.owners, job.work, job.idle):
+        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+        words = f"none of {', '.join(lacking[:NAMED])}{more}"
+        if not complete and (short or told):
+            failed = True
+            words += "; verify.outputs tells how many are enough"
+        elif not complete:
+            open_ = True
+        notes.append(words)
+    if failed and facts.older and not manifest.resumes:
+        notes.append(f"{facts.older} older ones count with `resume: true`")
+    words = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
+    if failed:
+        return Check("outputs", False, words, facts.empties, facts.empty)
+    return Check("outputs", None if open_ else True, words)
+
+
+def _is_any(ranks: Collection[int | None], job: _Job) -> bool:
+    """Whether one of these is a worker that had something to do."""
+    return any(rank in job.busy for rank in ranks)
+
+
+def _workers_without(manifest: Manifest, owners: Collection[int], work: Work, idle: Collection[int]) -> list[str]:
+    """Workers without a file while others of their role have some; none where names do not tell the worker."""
+    firsts = set(manifest.ranks_of_roles().values())
+    lacking = []
+    for role in dict.fromkeys(task.role for task in manifest.tasks):
+        tasks = [task for task in manifest.tasks if task.role == role and task.critical]
+        there = {task.rank for task in tasks} & set(owners)
+        if not there:
+            continue
+        expected = [task for task in tasks if task.rank in firsts or not there <= firsts]
+        ranks = [task.rank for task in expected]
+        if work.in_step and there == {min(ranks)}:
+            continue  # of workers that do the same work the first one often writes for all
+        if any(there == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width):
+            continue  # and so does the first of each group of workers that share one piece of work
+        lacking += [task.worker for task in expected if task.rank not in there and task.rank not in idle]
+    return lacking
+
+
+def _named(flaws: Sequence[Flaw], total: int) -> str:
+    """Some names, and how many more there are."""
+    more = f" and {total - NAMED} more" if total > NAMED else ""
+    return ", ".join(flaw.file for flaw in flaws[:NAMED]) + more
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
+def _valid(facts: OutputFacts) -> Check:
+    others = []
+    if facts.unknown:
+        others.append(f"{_files(facts.unknown)} of no known format")
+    if facts.undecided:
+        others.append(f"{_files(facts.undecided)} of which it cannot be told")
+    if facts.unreadable:
+        others.append(f"{_files(facts.unreadable)} that could not be read ({facts.unreadable_why})")
+    if facts.looked < facts.files:
+        others.append(f"{NO_TIME} {facts.files - facts.looked} of {facts.files}")
+    if facts.flawed:
+        flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
+        words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(flaws, facts.flawed)}"
+        return Check("valid", False, "; ".join((words, *others)), flaws, facts.flawed)
+    passed = True if facts.valid and facts.looked == facts.files and not facts.unreadable else None
+    words = f"{_files(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
+    return Check("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
+
+
+def _records(job: _Job, records: int | None, facts: OutputFacts) -> Check | None:
+    """Records against the items done, or against those of the job file where the logs do not tell.
+
+    Without ``records`` there are some that have not been counted. None where there is nothing to count.
+    """
+    manifest, work = job.manifest, job.work
+    wanted, total = manifest.verify, manifest.total_items
+    times = wanted.records_per_item
+    if times is None or not (facts.counted or (job.nodes is not None and records)):
+        return None
+    if work.counts_items_of(total) and work.done is not None and work.whole:
+        items = work.done
+    elif total is not None:
+        items = total
+    elif records != 0:
+        why = "not all workers have told their items" if work.counts_items else _no_items(work, total)
+        return Check("records", None, why)
+    else:
+        items = 0
+    if records is None:
+        return Check("records", None, f"the records for {items} items have not all been counted")
+    words = f"{records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
+    if records >= math.ceil(round(enough_of(wanted.complete_share, items) * times, 6)) and records:
+        return Check("records", True, words)
+    if job.nodes is not None:
+        return Check("records", None, f"{words}, as the sidecars have counted them")
+    if facts.looked < facts.files or not facts.done:
+        return Check("records", None, f"{words}; there was no time to count them all")
+    if facts.uncounted:
+        return Check("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")
+    asked = f" (verify.records_per_item: {times:g})" if items else ""
+    return Check("records", False, f"{words}{asked}")
+
+
+# Checkpoints
+
+
+def _checkpoint(manifest: Manifest, group: PathGroup, answer: Answer) -> Check:
+    directory = manifest.directory(group)
+    trouble = _trouble("checkpoint", "checkpoint", directory, answer)
+    if trouble is not None:
+        return trouble
+    facts: CheckpointFacts | None = answer.facts
+    if facts is None or (facts.last is None and not facts.done):
+        return Check("checkpoint", None, f"{NO_TIME} them")
+    last = facts.last
+    if last is None:
+        words = f"no checkpoint like {group.pattern} in {_place(manifest, group)}"
+        return Check("checkpoint", None, words, idle=_is_default(CHECKPOINT, group))
+    name = shown(last.name)
+    if facts.flawed:
+        if last.state == "incomplete":
+            problem = f"{name} is incomplete: {shown(last.reason or '')}"
+        else:
+            problem = f"{name} is damaged: {_reason(last, facts.flaws[0])}"
+        return Check("checkpoint", False, f"{problem}; {_last_good(facts)}", facts.flaws, facts.flawed)
+    size = f"{_files(last.files)}, {last.bytes} bytes"
+    if facts.unsure:
+        unsure = f"{_files(facts.unsure)} of which it cannot be told ({facts.unsure_why})"
+        return Check("checkpoint", None, f"{name}: {size}, {unsure}")
+    if not facts.valid:
+        return Check("checkpoint", None, f"{name}: {size}, of no format that tells whether they are whole")
+    return Check("checkpoint", True, f"{name} is whole: {size}")
+
+
+def _reason(last: Checkpoint, flaw: Flaw) -> str:
+    return flaw.reason if flaw.file == shown(last.name) else f"{flaw.file}: {flaw.reason}"
+
+
+def _last_good(facts: CheckpointFacts) -> str:
+    if facts.good is not None:
+        return f"the last good one is {shown(facts.good.name)}"
+    return "there is no good one" if facts.done else f"{NO_TIME} the ones before"
+
+
+# Results of benchmarks
+
+
+def _tokens(outputs: OutputFacts | None, logs: LogFacts | None) -> list[Check]:
+    """Whether benchmarks have produced something; nothing where no result is found."""
+    told = add_up(outputs.tokens if outputs else Tokens(), logs.tokens if logs else Tokens())
+    flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
+    words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
+    if not told.results and not told.requests:
+        return []
+    found = tokens_words(told)
+    if told.results_with_tokens or told.requests_with_tokens:
+        return [Check("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
+    if told.results_open or told.requests_open:
+        return [Check("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
+    words = words or f"0 in each of {told.requests} requests"
+    return [Check("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
+
+
+# Checksums
+
+
+def _written(run_dir: Path, answer: Answer) -> Check:
+    """Write the checksums, as many as there are."""
+    facts: OutputFacts | None = answer.facts
+    if not answer.sums or facts is None:
+        return Check("checksums", None, "none of the files has been read")
+    try:
+        write_checksums(run_dir, answer.sums)
+    except OSError as error:
+        return Check("checksums", None, f"{CHECKSUMS_FILE} cannot be written: {error.strerror}")
+    words = f"SHA-256 of {len(answer.sums)} of {_files(facts.files)} in {CHECKSUMS_FILE}"
+    return Check("checksums", True if facts.done and len(answer.sums) == facts.files else None, words)
+
+
+def _compared(answer: Answer, known: Mapping[str, str] | None) -> Check:
+    """Whether the files are as they were at the end of the job."""
+    if known is None:
+        return Check("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
+    now = dict(answer.sums)
+    flaws = [
+        Flaw(shown(name), None, "has changed") for name, digest in known.items() if now.get(name, digest) != digest
+    ]
+    done = answer.facts is not None and answer.facts.done
+    if done:
+        flaws += [Flaw(shown(name), None, "is gone or cannot be read") for name in known if name not in now]
+    if flaws:
+        words = f"{len(flaws)} of {_files(len(known))} not as in {CHECKSUMS_FILE}: {_named(flaws, len(flaws))}"
+        return Check("checksums", False, words, tuple(flaws), len(flaws))
+    same = sum(name in now for name in known)
+    return Check("checksums", True if done else None, f"{same} of {_files(len(known))} as in {CHECKSUMS_FILE}")

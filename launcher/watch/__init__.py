@@ -1,0 +1,1 @@
+"""`gpujob watch`: the state of a job in the terminal."""

@@ -1,0 +1,382 @@
+"""The terminal view of a job: a live picture, one picture, or plain lines when piped."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from exporter.gpus.analysis.node_status import Trouble
+from exporter.progress.work import unit_word, work_of
+from launcher.report.restarts import restarted_of, restarted_words
+from launcher.watch.gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
+from launcher.watch.table import Fitted
+from launcher.watch.waits import is_pending, only_serves, wait_words
+from launcher.watch.words import clean, clock_words, end_words, not_ready_in_time, pace_words, size_words, tokens_words
+from launcher.words import duration_words
+
+BAR_CELLS = 28
+MOST_WORKERS = 32
+MOST_EVENTS = 6
+LIKELY = 0.99
+"""A chance below this is told beside the margin."""
+FAULTS = 4
+"""Workers that are told by name."""
+GPU_FAULTS = 8
+"""Nodes and workers whose trouble with GPUs is told."""
+LAG = 0.2
+"""A worker that is so far behind the others is named."""
+STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
+
+
+def progress_words(view: Mapping[str, Any]) -> str:
+    """``34.5% 2070/6000 items``; words in its place before anything is known, or where units differ."""
+    items, expected, unit = view["items"], view["items_expected"], unit_word(view)
+    if items is None:
+        units = work_of(view.get("workers", ())).units
+        return f"{' and '.join(units)}, which do not add up" if len(units) > 1 else "no progress yet"
+    return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
+
+
+def _rate_words(view: Mapping[str, Any]) -> str:
+    """``37.5 items/s``; nothing while no rate is known."""
+    return f"{view['rate']:.1f} {unit_word(view)}/s" if view["rate"] else ""
+
+
+def eta_words(view: Mapping[str, Any]) -> str:
+    """Time left with its interval, and the margin to the time limit."""
+    eta, now, limit = view["eta"], view["time"], view["limit_end"]
+    if view["report"] is not None:
+        return f"took {duration_words(view['report'].get('duration_s'))}"
+    if eta is None:
+        return "ETA unknown yet"
+    words = f"ETA {duration_words(eta['seconds'])} ({duration_words(eta['low'])} to {duration_words(eta['high'])})"
+    words += f", at {clock_words(now + eta['seconds'])}"
+    if limit:
+        margin = limit - now - eta["seconds"]
+        words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_words(abs(margin))}"
+        met = view["time_limit_met_probability"]
+        if met is not None and met < LIKELY:
+            words += f" ({100 * met:.0f}% likely in time)"
+    return words
+
+
+def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
+    """One picture of the job."""
+    parts: list[RenderableType] = [_head(view)]
+    if waits := "  ".join(filter(None, (wait_words(view), tokens_words(view.get("output_tokens_per_second"))))):
+        parts.append(Text(clean(waits)))
+    if _has_work(view):
+        parts.append(_bar(view, ascii_only))
+    if facts := _facts(view):
+        parts.append(Text(facts))
+    parts += [Text(""), _workers(view, most_workers, ascii_only)]
+    if view["events"]:
+        parts += [Text(""), _events(view, ascii_only)]
+    if view["launch"]["lacking"]:
+        words = "; ".join(clean(line) for line in view["launch"]["lacking"])
+        parts += [Text(f"! launch not verified: {words}", style="red")]
+    return Group(*parts)
+
+
+def _has_work(view: Mapping[str, Any]) -> bool:
+    """Whether it can be told how far the job is, now or soon."""
+    return not is_pending(view) and not only_serves(view)
+
+
+def _head(view: Mapping[str, Any]) -> Text:
+    state, phase = view["state"], view["phase"]
+    head = Text()
+    head.append(f"job {clean(view['job_id'])} {clean(view['job_name'])}", style="bold")
+    head.append(f"  {clean(view['user'])}  ")
+    words = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
+    head.append(clean(words), style=STYLE_OF_STATE.get(state, "red"))
+    if view["start"]:
+        end = view["end"] or view["time"]
+        head.append(f"  started {clock_words(view['start'])}, {duration_words(end - view['start'])}")
+    return head
+
+
+def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
+    full, empty = ("#", "-") if ascii_only else ("█", "░")
+    items, expected = view["items"], view["items_expected"]
+    words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
+    if items is not None and not expected:
+        return Text(clean(words))  # an empty bar would say that nothing is done
+    cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {clean(words)}")
+
+
+def _checkpoint_words(view: Mapping[str, Any]) -> str:
+    """When the last checkpoint was written, and when the next one is due."""
+    found = view.get("checkpoints") or {}
+    last, now = found.get("last_complete"), float(view["time"])
+    if last is None:
+        return "first checkpoint is being written" if found.get("writing") else ""
+    words = f"checkpoint {last['name']} {duration_words(max(0.0, now - last['time']))} ago"
+    if found.get("interval_s"):
+        words += f", every {duration_words(found['interval_s'])}"
+    due = found.get("next_expected")
+    if view["phase"] == "finished":
+        return words
+    if found.get("writing"):
+        return f"{words}, the next one is being written"
+    if due is None:
+        return words
+    late = now - due
+    return f"{words}, " + (f"next in {duration_words(-late)}" if late < 0 else f"late by {duration_words(late)}")
+
+
+def _file_faults(view: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the files of the job."""
+    names = {worker["rank"]: worker["worker"] for worker in view["workers"]}
+    lines = []
+    for group in view["outputs"]:
+        stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.get("stalled_ranks") or ())]
+        if stalled or group.get("stalled"):
+            who = f"{', '.join(stalled[:FAULTS])}{' ...' if len(stalled) > FAULTS else ''}" if stalled else "nobody"
+            verb = "writes nothing" if stalled else "writes"
+            lines.append(f"! {group['group']}: {who} {verb} any more")
+        if group.get("files_invalid"):
+            bad = group["invalid"][0] if group["invalid"] else {"file": "", "reason": ""}
+            lines.append(f"! {group['group']}: {group['files_invalid']} damaged: {bad['file']}: {bad['reason']}")
+    last = (view.get("checkpoints") or {}).get("last") or {}
+    if last.get("state") in ("invalid", "incomplete"):
+        lines.append(f"! checkpoint {last['name']} is {last['state']}: {last.get('reason') or ''}".rstrip(": "))
+    return lines
+
+
+def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
+    """What is wrong with GPUs, of nodes and of workers; of many troubles some."""
+    found = gpu_troubles(view)
+    lines = [f"! {who}: {'; '.join(map(_trouble_words, what))}" for who, what in found[:GPU_FAULTS]]
+    return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
+
+
+def _trouble_words(trouble: Trouble) -> str:
+    return trouble.words + (f" at {clock_words(trouble.time)}" if trouble.time is not None else "")
+
+
+def _facts(view: Mapping[str, Any]) -> str:
+    """Lines on what is known; whatever names and values are in them, they stay lines."""
+    lines = [eta_words(view)] if _has_work(view) or view["report"] is not None else []
+    outputs = [
+        f"{group['group']} {group['files']} files {size_words(group['bytes'])}"
+        + (f" {group['records']} records" if group.get("records") is not None else "")
+        + (f" (+{size_words(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
+        for group in view["outputs"]
+        if group["files"]
+    ]
+    spaces = sorted(
+        {
+            f"disk {size_words(space['available_bytes'])} free"
+            for space in view["filesystems"]
+            if space["group"] == "output" and space["available_bytes"] is not None
+        }
+        | {
+            f"{space.get('mount') or 'the file system'} of {space['group']} does not answer"
+            for space in view["filesystems"]
+            if space.get("responding") is False
+        }
+    )
+    if outputs or spaces:
+        lines.append(", ".join([*outputs, *spaces]))
+    if checkpoint := _checkpoint_words(view):
+        lines.append(checkpoint)
+    lines += [*_file_faults(view), *_gpu_faults(view)]
+    lagging = max(view["workers"], key=lambda worker: worker.get("lag") or 0.0, default=None)
+    if lagging is not None and (lagging.get("lag") or 0.0) >= LAG:
+        lines.append(f"{lagging['worker']} on {lagging['node']} is {100 * lagging['lag']:.0f}% behind the others")
+    if view["first_to_stop"]:
+        lines.append(f"{view['first_to_stop']} stopped first, of those without progress")
+    silent = [node["node"] for node in view["nodes"] if node["error"]]
+    if silent:
+        lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing what it last wrote")
+    if view["cause"]:
+        cause = view["cause"]
+        # of several who are missing the rest is the ends of their logs
+        told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
+        evidence = "; ".join(told)
+        lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
+    return "\n".join(map(clean, lines))
+
+
+def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
+    # those that need a look come first when not all fit
+    ordered = sorted(view["workers"], key=lambda worker: (not _needs_a_look(worker), worker["rank"]))
+    shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
+    mixed = len(work_of(view["workers"]).units) > 1
+    told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
+    if not told:  # no sidecar sees them: the plan is all that is known
+        hidden |= {"GPU%", "GPU GiB"}
+    rows, late = [], not_ready_in_time(view)
+    for worker in shown:
+        failed = late.get(worker["rank"]) if worker["exit"] else None
+        row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view), failed=failed)
+        cells = map(clean, gpu_cells(worker, told.get(worker["node"], {})))
+        rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
+    if len(shown) < len(view["workers"]):
+        rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
+    return Fitted(
+        [column for column in _COLUMNS if column not in hidden],
+        rows,
+        names={"ITEMS": "POSITION" if mixed else clean(unit_word(view)).upper()},
+        left=_LEFT,
+        give_way=_GIVE_WAY,
+        least={"NODE": LEAST_NODE},
+        overflow="crop" if ascii_only else "ellipsis",
+    )
+
+
+def _needs_a_look(worker: Mapping[str, Any]) -> bool:
+    return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
+
+
+LEAST_NODE = 8
+"""Characters of a node's name that are shown before columns give way to it."""
+GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
+_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
+_LEFT = ("WORKER", "NODE", "GPU", "STATE")
+_GIVE_WAY = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
+"""In a narrow window these do, in this order: who it is, how it is and how far it is stay readable."""
+
+
+def worker_state(worker: Mapping[str, Any]) -> str:
+    """State of a worker in a word: how its process is, or how it ended."""
+    if worker["state"] == "not_started":
+        return "not started"
+    if worker["exit"]:
+        return str(worker["exit"]["reason"])
+    if worker.get("stalled") and worker["state"] != "stopped":
+        return "stalled"
+    if worker.get("at") and worker["state"] != "stopped":
+        return str(worker["at"])
+    words = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker["state"], str(worker["state"]))
+    return f"{words} (run {worker['restarts'] + 1})" if worker["restarts"] else words
+
+
+def _worker_row(
+    worker: Mapping[str, Any], now: float, *, told: bool, planned: bool, failed: str | None
+) -> dict[str, str | Text]:
+    """Its cells by column; ``told`` puts what it counts beside its position, ``planned`` is one of a job to come.
+
+    ``failed`` says that the job ended for it, and why, whatever its own end was.
+    """
+    state = "planned" if planned else clean(failed or worker_state(worker))
+    bad = failed is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
+    items = "-" if worker["items"] is None else str(worker["items"])
+    if worker["items"] is not None and worker["items_expected"]:
+        items += f"/{worker['items_expected']}"
+    if told and worker["items"] is not None:
+        items += f" {clean(unit_word(worker))}"
+    last = worker.get("last_progress")
+    return {
+        "WORKER": clean(worker["worker"]),
+        "NODE": clean(worker["node"]),
+        "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
+        "ITEMS": items,
+        "RATE/s": pace_words(worker),
+        "ETA": duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
+        "RSS": size_words(worker.get("rss_bytes")) if worker["up"] else "-",
+        "LAST": f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
+    }
+
+
+def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
+    lines = []
+    for event in view["events"][-MOST_EVENTS:]:
+        mark = "!" if event["level"] == "critical" else " "
+        who = " ".join(filter(None, (event["event"], event.get("worker"))))
+        lines.append(clean(f"{clock_words(event['time'])} {mark} {who}: {event['detail']}"))
+    return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
+
+
+class LineLog:
+    """Plain lines for pipes and files: one when something changes, one now and then when nothing does."""
+
+    EVERY_S = 5.0
+    HEARTBEAT_S = 60.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = 0.0
+        self._items: object = None
+        self._states: dict[int, str] = {}
+        self._phase: tuple[object, ...] | None = None
+        self._waits = ""
+        self._restarted: set[tuple[object, ...]] = set()
+        """Restarts that are told, by attempt, worker and run."""
+        self._gpu_troubles: dict[tuple[str, str], Trouble] = {}
+        """Those that are told, by whose and by key, and not told to be over."""
+
+    def show(self, view: Mapping[str, Any]) -> None:
+        """Print what is new."""
+        now = time.monotonic()
+        phase = (view["state"], view["phase"], view.get("pending_reason"), (view.get("readiness") or {}).get("ready"))
+        waits = (view.get("readiness") or {}).get("waiting", "")
+        states = {worker["rank"]: worker_state(worker) for worker in view["workers"]}
+        ended = [
+            worker
+            for worker in view["workers"]
+            if worker["exit"] and self._states.get(worker["rank"]) != states[worker["rank"]]
+        ]
+        late = not_ready_in_time(view)
+        for worker in ended:
+            moment = worker["exit"]["time"] or view["time"]
+            words = end_words(worker, view["cause"] if worker["rank"] in late else None)
+            self._line(moment, f"{worker['worker']} on {worker['node']} {words}")
+        self._show_restarts(view)
+        self._show_gpu_troubles(view)
+        moved = (view["items"], waits) != (self._items, self._waits) and now - self._last >= self.EVERY_S
+        if phase != self._phase or moved or now - self._last >= self.HEARTBEAT_S:
+            self._line(view["time"], self._summary(view))
+            self._last, self._items, self._waits = now, view["items"], waits
+        self._phase, self._states = phase, states
+
+    def _show_restarts(self, view: Mapping[str, Any]) -> None:
+        """Each worker that has been started again, why, and when it ended: that may be long before the first look."""
+        for end in restarted_of(view["workers"]):
+            key = (view.get("attempt"), end["worker"], end["restart"])
+            if key not in self._restarted:
+                self._restarted.add(key)
+                self._line(view["time"] if end["time"] is None else end["time"], restarted_words(end))
+
+    def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
+        """Each new trouble with GPUs, and each that is over."""
+        troubles = {(who, trouble.key): trouble for who, found in gpu_troubles(view) for trouble in found}
+        for (who, key), trouble in troubles.items():
+            if (who, key) not in self._gpu_troubles:
+                self._line(view["time"], f"{who}: {_trouble_words(trouble)}")
+        known, lasting = can_be_over(view), {(who, trouble.over) for (who, _), trouble in troubles.items()}
+        for (who, key), trouble in self._gpu_troubles.items():
+            if (who, key) in troubles:
+                continue
+            if who not in known:
+                troubles[who, key] = trouble
+            elif (who, trouble.over) not in lasting:
+                self._line(view["time"], f"{who}: {trouble.over}")
+        self._gpu_troubles = troubles
+
+    def _line(self, moment: float, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+        self._console.print(f"{stamp} {clean(text)}", markup=False, highlight=False, soft_wrap=True)
+
+    def _summary(self, view: Mapping[str, Any]) -> str:
+        up = sum(worker["up"] for worker in view["workers"])
+        workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
+        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_words(view)]
+        if _has_work(view):
+            words += [progress_words(view), _rate_words(view)]
+        words.append(tokens_words(view.get("output_tokens_per_second")))
+        if _has_work(view) or view["report"] is not None:
+            words.append(eta_words(view))
+        busy = mean_busy(view)
+        words.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
+        if len(view["workers"]) <= 8:
+            words.append(
+                " ".join(
+                    f"{worker['worker']} {worker['items']}" for worker in view["workers"] if worker["items"] is not None
+                )
+            )
+        return " | ".join(word for word in words if word)

@@ -1,0 +1,407 @@
+"""The present state of a job for people and programs, out of its run directory and its sidecars."""
+
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Manifest, read_manifest
+from exporter.gpus.analysis.node_status import worker_devices
+from exporter.progress.eta import Estimate, slowest
+from exporter.progress.outlook import met_probability
+from exporter.progress.phases import PHASES as PHASES_OF_LOGS
+from exporter.progress.work import rate_of, work_of
+from launcher.programs.wrapper import read_start_ticks
+from launcher.report.report import build_report
+from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
+from launcher.report.verification import verify_again
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.rundir import cluster_of
+from launcher.rundir.statuses import merge_workers, read_statuses
+from launcher.rundir.targets import read_sidecars
+from launcher.steps.slurm_queue import WAITING, SlurmQueue
+from launcher.steps.slurm_steps import read_final_state
+from launcher.verify.timed_reads import ProgressOf
+from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
+
+VIEW_SCHEMA = 1
+HTTP_TIMEOUT_S = 2.0
+STARTING_S = 30.0
+"""A local job that has not begun by then never will."""
+
+
+class JobClient:
+    """Looks at one job again and again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.manifest: Manifest = read_manifest(run_dir)
+        self._queue = SlurmQueue(run_dir)
+        self._stage: object = None
+        """Which orchestrator there was at the last look, and whether it had left its report."""
+
+    @cached_property
+    def _stages(self) -> StageFacts:
+        return StageFacts.read(self.manifest)
+
+    def look(self) -> dict[str, Any]:
+        """The job now. When it has ended, its report is in ``report``."""
+        now = time.time()
+        orchestrator = run_files.read_json(self.run_dir / run_files.ORCHESTRATOR_FILE)
+        report = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
+        if report is not None and orchestrator is not None and report.get("attempt") != orchestrator.get("attempt"):
+            report = None
+        self._forget_before(orchestrator, report)
+        attempt = int((orchestrator or {}).get("attempt", 0))  # type: ignore[call-overload]
+        if orchestrator is not None and self._is_requeued(orchestrator, report):
+            return self._view_in_queue(attempt, report, now)
+        state = self._state(orchestrator, report)
+        statuses = read_statuses(self.run_dir, attempt)
+        nodes: list[dict[str, Any]] = []
+        if orchestrator is not None and report is None:
+            live, nodes = self._fetch(attempt, statuses, now)
+            statuses = {**statuses, **live}
+        return self._view(state, statuses, nodes, orchestrator or {}, report, now)
+
+    def report(self, *, verify: bool = False, progress: ProgressOf | None = None) -> dict[str, Any]:
+        """The report that the job has left, or one made now; its state says when it has not ended.
+
+        With ``verify`` its files are looked at anew; ``progress`` is told how far that is.
+        """
+        found = run_files.read_json(self.run_dir / run_files.REPORT_FILE)
+        if found is not None:
+            return verify_again(self.run_dir, found, progress) if verify else found
+        state = self.look()["state"]
+        slurm_state = None
+        if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
+            slurm_state = read_final_state(job_id_of(self.run_dir), cluster_of(self.run_dir))
+        ended = state == "UNKNOWN"
+        report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
+        if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
+            report |= {"state": state, "exit_status": EXIT_STATUS[state]}
+        if verify and ended and not report["verification"]["checks"]:
+            return verify_again(self.run_dir, report, progress)
+        return report
+
+    def _fetch(
+        self, attempt: int, written: Mapping[str, Mapping[str, Any]], now: float
+    ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+        """Status of every sidecar over HTTP, all at once; the written one where that does not work."""
+        sidecars = read_sidecars(self.run_dir, attempt)
+        with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
+            answers = dict(zip(sidecars, pool.map(_get_status, (r["address"] for r in sidecars.values())), strict=True))
+        live, nodes = {}, []
+        for node, answer in answers.items():
+            if isinstance(answer, dict):
+                live[node] = answer
+            status = answer if isinstance(answer, dict) else written.get(node, {})
+            nodes.append(
+                {
+                    "node": node,
+                    "address": sidecars[node]["address"],
+                    "source": "http" if isinstance(answer, dict) else "file",
+                    "age_s": now - status["time"] if "time" in status else None,
+                    "error": answer if isinstance(answer, str) else None,
+                }
+            )
+        return live, nodes
+
+    def _state(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str:
+        if report is not None:
+            return str(report["state"])
+        if orchestrator is None and self.run_dir.name.startswith("local-"):
+            age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
+            return "PENDING" if age < STARTING_S else "UNKNOWN"
+        if orchestrator is None:
+            return "PENDING" if self._queue.look().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+        if orchestrator.get("local"):
+            return "RUNNING" if runs_here(orchestrator) else "UNKNOWN"
+        return "UNKNOWN" if self._queue.look().state == "" else "RUNNING"
+
+    def _forget_before(self, orchestrator: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> None:
+        """What the queue said before this orchestrator began, or left its report, is not of now: the job went on."""
+        told = orchestrator or {}
+        stage = *(told.get(key) for key in ("attempt", "start", "pid")), report is not None
+        if stage != self._stage:
+            self._stage = stage
+            self._queue.forget()
+
+    def _is_requeued(self, orchestrator: Mapping[str, Any], report: Mapping[str, Any] | None) -> bool:
+        """Whether the attempt of this orchestrator is over, and the job is in the queue for another one."""
+        if orchestrator.get("local") or self.manifest.attached:
+            return False
+        at = self._queue.look().state
+        if report is not None and report.get("requeued"):
+            return at != ""  # by Slurm's leave or without an answer: the report says so
+        return at in WAITING
+
+    def _view_in_queue(self, over: int, report: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+        """A job that waits for the attempt after the one that is ``over``: nothing of that one is said to be now."""
+        told = {
+            "attempt": over,
+            **{key: (report or {}).get(key) for key in ("state", "items", "items_expected", "unit")},
+        }
+        return self._view("PENDING", {}, [], {"attempt": over + 1}, None, now) | {"requeued": told}
+
+    def _view(
+        self,
+        state: str,
+        statuses: Mapping[str, Mapping[str, Any]],
+        nodes: list[dict[str, Any]],
+        orchestrator: Mapping[str, Any],
+        report: Mapping[str, Any] | None,
+        now: float,
+    ) -> dict[str, Any]:
+        attempt = int(orchestrator.get("attempt", 0))
+        coming = attempt if state == "PENDING" else None
+        summary = report or build_report(self.run_dir, now=now, ended=False, coming=coming)
+        seen = merge_workers(statuses)
+        gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
+        workers = [
+            _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None)
+            for worker in summary["workers"]
+        ]
+        self._tell_of_stages(workers, runs=state == "RUNNING")
+        work = work_of(workers)
+        job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
+        published = {} if coming is not None else run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
+        limit = self.manifest.time_limit_s
+        start = orchestrator.get("start")
+        limit_end = job.get("end") or (start + limit if start and limit else None)
+        eta = None if report else _time_left(workers)
+        return {
+            "schema": VIEW_SCHEMA,
+            "time": now,
+            "job_id": summary["job_id"],
+            "job_name": self.manifest.job_name,
+            "user": self.manifest.user,
+            "state": state,
+            "pending_reason": self._pending_reason(state),
+            "attempt": attempt,
+            "requeued": None,
+            "phase": "finished" if report else _phase(str(published.get("phase", "launching")), statuses.values()),
+            "start": start,
+            "end": summary["end"],
+            "time_limit_s": limit,
+            "limit_end": limit_end,
+            "unit": work.unit,
+            "items": work.done,
+            "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
+            "items_processed": work.processed,
+            "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
+            "output_tokens_per_second": output_tokens_rate(workers),
+            "eta": eta._asdict() if eta else None,
+            "time_limit_met_probability": met_probability(now, limit_end, eta) if eta else None,
+            "readiness": self._readiness(state, orchestrator, published),
+            "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
+            "workers": workers,
+            "outputs": _merge_outputs(statuses.values()),
+            "checkpoints": next((found for s in statuses.values() if (found := s.get("checkpoints"))), None),
+            "filesystems": _merge_filesystems(statuses.values()),
+            "gpus": [{"node": node, **told} for node, told in gpus.items()],
+            "events": sorted(
+                (event for status in statuses.values() for event in status.get("events", ())),
+                key=lambda event: float(event["time"]),
+            ),
+            "nodes": nodes,
+            "launch": _merge_launch(statuses),
+            "cause": summary["cause"],
+            "report": report,
+            "run_dir": str(self.run_dir),
+        }
+
+    def _tell_of_stages(self, workers: list[dict[str, Any]], *, runs: bool) -> None:
+        """Say which tasks serve, and of a job that runs which wait for the stage before theirs."""
+        waiting = self._stages.waiting(workers) if runs else set()
+        for worker in workers:
+            worker["service"] = worker["rank"] in self._stages.services
+            if worker["rank"] in waiting:
+                worker["state"] = "waiting"
+
+    def _pending_reason(self, state: str) -> str | None:
+        """Slurm's reason, out of the answer that told the state."""
+        local = self.run_dir.name.startswith("local-")
+        return self._queue.look().reason if state == "PENDING" and not local else None
+
+    def _readiness(
+        self, state: str, orchestrator: Mapping[str, Any], published: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Whether the services are ready; None also once the job is being ended: nobody asks them any more."""
+        phase, start = str(published.get("phase", "launching")), orchestrator.get("start")
+        pending, runs = state == "PENDING", state == "RUNNING" and phase in ("launching", "running")
+        if not (pending or runs) or published.get("stop") is not None:
+            return None
+        attempt = int(orchestrator.get("attempt", 0))
+        return readiness_view(self.run_dir, attempt, asked=self._stages.asked, start=start, phase=phase)
+
+
+def _get_status(address: str) -> dict[str, Any] | str:
+    """The status of one sidecar, or why there is none."""
+    import requests  # lazy: 30 ms, and a job that has ended has no sidecar to ask
+
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # a user's proxy does not reach the nodes of a cluster
+            answer = session.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
+        answer.raise_for_status()
+        body = answer.json()
+    except (requests.RequestException, ValueError) as error:
+        return f"{type(error).__name__}: no answer from {address}"
+    return body if isinstance(body, dict) else f"no status from {address}"
+
+
+def runs_here(orchestrator: Mapping[str, Any]) -> bool:
+    """Whether the process of this record is on this machine, and still the same: pids are used again."""
+    ticks = read_start_ticks(int(orchestrator["pid"]))
+    same_host = orchestrator.get("host") == socket.gethostname()
+    return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
+
+
+def _join(
+    worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any], *, final: bool
+) -> dict[str, Any]:
+    """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node.
+
+    Where the work stands the sidecar knows best, until that is ``final``: the report has seen more.
+    """
+    extra = (
+        "pid",
+        "rss_bytes",
+        "children",
+        "threads",
+        "rate",
+        "average_rate",
+        "output_tokens_per_second",
+        "input_tokens_per_second",
+        "eta",
+        "last_progress",
+        "stalled",
+        "at",
+        "confidence",
+        "slowdown",
+        "lag",
+        "pack",
+        "values",
+        "gpu_misplaced",
+        "gpu_conditions",
+        "gpu_memory_full",
+    )
+    joined = {**worker, **{key: seen.get(key) for key in extra}}
+    for key in ("unit", "pattern", "items", "items_expected", "items_processed", "cpu_s"):
+        first, other = (worker, seen) if final else (seen, worker)
+        joined[key] = first.get(key) if first.get(key) is not None else other.get(key)
+    if final and worker["items"] is not None:
+        joined["items_expected"] = worker["items_expected"]  # a total that the report has not is no total of its count
+    joined["gpu_devices"] = worker_devices(seen, gpus)
+    if joined["up"] and seen.get("state") not in (None, "not_found", "dead"):  # it has looked before the start
+        joined["state"] = seen["state"]
+    return joined
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _time_left(workers: list[dict[str, Any]]) -> Estimate | None:
+    """Time left of the job: that of its slowest worker.
+
+    None as long as a worker that runs and tells where it stands cannot tell when it is done. Workers without a
+    position do not count beside those that have one: often the first one alone writes.
+    """
+    progressing = any(worker["items"] is not None for worker in workers)
+    estimates = []
+    for worker in workers:
+        if worker["exit"] or (progressing and worker["items"] is None):
+            continue
+        if not worker.get("eta"):
+            return None
+        estimates.append(Estimate(*(float(worker["eta"][key]) for key in Estimate._fields)))
+    return slowest(estimates)
+
+
+def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
+    """Phase of the job: what the orchestrator says, or while it runs what the logs of a node say."""
+    if published != "running":
+        return published
+    told = [str(status["job"].get("phase")) for status in statuses if status.get("job")]
+    return next((phase for phase in told if phase in PHASES_OF_LOGS), published)
+
+
+def _first_to_stop(status: Mapping[str, Any]) -> str | None:
+    """Of several workers of a node that have stalled, the one that did so first."""
+    rank = (status.get("job") or {}).get("first_to_stop")
+    return next((str(worker["worker"]) for worker in status.get("workers", ()) if worker.get("rank") == rank), None)
+
+
+def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The files of each group over all nodes; ``stalled_ranks`` are workers that write nothing any more."""
+    merged: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        for group in status.get("outputs", ()):
+            entry = merged.setdefault(
+                group["group"],
+                {
+                    "group": group["group"],
+                    "files": 0,
+                    "bytes": 0,
+                    "growth_bytes_per_second": None,
+                    "mtime": None,
+                    "records": None,
+                    "stalled": None,
+                    "stalled_ranks": [],
+                    "files_invalid": 0,
+                    "invalid": [],
+                },
+            )
+            entry["files"] += group["files"]
+            entry["bytes"] += group["bytes"]
+            for key in ("growth_bytes_per_second", "records"):
+                entry[key] = _sum((entry[key], group.get(key)))
+            entry["mtime"] = max((t for t in (entry["mtime"], group["mtime"]) if t is not None), default=None)
+            known = [stalled for stalled in (entry["stalled"], group.get("stalled")) if stalled is not None]
+            entry["stalled"] = all(known) if known else None
+            entry["stalled_ranks"] += [
+                int(rank) for rank, worker in (group.get("workers") or {}).items() if worker.get("stalled")
+            ]
+            entry["files_invalid"] += group.get("files_invalid") or 0
+            entry["invalid"] += group.get("invalid") or []
+    return list(merged.values())
+
+
+def _merge_filesystems(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The fullest file system of each group, or one that does not answer."""
+    merged: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        for space in status.get("filesystems", ()):
+            known = merged.get(space["group"])
+            if known is None or _space_left(space) < _space_left(known):
+                merged[space["group"]] = dict(space)
+    return list(merged.values())
+
+
+def _space_left(space: Mapping[str, Any]) -> float:
+    """Bytes, fewer than none where the file system does not answer, and no end of them where that is not known."""
+    if space.get("responding") is False:
+        return -1.0
+    available = space.get("available_bytes")
+    return float("inf") if available is None else float(available)
+
+
+def _merge_launch(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How the launch went on the nodes that have said so: what a launch cannot do without and was not seen."""
+    launches = {node: status.get("launch") or {} for node, status in statuses.items()}
+    lacking = [
+        f"{node}: {check['detail']}"
+        for node, launch in sorted(launches.items())
+        for check in launch.get("checks", ())
+        if launch.get("final") and check["level"] == "issue" and check["passed"] is False
+    ]
+    return {
+        "verified": bool(launches) and all(found.get("verified") for found in launches.values()),
+        "lacking": lacking,
+    }

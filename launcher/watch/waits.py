@@ -1,0 +1,49 @@
+"""What a job waits for, in the terminal view: Slurm's queue, its services, or nothing that has an end."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.progress.work import unit_word
+from launcher.watch.words import clock_words
+from launcher.words import duration_words
+
+
+def is_pending(view: Mapping[str, Any]) -> bool:
+    """Whether the job has not begun."""
+    return bool(view["state"] == "PENDING")
+
+
+def only_serves(view: Mapping[str, Any]) -> bool:
+    """Whether all that has been started serves until it is ended, and nothing tells a position: no work to be done."""
+    return (
+        view["items"] is None
+        and any(worker.get("service") for worker in view["workers"])
+        and all(worker.get("service") or worker["state"] in ("waiting", "not_started") for worker in view["workers"])
+    )
+
+
+def wait_words(view: Mapping[str, Any]) -> str:
+    """Why the job has not begun, or whether its services are ready; nothing where neither is a question."""
+    if is_pending(view):
+        reason = view.get("pending_reason")
+        if view.get("requeued"):
+            return _requeued_words(view) + (f": {reason}" if reason else "")
+        return f"waiting in the queue: {reason}" if reason else "not started yet"
+    found = view.get("readiness")
+    if found is None:
+        return ""
+    if found["ready"]:
+        return f"ready since {clock_words(found['since'])}"
+    since = found["not_ready_since"]
+    words = "not ready" if since is None else f"not ready for {duration_words(max(0.0, view['time'] - since))}"
+    return f"{words}: " + (f"waiting for {found['waiting']}" if found["waiting"] else "nobody has answered yet")
+
+
+def _requeued_words(view: Mapping[str, Any]) -> str:
+    """What the job is queued for, and what has become of it so far; attempts are counted from 1."""
+    over = view["requeued"]
+    state = f" {over['state']}" if over["state"] else ""
+    done, expected, unit = over["items"], over["items_expected"], unit_word(over)
+    stood = "" if done is None else f" at {done}" + (f"/{expected}" if expected else "") + f" {unit}"
+    before = f"attempt {over['attempt'] + 1} ended{state}{stood}"
+    return f"requeued ({before}), waiting in the queue for attempt {view['attempt'] + 1}"

@@ -1,0 +1,43 @@
+"""Jobs as they would be started from a folder, for the tests of what is checked before."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.check.finding import Item
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+from launcher.planner.planned_job import Subject
+from launcher.planner.planner import make_plan
+
+ENVIRON = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": "/home/ana"}
+
+
+def subject_of(
+    folder: Path,
+    *,
+    local: bool = True,
+    cluster: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> Subject:
+    """A job of one worker that does nothing, with other values for the keys given."""
+    job = JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **spec})
+    site = ClusterSpec.model_validate(cluster or {})
+    plan = make_plan(
+        job,
+        site,
+        job_dir=folder,
+        workdir=folder,
+        user="ana",
+        timestamp="20251122_041341",
+        python="/opt/gpujob/bin/python3",
+        local=local,
+    )
+    return Subject(job, site, plan, local, {**ENVIRON, **(environ or {})})
+
+
+def told(items: Iterable[Item], status: str = "") -> list[tuple[str, str, str]]:
+    """Code, status and place of each item, or of those with one status."""
+    return [(item.code, item.status, item.place) for item in items if status in ("", item.status)]

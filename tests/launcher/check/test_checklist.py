@@ -1,0 +1,339 @@
+"""The whole list: its text, its object, and that one thing wrong does not hide another."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.files.disks.space_reader import SpaceFacts
+from exporter.gpus.inventory_reader import Gpu, Inventory
+from launcher.check import checklist, site_facts
+from launcher.check.checklist import broken_checklist, findings, make_checklist, render, to_json
+from launcher.check.site_facts import GIB
+from launcher.cli.partial_check import salvage
+from launcher.errors import ConfigError, ConfigErrors
+from launcher.planner.planned_job import make_subject
+from tests.launcher.check.planned_jobs import subject_of
+from tests.launcher.conftest import Golden
+from tests.support.fake_slurm import BIN, FakeSlurm
+from tests.support.launcher import gpujob
+
+PYTHON = sys.executable
+
+GOOD: dict[str, Any] = {
+    "name": "embed",
+    "resources": {"nodes": 2, "gpus_per_node": 2},
+    "workers": [{"count": 4, "gpus": 1, "command": [PYTHON, "-u", "train.py", "--shard", "{rank}"]}],
+    "environment": {"packages": ["json"], "required": ["DATA"]},
+    "inputs": ["in/part_{rank}.jsonl"],
+    "slurm": {"time_limit": "04:00:00"},
+    "paths": {"output_dir": "out", "checkpoint_dir": "ckpt"},
+    "progress": {"sample": "Processed 12/50 items"},
+    "errors": [{"pattern": "lost connection"}],
+}
+BAD: dict[str, Any] = {
+    "name": "embed",
+    "resources": {"nodes": 9, "gpus_per_node": 4},
+    "workers": [
+        {"count": 3, "gpus": 2, "command": "python3 trian.py --shard {rnk} --data $DATA"},
+        {"role": "helper", "command": "./helper"},
+    ],
+    "environment": {"required": ["DATA", "HF_HOME"]},
+    "inputs": ["in/part_{rank}.jsonl", "in/table.csv", "in/none/*.json"],
+    "slurm": {"partition": "gup"},
+    "paths": {"output_dir": "out"},
+    "patterns": {"output": "part_*", "checkpoints": None},
+    "progress": {"sample": "step 12 of 50", "patterns": {"items": r"Processed (\d+)", "lr": r"lr=(\S+)"}},
+    "monitoring": {"enabled": False},
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a job in it, on a machine of which all that differs is held fixed."""
+    FakeSlurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "slurm"))
+    monkeypatch.setattr(checklist, "read_inventory", lambda: Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 1, 2),)))
+    monkeypatch.setattr(site_facts, "read_space", lambda _: SpaceFacts(500 * GIB, 1000 * GIB))
+    monkeypatch.setattr(site_facts, "_of_environment", lambda _: False)
+    folder = tmp_path / "job"
+    (folder / "in").mkdir(parents=True)
+    (folder / "train.py").write_text("")
+    for rank in range(4):
+        (folder / f"in/part_{rank}.jsonl").write_text('{"id": 1}\n')
+    return folder
+
+
+def text_of(sections: tuple[checklist.Section, ...], folder: Path) -> str:
+    text = "\n".join(render(sections)) + "\n"
+    for place, name in ((str(folder), "FOLDER"), (f'"{PYTHON}"', '"PYTHON"'), (f"{PYTHON} ", "PYTHON ")):
+        text = text.replace(place, name)
+    return text.replace(os.path.dirname(PYTHON), "BIN")
+
+
+def test_a_good_job_has_a_list_of_what_is_in_order(site: Path, golden: Golden) -> None:
+    sections = make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD))
+    assert not findings(sections)
+    golden("launcher/check-good.txt", text_of(sections, site))
+
+
+def test_a_bad_job_is_told_all_that_is_wrong_at_once(site: Path, golden: Golden) -> None:
+    (site / "out").mkdir()
+    (site / "out/part_1").write_text("old")
+    (site / "in/table.csv").write_text("a,b\n1\n")
+    (site / "in/part_0.jsonl").write_text("")
+    urls = {"target_dir": "/no/such/targets", "prometheus_url": "http://127.0.0.1:9"}
+    sections = make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, cluster=urls, **BAD))
+    golden("launcher/check-bad.txt", text_of(sections, site))
+
+
+def test_a_file_that_cannot_be_used_is_all_that_is_told(golden: Golden) -> None:
+    errors = [
+        ConfigError("gpujob.yaml", ["partitions: unknown key"]),
+        ConfigError("job.yaml", ["name: is missing", "x"]),
+    ]
+    sections = broken_checklist(errors)
+    golden("launcher/check-broken.txt", text_of(sections, Path("/none")))
+    assert [item.place for item in findings(sections)] == ["gpujob.yaml", "job.yaml", "job.yaml"]
+
+
+TWELVE = """\
+name: embed
+workdir: 7
+resources: {nodes: 1, gpus_per_node: 8, memory_per_node: lots}
+workers:
+  - {count: 4, gpus: 2, command: "python3 trian.py --shard {rnk}", restrat: {max: 2}}
+secrets: [HF_TOKEN]
+setup: {script: env.sh}
+model: {path: dsr2}
+inputs: [data/none.jsonl]
+slurm: {time_limit: 14400, signal: "USR1", dependency: "4459"}
+paths: {output_dir: out}
+monitoring: {stall_timeout: -5}
+"""
+
+
+def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_section(
+    site: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistakes of form do not hide those that only this machine can tell."""
+    (site / "job.yaml").write_text(TWELVE)
+    (site / "gpujob.yaml").write_text("models: {dsr1: /models/DSR1}\n")
+    monkeypatch.chdir(site)
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    with pytest.raises(ConfigErrors) as caught:
+        make_subject("job.yaml", local=False)
+    sections = broken_checklist(caught.value.errors, salvage("job.yaml", local=False))
+    golden("launcher/check-thirteen.txt", text_of(sections, site))
+    errors = [item for item in findings(sections) if item.status == "error"]
+    assert len(errors) == 13
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("name: j\nworkers: [{command: x}]\nmonitoring: {linger: -1}\n", {"monitoring.linger"}),
+        ("name: 7\nworkers: [{command: x, gpsu: 1}]\n", {"name", "workers[0].gpsu"}),
+        ("workers: [{command: x}]\n", {"name"}),
+        ("name: j\nworkers: [{command: x}]\ninputs: [a, 1, b, 2]\n", {"inputs[1]", "inputs[3]"}),
+        ("name: j\nworkers: [{command: x}]\nslurm: {directives: {array: 1}}\n", {"slurm.directives"}),
+        ("name: j\nworkers: [{command: x}]\nwrokdir: /x\nslurm: 5\n", {"wrokdir", "slurm"}),
+        ("name: j\nworkers: [{count: 2}]\n", {"workers[0].command", "workers (worker).command"}),
+        ("name: j\nworkers: [{role: a, command: ''}]\n", {"workers[0].command", "workers (a).command"}),
+        ("name: j\nworkers: [{command: x}]\nmodel: {name: a}\n", {"model.path"}),
+        (
+            "name: j\nworkers: [{command: x, count: 3, gpus: 1}]\nresources: {nodes: 1, gpus_per_node: 2}\n",
+            {"resources.nodes"},
+        ),
+        ("name: j\nworkers: [{command: x}]\nenv: {A B: 1}\n", {"env", "env.A B"}),
+        (
+            "name: j\nresources: {gpus_per_node: 4, prefill_nodes: 1, decode_nodes: 2}\n",
+            {"resources.prefill_workers", "resources.decode_workers", "workers"},
+        ),
+        ("name: j\nname: k\nworkers: [{command: x}]\n", set()),
+        ("name: [\n", None),
+        ("- 1\n", None),
+        ("name: j\nworkers: 5\n", {"workers"}),
+        (
+            "name: j\nworkers: [{command: x, gpus: 3}]\nresources: {gpus_per_node: eight}\n",
+            {"resources.gpus_per_node", "workers[0].gpus"},
+        ),
+    ],
+)
+def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
+    text: str, taken: set[str] | None, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "job.yaml").write_text(text)
+    monkeypatch.chdir(site)
+    rest = salvage("job.yaml", local=True)
+    assert (None if rest is None else rest[1]) == taken
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "code"),
+    [
+        ("errors: [{pattern: '(', severity: bad}]\n", "errors", "errors"),
+        ("errors: [{patern: x}]\n", "errors", "errors"),
+        ("workers: [{command: 'true', restrat: {max: 2}}]\n", "workers", "workers"),
+        ("workers: [{command: 'true', restrat: {max: 2}}]\n", "workers (worker)", "policy"),
+        ("progress: {sample: 'Processed 1/2 items', patterns: {lr: '('}}\n", "progress.sample", "sample"),
+    ],
+)
+def test_what_has_a_mistake_is_not_said_to_be_in_order(
+    text: str, place: str, code: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site)
+    least = "name: j\n" + ("" if "workers" in text else "workers: [{command: 'true'}]\n")
+
+    def fine(file: str) -> list[tuple[str, str]]:
+        (site / "job.yaml").write_text(file)
+        rest = salvage("job.yaml", local=True)
+        sections = broken_checklist([ConfigError("job.yaml", ["x"])], rest)
+        return [(item.code, item.place) for entry in sections for item in entry.items if item.status == "ok"]
+
+    right = "progress: {sample: 'Processed 1/2 items'}\n"
+    assert (code, place) in fine(f"name: j\nworkers: [{{command: 'true'}}]\n{right}")
+    assert (code, place) not in fine(least + text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("10", "10 minutes"),
+        ("1", "1 minute"),
+        ("10:30", "10:30 (minutes:seconds)"),
+        ("04:00:00", "04:00:00"),
+        ("2-12", "2-12 (days-hours)"),
+        ("2-12:00", "2-12:00"),
+    ],
+)
+def test_a_time_limit_is_told_with_its_unit(limit: str, told: str, site: Path) -> None:
+    sections = make_checklist(subject_of(site, local=False, slurm={"time_limit": limit}))
+    fine = [item for entry in sections for item in entry.items if item.status == "ok"]
+    assert [item.message for item in fine if item.place == "slurm.time_limit"] == [told]
+
+
+@pytest.mark.parametrize("option", ["--local", "--json"])
+def test_a_role_without_a_command_is_told(option: str, site: Path) -> None:
+    (site / "job.yaml").write_text("name: j\nresources: {gpus_per_node: 4, agg_workers: 1}\n")
+    done = gpujob("check", "job.yaml", option, cwd=site)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "agg has no command; give it one, or name a backend that has" in done.stdout
+
+
+def test_workers_that_do_not_fit_hide_nothing_else(site: Path) -> None:
+    resources, worker = "{nodes: 1, gpus_per_node: 4}", "{count: 8, gpus: 1, command: no-such-program}"
+    (site / "job.yaml").write_text(f"name: j\nresources: {resources}\nworkers: [{worker}]\n")
+    done = gpujob("check", "job.yaml", "--local", cwd=site)
+    assert "has mistakes" not in done.stdout
+    for words in ("and the job has 1; set nodes: 2", '"no-such-program" is not a program', "6 Monitoring"):
+        assert words in done.stdout
+
+
+def test_a_mistake_of_the_cluster_file_does_not_hide_the_job(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "gpujob.yaml").write_text("partitions: gpu\naccount: nlp\n")
+    (site / "job.yaml").write_text("name: j\nworkers: [{command: no-such-program}]\n")
+    monkeypatch.chdir(site)
+    done = gpujob("check", "job.yaml", "--local", "--json", cwd=site)
+    body = json.loads(done.stdout)
+    assert done.returncode == 2
+    errors = [(found["code"], found["place"]) for found in body["findings"] if found["level"] == "error"]
+    assert errors == [("no-program", "workers (worker).command"), ("job-file", str(site / "gpujob.yaml"))]
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ("workers: []", "topology-missing"),
+        ("resources: {gpus_per_node: 8}", "topology-missing"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, decode_workers: 1}", "topology-mixed"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, prefill_nodes: 1}", "topology-no-workers"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, agg_nodes: 0}", "topology-no-nodes"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1, gpus_per_agg: 12}", "topology"),
+        ("resources: {gpus_per_node: 8, agg_workers: 1}\nslurm: {het: true}", "het"),
+    ],
+)
+def test_workers_that_do_not_fit_have_a_code(spec: str, code: str, site: Path) -> None:
+    engine = "backend: {type: sglang}\nmodel: {path: hf:a/b}\n"
+    (site / "job.yaml").write_text(f"name: j\n{engine}{spec}\n")
+    body = json.loads(gpujob("check", "job.yaml", "--json", cwd=site).stdout)
+    assert code in [found["code"] for found in body["findings"]], body["findings"]
+    assert not body["ok"]
+
+
+@pytest.mark.parametrize(("serves", "status"), [(True, "not checked"), (False, "warning")])
+def test_a_job_that_only_serves_may_write_nothing(serves: bool, status: str, site: Path) -> None:
+    spec: dict[str, Any] = {
+        "patterns": {"output": None, "checkpoints": None},
+        "slurm": {"requeue": {"preempted": True}},
+    }
+    if serves:
+        spec |= {
+            "workers": [{"role": "agg", "command": "engine --port {http_port}"}],
+            "backend": {"type": "sglang"},
+            "model": {"path": "hf:a/b"},
+            "benchmark": {"type": "custom", "command": "bench"},
+        }
+    items = [item for entry in make_checklist(subject_of(site, local=False, **spec)) for item in entry.items]
+    (output,) = [item for item in items if item.place == "patterns.output"]
+    assert (output.code, output.status) == ("no-output-pattern", status)
+    codes = ("no-checkpoints", "requeue-no-checkpoints")
+    assert [item.code for item in items if item.code in codes] == ([] if serves else list(codes))
+
+
+def test_services_need_no_gpus(site: Path) -> None:
+    serving: dict[str, Any] = {
+        "resources": {"gpus_per_node": 1, "agg_workers": 2},
+        "frontend": {"type": "sglang-router"},
+    }
+    spec: dict[str, Any] = {**serving, "backend": {"type": "sglang"}, "model": {"path": "hf:a/b"}, "workers": []}
+    (job,) = (entry for entry in make_checklist(subject_of(site, local=False, **spec)) if entry.name == "Job")
+    assert "no-gpu" not in [item.code for item in job.items]
+    assert "2 GPUs for 2 worker tasks" in [item.message for item in job.items]
+
+
+def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
+    sections = make_checklist(subject_of(site, local=False, **BAD))
+    body = json.loads(json.dumps(to_json(sections)))
+    assert (body["schema"], body["ok"]) == (1, False)
+    assert [section["name"] for section in body["sections"]] == list(checklist.NAMES)
+    items = [item for section in body["sections"] for item in section["items"]]
+    assert {tuple(item) for item in items} == {("code", "status", "place", "message")}
+    wrong = [item for item in items if item["status"] in ("warning", "error")]
+    assert [(item["code"], item["status"], item["place"], item["message"]) for item in wrong] == [
+        (found["code"], found["level"], found["place"], found["message"]) for found in body["findings"]
+    ]
+    good = to_json(make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD)))
+    assert (good["ok"], good["findings"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "held"),
+    [
+        ("python3 train.py", {}, True),
+        ("python3 train.py -u", {}, True),
+        ("/venv/bin/python3.11 -m train", {}, True),
+        ("python3 -u train.py", {}, False),
+        ("python3 -Bu train.py", {}, False),
+        ("python3 --check-hash-based-pycs always x.py", {}, True),
+        ("python3 train.py", {"PYTHONUNBUFFERED": "1"}, False),
+        ("torchrun train.py", {}, False),
+        (["bash", "-c", "cd x && python3 train.py"], {}, True),
+        (["bash", "-c", "cd x && python3 -u train.py"], {}, False),
+        (["bash", "-c", "PYTHONUNBUFFERED=1 python3 train.py"], {}, False),
+        (["bash", "-c", "./train"], {}, False),
+    ],
+)
+def test_python_that_holds_back_its_output_is_doubtful(
+    command: str | list[str], env: dict[str, str], held: bool, site: Path
+) -> None:
+    (job,) = (
+        section
+        for section in make_checklist(subject_of(site, env=env, workers=[{"command": command}]))
+        if section.name == "Job"
+    )
+    assert ("buffered" in [item.code for item in job.items]) is held

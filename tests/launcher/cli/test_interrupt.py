@@ -1,0 +1,67 @@
+"""Ends that are not the command's own: Ctrl-C, a reader that goes away, a full disk."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.launcher import GPUJOB
+
+
+def python(program: str) -> "subprocess.CompletedProcess[str]":
+    """A program of ours, in an interpreter of its own."""
+    argv = [sys.executable, "-I", "-c", program]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_traceback() -> None:
+    done = python(
+        "import os, runpy, signal, sys\n"
+        "class Loading:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'launcher.cli.main':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Loading())\n"
+        "runpy.run_module('launcher', run_name='__main__', alter_sys=True)\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_in_a_command_is_130() -> None:
+    """click alone would say "Aborted!" and end with 1."""
+    done = python(
+        "import sys, launcher.cli.main\n"
+        "@launcher.cli.main.commands.command('hang')\n"
+        "def hang():\n"
+        "    raise KeyboardInterrupt\n"
+        "sys.argv = ['gpujob', 'hang']\n"
+        "launcher.cli.main.main()\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", ["schema", "--help", "plan --help"])
+def test_a_reader_that_goes_away_is_141_without_a_word(words: str) -> None:
+    script = f'{{ "$0" {words}; echo $? >&2; }} | true'
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr in ("141\n", "0\n"), "0 where all of it fits into the pipe before its reader ends"
+
+
+@pytest.mark.parametrize("words", ["schema", "--help", "--version"])
+def test_output_that_cannot_be_written_is_one_line(words: str) -> None:
+    script = f'"$0" {words} > /dev/full'
+    done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "gpujob: cannot write: No space left on device\n")
+
+
+def test_what_is_missing_is_not_taken_for_the_working_directory() -> None:
+    done = python(
+        "import sys, launcher.cli.main\n"
+        "@launcher.cli.main.commands.command('lose')\n"
+        "def lose():\n"
+        "    raise FileNotFoundError(2, 'No such file or directory', '/x/y')\n"
+        "sys.argv = ['gpujob', 'lose']\n"
+        "launcher.cli.main.main()\n"
+    )
+    assert done.stderr.splitlines()[-1] == "FileNotFoundError: [Errno 2] No such file or directory: '/x/y'"

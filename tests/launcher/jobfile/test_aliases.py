@@ -1,0 +1,38 @@
+"""Names of models and images that a cluster file gives."""
+
+import os
+
+import pytest
+
+from launcher.jobfile.aliases import image, model_path
+from launcher.jobfile.jobfile import ClusterSpec
+from tests.support.launcher import HARD_NAMES
+
+CLUSTER = ClusterSpec(
+    models={"dsr1": "/models/DSR1", "qwen": "hf:Qwen/Qwen3-32B", "mine": "~/m"},
+    containers={"sgl": "/images/sgl.sqsh", "own": "~/own.sif"},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("dsr1", "/models/DSR1"),
+        ("qwen", "Qwen/Qwen3-32B"),
+        ("mine", os.path.expanduser("~/m")),
+        ("hf:a/b", "a/b"),
+        ("/x/y", "/x/y"),
+        ("other", "other"),
+        *((name, name) for name in HARD_NAMES),
+    ],
+)
+def test_an_engine_gets_what_an_alias_stands_for(text: str, path: str) -> None:
+    assert model_path(text, CLUSTER) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("sgl", "/images/sgl.sqsh"), ("own", os.path.expanduser("~/own.sif")), ("nvcr.io#a/b:1", "nvcr.io#a/b:1")],
+)
+def test_a_runtime_gets_what_an_alias_stands_for(text: str, found: str) -> None:
+    assert image(text, CLUSTER) == found

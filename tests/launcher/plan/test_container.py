@@ -1,0 +1,207 @@
+"""Tasks in containers: what srun and the runtimes are told, and a wrapper that an image's interpreter can start."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.plan.container import OURS, Mount, mounts, srun_options, worker_words, wrapper_words
+from launcher.plan.plan import Plan
+from tests.launcher.conftest import Golden
+from tests.launcher.steps.test_batch_script import lines_of
+from tests.support.launcher import clean_environment, facts_of, job_spec, plan_of, read_json
+
+CLUSTER = {"containers": {"sgl": "/images/sglang.sqsh"}, "mounts": ["/data:/data:ro", "/scratch:/scratch"]}
+PACKAGES = Path("/opt/gpujob/lib")
+
+
+def contained(cluster: dict[str, Any] | None = None, **container: Any) -> Plan:
+    asked = {"image": "sgl", "mounts": ["/data2:/data", "{job_dir}/assets:/assets:ro"], **container}
+    spec = job_spec(
+        container=asked,
+        resources={"gpus_per_node": 8},
+        workers=[{"gpus": 8, "command": ["serve", "a b"]}, {"role": "out", "command": "x", "container": False}],
+        paths={"output_dir": "/results/{odd}"},
+    )
+    return plan_of(spec, CLUSTER if cluster is None else cluster)
+
+
+def words(plan: Plan) -> list[str]:
+    """What the wrapper of the first task starts."""
+    return worker_words(plan, plan.tasks[0], facts_of(plan), ["serve", "a b"])
+
+
+def test_a_step_of_pyxis_is_in_the_container_as_a_whole(golden: Golden) -> None:
+    plan = contained()
+    task = plan.tasks[0]
+    options = srun_options(plan, task, facts_of(plan), PACKAGES)
+    golden("launcher/srun-pyxis.txt", lines_of([*options, *wrapper_words(plan, task), *words(plan)]))
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "enroot"])
+def test_other_runtimes_are_started_by_the_wrapper(runtime: str, golden: Golden) -> None:
+    plan = contained(runtime=runtime)
+    assert srun_options(plan, plan.tasks[0], facts_of(plan)) == []
+    assert wrapper_words(plan, plan.tasks[0]) == []
+    golden(f"launcher/{runtime}.txt", lines_of(words(plan)))
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
+def test_a_role_may_stay_outside(runtime: str) -> None:
+    plan = contained(runtime=runtime)
+    inside, outside = plan.tasks
+    assert (inside.contained, outside.contained) == (True, False)
+    assert srun_options(plan, outside, facts_of(plan)) == []
+    assert wrapper_words(plan, outside) == []
+    assert worker_words(plan, outside, facts_of(plan), ["x"]) == ["x"]
+
+
+def test_without_a_container_nothing_is_contained() -> None:
+    plan = plan_of()
+    assert plan.container is None
+    assert not plan.tasks[0].contained
+    assert words(plan) == ["serve", "a b"]
+
+
+def test_of_two_mounts_with_one_target_that_of_the_job_counts() -> None:
+    found = mounts(contained(), contained().tasks[0], facts_of(contained()), PACKAGES)
+    targets = [mount.target for mount in found]
+    assert len(set(targets)) == len(targets)
+    assert Mount("/data2", "/data") in found
+    assert Mount("/scratch", "/scratch") in found
+    assert Mount("/home/ana/jobs/assets", "/assets", "ro") in found
+    plan = contained(mounts=["/mine:/home/ana/work/"])
+    assert Mount("/mine", "/home/ana/work/") in mounts(plan, plan.tasks[0], facts_of(plan))
+    assert Mount("/home/ana/work", "/home/ana/work") not in mounts(plan, plan.tasks[0], facts_of(plan))
+
+
+def test_what_the_job_writes_is_mounted_where_it_is(tmp_path: Path) -> None:
+    plan = contained()
+    sources = {mount.source for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if mount.source == mount.target}
+    assert {"/home/ana/work", "/home/ana/jobs", "/results/{odd}"} <= sources
+    for cluster in ({"logs_dir": "/elsewhere"}, {"mounts": ["/mine:/home/ana/work", "/x:/home/ana/work/logs"]}):
+        plan = plan_of(job_spec(container={"image": "i"}), cluster)
+        last = mounts(plan, plan.tasks[0], facts_of(plan))[-1]
+        assert last == Mount(str(plan.run_dir("4459")), str(plan.run_dir("4459")))
+
+
+def test_a_folder_that_another_one_brings_along_is_not_mounted_again() -> None:
+    plan = plan_of(job_spec(container={"image": "i"}, paths={"output_dir": "out"}), job_dir="/home/ana/work/jobs")
+    targets = [mount.target for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if OURS not in mount.target]
+    assert targets == ["/home/ana/work", str(plan.run_dir("4459"))]
+
+
+def test_a_model_of_the_cluster_is_mounted_to_be_read() -> None:
+    spec = job_spec(model={"path": "dsr1"}, container={"image": "i"})
+    plan = plan_of(spec, {"models": {"dsr1": "/models/{rank} DSR1"}})
+    assert Mount("/models/{rank} DSR1", "/models/{rank} DSR1", "ro") in mounts(plan, plan.tasks[0], facts_of(plan))
+    plan = plan_of(job_spec(model={"path": "hf:org/name"}, container={"image": "i"}))
+    assert not [mount for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if "org/name" in mount.source]
+
+
+def test_no_value_of_a_variable_is_in_the_words_of_a_runtime() -> None:
+    spec = job_spec(container={"image": "i", "runtime": "enroot"}, env={"PLAIN": "hunter2"}, secrets=["HF_TOKEN"])
+    plan = plan_of(spec)
+    argv = words(plan)
+    passed = [argv[at + 1] for at, word in enumerate(argv) if word == "--env"]
+    assert {"PLAIN", "HF_TOKEN", "RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
+    assert "hunter2" not in " ".join(argv)
+
+
+FAKE_ENROOT = """\
+#!/bin/sh
+# enroot start OPTIONS IMAGE COMMAND...: without a container, the names of what it would hand on
+shift
+while :; do
+  case "$1" in --mount) shift 2 ;; --env) echo "$2"; shift 2 ;; *) break ;; esac
+done
+echo "image: $1"
+"""
+
+
+@pytest.mark.parametrize("step", ["", "solve_w0"])
+def test_enroot_hands_on_what_a_rank_of_mpi_needs(step: str, tmp_path: Path) -> None:
+    (tmp_path / "enroot").write_text(FAKE_ENROOT)
+    (tmp_path / "enroot").chmod(0o755)
+    plan = contained(runtime="enroot", image="i")
+    planned = dataclasses.replace(plan.tasks[0], step=step)
+    argv = worker_words(plan, planned, facts_of(plan), ["serve"])
+    of_mpi = {"SLURM_PROCID": "3", "PMIX_RANK": "3", "PMI_FD": "9", "PMIX_SERVER_URI2": "a\nb c"}
+    environment = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}", MINE="1", **of_mpi)
+    told = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[-1] == "image: i"
+    assert {"RANK", "GPUJOB_FOM_URL"} <= set(told)
+    assert set(of_mpi) & set(told) == (set(of_mpi) if step else set())
+    assert "MINE" not in told
+
+
+def test_enroot_hands_on_that_a_job_is_resumed() -> None:
+    plan = contained(runtime="enroot")
+    facts = facts_of(plan)
+    for attempt in (0, 1):
+        argv = worker_words(plan, plan.tasks[0], dataclasses.replace(facts, attempt=attempt), ["serve"])
+        assert ("GPUJOB_RESUME" in argv) == bool(attempt)
+
+
+FAKE_APPTAINER = """\
+#!/bin/sh
+# apptainer exec OPTIONS IMAGE COMMAND...: without a container, the command alone
+shift
+while :; do
+  case "$1" in --bind|--pwd) shift 2 ;; --*) shift ;; *) break ;; esac
+done
+echo "image: $1"
+shift
+exec "$@"
+"""
+
+
+def test_words_reach_a_command_in_a_container_as_they_are(hard_name: str, tmp_path: Path) -> None:
+    (tmp_path / "apptainer").write_text(FAKE_APPTAINER)
+    (tmp_path / "apptainer").chmod(0o755)
+    plan = contained(runtime="apptainer", image=f"/x{hard_name}")
+    argv = worker_words(plan, plan.tasks[0], facts_of(plan), ["printf", "%s", hard_name])
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, check=True, timeout=10, cwd="/")
+    assert done.stdout == f"image: /x{hard_name}\n{hard_name}"
+
+
+def test_what_a_step_is_told_of_its_container_is_one_word_each(hard_name: str) -> None:
+    plan = contained(image=f"/x{hard_name}", workdir=f"/w{hard_name}", python=f"/p{hard_name}", mounts=[])
+    task = plan.tasks[0]
+    image, seen, home, workdir = srun_options(plan, task, facts_of(plan), PACKAGES)
+    assert (image, workdir) == (f"--container-image=/x{hard_name}", f"--container-workdir=/w{hard_name}")
+    assert (seen.partition("=")[0], home) == ("--container-mounts", "--no-container-mount-home")
+    assert wrapper_words(plan, task)[0] == f"/p{hard_name}"
+
+
+def test_an_interpreter_that_knows_nothing_of_us_starts_the_wrapper(tmp_path: Path) -> None:
+    """As within an image: no package of ours but those mounted, no site directory, another interpreter."""
+    plan = contained(python="/usr/bin/python3")
+    program = wrapper_words(plan, plan.tasks[0])
+    here = {mount.target: mount.source for mount in mounts(plan, plan.tasks[0], facts_of(plan))}
+    seen = tmp_path / "image"
+    seen.mkdir()
+    for name in ("exporter", "launcher"):
+        (seen / name).symlink_to(here[f"{OURS}/{name}"])
+    program = [word.replace(OURS, str(seen)) for word in program]
+    run_dir = tmp_path / "run"
+    (run_dir / "workers").mkdir(parents=True)
+    options = ["--run-dir", str(run_dir), "--worker", "w_w0", "--rank", "0", "--gpus", "1"]
+    worker = ["/bin/sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"; exit 7']
+    done = subprocess.run(
+        [*program, *options, "--", *worker],
+        cwd="/",
+        env=clean_environment(PYTHONPATH="/nowhere"),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "1\n", "")
+    assert read_json(run_dir / "workers/w_w0_rank0_a0_r0.exit.json")["code"] == 7
+    assert json.loads((run_dir / "workers/w_w0_rank0_a0_r0.start.json").read_text())["pid"]

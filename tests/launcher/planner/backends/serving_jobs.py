@@ -1,0 +1,143 @@
+"""What the tests of serving jobs share: job files as text, plans of them, stand-in engines as processes."""
+
+import http.client
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from launcher.errors import TopologyError
+from launcher.jobfile.jobfile import parse_job
+from launcher.plan.placeholders import fill_template, task_argv, task_environment
+from launcher.plan.plan import Plan, ReadyRule, TaskPlan
+from tests.support.launcher import clean_environment, facts_of, plan_of
+
+ENGINES = Path(__file__).resolve().parents[3] / "engines"
+
+
+def plan_from(text: str, cluster: dict[str, object] | None = None, *, local: bool = False) -> Plan:
+    """The plan of a job file."""
+    return plan_of(parse_job(text, "job.yaml"), cluster, local=local)
+
+
+def problems_of(text: str) -> list[str]:
+    """What is wrong with a job file beyond its keys and values."""
+    try:
+        plan_from(text)
+    except TopologyError as error:
+        return list(error.problems)
+    return []
+
+
+def planned(plan: Plan, worker: str, local_rank: int = 0) -> TaskPlan:
+    """One task of a plan."""
+    return next(entry for entry in plan.tasks if entry.task.worker == worker and entry.task.local_rank == local_rank)
+
+
+def words_of(plan: Plan, worker: str, local_rank: int = 0) -> list[str]:
+    """The words that start one task as job 4459 on cn00, cn01, ..."""
+    return task_argv(plan, planned(plan, worker, local_rank), facts_of(plan))
+
+
+def environment_of(plan: Plan, worker: str, local_rank: int = 0) -> dict[str, str]:
+    """Its variables."""
+    return task_environment(plan, planned(plan, worker, local_rank), facts_of(plan), 0)
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value behind an option, or None without it."""
+    return words[words.index(name) + 1] if name in words else None
+
+
+def rule_text(rule: ReadyRule) -> str:
+    """A rule as one line."""
+    expected = " ".join(f"{count} {role}" for role, count in rule.expected.items())
+    asked = f"{rule.kind} node {rule.node} port {rule.port} {rule.path}".rstrip()
+    return f"{rule.subject or 'model'}: {asked}{f' expects {expected}' if expected else ''}, before {rule.before}"
+
+
+def shown(plan: Plan) -> str:
+    """Everything that a serving job starts, as text for golden files."""
+    facts, lines = facts_of(plan), []
+    plain = _plain_names()
+    for entry in plan.tasks:
+        task = entry.task
+        told = [
+            f"node {task.node_index}; rank {task.rank}; {entry.stage}",
+            f"gpus {','.join(map(str, task.gpus))}" if task.gpus else "",
+            f"sees {','.join(map(str, entry.visible))}" if entry.visible else "",
+            f"ports {' '.join(f'{name}={port}' for name, port in entry.ports.items())}" if entry.ports else "",
+            "service" if entry.service else "",
+            f"step {entry.step}" if entry.step else "",
+            f"metrics {entry.metrics}" if entry.metrics else "",
+        ]
+        lines.append(f"{task.worker} p{task.local_rank}: {'; '.join(part for part in told if part)}")
+        lines.append(f"  logs {' '.join(task.logs)}")
+        lines.append(f"  {shlex.join(task_argv(plan, entry, facts))}")
+        environment = task_environment(plan, entry, facts, 0)
+        lines += [
+            f"  {name}={environment[name]}" for name in sorted(environment) if name not in plain or name in entry.env
+        ]
+    lines += ["", "readiness"]
+    lines += [f"  {rule_text(rule)}" for rule in (plan.readiness.rules if plan.readiness else ())]
+    for name, text in plan.templates.items():
+        lines += ["", f"{name}", *(f"  {line}" for line in fill_template(plan, text, facts).splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def _plain_names() -> set[str]:
+    """Variables that every task of every job has."""
+    bare = plan_of()
+    return set(task_environment(bare, bare.tasks[0], facts_of(bare), 0))
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(words: Sequence[str | Path], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program from here to the end of the block; what it says is in ``log``."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [str(word) for word in words], stdout=output, stderr=output, env=clean_environment(**environment)
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def engine(name: str, *options: object) -> list[str]:
+    """The words that start a stand-in."""
+    return [sys.executable, str(ENGINES / f"{name}.py"), *map(str, options)]
+
+
+def ask(url: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
+    """Status and body of an answer, or status 0 when nobody answers."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET" if body is None else "POST", path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def job(**parts: object) -> str:
+    """A job file of one name with these parts."""
+    return yaml.safe_dump({"name": "serve", **parts}, sort_keys=False)

@@ -1,0 +1,576 @@
+"""Backends: what the processes of a worker run, and what does not fit together."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.contract.manifest import Task
+from launcher.errors import ConfigError
+from launcher.jobfile.jobfile import parse_job
+from launcher.jobfile.serving import Arguments
+from launcher.plan.plan import dump_plan, parse_plan
+from launcher.planner.backends import BACKENDS
+from launcher.planner.backends.base import Worker, merged, option_words, torch_environment
+from launcher.planner.backends.engine import divisors
+from tests.launcher.conftest import Golden
+from tests.launcher.planner.backends.serving_jobs import (
+    environment_of,
+    job,
+    option,
+    plan_from,
+    planned,
+    problems_of,
+    rule_text,
+    shown,
+    words_of,
+)
+from tests.support.launcher import ROOT, facts_of
+
+MODEL = {"path": "/models/r1", "name": "r1"}
+PD = {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1, "gpus_per_prefill": 4, "gpus_per_decode": 16}
+ROUTER = {"type": "sglang-router"}
+
+GOLDEN = {
+    "sglang_4p1d": job(
+        resources={
+            "gpus_per_node": 8,
+            "prefill_workers": 4,
+            "decode_workers": 1,
+            "gpus_per_prefill": 8,
+            "gpus_per_decode": 32,
+        },
+        model=MODEL,
+        backend={
+            "type": "sglang",
+            "args": {"mem_fraction_static": 0.85, "trust-remote-code": True},
+            "prefill": {"config": {"chunked-prefill-size": 16384}},
+            "decode": {
+                "args": {"enable-dp-attention": True, "dp-size": 32, "ep-size": 32},
+                "env": {"SGLANG_LOG_MS": "1"},
+            },
+        },
+        frontend={"type": "sglang-router", "count": 3, "args": {"policy": "cache_aware"}},
+        benchmark={
+            "type": "sa-bench",
+            "command": "python3 /opt/sa-bench/bench.py",
+            "isl": 1024,
+            "osl": 1024,
+            "concurrencies": "128x512",
+        },
+    ),
+    "sglang_packed": job(
+        resources={
+            "gpus_per_node": 8,
+            "prefill_workers": 1,
+            "decode_workers": 2,
+            "gpus_per_prefill": 8,
+            "gpus_per_decode": 4,
+        },
+        model={"path": "hf:Qwen/Qwen3-32B"},
+        backend={"type": "sglang"},
+        frontend=ROUTER,
+    ),
+    "vllm_data_parallel": job(
+        resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": 16},
+        model={"path": "hf:deepseek-ai/DeepSeek-R1", "name": "r1"},
+        backend={"type": "vllm", "args": {"data_parallel_size": 16, "enable-expert-parallel": True}},
+        frontend={"type": "vllm"},
+        benchmark={"type": "router", "isl": 1000, "osl": 100, "concurrencies": [4, 8]},
+    ),
+    "trtllm_16_gpus": job(
+        resources=PD,
+        model=MODEL,
+        backend={
+            "type": "trtllm",
+            "config": {"print_iter_log": True, "kv_cache_config": {"dtype": "fp8"}},
+            "decode": {
+                "config": {"kv_cache_config": {"free_gpu_memory_fraction": 0.8}, "moe_expert_parallel_size": 16}
+            },
+        },
+        frontend={"type": "custom", "command": "trtllm-serve disaggregated -c front.yaml"},
+    ),
+    "torchrun_2_nodes": job(
+        resources={"gpus_per_node": 8},
+        workers=[{"role": "train", "gpus": 16, "command": "python train.py --lr 1e-4"}],
+        backend={"type": "torchrun", "args": {"max-restarts": 0}},
+    ),
+    "dynamo": job(
+        resources={**PD, "infra_node": True},
+        model=MODEL,
+        backend={"type": "sglang"},
+        frontend={"type": "dynamo", "count": 2},
+        benchmark={"type": "custom", "command": "python3 load.py", "concurrencies": [64]},
+    ),
+}
+
+
+def test_the_example_can_be_planned() -> None:
+    plan = plan_from((ROOT / "examples" / "serve" / "job.yaml").read_text())
+    assert [entry.task.worker for entry in plan.tasks if entry.stage != "workers"] == [
+        *("frontend_0", "frontend_1", "frontend_2", "nginx", "benchmark"),
+    ]
+    assert plan.nodes == 8
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_everything_that_a_job_starts(name: str, golden: Golden) -> None:
+    plan = plan_from(GOLDEN[name])
+    golden(f"launcher/serving/{name}.txt", shown(plan))
+    assert shown(parse_plan(dump_plan(plan), plan.manifest)) == shown(plan)
+
+
+def engine(kind: str, gpus: int, args: dict[str, Any] | None = None, **over: Any) -> str:
+    """One agg worker of an engine on nodes of 8 GPUs."""
+    backend = {"type": kind, "args": args or {}, **over}
+    return job(resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": gpus}, model=MODEL, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "args", "told"),
+    [
+        ("sglang", 8, {}, {"--tp-size": "8", "--nnodes": None, "--dp-size": None, "--dist-init-addr": None}),
+        ("sglang", 1, {}, {"--tp-size": "1"}),
+        ("sglang", 8, {"dp_size": 2}, {"--tp-size": "4", "--dp-size": "2"}),
+        ("sglang", 8, {"dp-size": 8, "enable_dp_attention": True}, {"--tp-size": "8", "--dp-size": "8"}),
+        ("sglang", 16, {"pp-size": 2}, {"--tp-size": "8", "--pp-size": "2", "--nnodes": "2", "--node-rank": "0"}),
+        ("sglang", 8, {"tensor-parallel-size": 8, "ep": 4}, {"--tp-size": "8", "--ep-size": "4"}),
+        ("vllm", 8, {"data-parallel-size": 4}, {"--tensor-parallel-size": "2", "--data-parallel-size-local": None}),
+        ("vllm", 16, {}, {"--tensor-parallel-size": "16", "--nnodes": "2", "--master-port": "8300"}),
+        ("vllm", 16, {"pipeline_parallel_size": 2}, {"--tensor-parallel-size": "8", "--pipeline-parallel-size": "2"}),
+        ("trtllm", 4, {"pp_size": 2}, {"--tp_size": "2", "--pp_size": "2"}),
+        ("trtllm", 8, {"ep_size": 8}, {"--tp_size": "8", "--ep_size": "8"}),
+    ],
+)
+def test_the_gpus_of_a_worker_are_divided(kind: str, gpus: int, args: dict[str, Any], told: dict[str, Any]) -> None:
+    words = words_of(plan_from(engine(kind, gpus, args)), "agg_w0")
+    assert {name: option(words, name) for name in told} == told
+
+
+@given(
+    st.sampled_from(["sglang", "vllm", "trtllm"]),
+    st.sampled_from([1, 2, 4, 8, 16, 24, 32]),
+    st.sampled_from([None, 1, 2, 3, 4, 8]),
+    st.sampled_from([None, 1, 2, 3]),
+)
+def test_a_plan_uses_each_gpu_of_a_worker_or_says_why_not(
+    kind: str, gpus: int, data: int | None, pipeline: int | None
+) -> None:
+    args = {name: value for name, value in (("dp-size", data), ("pp-size", pipeline)) if value}
+    names = {"sglang": ("--tp-size", "--pp-size", "--dp-size"), "trtllm": ("--tp_size", "--pp_size", "--dp_size")}
+    own = names.get(kind, ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"))
+    text = engine(kind, gpus, args)
+    if problems := problems_of(text):
+        assert all(problem.startswith("backend.args: ") for problem in problems)
+        return
+    words = words_of(plan_from(text), "agg_w0")
+    product = 1
+    for name in own:
+        product *= int(option(words, name) or 1)
+    assert product == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            engine("sglang", 8, {"tp-size": 4}),
+            "tensor parallel 4 is 4 GPUs and each agg worker has 8; set tensor parallel to 8, or give it 4 GPUs",
+        ),
+        (engine("sglang", 8, {"dp-size": 3}), "use sizes whose product it is"),
+        (engine("sglang", 8, {"dp-size": 3, "enable-dp-attention": True}), "use 1, 2, 4 or 8"),
+        (engine("sglang", 8, {"ep-size": 3}), "expert parallel 3 does not divide 8 GPUs"),
+        (engine("sglang", 8, {"tp-size": "all"}), "backend.args: 'all' is no size"),
+        (engine("sglang", 8, {"tp-size": 0}), "backend.args: 0 is no size"),
+        (engine("sglang", 8, {"tp-size": True}), "backend.args: True is no size"),
+        (engine("sglang", 8, agg={"args": {"tp": 2}}), "backend.agg.args: tensor parallel 2 is 2 GPUs"),
+        (engine("sglang", 8, {"port": 30000}), "backend.args.port: the launcher sets it from the plan; leave it out"),
+        (engine("sglang", 8, agg={"args": {"dist_init_addr": "a:1"}}), "backend.agg.args.dist_init_addr: the launcher"),
+        (
+            engine("vllm", 32, {"data-parallel-size": 2}),
+            "cannot be divided over the 4 nodes of each agg worker; use a multiple of 4, or 1",
+        ),
+        (engine("vllm", 8, {"expert-parallel-size": 8}), "use enable-expert-parallel: true"),
+        (engine("trtllm", 8, {"dp_size": 2}), "enable_attention_dp"),
+        (engine("sglang", 8, decode={"args": {"x": 1}}), "backend.decode: the job has no decode workers, only agg"),
+        (
+            job(resources={"gpus_per_node": 8, "agg_workers": 1}, backend={"type": "vllm"}),
+            "model: is missing; vllm serves one",
+        ),
+        (
+            job(resources={"gpus_per_node": 8, "agg_workers": 1}, backend={"type": "torchrun"}),
+            "backend.type: torchrun runs the processes of one program, and agg is a role of serving",
+        ),
+        (
+            job(workers=[{"command": "true"}], backend={"args": {"x": 1}}),
+            "backend.args: type command has no program of its own that takes them; put them into the command",
+        ),
+        (
+            job(
+                resources={"gpus_per_node": 8, "process_granularity": "gpu", "agg_workers": 1},
+                model=MODEL,
+                backend={"type": "sglang"},
+            ),
+            "resources.process_granularity: gpu, and sglang needs one process for each node of a worker; leave it out",
+        ),
+        (
+            job(
+                resources={"gpus_per_node": 8, "process_granularity": "gpu", "agg_workers": 1},
+                model=MODEL,
+                backend={"type": "vllm", "args": {"tensor-parallel-size": 2, "data-parallel-size": 4}},
+            ),
+            "one vLLM process of agg divides 2 GPUs; leave it out, or set data-parallel-size: 8",
+        ),
+        (
+            job(
+                resources={"gpus_per_node": 8},
+                workers=[{"role": "nginx", "command": "true"}, {"role": "agg", "command": "true", "gpus": 1}],
+                model=MODEL,
+                backend={"type": "sglang"},
+                frontend={"type": "sglang-router", "count": 2},
+            ),
+            "workers[0].role: the job has a service of its own called nginx; call the role otherwise",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_with_place_and_cure(text: str, told: str) -> None:
+    problems = problems_of(text)
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+def test_every_problem_is_told_at_once() -> None:
+    text = job(
+        resources={**PD, "process_granularity": "gpu"},
+        backend={"type": "sglang", "args": {"port": 1}, "agg": {"args": {"x": 1}}, "decode": {"args": {"tp-size": 3}}},
+        benchmark={"type": "router", "isl": 1, "osl": 1, "concurrencies": [1]},
+    )
+    assert [problem.partition(": ")[0] for problem in problems_of(text)] == [
+        "resources.process_granularity",
+        "backend.agg",
+        "backend.args.port",
+        "model",
+        "backend.decode.args",
+        "frontend",
+        "model",
+    ]
+
+
+def test_the_command_of_the_user_wins_and_ports_and_readiness_stay() -> None:
+    text = job(
+        resources={"gpus_per_node": 0, "prefill_workers": 1, "decode_workers": 2, "nodes": 1},
+        workers=[
+            {"role": "prefill", "command": "mine --port {http_port} --boot {bootstrap_port}"},
+            {"role": "decode", "command": "mine --port={http_port}", "shell": True},
+        ],
+        backend={"type": "sglang", "env": {"A": "1"}, "decode": {"env": {"A": "{http_port}"}}},
+        frontend=ROUTER,
+    )
+    plan = plan_from(text)
+    assert words_of(plan, "prefill_w0") == ["mine", "--port", "6100", "--boot", "7200"]
+    assert words_of(plan, "decode_w1") == ["bash", "-c", "mine --port=6164"]
+    assert (environment_of(plan, "prefill_w0")["A"], environment_of(plan, "decode_w0")["A"]) == ("1", "6132")
+    assert [entry.service for entry in plan.tasks] == [True] * 4
+    assert [task.service for task in plan.manifest.tasks] == [True] * 4
+    assert plan.readiness is not None
+    assert [rule_text(rule) for rule in plan.readiness.rules] == [
+        "prefill_w0: http node 0 port 6100 /health, before benchmark",
+        "decode_w0: http node 0 port 6132 /health, before benchmark",
+        "decode_w1: http node 0 port 6164 /health, before benchmark",
+        "model: sglang node 0 port 8000 expects 1 prefill 2 decode, before benchmark",
+    ]
+
+
+def test_a_further_process_of_a_worker_knows_the_ports_of_the_first() -> None:
+    text = job(
+        resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": 16},
+        workers=[{"role": "agg", "command": "mine {leader}:{dist_init_port} {http_port} {worker_nodes} {{nats_port}}"}],
+        backend={"type": "sglang"},
+    )
+    plan = plan_from(text)
+    assert words_of(plan, "agg_w0", 0) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
+    assert words_of(plan, "agg_w0", 1) == ["mine", "cn00:8300", "6100", "2", "{nats_port}"]
+    assert [dict(entry.ports) for entry in plan.tasks] == [{"http": 6100, "dist_init": 8300}, {"http": 6100}]
+
+
+def test_a_plain_job_has_no_ports_no_rules_and_no_files() -> None:
+    plan = plan_from(job(workers=[{"command": "true", "count": 3}]))
+    assert [dict(entry.ports) for entry in plan.tasks] == [{}, {}, {}]
+    assert (plan.readiness, plan.templates) == (None, {})
+    assert not any(entry.service or entry.step or entry.metrics for entry in plan.tasks)
+
+
+def test_a_command_that_names_a_port_gets_one() -> None:
+    text = job(resources={"nodes": 1}, workers=[{"command": "serve {http_port} {kv_events_port}", "count": 2}])
+    plan = plan_from(text)
+    assert [words_of(plan, f"worker_w{index}") for index in (0, 1)] == [
+        ["serve", "6100", "5200"],
+        ["serve", "6132", "5201"],
+    ]
+    assert plan.readiness is not None
+    assert [rule.kind for rule in plan.readiness.rules] == ["http", "http"]
+    assert not any(entry.service for entry in plan.tasks)
+
+
+@pytest.mark.parametrize(
+    ("readiness", "told"),
+    [
+        ({"kind": "none"}, []),
+        ({"kind": "tcp"}, ["worker_w0: tcp node 0 port 6100, before benchmark"]),
+        ({"path": "/up"}, ["worker_w0: http node 0 port 6100 /up, before benchmark"]),
+    ],
+)
+def test_readiness_is_asked_for_as_the_file_says(readiness: dict[str, Any], told: list[str]) -> None:
+    plan = plan_from(job(workers=[{"command": "serve {http_port}"}], readiness=readiness))
+    assert [rule_text(rule) for rule in (plan.readiness.rules if plan.readiness else ())] == told
+
+
+@pytest.mark.parametrize(("kind", "told"), [("sglang", "the job has none"), ("http", "no command listens")])
+def test_readiness_that_cannot_be_asked_for_is_told(kind: str, told: str) -> None:
+    assert told in problems_of(job(workers=[{"command": "true"}], readiness={"kind": kind}))[0]
+
+
+def test_ports_of_one_machine_are_unique_over_the_job() -> None:
+    text = job(
+        resources={**PD, "gpus_per_decode": 8},
+        model=MODEL,
+        backend={"type": "sglang"},
+        frontend={"type": "dynamo", "count": 3},
+    )
+    plan = plan_from(text, local=True)
+    used = Counter(port for entry in plan.tasks for port in entry.ports.values())
+    assert set(used.values()) == {1}
+    apart = plan_from(text)
+    on_nodes = Counter((entry.task.node_index, port) for entry in apart.tasks for port in entry.ports.values())
+    assert set(on_nodes.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train.py --x 1", ["train.py", "--x", "1"]),
+        ("python3 train.py", ["train.py"]),
+        ("/opt/py/bin/python3.11 -m my.train a", ["-m", "my.train", "a"]),
+        ("python -u train.py", ["--no-python", "python", "-u", "train.py"]),
+        ("./train", ["--no-python", "./train"]),
+        ("python", ["--no-python", "python"]),
+    ],
+)
+def test_torchrun_gets_a_script_a_module_or_a_program(command: str, words: list[str]) -> None:
+    workers = [{"role": "train", "gpus": 4, "command": command}]
+    plan = plan_from(job(resources={"gpus_per_node": 4}, workers=workers, backend={"type": "torchrun"}))
+    assert words_of(plan, "train_w0")[6:] == words
+
+
+def test_torchrun_meets_at_a_rendezvous_when_that_is_asked_for() -> None:
+    text = job(
+        resources={"gpus_per_node": 4},
+        workers=[{"role": "train", "gpus": 8, "command": "train.py"}],
+        backend={"type": "torchrun", "args": {"rdzv_backend": "c10d", "nproc-per-node": 2}},
+    )
+    assert words_of(plan_from(text), "train_w0", 1) == [
+        "torchrun",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-id=4459",
+        "--rdzv-endpoint=cn00:8300",
+        "--rdzv-backend",
+        "c10d",
+        "train.py",
+    ]
+
+
+def test_a_shell_text_under_torchrun_stays_one() -> None:
+    workers = [{"role": "train", "gpus": 1, "command": "train {rank} | tee {log_dir}/x", "shell": True}]
+    plan = plan_from(job(resources={"gpus_per_node": 4}, workers=workers, backend={"type": "torchrun"}))
+    assert words_of(plan, "train_w0")[-3:] == ["bash", "-c", 'train "${GPUJOB_RANK}" | tee "${GPUJOB_LOG_DIR}"/x']
+
+
+def test_accelerate_counts_all_processes_and_takes_a_configuration() -> None:
+    text = job(
+        resources={"gpus_per_node": 4},
+        workers=[{"role": "train", "gpus": 8, "command": "python -m my.train"}],
+        backend={"type": "accelerate", "args": {"mixed-precision": "bf16"}},
+    )
+    words = words_of(plan_from(text), "train_w0", 1)
+    assert words == [
+        *("accelerate", "launch", "--num_machines=2", "--machine_rank=1", "--main_process_ip=cn00"),
+        *("--main_process_port=8300", "--num_processes=8", "--multi_gpu", "--mixed_precision", "bf16"),
+        *("--module", "my.train"),
+    ]
+    body = yaml.safe_load(text)
+    body["backend"]["config"] = {"distributed_type": "FSDP"}
+    plan = plan_from(yaml.safe_dump(body))
+    words = words_of(plan, "train_w0")
+    assert "--multi_gpu" not in words
+    assert str(option(words, "--config_file")).endswith("/accelerate_config_train.yaml")
+    assert plan.templates["accelerate_config_train.yaml"] == "distributed_type: FSDP\n"
+
+
+def test_deepspeed_is_one_process_for_each_gpu_with_the_variables_of_torch() -> None:
+    text = job(
+        resources={"gpus_per_node": 4},
+        workers=[{"role": "train", "count": 2, "gpus": 8, "command": "train.py --deepspeed ds.json"}],
+        backend={"type": "deepspeed"},
+    )
+    plan = plan_from(text)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [environment_of(plan, "train_w1", 5)[name] for name in names] == ["5", "1", "8", "4", "cn02", "8300"]
+    assert environment_of(plan, "train_w1", 5)["GPUJOB_RANK"] == "13"
+    entry = planned(plan, "train_w1", 5)
+    assert (entry.task.gpus, entry.visible, entry.narrowed, entry.step) == ((1,), (0, 1, 2, 3), False, "")
+
+
+def test_the_ranks_of_an_mpi_worker_are_one_step_and_see_its_gpus() -> None:
+    text = job(
+        resources={"gpus_per_node": 8},
+        workers=[{"role": "solve", "count": 2, "gpus": 4, "command": "solver"}],
+        backend={"type": "mpi"},
+    )
+    plan = plan_from(text)
+    assert [entry.step for entry in plan.tasks] == ["solve_w0"] * 4 + ["solve_w1"] * 4
+    assert [(entry.visible, entry.narrowed) for entry in plan.tasks] == [((0, 1, 2, 3), True)] * 4 + [
+        ((4, 5, 6, 7), True)
+    ] * 4
+    assert plan.tasks[5].task.gpus == (5,)
+
+
+class Counted(tuple[Task, ...]):
+    """Tasks that count how often somebody goes through them."""
+
+    rounds = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        self.rounds += 1
+        return super().__iter__()
+
+
+def test_the_tasks_of_a_worker_are_gone_through_once_however_many_there_are() -> None:
+    tasks = Counted(Task("w", "w", 0, rank, rank, rank // 4, (rank % 4,), ()) for rank in range(64))
+    worker = Worker(Mock(), "w", tasks, {"dist_init": 8300})
+    told = [torch_environment(worker, tasks[rank])["LOCAL_RANK"] for rank in range(64)]
+    assert told == [str(rank % 4) for rank in range(64)]
+    assert worker.nodes == tuple(range(16))
+    assert tasks.rounds == 1
+
+
+def test_each_server_of_trtllm_on_a_node_has_a_port_of_its_own() -> None:
+    resources = {"gpus_per_node": 8, "agg_workers": 4, "gpus_per_agg": 4}
+    plan = plan_from(job(resources=resources, model=MODEL, backend={"type": "trtllm"}))
+    told = {worker: option(words_of(plan, worker, 3), "--port") for worker in ("agg_w0", "agg_w1", "agg_w2", "agg_w3")}
+    assert told == {"agg_w0": "6100", "agg_w1": "6132", "agg_w2": "6100", "agg_w3": "6132"}
+
+
+def test_all_ranks_of_a_step_of_trtllm_get_the_same_words() -> None:
+    plan = plan_from(engine("trtllm", 16))
+    words = {tuple(words_of(plan, "agg_w0", rank)) for rank in range(16)}
+    assert len(words) == 1
+    assert words.pop()[:3] == ("trtllm-llmapi-launch", "trtllm-serve", "/models/r1")
+    assert words_of(plan_from(engine("trtllm", 1)), "agg_w0")[0] == "trtllm-serve"
+
+
+@pytest.mark.parametrize(("kind", "sees"), [("trtllm", (0, 1, 2, 3)), ("command", ())])
+def test_who_chooses_a_gpu_by_rank_sees_those_of_the_worker(kind: str, sees: tuple[int, ...]) -> None:
+    text = job(
+        resources={"gpus_per_node": 8, "agg_workers": 1, "gpus_per_agg": 4, "process_granularity": "gpu"},
+        workers=[{"role": "agg", "command": "mine"}],
+        backend={"type": kind},
+    )
+    assert [(entry.task.gpus, entry.visible, entry.narrowed) for entry in plan_from(text).tasks] == [
+        ((gpu,), sees, True) for gpu in range(4)
+    ]
+
+
+def test_a_rank_of_vllms_data_parallelism_may_be_a_process() -> None:
+    """Each has one GPU; the first serves; to the port of a side channel vLLM adds the rank."""
+    resources = {**PD, "gpus_per_prefill": 2, "process_granularity": "gpu"}
+    ranks = {"prefill": {"args": {"data-parallel-size": 2}}, "decode": {"args": {"data-parallel-size": 16}}}
+    plan = plan_from(
+        job(resources=resources, model=MODEL, backend={"type": "vllm", **ranks}, frontend={"type": "dynamo"})
+    )
+    workers = [entry for entry in plan.tasks if entry.task.role == "decode"]
+    assert [(entry.task.node_index, entry.task.gpus, entry.narrowed) for entry in workers] == [
+        (1 + rank // 8, (rank % 8,), True) for rank in range(16)
+    ]
+    for rank in (0, 1, 9):
+        words = words_of(plan, "decode_w0", rank)
+        assert option(words, "--tensor-parallel-size") == option(words, "--data-parallel-size-local") == "1"
+        assert option(words, "--data-parallel-size") == "16"
+        assert option(words, "--data-parallel-start-rank") == (str(rank) if rank else None)
+        assert ("--headless" in words) == (rank > 0)
+        told = environment_of(plan, "decode_w0", rank)
+        assert told["VLLM_NIXL_SIDE_CHANNEL_HOST"] == facts_of(plan).hosts[1 + rank // 8]
+        assert int(told["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank == workers[rank].ports["nixl"]
+    used = [port for entry in workers if entry.task.node_index == 1 for port in entry.ports.values()]
+    assert len(used) == len(set(used))
+
+
+def test_a_helper_beside_an_engine_is_no_part_of_it() -> None:
+    text = job(
+        resources={"gpus_per_node": 8, "agg_workers": 1},
+        workers=[{"role": "watcher", "command": "watch", "critical": False}],
+        model=MODEL,
+        backend={"type": "sglang", "env": {"A": "1"}, "config": {"log-level": "info"}},
+        frontend=ROUTER,
+    )
+    plan = plan_from(text)
+    watcher = planned(plan, "watcher_w0")
+    assert (watcher.argv, watcher.service, dict(watcher.ports), dict(watcher.env)) == (("watch",), False, {}, {})
+    assert list(plan.templates) == ["sglang_config_agg.yaml"]
+    assert plan.readiness is not None
+    assert plan.readiness.rules[-1].expected == {"agg": 1}
+
+
+def test_configurations_are_merged_key_by_key() -> None:
+    first = {"a": {"x": 1, "y": {"z": 1}}, "b": [1], "c": 1}
+    assert merged(first, {"a": {"y": {"w": 2}}, "b": [2], "c": {"d": 1}}) == {
+        "a": {"x": 1, "y": {"z": 1, "w": 2}},
+        "b": [2],
+        "c": {"d": 1},
+    }
+    assert first == {"a": {"x": 1, "y": {"z": 1}}, "b": [1], "c": 1}
+
+
+def test_options_as_words() -> None:
+    args: Arguments = {
+        "flag": True,
+        "off": False,
+        "none": None,
+        "list": [1, "a b"],
+        "float": 0.5,
+        "zero": 0,
+        "text": "",
+    }
+    assert option_words(args) == ["--flag", "--list", "1", "a b", "--float", "0.5", "--zero", "0", "--text", ""]
+
+
+def test_divisors_for_people() -> None:
+    assert [divisors(number) for number in (1, 2, 12)] == ["1", "1 or 2", "1, 2, 3, 4, 6 or 12"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ({"args": {"--tp-size": 4}}, "backend.args: '--tp-size' is not the name of an option"),
+        ({"args": {"tp size": 4}}, "write tp"),
+        ({"decode": {"args": {"a=b": 4}}}, "backend.decode.args: 'a=b' is not the name of an option"),
+        ({"mpi": "p mix"}, "backend.mpi"),
+        ({"type": "sglangg"}, 'did you mean "sglang"?'),
+    ],
+)
+def test_wrong_keys_of_a_backend(backend: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_job(job(workers=[{"command": "true"}], backend=backend), "job.yaml")
+    assert told in str(error.value)
+
+
+def test_each_type_of_the_file_is_a_backend() -> None:
+    body = {"name": "n", "workers": [{"command": "true"}]}
+    for kind, backend in BACKENDS.items():
+        spec = parse_job(yaml.safe_dump({**body, "backend": {"type": kind}}), "job.yaml")
+        assert backend.granularity in (None, spec.backend.granularity)

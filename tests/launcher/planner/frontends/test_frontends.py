@@ -1,0 +1,287 @@
+"""Front ends: what stands before the workers, and a real nginx over several."""
+
+import http.server
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.jobfile.jobfile import parse_job
+from launcher.planner.frontends import nginx
+from tests.launcher.planner.backends.serving_jobs import (
+    ask,
+    free_port,
+    job,
+    option,
+    plan_from,
+    planned,
+    problems_of,
+    rule_text,
+    words_of,
+)
+from tests.support.launcher import poll
+
+MODEL = {"path": "/models/r1"}
+PD = {"gpus_per_node": 8, "prefill_workers": 2, "decode_workers": 1}
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+NOBODY = 65534
+
+
+def served(frontend: dict[str, Any] | None, kind: str = "sglang", **over: Any) -> str:
+    parts = {"resources": PD, "model": MODEL, "backend": {"type": kind}, **over}
+    return job(**parts, **({"frontend": frontend} if frontend else {}))
+
+
+def test_one_front_end_listens_at_the_public_port() -> None:
+    plan = plan_from(served({"type": "sglang-router", "args": {"policy": "round_robin"}}))
+    words = words_of(plan, "frontend_0")
+    assert words == [
+        *("python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"),
+        *("--prefill", "http://cn00:6100", "7200", "--prefill", "http://cn01:6100", "7200"),
+        *("--decode", "http://cn02:6100", "--host", "0.0.0.0", "--port", "8000", "--prometheus-port", "7500"),
+        *("--policy", "round_robin"),
+    ]
+    assert nginx.FILE not in plan.templates
+
+
+def test_workers_that_do_both_are_named_to_the_router_at_once() -> None:
+    resources = {"gpus_per_node": 8, "agg_workers": 2, "gpus_per_agg": 4}
+    words = words_of(plan_from(served({"type": "sglang-router"}, resources=resources)), "frontend_0")
+    assert words[3:6] == ["--worker-urls", "http://cn00:6100", "http://cn00:6132"]
+
+
+def test_several_front_ends_stand_behind_nginx_on_the_nodes_in_turn() -> None:
+    plan = plan_from(served({"type": "sglang-router", "count": 5}))
+    fronts = [entry for entry in plan.tasks if entry.stage == "frontends"]
+    assert [(entry.task.node_index, entry.ports["http"]) for entry in fronts] == [
+        *((0, 8180), (1, 8180), (2, 8180), (0, 8181), (1, 8181)),
+    ]
+    assert (planned(plan, "nginx").task.node_index, planned(plan, "nginx").ports) == (0, {"http": 8000})
+    for entry in fronts:
+        assert f"server {{host_{entry.task.node_index}}}:{{port_{entry.ports['http']}}} " in plan.templates[nginx.FILE]
+    assert plan.readiness is not None
+    models = [rule for rule in plan.readiness.rules if rule.kind == "sglang"]
+    assert [rule.subject for rule in models] == [*(f"frontend_{index}" for index in range(5)), ""]
+    assert rule_text(models[-1]) == "model: sglang node 0 port 8000 expects 2 prefill 1 decode, before benchmark"
+
+
+def test_nginx_stands_before_one_front_end_when_asked() -> None:
+    plan = plan_from(served({"type": "sglang-router", "nginx": True}))
+    assert option(words_of(plan, "frontend_0"), "--port") == "8180"
+
+
+def test_front_ends_and_infrastructure_have_nodes_of_their_own() -> None:
+    resources = {**PD, "infra_node": True, "frontend_node": True, "client_node": True}
+    text = served(
+        {"type": "dynamo", "count": 2}, resources=resources, benchmark={"type": "custom", "command": "python3 load.py"}
+    )
+    plan = plan_from(text)
+    nodes = {entry.task.worker: entry.task.node_index for entry in plan.tasks if entry.stage != "workers"}
+    assert nodes == {"etcd": 0, "nats": 0, "frontend_0": 1, "frontend_1": 1, "nginx": 1, "benchmark": plan.nodes - 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "program"), [("sglang", "dynamo.sglang"), ("vllm", "dynamo.vllm"), ("trtllm", "dynamo.trtllm")]
+)
+def test_behind_dynamo_the_workers_are_its_own_programs(kind: str, program: str) -> None:
+    plan = plan_from(served({"type": "dynamo"}, kind))
+    words = words_of(plan, "decode_w0")
+    assert words[words.index("-m") + 1] == program
+    assert option(words, "--disaggregation-mode") == "decode"
+    every = [dict(entry.env) for entry in plan.tasks if entry.stage in ("workers", "frontends")]
+    assert all("ETCD_ENDPOINTS" in env and "NATS_SERVER" in env for env in every)
+    assert plan.readiness is not None
+    assert [rule.subject for rule in plan.readiness.rules if rule.before == "workers"] == ["etcd", "nats"]
+
+
+def test_infrastructure_is_waited_for_even_when_the_model_is_not() -> None:
+    plan = plan_from(served({"type": "dynamo"}, readiness={"kind": "none"}))
+    assert plan.readiness is not None
+    assert [rule.subject for rule in plan.readiness.rules] == ["etcd", "nats"]
+
+
+def test_a_front_end_of_the_user_is_told_where_the_workers_are() -> None:
+    frontend = {"type": "custom", "command": "front --port {http_port} --side {nixl_port}", "args": {"x": 1}}
+    plan = plan_from(served({**frontend, "config": {"a": 1}, "env": {"B": "2"}}, "vllm"))
+    entry = planned(plan, "frontend_0")
+    assert words_of(plan, "frontend_0") == ["front", "--port", "8000", "--side", "5408", "--x", "1"]
+    assert entry.env["GPUJOB_PREFILL_URLS"] == "http://{host_0}:{port_6100},http://{host_1}:{port_6100}"
+    assert entry.env["GPUJOB_DECODE_URLS"] == "http://{host_2}:{port_6100}"
+    assert (entry.env["B"], entry.env["GPUJOB_CONFIG_FILE"]) == ("2", "{run_dir}/frontend_config.yaml")
+    assert plan.templates["frontend_config.yaml"] == "a: 1\n"
+    assert plan.readiness is not None
+    assert rule_text(plan.readiness.rules[-1]) == "model: http node 0 port 8000, before benchmark"
+
+
+def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
+    resources = {"gpus_per_node": 8, "agg_workers": 1}
+    benchmark = {"type": "custom", "command": "load"}
+    plan = plan_from(served(None, resources=resources, benchmark=benchmark))
+    assert planned(plan, "benchmark").env["GPUJOB_ENDPOINT"] == "http://{host_0}:{port_6100}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (served(None), "frontend: is missing; decode and prefill workers of sglang need one: sglang-router or dynamo"),
+        (
+            served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1, "agg_workers": 1}),
+            "agg_workers: 1 agg beside 1 prefill; an agg worker does the work of both: leave agg out, or prefill",
+        ),
+        (served({"type": "sglang-router"}, "vllm"), "does not stand before vllm workers; use dynamo or vllm or custom"),
+        (
+            job(workers=[{"role": "t", "command": "t.py"}], backend={"type": "torchrun"}, frontend={"type": "dynamo"}),
+            "frontend.type: dynamo does not stand before torchrun workers; leave it out",
+        ),
+        (
+            served({"type": "vllm"}, "vllm"),
+            "is one agg worker that serves by itself, and there are 2 prefill, 1 decode",
+        ),
+        (
+            served({"type": "vllm", "count": 2}, "vllm", resources={"gpus_per_node": 8, "agg_workers": 1}),
+            "frontend: count: 2, and type vllm is the worker itself; leave it out",
+        ),
+        (
+            served({"type": "vllm", "env": {"A": "1"}}, "vllm", resources={"gpus_per_node": 8, "agg_workers": 1}),
+            "put command, args and env into `backend`",
+        ),
+        (
+            served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1}),
+            "resources.decode_workers: prefill workers and none for decode",
+        ),
+        (
+            job(workers=[{"role": "agg", "command": "serve"}], frontend={"type": "sglang-router"}),
+            "workers[0].command: the router asks the agg workers over HTTP; have the command listen on {http_port}",
+        ),
+    ],
+)
+def test_a_front_end_that_does_not_fit_is_told(text: str, told: str) -> None:
+    problems = problems_of(text)
+    assert len(problems) == 1
+    assert told in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("frontend", "told"),
+    [
+        ({"type": "custom"}, "frontend.command: is missing"),
+        ({"type": "dynamo", "count": 2, "nginx": False}, "2 front ends need it"),
+        ({"type": "dynamo", "command": "a 'b"}, "cannot be split into words"),
+        ({"type": "dynamo", "command": " "}, "the command is empty"),
+        ({"type": "dynamoo"}, 'unknown front end "dynamoo"; did you mean "dynamo"?'),
+    ],
+)
+def test_wrong_keys_of_a_front_end(frontend: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_job(served(frontend), "job.yaml")
+    assert told in str(error.value)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A front end that says its name and how much it was sent."""
+
+    daemon_threads = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_GET(self) -> None:
+        self.answer(f"{self.server.name} {len(self.path)}")
+
+    def do_POST(self) -> None:
+        self.answer(f"{self.server.name} {len(self.rfile.read(int(self.headers['Content-Length'])))}")
+
+    def answer(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def front(name: str) -> Iterator[int]:
+    """A front end that runs; its port."""
+    server = Server(name)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A real nginx of an ordinary user, with the words and the file that a plan has."""
+    assert NGINX is not None
+    port = free_port()
+    (run_dir / nginx.FILE).write_text(nginx.render(str(port), [f"127.0.0.1:{upstream}" for upstream in upstreams]))
+    words = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.words()]
+    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    with (run_dir / "nginx.err").open("wb") as log:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]
+    url = f"http://127.0.0.1:{port}"
+    try:
+        poll(lambda: ask(url)[0] or process.poll() is not None, "nginx")
+        assert process.poll() is None, (run_dir / "nginx.err").read_text()
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A run directory of an ordinary user, with a name that breaks careless configurations."""
+    with tempfile.TemporaryDirectory(prefix="a run; {dir} $x ") as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(NGINX is None, reason="no nginx here")
+class TestRealNginx:
+    """What the configuration that we write does."""
+
+    def test_both_front_ends_answer_and_long_requests_reach_them(self, run_dir: Path) -> None:
+        with ExitStack() as stack:
+            ports = [stack.enter_context(front(name)) for name in ("one", "two")]
+            url, _ = stack.enter_context(balancer(run_dir, ports))
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(lambda _: ask(f"{url}/v1/models"), range(40)))
+            assert {status for status, _ in answers} == {200}
+            assert {body.split()[0] for _, body in answers} == {b"one", b"two"}
+            long_path = "/" + "x" * 60_000
+            assert ask(url + long_path)[1].split()[1] == b"60001"
+            assert ask(url, b"x" * (32 << 20), timeout=30)[1].split()[1] == str(32 << 20).encode()
+        assert list((run_dir / "nginx_temp").iterdir()) == []
+        assert (run_dir / "nginx.pid").exists()
+
+    def test_a_front_end_that_is_dead_is_passed_over(self, run_dir: Path) -> None:
+        with front("one") as port, balancer(run_dir, [free_port(), port, free_port()]) as (url, _):
+            answers = [ask(f"{url}/v1/models") for _ in range(20)] + [ask(url, b"x" * 100_000) for _ in range(20)]
+        assert {(status, body.split()[0]) for status, body in answers} == {(200, b"one")}
+
+    def test_it_ends_in_order(self, run_dir: Path) -> None:
+        with front("one") as port, balancer(run_dir, [port]) as (_, process):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0

@@ -1,0 +1,356 @@
+"""The plan: placeholders, environment, description, files."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.contract.manifest import parse_manifest, render_manifest
+from launcher.plan.placeholders import fill, task_argv, task_environment
+from launcher.plan.plan import dump_plan, file_word, parse_plan
+from launcher.rundir.files import json_lines, plan_files
+from launcher.steps.batch_script import render_sbatch
+from tests.support.launcher import clean_environment, facts_of, job_spec, plan_of
+
+VALUES = {"rank": "3", "output_dir": "/data/{rank} out", "role": "{world_size}"}
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{rank}", "3"),
+        ("--shard={rank}/{rank}", "--shard=3/3"),
+        ("plain", "plain"),
+        ("", ""),
+        # braces that are no placeholder stay
+        ("{unknown}", "{unknown}"),
+        ("{}", "{}"),
+        ("{0}", "{0}"),
+        ("{Rank}", "{Rank}"),
+        ("{rank", "{rank"),
+        ("rank}", "rank}"),
+        ("{ rank }", "{ rank }"),
+        ("${rank}", "$3"),
+        ("awk '{print $1}'", "awk '{print $1}'"),
+        ("x{a,b}", "x{a,b}"),
+        # a name in double braces is meant literally
+        ("{{rank}}", "{rank}"),
+        ("{{rank}}={rank}", "{rank}=3"),
+        ("{{unknown}}", "{unknown}"),
+        ("{{}}", "{{}}"),
+        # JSON
+        ('{"a": {"b": [1, 2]}}', '{"a": {"b": [1, 2]}}'),
+        ('{"shard": {rank}}', '{"shard": 3}'),
+        ('{"a":{"shard":{rank}}}', '{"a":{"shard":3}}'),
+        # a value is data: what looks like a placeholder in it is not one
+        ("{output_dir}", "/data/{rank} out"),
+        ("{role}{rank}", "{world_size}3"),
+    ],
+)
+def test_placeholders_are_filled(word: str, filled: str) -> None:
+    assert fill(word, VALUES) == filled
+
+
+@given(st.text(alphabet='{}abk"\n %r', max_size=20), st.text(max_size=10))
+@example("{{a}}", "")
+@example("{a}{{a}}{a}", "{a}")
+def test_only_placeholders_change(word: str, value: str) -> None:
+    assert fill(word.replace("{", "["), {"a": value}) == word.replace("{", "[")
+    assert fill(f"{word.replace('{', '[')}{{ark}}", {"ark": value}) == word.replace("{", "[") + value
+
+
+def started(worker: dict[str, Any], **over: Any) -> tuple[list[str], dict[str, str]]:
+    """The words and the variables that the only worker of a job is started with."""
+    plan = plan_of(job_spec(workers=[worker], **over))
+    facts = facts_of(plan)
+    return task_argv(plan, plan.tasks[0], facts), task_environment(plan, plan.tasks[0], facts, 0)
+
+
+def argv_of(worker: dict[str, Any], **over: Any) -> list[str]:
+    """The words that start the only worker of a job."""
+    return started(worker, **over)[0]
+
+
+def test_a_value_is_one_word_whatever_is_in_it(hard_name: str) -> None:
+    argv = argv_of({"command": "train --out {output_dir} --x={output_dir}"}, paths={"output_dir": f"/data/{hard_name}"})
+    assert argv == ["train", "--out", f"/data/{hard_name}", f"--x=/data/{hard_name}"]
+
+
+def test_a_word_of_the_command_arrives_as_it_was_written(hard_name: str) -> None:
+    argv = argv_of({"command": ["echo", hard_name.replace("{rank}", "{{rank}}"), '{"a": {"b": 1}}']})
+    assert argv == ["echo", hard_name, '{"a": {"b": 1}}']
+
+
+def shell_words(worker: dict[str, Any], directory: str, cwd: Path) -> list[str]:
+    """What a program gets as arguments from the shell text of a worker, run by the real shell."""
+    argv, variables = started(worker, paths={"output_dir": directory})
+    done = subprocess.run(
+        argv, cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
+    )
+    assert not (cwd / "pwned").exists()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\0")[:-1]
+
+
+def test_in_shell_text_a_value_is_a_quoted_word(hard_name: str, tmp_path: Path) -> None:
+    worker = {"command": "printf '%s\\0' {output_dir} --out={output_dir} a | cat", "shell": True}
+    directory = f"/data/{hard_name}"
+    assert shell_words(worker, directory, tmp_path) == [directory, f"--out={directory}", "a"]
+
+
+def test_a_value_between_quotes_of_shell_text_is_data_too(tmp_path: Path) -> None:
+    directory = "/data/a 'b' \"c\" $(touch pwned) `touch pwned`"
+    command = (
+        "printf '%s\\0' \"{output_dir}/x\" '{output_dir}'\" y\" \"$(echo \"{output_dir}\")\" {{rank}} 'it'\\''s {rank}'"
+    )
+    assert shell_words({"command": command, "shell": True}, directory, tmp_path) == [
+        f"{directory}/x",
+        f"{directory} y",
+        directory,
+        "{rank}",
+        "it's 0",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash -lc", "bash -euo pipefail -c", "/bin/bash -c", "sh -c", "env A=1 sh -c"])
+def test_a_value_in_the_text_of_any_shell_is_data(shell: str, tmp_path: Path) -> None:
+    worker = {"command": [*shell.split(), "printf '%s\\0' {output_dir}"]}
+    assert shell_words(worker, "/data/$(touch pwned) x", tmp_path) == ["/data/$(touch pwned) x"]
+
+
+ODD_PLACES = {
+    "after a comment with an apostrophe": "# don't\nprintf '%s\\0' {output_dir}",
+    "after a quote of another kind": "printf '%s\\0' $'it\\'s' {output_dir} | tail -z -n 1",
+    "after an escaped quote": "printf '%s\\0' it\\'s {output_dir} | tail -z -n 1",
+    "in a substitution with a closing bracket": "printf '%s\\0' \"$(case x in x) echo {output_dir} ;; esac)\"",
+    "in backticks": "printf '%s\\0' \"`printf %s {output_dir}`\"",
+    "in a here document": "tr '\\n' '\\0' <<EOF\n{output_dir}\nEOF",
+    "after a default with a quote": "printf '%s\\0' \"${NOTHING:-it's}\" {output_dir} | tail -z -n 1",
+    "in an assignment": "x={output_dir}; printf '%s\\0' \"$x\"",
+    "in a function": "f() { printf '%s\\0' \"$1\"; }; f {output_dir}",
+}
+
+
+@pytest.mark.parametrize("place", ODD_PLACES)
+def test_a_value_in_odd_places_of_shell_text_is_never_code(place: str, tmp_path: Path) -> None:
+    directory = "/data/$(touch pwned);touch pwned;`touch pwned`'\"$(touch pwned)"
+    worker = {"command": ["bash", "-c", ODD_PLACES[place]]}
+    argv, variables = started(worker, paths={"output_dir": directory})
+    subprocess.run(argv, cwd=tmp_path, env=clean_environment(**variables), capture_output=True, check=False, timeout=20)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_environment_names_the_worker_and_its_directories() -> None:
+    spec = job_spec(
+        name="my job",
+        resources={"nodes": 2, "gpus_per_node": 2},
+        workers=[{"role": "pre", "count": 1, "gpus": 4, "command": "x"}],
+        paths={"output_dir": "out", "checkpoint_dir": "/ckpt"},
+    )
+    plan = plan_of(spec)
+    environment = task_environment(plan, plan.tasks[1], facts_of(plan, "n1", "n2"), restart=2)
+    expected = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "GPUJOB_JOB_ID": "4459",
+        "GPUJOB_JOB_NAME": "my job",
+        "GPUJOB_WORKER": "pre_w0",
+        "GPUJOB_ROLE": "pre",
+        "GPUJOB_WORKER_INDEX": "0",
+        "GPUJOB_NODE": "n2",
+        "GPUJOB_NODE_INDEX": "1",
+        "GPUJOB_NODES": "n1,n2",
+        "GPUJOB_ATTEMPT": "0",
+        "GPUJOB_RESTART": "2",
+        "GPUJOB_PROGRESS_FILE": "/home/ana/work/logs/4459_my_job_20251122_041341/progress/n2_pre_w0_r2.jsonl",
+        "GPUJOB_RUN_DIR": "/home/ana/work/logs/4459_my_job_20251122_041341",
+        "GPUJOB_OUTPUT_DIR": "/home/ana/work/out",
+        "GPUJOB_CHECKPOINT_DIR": "/ckpt",
+        "GPUJOB_LOG_DIR": "/home/ana/work/logs/4459_my_job_20251122_041341",
+    }
+    assert {name: environment[name] for name in expected} == expected
+    assert all(name in expected or name.startswith("GPUJOB_") for name in environment)
+
+
+def test_the_environment_of_the_role_comes_after_that_of_the_job() -> None:
+    spec = job_spec(
+        env={"A": "job", "B": "job {rank}", "RANK": "mine"}, workers=[{"command": "x", "env": {"A": "role {worker}"}}]
+    )
+    plan = plan_of(spec)
+    environment = task_environment(plan, plan.tasks[0], facts_of(plan), 0)
+    assert [environment[name] for name in ("A", "B", "RANK")] == ["role worker_w0", "job 0", "mine"]
+
+
+def test_each_task_and_run_has_a_progress_file_of_its_own() -> None:
+    spec = job_spec(
+        resources={"nodes": 3, "gpus_per_node": 2},
+        workers=[{"role": "pre", "gpus": 4, "command": "x"}, {"role": "post", "count": 2, "gpus": 1, "command": "x"}],
+    )
+    plan = plan_of(spec)
+    runs = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    files = {
+        task_environment(plan, planned, dataclasses.replace(facts_of(plan), attempt=attempt), restart)[
+            "GPUJOB_PROGRESS_FILE"
+        ]
+        for planned in plan.tasks
+        for attempt, restart in runs
+    }
+    assert len(files) == len(plan.tasks) * len(runs)
+
+
+def test_a_progress_file_that_the_job_file_names_is_left_as_it_is() -> None:
+    plan = plan_of(job_spec(env={"GPUJOB_PROGRESS_FILE": "/scratch/{rank}.jsonl"}))
+    assert task_environment(plan, plan.tasks[0], facts_of(plan), 0)["GPUJOB_PROGRESS_FILE"] == "/scratch/0.jsonl"
+
+
+def test_checkpoints_go_where_the_output_goes_unless_told_otherwise() -> None:
+    plan = plan_of(job_spec(paths={"output_dir": "out"}))
+    directories = {group.name: group.directory for group in plan.manifest.groups}
+    assert directories == {"output": "/home/ana/work/out", "checkpoint": "/home/ana/work/out"}
+    plan = plan_of(job_spec())
+    assert {group.directory for group in plan.manifest.groups} == {"."}
+
+
+def test_the_job_file_comes_before_the_cluster_file() -> None:
+    cluster = {"partition": "batch", "account": "acc", "qos": "low", "time_limit": "10", "directives": {"a": 1, "b": 2}}
+    plan = plan_of(job_spec(slurm={"partition": "gpu", "directives": {"b": 3}}), cluster)
+    told = {name: plan.slurm[name] for name in ("partition", "account", "qos", "time_limit", "directives")}
+    assert told == {
+        "partition": "gpu",
+        "account": "acc",
+        "qos": "low",
+        "time_limit": "10",
+        "directives": {"a": 1, "b": 3},
+    }
+    assert plan.manifest.time_limit_s == 600
+    assert plan.manifest.partition == "gpu"
+
+
+def test_cpus_are_those_of_the_fullest_node_and_one_for_the_launcher() -> None:
+    workers = [
+        {"role": "a", "count": 3, "cpus": 4, "command": "x"},
+        {"role": "b", "count": 1, "cpus": 2, "command": "x"},
+    ]
+    spec = job_spec(resources={"nodes": 2}, workers=workers)
+    assert plan_of(spec).cpus_per_node == 2 * 4 + 2 + 1
+    assert plan_of(job_spec(resources={"cpus_per_node": 6})).cpus_per_node == 6
+
+
+@pytest.mark.parametrize(
+    ("resources", "slurm", "cluster", "cpus"),
+    [
+        ({}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 96),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 96),
+        ({"gpus_per_node": 8, "cpus_per_node": 10}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 10),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 16, "cpus_per_node": 96}, 9),
+        ({"gpus_per_node": 8}, {}, {"cpus_per_node": 96}, 9),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8}, 9),
+        ({"gpus_per_node": 8}, {}, {"gpus_per_node": 8, "cpus_per_node": 4}, 9),
+        ({"gpus_per_node": 8}, {"exclusive": True}, {"gpus_per_node": 8, "cpus_per_node": 96}, 9),
+    ],
+)
+def test_a_job_that_takes_all_gpus_of_its_nodes_asks_for_their_cpus(
+    resources: dict[str, Any], slurm: dict[str, Any], cluster: dict[str, Any], cpus: int
+) -> None:
+    spec = job_spec(resources=resources, slurm=slurm, workers=[{"gpus": 8, "command": "x"}])
+    assert plan_of(spec, cluster).cpus_per_node == cpus
+
+
+def test_a_job_without_gpus_takes_no_whole_node() -> None:
+    assert plan_of(job_spec(), {"gpus_per_node": 8, "cpus_per_node": 96}).cpus_per_node == 2
+
+
+def test_a_local_plan_listens_on_this_machine_alone() -> None:
+    assert plan_of(local=True).manifest.listen_address == "127.0.0.1:0"
+    assert plan_of().manifest.listen_address == ":0"
+    named = plan_of(job_spec(monitoring={"listen_address": ":9410"}), {"listen_address": ":9999"}, local=True)
+    assert named.manifest.listen_address == ":9410"
+
+
+def test_the_sidecars_write_gpu_metrics_where_the_job_file_says_so() -> None:
+    assert plan_of().manifest.gpu_metrics is False
+    assert plan_of(job_spec(monitoring={"gpu_metrics": True})).manifest.gpu_metrics is True
+
+
+def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
+    spec = job_spec(
+        progress={"patterns": {"items_processed": "a(.)", "batch_number": "b(.)", "loss": "c(.)"}},
+        errors=[{"pattern": "(out of memory|OOM)", "severity": "critical"}, {"pattern": "x", "name": "mine"}],
+    )
+    manifest = plan_of(spec).manifest
+    assert [pattern.name for pattern in manifest.progress] == ["items", "batch", "loss"]
+    assert [(pattern.name, pattern.severity) for pattern in manifest.errors] == [
+        ("out_of_memory_OOM", "critical"),
+        ("mine", "warning"),
+    ]
+
+
+@given(st.text(max_size=200))
+@example("..")
+@example("/")
+@example("日本" * 50)
+def test_a_file_word_is_a_short_name_without_a_slash_or_a_leading_dot(text: str) -> None:
+    word = file_word(text)
+    assert 1 <= len(word) <= 64
+    assert not word.startswith((".", "_"))
+    assert not set(word) & set("/\0\n \"'$`*?[]{}()<>|&;\\")
+
+
+def test_the_name_of_the_run_directory_fits_a_file_system(tmp_path: Path) -> None:
+    plan = plan_of(job_spec(name="𝔤𝔭𝔲" * 30), workdir=str(tmp_path))
+    plan.run_dir("local-01234567").mkdir(parents=True)
+
+
+def test_a_plan_is_read_back_as_it_was_written(hard_name: str) -> None:
+    spec = job_spec(
+        name=hard_name,
+        resources={"nodes": 2, "gpus_per_node": 4, "memory_per_node": "64G"},
+        workers=[
+            {"role": "a", "count": 3, "gpus": 2, "command": ["x", hard_name], "restart": {"max": 2, "backoff": 1}},
+            {"role": "b", "command": "y", "critical": False, "env": {"A": hard_name}},
+        ],
+        slurm={"time_limit": "1-00", "directives": {"requeue": True, "comment": hard_name}},
+        paths={"output_dir": hard_name},
+        progress={"total_items": 5, "total_epochs": 3, "total_steps": 7, "patterns": {"items": r"(\d+)"}},
+    )
+    plan = plan_of(spec, {"target_dir": "/srv/targets", "cluster": hard_name}, workdir=f"/data/{hard_name}")
+    manifest = parse_manifest(json.dumps(render_manifest(plan.manifest)), Path("/run"))
+    assert (manifest.total_items, manifest.total_epochs, manifest.total_steps) == (5, 3, 7)
+    read = parse_plan(json.loads(json.dumps(dump_plan(plan))), manifest)
+    assert read == dataclasses.replace(
+        plan, resolved={}, manifest=dataclasses.replace(plan.manifest, run_dir=Path("/run"))
+    )
+
+
+def test_what_is_written_of_a_task_is_all_of_it() -> None:
+    plan = plan_of(
+        job_spec(workers=[{"command": "true {rank}", "count": 2, "gpus": 1}], resources={"gpus_per_node": 2})
+    )
+    assert dump_plan(plan)["tasks"] == [dataclasses.asdict(planned) for planned in plan.tasks]
+
+
+def test_json_has_a_line_for_each_key_and_each_entry_of_a_list(hard_name: str) -> None:
+    body = {"schema": 1, "none": [], "tasks": [{"rank": 0, "gpus": [0, 1]}, {"rank": 1, "worker": hard_name}]}
+    text = json_lines(body)
+    assert json.loads(text) == body
+    assert text.splitlines()[:4] == ["{", '"schema": 1,', '"none": [],', '"tasks": [']
+    assert text.splitlines()[4] == ' {"rank": 0, "gpus": [0, 1]},'
+    assert text.splitlines()[-2:] == ["]", "}"]
+
+
+def test_the_files_of_a_plan_tell_no_secret_but_the_plan_itself() -> None:
+    plan = plan_of(job_spec(env={"HF_TOKEN": "hunter2", "A": "ä"}, slurm={"time_limit": "04:00:00"}))
+    files = plan_files(plan, render_sbatch(plan))
+    assert [name for name, text in files.items() if "hunter2" in text] == ["plan.json"]
+    config = yaml.safe_load(files["config.yaml"])
+    assert config["env"] == {"HF_TOKEN": "<redacted>", "A": "ä"}
+    assert config["slurm"]["time_limit"] == "04:00:00"
+    assert os.fspath(plan.run_dir("1")) not in files["manifest.json"]

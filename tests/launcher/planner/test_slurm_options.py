@@ -1,0 +1,214 @@
+"""What a job asks of Slurm, from the job file and the cluster's."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from launcher.errors import TopologyError
+from launcher.jobfile.slurm import Container, Setup, Slurm, check_dependency, parse_signal
+from launcher.plan.plan import dump_plan, parse_plan
+from launcher.planner.slurm_options import with_dependency
+from launcher.steps.batch_script import directives
+from tests.support.launcher import job_spec, plan_of
+
+SERVING: dict[str, Any] = {
+    "resources": {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1},
+    "workers": [{"role": "prefill", "command": "p"}, {"role": "decode", "command": "d"}],
+}
+
+
+UNHEARD = ("NONE", "KILL", "SIGTERM", "INT", "HUP", "XCPU", "ALRM", "CONT")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("USR1@120", ("USR1", 120)), ("SIGUSR2@1", ("USR2", 1)), ("B:USR2@65535", ("USR2", 65535))],
+)
+def test_a_signal_has_a_name_and_seconds(text: str, told: tuple[str, int]) -> None:
+    assert parse_signal(text) == told
+    assert Slurm.model_validate({"signal": text}).signal == f"{told[0]}@{told[1]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("USR1", "not a signal and its seconds"),
+        ("usr1@9", "not a signal and its seconds"),
+        ("USR1@65536", "not within 1 to 65535"),
+        ("USR1@0", "not within 1 to 65535"),
+        *((f"{name}@9", "does not reach the workers as a warning; use USR1 or USR2") for name in UNHEARD),
+        ("USR1@1 --x", "not a signal and its seconds"),
+    ],
+)
+def test_what_sbatch_would_refuse_as_a_signal_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_signal(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["afterok:1", "afterany:1:2_3:4_*", "after:7+5,afternotok:8", "afterok:1?afterany:2", "singleton", "aftercorr:5"],
+)
+def test_a_dependency_is_what_sbatch_takes(text: str) -> None:
+    assert check_dependency(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "4459", "afterok", "afterok:", "afterok:x", "afterok:1,", "afterok:1 2", "a,b?c"])
+def test_what_sbatch_would_refuse_as_a_dependency_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no dependency|mixes"):
+        check_dependency(text)
+
+
+def test_a_dependency_of_the_command_counts_instead_of_that_of_the_file() -> None:
+    plan = plan_of(job_spec(slurm={"dependency": "afterok:1"}))
+    assert dict(directives(plan))["dependency"] == "afterok:1"
+    plan = with_dependency(plan, "singleton")
+    assert dict(directives(plan))["dependency"] == "singleton"
+    assert plan.resolved["slurm"]["dependency"] == "singleton"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "option"),
+    [
+        ({}, None),
+        ({"requeue": {}}, "no-requeue"),
+        ({"requeue": {"preempted": True}}, "requeue"),
+        ({"requeue": {"time_limit": True, "max": 1}}, "requeue"),
+        ({"directives": {"requeue": True}}, "requeue"),
+    ],
+)
+def test_a_job_goes_back_into_the_queue_as_asked(slurm: dict[str, Any], option: str | None) -> None:
+    names = [name for name, _ in directives(plan_of(job_spec(slurm=slurm))) if "requeue" in name]
+    assert names == ([option] if option else [])
+
+
+def test_what_the_job_says_of_the_queue_comes_before_the_cluster_file() -> None:
+    site = {"directives": {"no-requeue": True, "nice": 5}}
+    plan = plan_of(job_spec(slurm={"requeue": {"preempted": True}}), site)
+    assert [name for name, _ in directives(plan)][-2:] == ["requeue", "nice"]
+    assert "no-requeue" in dict(directives(plan_of(job_spec(), site)))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "key"),
+    [
+        ({"directives": {"array": "0-3"}}, "sweep"),
+        ({"directives": {"signal": "USR1@1"}}, "slurm.signal"),
+        ({"directives": {"dependency": "afterok:1"}}, "slurm.dependency"),
+        ({"directives": {"segment": 2}}, "slurm.segment"),
+        ({"directives": {"qos": "high"}}, "slurm.qos"),
+        ({"directives": {"mem": "1G"}}, "resources.memory_per_node"),
+        ({"directives": {"cpus-per-task": 2}}, "resources.cpus_per_node"),
+        ({"directives": {"wait": True}}, "gpujob watch"),
+        ({"exclusive": True, "directives": {"exclusive": "user"}}, "slurm.exclusive"),
+        ({"requeue": {}, "directives": {"requeue": True}}, "slurm.requeue"),
+    ],
+)
+def test_an_option_that_a_key_is_for_is_refused_with_that_key(slurm: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=rf"is given by `?{key}"):
+        Slurm.model_validate(slurm)
+
+
+def test_a_node_of_its_own_and_blocks_of_nodes_are_asked_for_once() -> None:
+    plan = plan_of(job_spec(slurm={"exclusive": True, "segment": 4}), {"directives": {"exclusive": "user"}})
+    asked = directives(plan)
+    assert [entry for entry in asked if entry[0] in ("exclusive", "segment")] == [("exclusive", None), ("segment", "4")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"slurm": {"het": True}}, "this one has worker"),
+        ({"resources": {"gpus_per_node": 8, "prefill_workers": 1}, "workers": [SERVING["workers"][0]]}, "has not both"),
+        (
+            {
+                "resources": {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1, "nodes": 1}
+                | {"gpus_per_prefill": 4, "gpus_per_decode": 4}
+            },
+            "prefill goes up to node 0 and decode begins at node 0",
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_two_components_is_told(spec: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TopologyError, match=problem):
+        plan_of(
+            job_spec(
+                **{**({"workers": SERVING["workers"]} if "resources" in spec else {}), **spec, "slurm": {"het": True}}
+            )
+        )
+
+
+def test_components_share_out_the_nodes() -> None:
+    spec = {
+        **SERVING,
+        "slurm": {"het": True},
+        "resources": {**SERVING["resources"], "client_node": True, "prefill_workers": 3},
+    }
+    plan = plan_of(job_spec(**spec))
+    assert plan.slurm["het"] == [3, 2]
+    assert sum(plan.slurm["het"]) == plan.nodes
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (SERVING, "{job_id}_1P_1D_20251122_041341"),
+        ({"name": "a b"}, "{job_id}_a_b_20251122_041341"),
+        (
+            {**SERVING, "resources": {"gpus_per_node": 8, "decode_workers": 3}, "workers": SERVING["workers"][1:]},
+            "{job_id}_0P_3D_20251122_041341",
+        ),
+    ],
+)
+def test_a_run_directory_of_prefill_and_decode_is_called_by_their_numbers(spec: dict[str, Any], name: str) -> None:
+    assert plan_of(job_spec(**spec)).run_dir_name == name
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [
+        ({}, 0),
+        ({"workers": [{"gpus": 4, "command": "x"}]}, 4),
+        ({"workers": [{"gpus": 2, "command": "x"}], "resources": {"gpus_per_node": 2}}, 2),
+        ({"resources": {"agg_workers": 1}, "workers": [{"role": "agg", "command": "x"}]}, 4),
+    ],
+)
+def test_gpus_of_a_node_are_those_of_the_cluster_file_where_a_job_uses_some(spec: dict[str, Any], gpus: int) -> None:
+    assert plan_of(job_spec(**spec), {"gpus_per_node": 4}).gpus_per_node == gpus
+
+
+def test_the_plan_of_a_job_survives_its_file() -> None:
+    spec = job_spec(
+        **SERVING,
+        slurm={"het": True, "signal": "USR1@9", "requeue": {"preempted": True}},
+        container={"image": "i", "mounts": ["/a:/b"]},
+        setup={"modules": ["m"], "preamble": "x"},
+        secrets=["A"],
+    )
+    plan = plan_of(spec, {"modules": ["c"], "network_interface": "ib0"})
+    again = parse_plan(dump_plan(plan), plan.manifest)
+    assert (again.slurm, again.setup, again.container) == (plan.slurm, plan.setup, plan.container)
+    assert (again.secrets, again.network_interface) == (("A",), "ib0")
+
+
+@pytest.mark.parametrize("name", ["a b", "$(x)", "-x", "", "a;b"])
+def test_a_module_has_the_name_of_one(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not the name of a module"):
+        Setup.model_validate({"modules": [name]})
+
+
+@pytest.mark.parametrize(
+    ("mount", "why"),
+    [
+        ("/a", "is not a mount"),
+        (":/a", "is not a mount"),
+        ("a:/b", "absolute"),
+        ("/a:b", "absolute"),
+        ("/a:/b:rx", "neither ro nor rw"),
+        ("/a,b:/c", "no comma"),
+    ],
+)
+def test_a_mount_has_two_sides(mount: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Container.model_validate({"image": "i", "mounts": [mount]})

@@ -1,0 +1,179 @@
+"""Jobs on this machine under their guard, without the command over it: small servers as workers."""
+
+import contextlib
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.jobfile.jobfile import ClusterSpec
+from launcher.plan.plan import ReadinessPlan, ReadyRule, TaskPlan
+from launcher.planner.planner import make_plan
+from launcher.rundir import rundir
+from launcher.steps.batch_script import render_sbatch
+from launcher.steps.steps import PYTHON_FLAGS
+from tests.support.launcher import clean_environment, job_spec, kill_all_with, poll, processes_with, read_json
+
+SERVER = """
+import http.server, os, signal, sys
+port, ready = int(sys.argv[1]), (sys.argv[2] if len(sys.argv) > 2 else None)
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/end":
+            os._exit(int(os.environ.get("END_WITH", "0")))
+        up = ready is None or os.path.exists(ready)
+        self.send_response(200 if up else 503)
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *_):
+        pass
+signal.signal(signal.SIGUSR1, lambda *_: print("told of the limit", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+server = http.server.ThreadingHTTPServer(("", port), Answer)
+print("serving on", port, flush=True)
+server.serve_forever()
+"""
+"""``server.py PORT [FILE]``: is ready once FILE is there, ends with code END_WITH when asked for /end."""
+
+
+class Guarded:
+    """One job, from the start of its guard to its end. ``tasks`` is what is changed of the tasks of the plan."""
+
+    def __init__(
+        self,
+        folder: Path,
+        workers: Sequence[Mapping[str, Any]],
+        tasks: Mapping[str, Mapping[str, Any]],
+        rules: Sequence[ReadyRule] = (),
+        *,
+        timeout_s: float = 60.0,
+        slurm: Mapping[str, Any] | None = None,
+        templates: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
+        (folder / "server.py").write_text(SERVER)
+        self.folder = folder
+        plan = make_plan(
+            job_spec(name="serving", workers=[dict(entry) for entry in workers], monitoring={"enabled": False}, **spec),
+            ClusterSpec(),
+            job_dir=folder,
+            workdir=folder,
+            user="ana",
+            timestamp="20251122_041341",
+            python=sys.executable,
+            local=True,
+            kill_wait_s=60.0,  # nothing is killed because it is late
+        )
+        changed = tuple(
+            dataclasses.replace(planned, **tasks.get(planned.task.worker, tasks.get(planned.task.role, {})))
+            for planned in plan.tasks
+        )
+        plan = dataclasses.replace(
+            plan,
+            tasks=changed,
+            readiness=ReadinessPlan(tuple(rules), timeout_s, 0.2) if rules else None,
+            slurm={**plan.slurm, **(slurm or {})},
+            templates=templates or {},
+        )
+        self.plan = plan
+        self.run_dir = rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, "local-1")
+        argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(self.run_dir), "--local"]
+        with (self.run_dir / "log.out").open("ab") as log:
+            self.guard = subprocess.Popen(
+                argv, env=clean_environment(), cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.guard.kill()
+        self.guard.wait()
+        kill_all_with(self.folder)
+
+    @property
+    def log(self) -> str:
+        """What the orchestrator has said."""
+        return (self.run_dir / "log.out").read_text()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report, empty while there is none."""
+        return read_json(self.run_dir / "report.json")
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """Events of these kinds so far."""
+        path = self.run_dir / "events.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [event for event in found if event["event"] in names]
+
+    def await_event(self, name: str, count: int = 1) -> dict[str, Any]:
+        """The event, as soon as it has been written so often."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.events(name)
+            return found[count - 1] if len(found) >= count else None
+
+        return poll(look, f"event {name} ({self.log})")
+
+    def await_phase(self, phase: str) -> None:
+        """Wait until the job is in this phase."""
+        poll(lambda: read_json(self.run_dir / "state.json").get("phase") == phase, f"{phase} ({self.log})")
+
+    def planned(self, worker: str, local_rank: int = 0) -> TaskPlan:
+        """A task of the plan."""
+        return next(
+            planned
+            for planned in self.plan.tasks
+            if (planned.task.worker, planned.task.local_rank) == (worker, local_rank)
+        )
+
+    def pid(self, worker: str, restart: int = 0, local_rank: int = 0, of: str = "pid") -> int:
+        """Pid of one run of a worker, or of its wrapper, as soon as it is there."""
+        rank = self.planned(worker, local_rank).task.rank
+        path = self.run_dir / "workers" / f"{worker}_rank{rank}_a0_r{restart}.start.json"
+        return int(poll(lambda: read_json(path), f"{path.name} ({self.log})")[of])
+
+    def output(self, worker: str, restart: int = 0) -> str:
+        """Standard output of one run of a worker."""
+        run = f"_r{restart}" if restart else ""
+        return "".join(path.read_text() for path in self.run_dir.glob(f"*_{worker}{run}.out"))
+
+    def orchestrator_pid(self) -> int:
+        """The orchestrator, as soon as it is there."""
+        return int(poll(lambda: read_json(self.run_dir / "orchestrator.json"), f"orchestrator ({self.log})")["pid"])
+
+    def wait(self, timeout: float = 90.0) -> int:
+        """Status of the guard."""
+        try:
+            return self.guard.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(self.log) from error
+
+    def reasons(self) -> dict[str, str]:
+        """Why the last run of each worker ended."""
+        return {worker["worker"]: worker["exit"]["reason"] for worker in self.report["workers"] if worker["exit"]}
+
+    def left_over(self) -> dict[int, list[str]]:
+        """Processes of the job that still run."""
+        return processes_with(f"{self.folder}/")
+
+
+def server(*words: str) -> str:
+    """The command of a worker that serves."""
+    return shlex.join([sys.executable, "server.py", "{http_port}", *words])
+
+
+def until(path: Path) -> str:
+    """The command of a benchmark that ends once this file is there."""
+    return shlex.join(["sh", "-c", f"while [ ! -e {shlex.quote(str(path))} ]; do sleep 0.05; done; echo done"])
+
+
+def ready(worker: str, port: int, before: str = "benchmark", kind: str = "http") -> ReadyRule:
+    """A rule that asks one worker."""
+    return ReadyRule(worker, kind, 0, port, "/health" if kind == "http" else "", before=before)

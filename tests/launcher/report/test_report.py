@@ -1,0 +1,669 @@
+"""The report of a job and the checks behind it, from run directories made by hand."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
+from exporter.logs.places_reader import progress_path
+from exporter.progress.work import work_of
+from launcher.report.exit_reasons import Judge
+from launcher.report.report import build_report, write_report
+from launcher.report.state import EXIT_STATUS, log_of_no_report
+from launcher.report.text import render_report
+from launcher.report.workers import read_runs
+from launcher.rundir.statuses import merge_workers
+from launcher.verify.verify import Check, verify
+from launcher.words import clock, duration_words, first_of
+from tests.launcher.conftest import Golden
+from tests.support.launcher import read_json, settled_run_dir
+
+START = 1763784000.0
+"""2025-11-22 04:00:00 UTC."""
+
+
+class RunDir:
+    """A run directory of a job that has ended, filled by hand."""
+
+    def __init__(self, folder: Path, count: int = 2, **over: Any) -> None:
+        spec = {"name": "job", "workers": [{"count": count, "command": "true"}], **over}
+        self.path = settled_run_dir(folder, spec)
+        facts = {"schema": 1, "job_id": "4459", "pid": 1, "host": "h", "hosts": ["cn01"], "attempt": 0, "start": START}
+        (self.path / "orchestrator.json").write_text(json.dumps(facts))
+
+    def ended(self, rank: int, restart: int = 0, *, end: float = 100.0, log: str = "", **facts: Any) -> "RunDir":
+        """One run of a worker, as its wrapper has recorded it."""
+        stem = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
+        base = {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, "pid": 7, "start": START + 1}
+        (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
+        record = {**base, "end": START + end, "code": 0, "signal": None, "oom_kills": 0, "signals": [], **facts}
+        (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))
+        run = f"_r{restart}" if restart else ""
+        (self.path / f"cn01_worker_w{rank}{run}.out").write_text(log)
+        return self
+
+    def stop(self, reason: str, cause: str, at: float = 90.0) -> "RunDir":
+        """The notice that the job was being ended."""
+        notice: dict[str, object] = {"reason": reason, "cause": cause, "time": START + at}
+        run_files.write_state(str(self.path), "completing", notice)
+        return self
+
+    def report(self) -> dict[str, Any]:
+        return build_report(self.path, now=START + 200, ended=True)
+
+
+KILLED: dict[str, Any] = {"code": None, "signal": 9}
+TERM_SENT: dict[str, Any] = {"code": None, "signal": 15, "signals": [[START + 95, 15, 1]]}
+
+
+def test_a_stop_that_comes_while_records_are_read_explains_those_that_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=3, end=90)
+
+    def stopped_meanwhile(*given: Any) -> list[dict[str, Any]]:
+        if not (run_dir.path / "cn01_worker_w1.out").exists():
+            run_dir.ended(1, end=96, **TERM_SENT).stop("terminated_peer", "worker_w0 rank 0 ended by app_error")
+        return read_runs(*given)
+
+    monkeypatch.setattr("launcher.report.report.read_runs", stopped_meanwhile)
+    report = build_report(run_dir.path, now=START + 97, ended=False)
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["app_error", "terminated_peer"]
+    assert report["stopped"]["cause"] == "worker_w0 rank 0 ended by app_error"
+
+
+def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=1, log="Watchdog caught collective operation timeout\n")
+    run_dir.ended(1, log="Processed 80/100 items\n", end=96, **TERM_SENT).stop("time_limit", "the time limit", at=91)
+    workers = [{"rank": 1, "worker": "worker_w1", "items": 60, "items_expected": 100, "unit": "items"}]
+    (run_dir.path / "status").mkdir(exist_ok=True)
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
+    whole = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in whole["workers"]] == ["nccl_timeout", "time_limit"]
+    assert (whole["state"], [worker["items"] for worker in whole["workers"]]) == ("TIMEOUT", [None, 80])
+    judge = Judge(read_manifest(run_dir.path), 0, None)
+    known = build_report(run_dir.path, now=START + 200, ended=True, judge=judge)
+    assert known == whole
+
+    def read(path: Path, *_: object) -> bytes:
+        raise AssertionError(f"looked into {path}")
+
+    for name in (
+        "launcher.report.exit_reasons.read_end",
+        "launcher.report.workers.read_end",
+        "launcher.report.workers.read_begin",
+    ):
+        monkeypatch.setattr(name, read)
+    # who has judged them knows what their logs say
+    for given, first in ((judge, "nccl_timeout"), (None, "app_error")):
+        quick = build_report(run_dir.path, now=START + 200, ended=True, judge=given, quick=True)
+        assert [worker["exit"]["reason"] for worker in quick["workers"]] == [first, "time_limit"]
+        assert (quick["state"], [worker["items"] for worker in quick["workers"]]) == ("TIMEOUT", [None, 60])
+    with pytest.raises(AssertionError, match="looked into"):
+        run_dir.report()
+
+
+def test_a_quick_report_of_a_job_that_has_completed_has_verified_nothing(tmp_path: Path) -> None:
+    report = build_report(RunDir(tmp_path).ended(0).ended(1).path, now=START + 200, ended=True, quick=True)
+    assert (report["state"], report["verification"]) == ("COMPLETED", {"verified": False, "checks": []})
+    assert render_report(report).startswith("# Job 4459 job: COMPLETED, its output not checked\n")
+
+
+def test_a_job_whose_workers_completed_has_completed(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0).ended(1).report()
+    assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
+    assert report["duration_s"] == 200.0
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "log", "reason", "state"),
+    [
+        ({"code": 3}, "", "app_error", "FAILED"),
+        ({"code": 1}, "RuntimeError: CUDA out of memory. Tried to allocate\n", "cuda_oom", "FAILED"),
+        ({"code": 1}, "Watchdog caught collective operation timeout\n", "nccl_timeout", "FAILED"),
+        ({"code": 1}, "OSError: [Errno 28] No space left on device\n", "disk_full", "FAILED"),
+        ({"code": None, "signal": 11}, "", "crashed_signal", "FAILED"),
+        (KILLED, "", "killed_unknown", "FAILED"),
+        ({**KILLED, "oom_kills": 1}, "", "host_oom", "OUT_OF_MEMORY"),
+        ({"code": 127, "error": "cannot start 'x'"}, "", "launch_failed", "FAILED"),
+    ],
+)
+def test_the_state_follows_from_the_cause(
+    facts: dict[str, Any], log: str, reason: str, state: str, tmp_path: Path
+) -> None:
+    report = RunDir(tmp_path).ended(0).ended(1, log=log, **facts).report()
+    assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w1", reason)
+    assert (report["state"], report["exit_status"]) == (state, EXIT_STATUS[state])
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "status"),
+    [("cancelled", "CANCELLED", 5), ("time_limit", "TIMEOUT", 3), ("preempted", "PREEMPTED", 7)],
+)
+def test_an_end_from_outside_is_what_it_is_called(reason: str, state: str, status: int, tmp_path: Path) -> None:
+    report = RunDir(tmp_path).stop(reason, "SIGTERM").ended(0, **TERM_SENT).ended(1, **TERM_SENT).report()
+    assert (report["state"], report["exit_status"], report["cause"]) == (state, status, None)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
+
+
+def test_who_answers_a_cancellation_with_0_has_completed_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).stop("cancelled", "SIGTERM").ended(0, end=60).ended(1, signals=[[START + 95, 15, 1]])
+    report = run_dir.report()
+    assert (report["state"], report["workers"][1]["exit"]["reason"]) == ("CANCELLED", "completed")
+    text = render_report(report)
+    assert "| worker_w0 | 0 | cn01 | completed (exit status 0) |" in text
+    assert "| worker_w1 | 1 | cn01 | completed when asked to end (exit status 0) |" in text
+
+
+def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=3).ended(0, end=80, code=4).ended(1, end=50, **KILLED)
+    run_dir.stop("terminated_peer", "worker_w1 rank 1", at=51).ended(2, end=60, **TERM_SENT)
+    report = run_dir.report()
+    assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w1", "killed_unknown")
+    assert report["workers"][2]["exit"]["reason"] == "terminated_peer"
+    assert report["state"] == "FAILED"
+
+
+def test_a_worker_without_an_exit_record_was_killed_by_nobody_knows_whom(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1)
+    (run_dir.path / "workers/worker_w1_rank1_a0_r0.exit.json").unlink()
+    report = run_dir.report()
+    assert (report["state"], report["cause"]["reason"]) == ("FAILED", "killed_unknown")
+    assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
+
+
+def lost(run_dir: RunDir, rank: int) -> RunDir:
+    """Take the exit record of a worker away, as when its node is gone."""
+    (run_dir.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json").unlink()
+    return run_dir
+
+
+def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_consequences(tmp_path: Path) -> None:
+    """As the orchestrator publishes it when srun names the node."""
+    run_dir = RunDir(tmp_path, resources={"nodes": 2, "cpus_per_node": 2})
+    facts = json.loads((run_dir.path / "orchestrator.json").read_text())
+    (run_dir.path / "orchestrator.json").write_text(json.dumps({**facts, "hosts": ["cn01", "cn02"]}))
+    manifest = json.loads((run_dir.path / "manifest.json").read_text())
+    for task in manifest["tasks"]:
+        task["node_index"] = task["rank"]
+    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    run_dir.ended(0, **TERM_SENT).ended(1)
+    lost(run_dir, 1)
+    orphaned = build_report(run_dir.path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
+    notice = {
+        "reason": "terminated_peer",
+        "cause": "Slurm: node cn02 has failed",
+        "time": START + 90,
+        "nodes": ["cn02"],
+    }
+    run_files.write_state(str(run_dir.path), "completing", notice)
+
+    report = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "node_failure"]
+    assert (report["state"], report["exit_status"]) == ("NODE_FAIL", 6)
+    assert report["cause"]["node"] == "cn02"
+    assert report["cause"]["evidence"] == ["exit status unknown", "Slurm: node cn02 has failed"]
+
+    assert [worker["exit"]["reason"] for worker in orphaned["workers"]] == ["terminated_peer", "node_failure"]
+    assert orphaned["state"] == "NODE_FAIL"
+    assert orphaned["cause"]["evidence"][-1] == "Slurm: NODE_FAIL; nothing was left by cn02"
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "reason"),
+    [
+        ("TIMEOUT", "TIMEOUT", "time_limit"),
+        ("PREEMPTED", "PREEMPTED", "preempted"),
+        ("CANCELLED", "CANCELLED", "cancelled"),
+        ("FAILED", "FAILED", "terminated_peer"),
+    ],
+)
+def test_slurms_word_counts_where_the_orchestrator_has_left_none(
+    word: str, state: str, reason: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path).ended(0, **TERM_SENT).ended(1, **TERM_SENT)
+    report = build_report(run_dir.path, now=START + 200, ended=True, slurm_state=word)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {reason}
+    assert report["state"] == state
+
+
+def test_what_the_sidecar_has_found_beside_the_record_counts(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
+    found = {"schema": 1, "oom_victim": "its process 7 was killed for lack of memory"}
+    (run_dir.path / "workers/worker_w1_rank1_a0_r0.found.json").write_text(json.dumps(found))
+    report = run_dir.report()
+    assert (report["state"], report["cause"]["reason"]) == ("OUT_OF_MEMORY", "host_oom")
+    assert report["cause"]["evidence"][-1] == "the kernel log says: its process 7 was killed for lack of memory"
+
+
+def test_a_worker_that_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
+    broken = "RuntimeError: [../third_party/gloo] Connection closed by peer [10.0.0.2]:4711\n"
+    run_dir = RunDir(tmp_path).ended(0, end=60.0, code=1, log=broken).ended(1, end=59.0, code=None, signal=11)
+    report = run_dir.report()
+    assert report["cause"]["worker"] == "worker_w1"
+    first = report["workers"][0]["exit"]
+    assert (first["reason"], first["evidence"][-1]) == (
+        "terminated_peer",
+        "it lost worker_w1, which had ended by crashed_signal",
+    )
+
+
+def test_each_run_of_a_worker_is_listed_and_the_last_one_counts(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, code=3).ended(0, 1, end=150).ended(1).report()
+    first = report["workers"][0]
+    assert (first["restarts"], [end["reason"] for end in first["exits"]]) == (1, ["app_error", "completed"])
+    assert (report["state"], report["cause"]) == ("COMPLETED", None)
+
+
+def restartable(folder: Path, **over: Any) -> RunDir:
+    """A job of two workers, each of which may be started again twice."""
+    workers = [{"count": 2, "command": "true", "restart": {"max": 2, "backoff": 1}}]
+    return RunDir(folder, workers=workers, **over)
+
+
+def test_a_worker_whose_restarts_are_used_up_says_so(tmp_path: Path) -> None:
+    run_dir = restartable(tmp_path).ended(1, end=90)
+    for restart in range(3):
+        run_dir.ended(0, restart, end=10.0 * restart + 10, code=3)
+    report = run_dir.report()
+    used_up = ["exit status 3", "restarted 2 of 2 times"]
+    assert (report["cause"]["worker"], report["cause"]["evidence"]) == ("worker_w0", used_up)
+    assert [worker.get("restarts_max") for worker in report["workers"]] == [2, None]
+    text = render_report(report)
+    assert "\n- cause: worker_w0 (rank 0) on cn01 ended by app_error at " in text
+    assert ": exit status 3; restarted 2 of 2 times\n" in text
+    assert "| app_error (exit status 3; restarted 2 of 2 times) | - | 2 of 2 |\n" in text
+
+
+def test_a_worker_that_could_be_started_again_or_has_completed_has_used_up_nothing(tmp_path: Path) -> None:
+    report = restartable(tmp_path).ended(0, code=3).ended(0, 1, code=3).ended(1).report()
+    assert report["cause"]["evidence"] == ["exit status 3"]
+    assert "| app_error (exit status 3) | - | 1 of 2 |\n" in render_report(report)
+    run_dir = restartable(tmp_path / "b").ended(0, code=3).ended(0, 1, code=3).ended(0, 2).ended(1)
+    assert run_dir.report()["workers"][0]["exit"]["evidence"] == ["exit status 0"]
+    (run_dir.path / "plan.json").unlink()
+    assert "restarts_max" not in run_dir.report()["workers"][0]
+
+
+@pytest.mark.parametrize(
+    ("stop", "state", "reason"),
+    [
+        ("launch_failed", "FAILED", "terminated_peer"),
+        ("terminated_peer", "FAILED", "terminated_peer"),
+        ("cancelled", "CANCELLED", "cancelled"),
+        ("time_limit", "TIMEOUT", "time_limit"),
+        ("preempted", "PREEMPTED", "preempted"),
+    ],
+)
+def test_a_worker_that_was_never_started_is_not_called_lost(stop: str, state: str, reason: str, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, workers=[{"command": "true"}, {"role": "benchmark", "command": "true"}])
+    manifest = read_json(run_dir.path / "manifest.json")
+    next(task for task in manifest["tasks"] if task["role"] == "benchmark")["later"] = True
+    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    report = run_dir.ended(0, **TERM_SENT).stop(stop, "why it ended").report()
+    never = next(worker for worker in report["workers"] if worker["role"] == "benchmark")
+    evidence = ["never started: the job ended in the stage before", "the job was being stopped: why it ended"]
+    assert (never["state"], never["up"], never["exit"]["reason"]) == ("not_started", False, reason)
+    assert (never["exit"]["evidence"], never["exit"]["restart"], never["exits"]) == (evidence, None, [])
+    assert (report["state"], report["cause"]) == (state, None)
+    words = "not started (the job ended in the stage before; the job was being stopped: why it ended)"
+    assert f"| benchmark_w0 | 1 | cn01 | {words} | - | 0 |\n" in render_report(report)
+
+
+def test_a_worker_of_the_first_stage_was_not_started_either(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, **TERM_SENT).stop("cancelled", "SIGTERM to the job").report()
+    assert report["workers"][1]["exit"]["evidence"][0] == "never started: the job ended before its turn"
+    running = build_report(tmp_path / "logs" / report["run_dir"].rpartition("/")[2], now=START + 200, ended=False)
+    assert (running["workers"][1]["state"], running["workers"][1]["exit"]) == ("not_found", None)
+
+
+def test_where_nobody_knows_why_a_job_ended_one_that_never_started_has_no_end(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0).report()
+    assert (report["workers"][1]["state"], report["workers"][1]["exit"]) == ("not_started", None)
+    assert "| worker_w1 | 1 | cn01 | not started | - | 0 |\n" in render_report(report)
+    assert report["state"] == "FAILED"
+
+
+def test_a_node_that_failed_before_its_worker_started_is_the_cause(tmp_path: Path) -> None:
+    report = build_report(RunDir(tmp_path).path, now=START + 200, ended=True, slurm_state="NODE_FAIL")
+    assert (report["state"], report["cause"]["reason"]) == ("NODE_FAIL", "node_failure")
+    assert report["cause"]["evidence"][0] == "never started: its node has failed"
+    assert (report["workers"][0]["state"], report["diagnoses"]) == ("not_started", [])
+
+
+def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=6)
+    missing = [{"worker": f"worker_w{rank}", "rank": rank, "node": "cn01"} for rank in range(5)]
+    log = ["worker_w0 is not ready: refused", "cn01_worker_w0.out:", "    loading | 10 %", "    loading;  20 %"]
+    failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
+    notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
+    told = {**failed, "evidence": [notice["cause"], *log]}
+    run_files.write_state(str(run_dir.path), "completing", {**notice, "failed": told})
+    text = render_report(run_dir.report())
+    first = text.index("- cause: ")
+    names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
+    assert text[first : text.index("\n- no final")].splitlines() == [
+        f"- cause: {names} and 5 more: launch_failed at {clock(START + 90)}: not ready after 60 s: missing worker_w0",
+        "    - worker_w0 is not ready: refused",
+        "    - cn01_worker_w0.out:",
+        "        - loading \\| 10 %",
+        "        - loading; 20 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "name"),
+    [
+        ("Job 7\nthe report cannot be made: Traceback (most recent call last):\n", "", "log.out"),
+        ("Job 7\ncannot write the report: Is a directory\n", "slurmstepd: error: late\n", "log.out"),
+        ("Job 7\n", "Traceback (most recent call last):\nMemoryError\n", "log.err"),
+        ("Job 7\n", "\n", "log.out"),
+    ],
+)
+def test_where_there_is_no_report_the_log_that_tells_why_is_named(
+    out: str, err: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log.out").write_text(out)
+    (tmp_path / "log.err").write_text(err)
+    assert log_of_no_report(tmp_path) == tmp_path / name
+
+
+def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_items": 100})
+    run_dir.ended(0, log="Processed 10/50 items\nProcessed 50/50 items\n").ended(1, log="Processed 48/50 items\n")
+    report = run_dir.report()
+    assert (report["items"], report["items_expected"]) == (98, 100)
+    assert [worker["items"] for worker in report["workers"]] == [50, 48]
+    assert (report["state"], report["exit_status"]) == ("INCOMPLETE", 8)
+
+
+def test_of_a_job_that_was_not_watched_the_progress_files_tell_the_position(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_items": 100})
+    for rank in range(2):
+        run_dir.ended(rank, log="Processed 10/50 items\n")
+        own = progress_path(read_manifest(run_dir.path).tasks[rank], run_dir.path, "cn01", 0, 0)
+        own.parent.mkdir(exist_ok=True)
+        own.write_text('{"done": 50, "total": 50}\n{"phase": "evaluating"}\n{"done": 3, "total": 10}\n')
+    report = run_dir.report()
+    assert (report["state"], report["items"], report["items_expected"]) == ("COMPLETED", 100, 100)
+
+
+def test_of_a_job_that_was_not_watched_its_own_logs_tell_the_position(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_items": 100}).ended(0).ended(1)
+    manifest = json.loads((run_dir.path / "manifest.json").read_text())
+    manifest["logs"] = {"name": "log", "directory": "own", "pattern": "*.log"}
+    (run_dir.path / "manifest.json").write_text(json.dumps(manifest))
+    (run_dir.path / "own").mkdir()
+    for name, done, mtime in (("a_worker_0", 7, START), ("b_worker_0", 50, START + 9), ("b_worker_1", 50, START + 9)):
+        path = run_dir.path / "own" / f"{name}.log"
+        path.write_text(f"Processed {done}/50 items\n")
+        os.utime(path, (mtime, mtime))
+    report = run_dir.report()
+    assert (report["state"], [worker["items"] for worker in report["workers"]]) == ("COMPLETED", [50, 50])
+
+
+BARS = "".join(f"\rTraining: {done:3d}%|##        | {done}/100 [00:05<00:45,  2.00it/s]" for done in (7, 8, 9)) + "\n"
+
+
+def test_the_position_is_read_by_the_pack_that_the_log_is_of(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, log=BARS).ended(1, log="Epoch 2/3, Batch 4/10, loss: 0.5\n").report()
+    assert [(worker["items"], worker["items_expected"]) for worker in report["workers"]] == [(9, 100), (14, 30)]
+    named = RunDir(tmp_path / "named", progress={"pack": "generic"}).ended(0, log=BARS).ended(1).report()
+    assert named["items"] is None
+
+
+def checks(report: dict[str, Any]) -> list[tuple[str, bool | None, str]]:
+    """The checks of a report, without those of the workers and of files."""
+    found = [(check["name"], check["passed"], check["detail"]) for check in report["verification"]["checks"]]
+    return [check for check in found if check[0] not in ("workers", "outputs", "checkpoint")]
+
+
+def test_the_epochs_of_the_job_file_say_how_much_there_was_to_do(tmp_path: Path) -> None:
+    log = "Epoch: [0][100/100]\nEpoch: [1][ 50/100]\n"
+    report = RunDir(tmp_path, count=1, progress={"total_epochs": 2}).ended(0, log=log).report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["batches", 150, 200]
+
+
+def test_what_is_no_count_of_items_does_not_stand_for_the_items_of_the_job(tmp_path: Path) -> None:
+    report = RunDir(tmp_path, count=1, progress={"total_items": 5000}).ended(0, log="Batch 10/10\n").report()
+    assert [report[key] for key in ("state", "unit", "items", "items_expected")] == ["COMPLETED", "batches", 10, 10]
+    assert checks(report) == [
+        ("batches", True, "10 of 10 batches done"),
+        ("items", None, "batches are counted, not items"),
+    ]
+
+
+def test_of_workers_in_step_the_slowest_counts(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 298/300\n")
+    report = run_dir.report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["steps", 298, 300]
+    assert [worker["unit"] for worker in report["workers"]] == ["steps", "steps"]
+    assert (report["state"], report["verification"]["verified"]) == ("COMPLETED", True)
+    text = render_report(report)
+    assert "\n- steps: 298 of 300\n" in text
+    assert "\n| worker | rank | node | end | steps | restarts |\n" in text
+    assert "\n- steps: ok: 298 of 300 steps done\n" in text
+
+
+AS_LOGGED = ", as far as the logs say; the job file gives no total of them"
+
+
+def test_a_job_that_ends_well_before_its_last_step_is_complete_and_says_so(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
+    assert (report["state"], report["exit_status"], report["items"]) == ("COMPLETED", 0, 200)
+    assert checks(report) == [("steps", None, f"200 of 300 steps done{AS_LOGGED}")]
+
+
+def test_a_job_whose_file_gives_a_total_of_steps_is_not_told_to_give_one(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_steps": 300})
+    report = run_dir.ended(0, log="step 300/300\n").ended(1, log="step 200/300\n").report()
+    told = "200 of 300 steps done, as far as the logs say; the program may have stopped early"
+    assert checks(report) == [("steps", None, told)]
+
+
+def test_steps_without_a_total_are_not_compared_with_the_items_of_the_job(tmp_path: Path) -> None:
+    own = {"step": r"at step (?P<done>\d+)"}
+    run_dir = RunDir(tmp_path, progress={"total_items": 100, "patterns": own})
+    report = run_dir.ended(0, log="at step 30\n").ended(1, log="at step 30\n").report()
+    assert (report["state"], report["items"], report["items_expected"]) == ("COMPLETED", 30, None)
+    assert checks(report) == [("items", None, "steps are counted, not items")]
+
+
+def test_workers_that_count_different_things_are_not_added_up(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, progress={"total_items": 100})
+    report = run_dir.ended(0, log="step 5/30\n").ended(1, log="Processed 50/50 items\n").report()
+    assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == [None] * 4
+    assert checks(report) == [("items", None, "steps and items are counted, which do not add up")]
+    text = render_report(report)
+    assert "| end | position | restarts |\n" in text
+    assert " | 5/30 steps | 0 |\n" in text
+    assert " | 50/50 items | 0 |\n" in text
+
+
+def test_the_rate_of_a_job_is_in_its_unit(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1)
+    entry = {"unit": "steps", "items": 300, "items_expected": 300, "exit": {"reason": "completed"}}
+    workers = [{**entry, "rank": rank, "items_processed": 200 + rank} for rank in range(2)]
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": workers}))
+    report = run_dir.report()
+    assert (report["items"], report["items_processed"], report["throughput_items_per_second"]) == (300, 200, 1.0)
+    assert "\n- steps: 300 of 300, 1.0 steps/s over the whole job\n" in render_report(report)
+
+
+def test_the_end_of_a_log_that_counts_something_else_moves_no_position(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=1).ended(0, log="step 7/9\n")
+    entry = {"rank": 0, "unit": "tokens", "items": 5000, "items_expected": None, "items_processed": 5000}
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [entry]}))
+    report = run_dir.report()
+    assert [report[key] for key in ("unit", "items", "items_processed")] == ["tokens", 5000, 5000]
+    (run_dir.path / "status/cn01.json").write_text(json.dumps({"attempt": 0, "workers": [{**entry, "unit": "steps"}]}))
+    assert [run_dir.report()[key] for key in ("unit", "items", "items_expected")] == ["steps", 7, 9]
+
+
+def test_the_report_of_a_job_that_runs_says_so(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0)
+    report = build_report(run_dir.path, now=START + 200, ended=False)
+    assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
+
+
+STEPS = {"unit": "steps", "expected": 50}
+
+
+def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[str, Check]:
+    """Checks of a job of two workers and 100 items, by name."""
+    progress = {} if total is None else {"total_items": total}
+    path = settled_run_dir(folder, {"name": "job", "workers": [{"command": "x"}], "progress": progress})
+    given = {"processed": None, "unit": None, "positions": [50, 50], "expected": None, **values}
+    for name, text in given.get("files", {}).items():
+        (path / name).write_text(text)
+    done = given["processed"]
+    workers = [
+        {"items": position, "items_expected": given["expected"], "items_processed": done, "unit": given["unit"]}
+        for position in given["positions"]
+    ]
+    reasons = values.get("reasons", ["completed"] * 2)
+    return {check.name: check for check in verify(read_manifest(path), work=work_of(workers), reasons=reasons)}
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "passed", "detail"),
+    [
+        ({}, "workers", True, "2 of 2 workers completed"),
+        ({"reasons": ["completed", None]}, "workers", False, "1 of 2 workers completed"),
+        ({}, "items", True, "100 of 100 items done"),
+        ({"processed": 65}, "items", True, "100 of 100 items done (130 with those done again)"),
+        ({"positions": [50, 40]}, "items", False, "90 of 100 items done"),
+        ({"positions": [None, None]}, "items", False, "no log said how many of 100 items were done"),
+        ({"files": {"output_worker_0.jsonl": "1\n" * 100}}, "outputs", True, "1 files, 200 bytes"),
+        ({"files": {"output_worker_0.jsonl": ""}}, "outputs", False, "1 files, 0 bytes; empty: output_worker_0.jsonl"),
+        ({"files": {"output_worker_0.jsonl": "1\n" * 100}}, "records", True, "100 records for 100 items"),
+        ({"files": {"output_worker_0.jsonl": "1\n" * 90}}, "records", False, "90 records for 100 items"),
+        ({"total": None}, "items", None, "the job file gives no progress.total_items"),
+        (
+            {"total": None, "expected": 60},
+            "items",
+            None,
+            "the job file gives no progress.total_items; the logs say 100",
+        ),
+        ({**STEPS, "positions": [50, 50]}, "items", None, "steps are counted, not items"),
+        ({**STEPS, "positions": [50, 50]}, "steps", True, "50 of 50 steps done"),
+        ({**STEPS, "positions": [50, 50], "processed": 70}, "steps", True, "50 of 50 steps done (70 with those done"),
+        ({**STEPS, "positions": [50, 40]}, "steps", None, f"40 of 50 steps done{AS_LOGGED}"),
+        ({**STEPS, "positions": [None, 50]}, "steps", True, "50 of 50 steps done"),
+        ({**STEPS, "total": None, "positions": [50, 40]}, "steps", None, f"40 of 50 steps done{AS_LOGGED}"),
+        ({**STEPS, "files": {"output_worker_0.jsonl": "1\n" * 99}}, "records", True, "99 records for 100 items"),
+        ({**STEPS, "files": {"output_worker_0.jsonl": "1\n" * 98}}, "records", False, "98 records for 100 items"),
+        (
+            {**STEPS, "total": None, "files": {"output_worker_0.jsonl": "1\n"}},
+            *("records", None, "steps are counted, not items"),
+        ),
+        (
+            {"total": None, "unit": "tokens", "expected": 60},
+            "items",
+            None,
+            "the job file gives no progress.total_items; ",
+        ),
+        ({"unit": "tokens"}, "items", None, "tokens are counted, not items"),
+    ],
+)
+def test_the_work_is_checked(
+    values: dict[str, Any], name: str, passed: bool | None, detail: str, tmp_path: Path
+) -> None:
+    check = checks_of(tmp_path, **values)[name]
+    assert check.passed is passed
+    assert check.detail.startswith(detail)
+
+
+def test_steps_of_the_log_take_the_place_of_items_that_nobody_has_told(tmp_path: Path) -> None:
+    assert "items" not in checks_of(tmp_path, total=None, **STEPS)
+
+
+def test_without_output_files_there_is_nothing_to_check(tmp_path: Path) -> None:
+    checks = checks_of(tmp_path)
+    assert checks["outputs"].passed is None
+    assert "records" not in checks
+
+
+def test_output_of_an_earlier_job_is_none_of_this_one(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=1, paths={"output_dir": "out"}, progress={"total_items": 5})
+    (tmp_path / "out/output_worker_0.jsonl").write_text("1\n" * 5)
+    os.utime(tmp_path / "out/output_worker_0.jsonl", (START - 1000, START - 1000))
+    report = run_dir.ended(0, log="Processed 5/5 items\n").report()
+    assert not [check for check in report["verification"]["checks"] if check["name"] == "records" and check["passed"]]
+
+
+@pytest.fixture
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_utc")
+def test_the_report_for_people_is_the_golden_one(tmp_path: Path, golden: Golden) -> None:
+    run_dir = RunDir(tmp_path, count=3, name="embed | v2\nß", progress={"total_items": 100})
+    run_dir.ended(0, end=50, log="Processed 20/34 items\n", code=3).ended(1, 0, end=40, **KILLED)
+    run_dir.ended(1, 1, end=70, log="Processed 33/33 items\n")
+    run_dir.stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by app_error", at=51).ended(2, end=60, **TERM_SENT)
+    golden("launcher/report.md", render_report(run_dir.report()))
+    ended = RunDir(tmp_path / "b", progress={"total_items": 10})
+    for rank in range(2):
+        ended.ended(rank, log="Processed 5/5 items\n")
+        (ended.path / f"output_worker_{rank}.jsonl").write_text("1\n" * 5)
+        os.utime(ended.path / f"output_worker_{rank}.jsonl", (START + 50, START + 50))
+    golden("launcher/report-completed.md", render_report(ended.report()))
+
+
+def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1)
+    report = run_dir.report()
+    write_report(run_dir.path, report)
+    assert read_json(run_dir.path / "report.json") == report
+    assert (run_dir.path / "report.md").read_text() == render_report(report)
+    assert not list(run_dir.path.glob(".*tmp"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "-"),
+        (0, "0s"),
+        (12.4, "12s"),
+        (59.6, "1m 00s"),
+        (65, "1m 05s"),
+        (3600, "1h 00m"),
+        (9284, "2h 34m"),
+        (90000, "1d 01h"),
+    ],
+)
+def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> None:
+    assert duration_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("names", "total", "words"),
+    [
+        ("", None, ""),
+        ("a", None, "a"),
+        ("ab", None, "a, b"),
+        ("abc", None, "a, b and 1 more"),
+        ("ab", 9, "a, b and 7 more"),
+    ],
+)
+def test_of_many_names_the_first_are_told(names: str, total: int | None, words: str) -> None:
+    assert first_of(names, 2, total) == words
+
+
+def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:
+    assert merge_workers({"cn01": {"workers": [{"items": None}]}, "cn02": {"workers": [{"rank": 1}]}}) == {
+        1: {"rank": 1}
+    }

@@ -1,0 +1,92 @@
+"""How earlier runs of workers ended, in the report: of those that were started again, and beside what failed then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.report.restarts import RESTARTS_SHOWN, restart_lines, restarted_of, restarted_words
+from launcher.report.text import render_report
+from launcher.words import clock
+from tests.launcher.report.test_report import KILLED, START, RunDir, restartable
+
+
+def end(reason: str, restart: int, time: float | None) -> dict[str, Any]:
+    return {"reason": reason, "restart": restart, "time": time, "code": 1, "signal": None, "evidence": ["status 1"]}
+
+
+def entry(rank: int, *exits: dict[str, Any], worker: str = "w0", restarts: int = 1) -> dict[str, Any]:
+    return {"worker": worker, "rank": rank, "node": "n0", "restarts": restarts, "exits": list(exits)}
+
+
+def test_a_job_that_completed_after_a_restart_tells_how_the_run_before_ended(tmp_path: Path) -> None:
+    report = restartable(tmp_path).ended(0, end=30, **KILLED).ended(0, 1, end=150).ended(1).report()
+    (first,) = report["restarted"]
+    assert first == {
+        "worker": "worker_w0",
+        "rank": 0,
+        "node": "cn01",
+        "reason": "killed_unknown",
+        "code": None,
+        "signal": "SIGKILL",
+        "time": START + 30,
+        "restart": 0,
+        "run": 1,
+        "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
+    }
+    words = f"run 1, ended by killed_unknown at {clock(START + 30)}: killed by SIGKILL; nothing tells who sent it"
+    assert f"\n- restarted: worker_w0 (rank 0) on cn01, {words}\n" in render_report(report)
+    assert (report["state"], report["cause"]) == ("COMPLETED", None)
+
+
+def test_who_failed_shortly_before_and_came_back_stands_beside_the_cause(tmp_path: Path) -> None:
+    job = restartable(tmp_path).ended(0, end=48, **KILLED).ended(0, 1, end=60).ended(1, end=50, code=3)
+    report = job.report()
+    before = "worker_w0 (run 1) had ended by killed_unknown 2.0 s before"
+    assert (report["cause"]["worker"], report["cause"]["evidence"]) == ("worker_w1", ["exit status 3", before])
+    assert report["workers"][1]["exit"]["evidence"] == ["exit status 3"]
+    assert f": exit status 3; {before}\n" in render_report(report)
+
+
+@pytest.mark.parametrize("earlier", [-20.0, 50.5])
+def test_what_failed_long_before_or_afterwards_explains_nothing(earlier: float, tmp_path: Path) -> None:
+    job = restartable(tmp_path).ended(0, end=earlier, **KILLED).ended(0, 1, end=60).ended(1, end=50, code=3)
+    report = job.report()
+    assert report["cause"]["evidence"] == ["exit status 3"]
+    assert len(report["restarted"]) == 1
+
+
+def test_a_job_without_restarts_has_none(tmp_path: Path) -> None:
+    report = RunDir(tmp_path).ended(0).ended(1, code=3).report()
+    assert report["restarted"] == []
+    assert "restarted" not in render_report(report)
+    del report["restarted"]
+    assert render_report(report)  # one of an older version
+
+
+def test_the_end_of_the_last_run_is_no_restart() -> None:
+    assert restarted_of([entry(0, end("app_error", 0, 5.0), restarts=0)]) == []
+
+
+def test_of_the_processes_of_a_worker_the_first_that_failed_stands_for_its_run() -> None:
+    others = [entry(1, end("terminated_peer", 0, 4.0)), entry(2, end("cuda_oom", 0, 5.0))]
+    found = restarted_of([entry(0, end("app_error", 0, 6.0), end("completed", 1, 9.0)), *others])
+    assert [(told["rank"], told["reason"]) for told in found] == [(2, "cuda_oom")]
+    (alone,) = restarted_of([entry(3, end("terminated_peer", 0, None))])
+    assert (alone["rank"], alone["reason"]) == (3, "terminated_peer")
+
+
+def test_restarts_stand_in_the_order_of_their_time() -> None:
+    first = entry(0, end("app_error", 0, 20.0), end("app_error", 1, 40.0), end("completed", 2, 50.0), restarts=2)
+    other = entry(1, end("cuda_oom", 0, 30.0), worker="w1")
+    found = restarted_of([first, other])
+    assert [(told["worker"], told["run"]) for told in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
+    assert restarted_words(found[2]) == "w0 on n0 restarted (run 3) after app_error (status 1)"
+
+
+def test_of_many_restarts_some_are_told() -> None:
+    many = [end("app_error", run, 10.0 * run) for run in range(RESTARTS_SHOWN + 3)]
+    lines = list(restart_lines(restarted_of([entry(0, *many, restarts=len(many))])))
+    assert len(lines) == RESTARTS_SHOWN + 1
+    assert lines[0] == f"- restarted: w0 (rank 0) on n0, run 1, ended by app_error at {clock(0.0)}: status 1"
+    assert lines[-1] == "- restarted: 3 more, in report.json"

@@ -1,0 +1,366 @@
+"""The batch step of a Slurm job, with a fake srun that runs the tasks on this machine.
+
+The jobs are played at the same time, each in a folder of its own.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.run.slurm_end import NOTICE_GRACE_S
+from launcher.run.stop_reasons import REQUEUE_MARGIN_S
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import gpujob, kill_all_with, poll, processes_with, read_json
+
+
+@dataclass
+class Batch:
+    """A batch step that has ended."""
+
+    slurm: FakeSlurm
+    run_dir: Path
+    status: int
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return read_json(self.run_dir / "report.json")
+
+    def log(self, name: str = "log.out") -> str:
+        return (self.run_dir / name).read_text()
+
+
+class Submitted:
+    """A job that sbatch has taken, and the way slurmd would start it."""
+
+    def __init__(self, folder: Path, command: str, **over: Any) -> None:
+        folder.mkdir()
+        self.slurm = FakeSlurm(folder / "fake")
+        self._work = folder / "work"
+        self._work.mkdir()
+        job = {
+            "name": "steps",
+            "resources": {"nodes": 2},
+            "workers": [{"count": 4, "command": command}],
+            "monitoring": {"check_interval": 0.5, "linger": 0},
+            **over,
+        }
+        (self._work / "job.yaml").write_text(yaml.safe_dump(job))
+        done = gpujob("submit", "job.yaml", "--json", cwd=self._work, env=self.slurm.environment())
+        self.run_dir = Path(json.loads(done.stdout)["run_dir"])
+
+    def run(self, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None, **variables: str) -> Batch:
+        """The script to its end, with what slurmd leaves in the environment."""
+        environment = self.slurm.environment(
+            SLURM_JOB_ID="4459",
+            SLURM_JOB_NODELIST="cn[01-02]",
+            SLURM_NTASKS_PER_NODE="1",
+            SLURM_CPUS_PER_TASK="2",
+            SLURM_MEM_PER_NODE="1024",
+            **variables,
+        )
+        argv = ["bash", str(self.run_dir / "sbatch_script.sh")]
+        with (self.run_dir / "log.out").open("ab") as out, (self.run_dir / "log.err").open("ab") as err:
+            step = subprocess.Popen(argv, cwd=self._work, env=environment, stdout=out, stderr=err)
+        try:
+            if meanwhile is not None:
+                meanwhile(step)
+            return Batch(self.slurm, self.run_dir, step.wait(90))
+        finally:
+            step.kill()
+            step.wait()
+
+
+WORKER = """
+import json, os, urllib.request
+print(*(os.environ[name] for name in ("RANK", "GPUJOB_NODE", "SLURMD_NODENAME")), flush=True)
+with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
+    print(json.dumps({"done": 1, "total": 1}), file=out)
+figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
+proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=60)
+"""
+"""A worker that tells its progress and a figure of merit."""
+
+
+AT_ONCE = 3
+"""Plays at a time: what stands for Slurm's commands has to answer in the time that those are given."""
+PLAYED_S = 300.0
+"""Within which a play is over; those before it are waited for as well."""
+
+
+def await_workers(job: Submitted, count: int) -> None:
+    """Wait until the job runs and so many workers have said that they are up, with their traps set."""
+    poll(lambda: read_json(job.run_dir / "state.json").get("phase") == "running", "phase running")
+    poll(lambda: [path.read_text() for path in job.run_dir.glob("cn*_w*.out")] == ["up\n"] * count, "all workers")
+
+
+def play_to_the_end(folder: Path) -> Batch:
+    script = folder.with_name("worker.py")
+    script.write_text(WORKER)
+    job = Submitted(folder, shlex.join([sys.executable, str(script)]))
+    return job.run(SLURM_RESTART_COUNT="1")
+
+
+def play_a_signal(folder: Path) -> Batch:
+    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
+
+    def end(step: subprocess.Popen[bytes]) -> None:
+        await_workers(job, 4)
+        step.terminate()
+
+    return job.run(end)
+
+
+def play_a_refusal(folder: Path) -> Batch:
+    job = Submitted(folder, "true")
+    job.slurm.say("srun", "status", 1)
+    job.slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
+    return job.run()
+
+
+def play_a_requeue(folder: Path, *, refused: bool = False) -> Batch:
+    over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
+    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
+    if refused:
+        job.slurm.say("scontrol", "status", 1)
+        job.slurm.say("scontrol", "err", "scontrol: error: Requeue is disabled for the job\n")
+
+    def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
+        poll(lambda: [call for call in job.slurm.calls("scontrol") if "requeue" in call["argv"]], "a requeue")
+        if not refused:
+            step.terminate()
+
+    end = time.time() + REQUEUE_MARGIN_S + 1.0
+    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(end)), SLURM_RESTART_COUNT="1")
+
+
+def play_a_refused_requeue(folder: Path) -> Batch:
+    return play_a_requeue(folder, refused=True)
+
+
+def play_an_end_after_the_warning(folder: Path, *, total: int = 5) -> Batch:
+    """The helper would go on for ever."""
+    over = {
+        "progress": {"total_items": total},
+        "slurm": {"time_limit": "01:00:00", "signal": "USR1@120", "requeue": {"time_limit": True}},
+        "resources": {"nodes": 1},
+    }
+    enough = shlex.quote(str(folder / "enough"))
+    script = f"trap '' USR1; echo up; while [ ! -e {enough} ]; do sleep 0.05; done; echo Processed 5/{total} items"
+    helper = "trap '' USR1; echo up; while :; do sleep 0.05; done"
+    workers = [
+        {"count": 4, "command": ["sh", "-c", script]},
+        {"role": "helper", "critical": False, "command": ["sh", "-c", helper]},
+    ]
+    job = Submitted(folder, "", **over, workers=workers)
+
+    def warn(step: subprocess.Popen[bytes]) -> None:
+        await_workers(job, 5)
+        step.send_signal(signal.SIGUSR1)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
+        (folder / "enough").touch()
+        poll(lambda: (job.run_dir / "report.json").exists(), "the report")
+        step.terminate()  # as Slurm does to a job that is queued again
+
+    end = time.time() + REQUEUE_MARGIN_S + 600.0
+    return job.run(warn, SLURM_JOB_END_TIME=str(int(end)))
+
+
+def play_a_saved_state_after_the_warning(folder: Path) -> Batch:
+    return play_an_end_after_the_warning(folder, total=50)
+
+
+def play_a_killed_srun(folder: Path) -> Batch:
+    restart = {"restart": {"max": 1, "backoff": 0.1}}
+    script = f"echo up; while [ ! -e {shlex.quote(str(folder / 'enough'))} ]; do sleep 0.05; done"
+    worker = {"count": 1, "command": shlex.join(["sh", "-c", script]), **restart}
+    job = Submitted(folder, "true", resources={"nodes": 1}, workers=[worker], monitoring={"enabled": False})
+
+    def kill(_: subprocess.Popen[bytes]) -> None:
+        first, second = (job.run_dir / f"workers/worker_w0_rank0_a0_r{run}.start.json" for run in (0, 1))
+        wrapper = int(poll(lambda: read_json(first), "the first run")["wrapper_pid"])
+        poll((job.slurm.folder / "steps" / "4459.0").exists, "the whole step")
+        mine = str(job.slurm.folder.parent)
+        (srun,) = (of for of, words in processes_with("--job-name=worker_w0").items() if mine in " ".join(words))
+        os.kill(srun, signal.SIGKILL)
+        poll(lambda: read_json(second), "the second run")
+        assert not os.path.exists(f"/proc/{wrapper}/exe")
+        (folder / "enough").touch()
+
+    return job.run(kill)
+
+
+def play_a_time_limit(folder: Path, shown: str, words: str = "") -> Batch:
+    """Slurm's SIGTERM comes to one worker, a service, and much later to the batch step and the rest.
+
+    Meanwhile ``scontrol show job`` says what is ``shown``, and late ``words`` come into the job's error log.
+    """
+    enough = shlex.quote(str(folder / "enough"))
+    rest = f"trap 'until [ -e {enough} ]; do sleep 0.05; done; exit 143' TERM; echo up; while :; do sleep 0.05; done"
+    workers = [
+        {
+            "role": "first",
+            "count": 1,
+            "service": True,
+            "command": ["sh", "-c", "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"],
+        },
+        {"role": "rest", "count": 3, "command": ["sh", "-c", rest]},
+    ]
+    job = Submitted(folder, "", workers=workers, slurm={"time_limit": "01:00:00"}, monitoring={"enabled": False})
+    job.slurm.say("scontrol", "job", f"   {shown} Dependency=(null)\n")
+
+    def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
+        await_workers(job, 4)
+        first, *others = (
+            int(read_json(job.run_dir / f"workers/{name}_a0_r0.start.json")["wrapper_pid"])
+            for name in ("first_w0_rank0", *(f"rest_w{n}_rank{n + 1}" for n in range(3)))
+        )
+        os.kill(first, signal.SIGTERM)
+        if words:
+            time.sleep(NOTICE_GRACE_S + 1.0)
+            (job.run_dir / "log.err").open("a").write(words)
+        poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
+        step.terminate()
+        poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason")
+        for wrapper in others:
+            os.kill(wrapper, signal.SIGTERM)
+        (folder / "enough").touch()
+
+    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(time.time()) + 5))
+
+
+def play_a_time_limit_of_which_slurm_tells(folder: Path) -> Batch:
+    return play_a_time_limit(folder, "JobState=COMPLETING Reason=TimeLimit")
+
+
+def play_a_time_limit_of_which_slurm_tells_late(folder: Path) -> Batch:
+    words = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
+    return play_a_time_limit(folder, "JobState=COMPLETING Reason=None", words)
+
+
+def play_a_time_limit_that_only_the_clock_tells(folder: Path) -> Batch:
+    return play_a_time_limit(folder, "JobState=RUNNING Reason=None")
+
+
+PLAYS = (
+    *(play_to_the_end, play_a_signal, play_a_refusal, play_a_requeue, play_a_refused_requeue),
+    *(play_an_end_after_the_warning, play_a_saved_state_after_the_warning, play_a_killed_srun),
+    *(play_a_time_limit_of_which_slurm_tells, play_a_time_limit_of_which_slurm_tells_late),
+    play_a_time_limit_that_only_the_clock_tells,
+)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Batch]]]:
+    folder = tmp_path_factory.mktemp("batch")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {play.__name__: pool.submit(play, folder / play.__name__) for play in PLAYS}
+    kill_all_with(folder)
+
+
+def test_each_worker_is_a_named_step(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_to_the_end"].result(PLAYED_S)
+    assert batch.status == 0, batch.log() + batch.log("log.err")
+    report, calls = batch.report, batch.slurm.calls("srun")
+    assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
+    assert "\n- attempt: 2, after report_a0.md\n" in batch.log("report.md")
+    assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
+    assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
+    assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
+    for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
+        assert (batch.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
+        start = read_json(batch.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
+        assert (start["node"], start["step"] is not None) == (node, True)
+        told = (batch.run_dir / f"progress/{node}_worker_w{rank}_a1.jsonl").read_text()
+        assert json.loads(told) == {"done": 1, "total": 1}
+        figures = read_json(batch.run_dir / f"status/{node}.json")["figures_of_merit"]
+        assert (f"rank_{rank}", 1.5) in [(figure["name"], figure["value"]) for figure in figures]
+        assert len(figures) == 2
+    assert report["monitoring"]["nodes_with_final_values"] == ["cn01", "cn02"]
+    assert "All 2 sidecars listen" in batch.log()
+    assert not (batch.run_dir / "targets.json").exists()
+
+
+def test_a_signal_ends_the_steps_by_scancel(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_signal"].result(PLAYED_S)
+    assert batch.status == 5, batch.log() + batch.log("log.err")
+    report = batch.report
+    assert (report["state"], report["cause"]) == ("CANCELLED", None)
+    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
+    ended = batch.slurm.calls("scancel")[0]["argv"]
+    assert (ended[0], len(ended)) == ("--signal=TERM", 5), (batch.slurm.calls("scancel"), batch.log())
+    assert all(word.startswith("4459.") for word in ended[1:])
+
+
+def test_a_step_that_does_not_start_is_told(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_refusal"].result(PLAYED_S)
+    assert batch.status == 1
+    assert batch.report["cause"]["reason"] == "launch_failed"
+    assert "Invalid credential" in batch.log("log.err")
+    assert "could not run on cn01, cn02; the job goes on unwatched" in batch.log()
+
+
+def test_a_job_that_is_queued_again_has_its_report_first(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_requeue"].result(PLAYED_S)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", True, 3)
+    assert {worker["exit"]["reason"] for worker in batch.report["workers"]} == {"time_limit"}
+    assert [call["argv"] for call in batch.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
+    assert "- requeued: the job goes on in its next attempt" in batch.log("report.md")
+
+
+def test_a_job_that_cannot_be_queued_again_says_so(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_refused_requeue"].result(PLAYED_S)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("TIMEOUT", False, 3)
+    assert "The job is not queued again: scontrol exited with 1: Requeue is disabled for the job" in batch.log()
+
+
+def test_a_job_that_completes_after_the_warning_has_completed(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_an_end_after_the_warning"].result(PLAYED_S)
+    assert (batch.report["state"], batch.report["requeued"], batch.status) == ("COMPLETED", False, 0), batch.log()
+    assert batch.report["stopped"]["reason"] == "completed"
+    assert "The job is not stopped: its work is done" in batch.log()
+    assert not [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+
+
+def test_a_job_whose_workers_have_saved_their_state_is_queued_again(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_saved_state_after_the_warning"].result(PLAYED_S)
+    assert (batch.report["state"], batch.report["requeued"]) == ("TIMEOUT", True), batch.log()
+    assert [call for call in batch.slurm.calls("scontrol") if "requeue" in call["argv"]]
+
+
+def test_a_step_without_its_srun_ends_before_the_next_run(played: dict[str, Future[Batch]]) -> None:
+    batch = played["play_a_killed_srun"].result(PLAYED_S)
+    assert (batch.report["state"], batch.status) == ("COMPLETED", 0), batch.log() + batch.log("log.err")
+    assert [end["reason"] for end in batch.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
+    assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in batch.slurm.calls("scancel")]
+
+
+@pytest.mark.parametrize(
+    ("play", "cause"),
+    [
+        (play_a_time_limit_of_which_slurm_tells, "Slurm: the time limit was reached"),
+        (play_a_time_limit_of_which_slurm_tells_late, "Slurm: the time limit was reached"),
+        (play_a_time_limit_that_only_the_clock_tells, "SIGTERM at the time limit"),
+    ],
+)
+def test_a_time_limit_that_comes_to_a_worker_first_is_told_as_such(
+    play: Callable[[Path], Batch], cause: str, played: dict[str, Future[Batch]]
+) -> None:
+    batch = played[play.__name__].result(PLAYED_S)
+    assert (batch.report["state"], batch.status) == ("TIMEOUT", 3), batch.log() + batch.log("log.err")
+    assert batch.report["stopped"]["cause"].startswith(cause), "how it came is said behind it"
+    assert batch.report["cause"] is None
+    reasons = {worker["worker"]: worker["exit"]["reason"] for worker in batch.report["workers"]}
+    assert reasons == {"first_w0": "completed", **{f"rest_w{n}": "time_limit" for n in range(3)}}

@@ -1,0 +1,395 @@
+"""The launch of a job over all its nodes: what sidecars say, what records tell, and what people read."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract import run_files
+from exporter.launch.checks import LEVELS, NodeLaunch, WorkerLaunch, check_launch
+from launcher.plan.plan import Plan, RunFacts
+from launcher.run.launch_check import LOOK_S, MARGIN_S, MOST_LINES, Checklist, LaunchCheck, render_checklist
+from tests.launcher.conftest import Golden
+from tests.support.exporter import NODE, Wrappers, until, write_manifest
+from tests.support.launcher import clean_environment, job_spec, plan_of
+
+START = 1_700_000_000.0
+TIMEOUT_S = 60.0
+
+
+class Job:
+    """A job whose sidecars say what a test wants them to."""
+
+    def __init__(self, run_dir: Path, *hosts: str, workers: int = 8, watched: bool = True) -> None:
+        self.run_dir = run_dir
+        self.hosts = hosts or ("cn01", "cn02")
+        nodes = len(self.hosts)
+        spec: dict[str, Any] = {
+            "resources": {"nodes": nodes, "gpus_per_node": workers // nodes},
+            "workers": [{"count": workers, "gpus": 1, "command": "true"}],
+            "paths": {"output_dir": "/data/out" if watched else None},
+            "monitoring": {"enabled": watched},
+        }
+        self.plan: Plan = plan_of(job_spec(**spec))
+        self.facts = RunFacts("4459", run_dir, self.hosts, 0, START)
+        self.check = LaunchCheck(self.plan, self.facts)
+        for folder in (run_files.STATUS_DIR, run_files.WORKERS_DIR):
+            (run_dir / folder).mkdir(exist_ok=True)
+
+    def workers(self, index: int) -> dict[int, WorkerLaunch]:
+        """The workers of a node, with nothing missing."""
+        return {
+            task.rank: WorkerLaunch(
+                task.worker, task.rank, task.gpus, pid=task.rank + 100, started=True, up=True, age_s=30.0,
+                devices=str(task.rank), device_files=1, log_files=2, log_bytes=10, items=1,
+            )
+            for task in self.plan.manifest.tasks_of(index)
+        }  # fmt: skip
+
+    def say(
+        self, index: int, workers: dict[int, WorkerLaunch] | None = None, *, final: bool = True, **node: Any
+    ) -> None:
+        """The status of a node's sidecar."""
+        seen = NodeLaunch(
+            **{"output_dir": "/data/out", "output_files": 1, "has_gpus": True, "gives_progress": True, **node}
+        )
+        checks = check_launch(
+            list((self.workers(index) if workers is None else workers).values()),
+            dataclasses.replace(seen, output_files=None) if index else seen,
+            elapsed_s=TIMEOUT_S if final else 5.0,
+            launch_timeout_s=TIMEOUT_S,
+        )
+        self.write(index, {"launch": {"final": final, "checks": [asdict(check) for check in checks]}})
+
+    def write(self, index: int, body: dict[str, Any]) -> None:
+        status = {"attempt": self.facts.attempt, "final": False, **body}
+        run_files.write_json(self.run_dir / run_files.STATUS_DIR / f"{self.hosts[index]}.json", status)
+
+    def record(self, rank: int, kind: str, restart: int = 0, **body: Any) -> None:
+        """A record of a wrapper."""
+        stem = run_files.record_name(f"worker_w{rank}", rank, self.facts.attempt, restart)
+        run_files.write_json(
+            self.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json", {"pid": 7, "start": START, **body}
+        )
+
+    def log(self, rank: int, node: str, run: str = "") -> None:
+        (self.run_dir / f"{node}_worker_w{rank}{run}.out").write_text("hello\n")
+
+    def after(self, seconds: float) -> Checklist | None:
+        return self.check.look(START + seconds)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def text_of(checklist: Checklist) -> str:
+    return "\n".join(render_checklist(checklist)) + "\n"
+
+
+def test_a_good_launch_reads_like_a_list_of_marks(job: Job, golden: Golden) -> None:
+    for index in range(2):
+        job.say(index)
+    checklist = job.after(12.0)
+    assert checklist is not None
+    assert checklist.verified
+    golden("launcher/launch-passed.txt", text_of(checklist))
+
+
+def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job) -> None:
+    job.plan = dataclasses.replace(
+        job.plan,
+        tasks=tuple(
+            dataclasses.replace(planned, task=dataclasses.replace(planned.task, service=planned.task.rank % 4 > 0))
+            for planned in job.plan.tasks
+        ),
+    )
+    job.check = LaunchCheck(job.plan, job.facts)
+    for index in range(2):
+        workers = {
+            rank: dataclasses.replace(worker, service=rank % 4 > 0, items=1 if rank == 0 else None)
+            for rank, worker in job.workers(index).items()
+        }
+        job.say(index, workers)
+    checklist = job.after(TIMEOUT_S)
+    assert checklist is not None
+    assert [result.detail for result in checklist.results if result.name == "progress"] == [
+        "1 of 2 workers report progress"
+    ]
+    assert [fault.worker for fault in checklist.faults("warning")] == ["worker_w4"]
+
+
+def three_faults(job: Job) -> Checklist:
+    """One worker that never starts, one that sees a wrong GPU, and an output directory that nobody may write to."""
+    problem = "/data/out cannot be written to"
+    first, second = job.workers(0), job.workers(1)
+    first[1] = dataclasses.replace(first[1], devices="0,1", device_files=0)
+    second[6] = WorkerLaunch("worker_w6", 6, (2,))
+    job.say(0, first, output_problem=problem, output_files=0)
+    job.say(1, second, output_problem=problem)
+    checklist = job.after(TIMEOUT_S + 5)
+    assert checklist is not None
+    return checklist
+
+
+def test_three_faults_are_told_with_worker_node_and_cure(job: Job, golden: Golden) -> None:
+    checklist = three_faults(job)
+    assert not checklist.verified
+    golden("launcher/launch-failed.txt", text_of(checklist))
+
+
+def test_the_checklist_as_an_object_holds_all_that_the_text_does(job: Job) -> None:
+    checklist = three_faults(job)
+    body = json.loads(json.dumps(checklist.to_json()))
+    assert (body["schema"], body["verified"], body["elapsed_s"]) == (1, False, TIMEOUT_S + 5)
+    by_name = {check["name"]: check for check in body["checks"]}
+    assert list(by_name) == list(LEVELS)
+    assert by_name["processes"]["passed"] is False
+    (fault,) = by_name["processes"]["faults"]
+    assert (fault["worker"], fault["rank"], fault["node"]) == ("worker_w6", 6, "cn02")
+    assert body["checks"] == [json.loads(json.dumps(asdict(result))) for result in checklist.results]
+
+
+def test_every_check_of_a_node_has_its_words_here(job: Job) -> None:
+    worst = {
+        rank: WorkerLaunch(w.worker, rank, w.gpus, devices="", device_files=0) for rank, w in job.workers(0).items()
+    }
+    job.say(0, worst, output_problem="gone", output_files=0)
+    job.say(1)
+    checklist = job.after(TIMEOUT_S)
+    assert checklist is not None
+    assert {result.name for result in checklist.results if not result.passed} == set(LEVELS)
+    assert all(fault.cure for result in checklist.results for fault in result.faults)
+
+
+def test_there_is_no_checklist_while_a_node_has_time(job: Job) -> None:
+    job.say(0)
+    assert job.after(1.0) is None
+    job.say(1, final=False)
+    assert job.after(3.0) is None
+    job.say(1)
+    found = job.after(5.0)
+    assert found is not None
+    assert job.after(1000.0) is found
+
+
+def test_statuses_are_not_read_at_each_look(job: Job) -> None:
+    assert job.after(1.0) is None
+    for index in range(2):
+        job.say(index)
+    assert job.after(1.0 + LOOK_S / 2) is None
+    assert job.after(1.0 + LOOK_S) is not None
+
+
+def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) -> None:
+    job.say(0)
+    for rank in (4, 5, 6):
+        job.record(rank, "start")
+        job.log(rank, "cn02")
+    assert job.after(TIMEOUT_S + MARGIN_S - 1) is None
+    checklist = job.after(TIMEOUT_S + MARGIN_S)
+    assert checklist is not None
+    told = [line for line in render_checklist(checklist) if line.startswith("  - ")]
+    assert [line.partition(";")[0] for line in told] == [
+        "  - cn02: its sidecar has not said how the launch went",
+        "  - worker_w7 (rank 7) on cn02: no process of it has been seen",
+        "  - cn02: /data/out is not there",
+    ]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"attempt": 3, "launch": {"final": True, "checks": [{"name": "processes", "passed": True, "lacking": []}]}},
+        {"launch": {"final": True, "checks": []}},
+        {"launch": {}},
+        {"final": True},
+        {},
+    ],
+)
+def test_a_status_that_tells_nothing_of_this_launch_is_silence(status: dict[str, Any], job: Job) -> None:
+    job.say(0)
+    job.write(1, status)
+    checklist = job.after(TIMEOUT_S + MARGIN_S)
+    assert checklist is not None
+    assert checklist.faults("issue")[0].node == "cn02"
+
+
+def test_a_job_that_ends_early_is_judged_by_what_was_seen_last(job: Job) -> None:
+    job.say(0)
+    workers = job.workers(1)
+    workers[5] = dataclasses.replace(workers[5], up=False, reason="app_error", evidence="exit status 3")
+    job.say(1, workers, final=False)
+    status = run_files.read_json(job.run_dir / run_files.STATUS_DIR / "cn02.json") or {}
+    job.write(1, {"launch": status["launch"], "final": True})
+    checklist = job.check.conclude(START + 5)
+    (fault,) = checklist.faults("issue")
+    assert str(fault).startswith("worker_w5 (rank 5) on cn02: it has ended: app_error (exit status 3); ")
+    assert fault.cure == "read the end of its log, cn02_worker_w5.err"
+    assert job.after(6.0) is checklist
+
+
+def test_a_job_without_sidecars_is_judged_by_its_records(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cn01", workers=2, watched=False)
+    job.record(0, "start")
+    job.log(0, "cn01")
+    assert job.after(1.0) is None
+    job.record(1, "start")
+    job.log(1, "cn01")
+    checklist = job.after(3.0)
+    assert checklist is not None
+    assert checklist.verified
+    assert [result.name for result in checklist.results] == ["processes", "count", "logs", "log_lines", "output_dir"]
+
+
+def test_records_tell_of_the_last_run_and_how_it_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cn01", workers=3, watched=False)
+    job.record(0, "start")
+    job.record(0, "exit", code=1, signal=None, end=START + 1)
+    job.record(0, "start", restart=1)
+    job.log(0, "cn01", "_r1")
+    job.record(1, "start")
+    job.record(1, "exit", code=3, signal=None, end=START + 1)
+    job.log(1, "cn01")
+    job.record(2, "exit", pid=None, code=127, signal=None, error="cannot start 'x': No such file", end=START + 1)
+    assert job.after(TIMEOUT_S - 1) is None
+    checklist = job.after(TIMEOUT_S)
+    assert checklist is not None
+    found = {(result.name, fault.rank): fault.found for result in checklist.results for fault in result.faults}
+    assert found[("count", 1)].startswith("it has ended: app_error (exit status 3")
+    assert "cannot start 'x'" in found[("processes", 2)]
+    assert not [key for key in found if key[1] == 0]
+
+
+def test_a_flood_of_faults_is_cut(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cn01", workers=50)
+    job.say(0, {rank: dataclasses.replace(worker, log_bytes=0) for rank, worker in job.workers(0).items()})
+    checklist = job.after(TIMEOUT_S)
+    assert checklist is not None
+    lines = render_checklist(checklist)
+    assert sum(line.startswith("  - worker") for line in lines) == MOST_LINES
+    assert lines[-1] == "  - and 30 more: 0 of 50 workers have logged a first line"
+
+
+def test_the_text_can_be_said_in_any_locale(job: Job) -> None:
+    program = (
+        "from launcher.run.launch_check import Checklist, Result, render_checklist;"
+        "from launcher.run.job_log import show;"
+        "[show(l) for l in render_checklist(Checklist(1.0, (Result('processes', 'issue', True, 'x'),)))]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program],
+        env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.decode() == "✓ x\n\n✓ Job launch verification PASSED\n"
+
+
+# -- with a real sidecar over real wrappers ------------------------------------------------------
+
+WORK = """
+import contextlib, sys, time
+print("Processed 1/9 items", flush=True)
+with contextlib.suppress(OSError):
+    open(sys.argv[1], "w").write("x")
+time.sleep(600)
+"""
+
+
+class Real:
+    """A launch on this machine: a sidecar, wrappers and the workers under them."""
+
+    def __init__(self, run_dir: Path, output: Path, *, gpus: int, workers: int, timeout_s: float) -> None:
+        self.output = output
+        spec = job_spec(
+            resources={"gpus_per_node": gpus * workers},
+            workers=[{"count": workers, "gpus": gpus, "command": "true"}],
+            paths={"output_dir": str(output)},
+            monitoring={"launch_timeout": timeout_s, "check_interval": 0.2},
+            progress={"total_items": 18},
+        )
+        self.plan = plan_of(spec, local=True)
+        self.plan = dataclasses.replace(self.plan, manifest=dataclasses.replace(self.plan.manifest, run_dir=run_dir))
+        write_manifest(self.plan.manifest)
+        run_files.write_state(str(run_dir), "running")
+        self.start = time.time()
+        self.check = LaunchCheck(self.plan, RunFacts("4459", run_dir, (NODE,), 0, self.start))
+        self.wrappers = Wrappers(run_dir)
+        environment = clean_environment(
+            GPUJOB_NODE=NODE, GPUJOB_JOB_ID="4459", GPUJOB_START_TIME=repr(self.start), GPUJOB_ATTEMPT="0"
+        )
+        with (run_dir / "sidecar.log").open("wb") as log:
+            argv = [sys.executable, "-I", "-m", "exporter", "sidecar", "--run-dir", str(run_dir)]
+            self.sidecar = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+
+    def work(self, rank: int, devices: str) -> None:
+        """Start the worker with this rank."""
+        task = self.plan.tasks[rank].task
+        output = self.output / f"output_worker_{rank}.jsonl"
+        words = ["env", f"CUDA_VISIBLE_DEVICES={devices}", sys.executable, "-c", WORK, str(output)]
+        self.wrappers.start(task, *words)
+
+    def checklist(self) -> Checklist:
+        found: Checklist = until(lambda: self.check.look(time.time()), "the checklist", 40)
+        return found
+
+    def close(self) -> None:
+        self.sidecar.kill()
+        self.sidecar.wait()
+        self.wrappers.close()
+
+
+@pytest.fixture
+def reals() -> Iterator[list[Real]]:
+    made: list[Real] = []
+    yield made
+    for real in made:
+        real.close()
+
+
+def test_a_real_launch_is_verified(tmp_path: Path, reals: list[Real]) -> None:
+    (tmp_path / "out").mkdir()
+    real = Real(tmp_path, tmp_path / "out", gpus=0, workers=2, timeout_s=60)
+    reals.append(real)
+    for rank in range(2):
+        real.work(rank, "")
+    checklist = real.checklist()
+    assert checklist.verified, text_of(checklist)
+    assert not checklist.faults("warning"), text_of(checklist)
+    names = ["processes", "count", "logs", "log_lines", "output_dir", "output", "progress"]
+    assert [result.name for result in checklist.results] == names
+    assert checklist.elapsed_s < 30
+
+
+def test_a_real_launch_with_three_faults_tells_them_all(tmp_path: Path, reals: list[Real], locked: Path) -> None:
+    """Worker 1 never starts, worker 2 has a GPU too many, and nobody may write where the output goes."""
+    real = Real(tmp_path, locked, gpus=1, workers=3, timeout_s=8)
+    reals.append(real)
+    real.work(0, "0")
+    real.work(2, "2,3")
+    checklist = real.checklist()
+    assert not checklist.verified
+    issues = [
+        (fault.worker, fault.found)
+        for result in checklist.results
+        for fault in result.faults
+        if result.level == "issue"
+    ]
+    assert ("worker_w1", "no process of it has been seen") in issues
+    assert (
+        "worker_w2",
+        'CUDA_VISIBLE_DEVICES is "2,3", 2 devices; the plan gives it 1 device (GPU 2)',
+    ) in issues
+    assert (None, f"{locked} cannot be written to") in issues
+    assert "worker_w0" not in [worker for worker, _ in issues]

@@ -1,0 +1,115 @@
+"""How long the batch step may take for what it does at the end of a job."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from exporter.contract import run_files
+from launcher.plan.plan import RunFacts
+from launcher.report.report import build_report
+from launcher.run import end_of_job
+from launcher.run.end_of_job import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
+from launcher.run.job_state import Course
+from launcher.run.orchestrator import load_plan
+from launcher.run.signals import Signals
+from launcher.run.tasks import Crew
+from launcher.steps.steps import Steps
+from tests.support.launcher import settled_run_dir
+
+
+def end_of(place: Path, signals: Signals, sidecars: Any = None, limit: float | None = None) -> End:
+    """The end of a job that has one worker."""
+    run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
+    facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
+    course = Course(facts, 30.0, signals)
+    crew = Crew(plan, facts, steps, course, signals, limit)
+    return End(plan, facts, steps, course, signals, crew, sidecars or Mock(), limit)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "allowed_s"),
+    [
+        (None, VERIFY_S),
+        (3600.0, VERIFY_S),
+        (LIMIT_MARGIN_S + VERIFY_S, VERIFY_S),
+        (LIMIT_MARGIN_S + 20.0, 20.0),
+        (LIMIT_MARGIN_S, LEAST_VERIFY_S),
+        (-5.0, LEAST_VERIFY_S),
+    ],
+)
+def test_the_verification_ends_before_the_time_limit(left_s: float | None, allowed_s: float) -> None:
+    assert verification_s(None if left_s is None else 1000.0 + left_s, 1000.0) == allowed_s
+
+
+@pytest.mark.parametrize(("left_s", "is_over"), [(LIMIT_MARGIN_S + 20.0, True), (3600.0, False)])
+def test_a_report_is_told_when_there_is_no_time_left(
+    left_s: float, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    limit = time.time() + left_s
+    end = end_of(tmp_path, Signals(), limit=limit)
+
+    def build(_run_dir: Path, **values: Any) -> dict[str, Any]:
+        given.update(values)
+        raise LookupError
+
+    monkeypatch.setattr(end_of_job, "build_report", build)
+    with pytest.raises(LookupError):
+        end._report(None, requeued=False)
+    now = time.monotonic()
+    monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
+    assert given["out_of_time"]() is is_over
+
+
+def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_values(tmp_path: Path) -> None:
+    reports: list[Any] = []
+    signals, sidecars = Signals(), Mock()
+    signals.ending = signal.SIGTERM
+    sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
+        run_files.read_json(next(tmp_path.rglob(run_files.REPORT_FILE)))
+    )
+    end = end_of(tmp_path, signals, sidecars)
+    end._course.begin_stop("cancelled", "scancel")
+    end.finish(None, lambda: None, lambda: None)
+    assert [report["state"] for report in reports] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_all_is_known(
+    final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = Signals()
+    signals.ending = signal.SIGTERM
+    end = end_of(tmp_path, signals)
+    run_dir = end._facts.run_dir
+    run_files.write_json(run_dir / run_files.STATUS_DIR / "cn01.json", {"attempt": 0, "workers": [], "final": final})
+    given: list[dict[str, Any]] = []
+
+    def build(run_dir: Path, **values: Any) -> dict[str, Any]:
+        given.append(values)
+        return build_report(run_dir, **values)
+
+    monkeypatch.setattr(end_of_job, "build_report", build)
+    end.finish(None, lambda: None, lambda: None)
+    assert [values["quick"] for values in given] == ([False] if final else [True, False])
+    assert {values["judge"] for values in given} == {end._crew.judge_of_ends}
+
+
+@pytest.mark.parametrize(("number", "is_there"), [(None, True), (signal.SIGTERM, False)])
+def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
+    number: int | None, is_there: bool, tmp_path: Path
+) -> None:
+    seen: list[bool] = []
+    signals, sidecars = Signals(), Mock()
+    signals.ending = number
+    end = end_of(tmp_path, signals, sidecars)
+    reserve = end._facts.run_dir / run_files.RESERVE_FILE
+    run_files.make_reserve(end._facts.run_dir)
+    sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
+    end.finish(None, lambda: None, lambda: None)
+    assert seen == [is_there]
+    assert not reserve.exists()

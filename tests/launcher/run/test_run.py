@@ -1,0 +1,962 @@
+"""Whole jobs on this machine, by the real command.
+
+Each scenario is one job, played once; several tests look at what came of it. The
+scenarios that the collected tests need are played a few at a time, in the order
+in which they stand here.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.contract.identity import safe_label
+from tests.launcher.run.before.test_node_facts import free_port
+from tests.realstack.waiting import readable
+from tests.support.launcher import (
+    HARD_NAMES,
+    LocalJob,
+    clean_environment,
+    embed_job,
+    gpujob,
+    kill_all_with,
+    poll,
+    processes_with,
+    read_json,
+    settled_run_dir,
+)
+
+AT_ONCE = 4
+NOWHERE = "http://127.0.0.1:9"
+UNWATCHED = {"enabled": False}
+"""Monitoring of a job of which the sidecars are not the matter: it starts sooner."""
+ESCAPE = "\x1b"
+
+
+@dataclass
+class Ended:
+    """A job that has been played: exit status of the command, and what was seen on the way."""
+
+    job: LocalJob
+    status: int
+    left_over: dict[int, list[str]]
+    """Processes that were still there once the command had ended."""
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.job.report()
+
+    def worker(self, rank: int) -> dict[str, Any]:
+        """The worker's part of the report."""
+        return dict(self.report["workers"][rank])
+
+    def reasons(self) -> list[str]:
+        return [worker["exit"]["reason"] for worker in self.report["workers"]]
+
+
+Play = Callable[[Path], Ended]
+SCENARIOS: dict[str, Play] = {}
+
+
+class Stage:
+    """Plays the scenarios that are needed, some at a time."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._played: dict[str, Future[Ended]] = {
+            name: self._pool.submit(SCENARIOS[name], folder / name) for name in names
+        }
+
+    def result(self, name: str) -> Ended:
+        return self._played[name].result(300)  # those before it are waited for as well
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        kill_all_with(self._folder)
+
+
+@pytest.fixture(scope="module")
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    made = Stage([name for name in SCENARIOS if name in needed], tmp_path_factory.mktemp("jobs"))
+    yield made
+    made.close()
+
+
+def scenario(play: Play) -> Any:
+    """A fixture that is what came of the job."""
+    SCENARIOS[play.__name__] = play
+
+    @pytest.fixture(scope="module", name=play.__name__)
+    def played(stage: Stage) -> Ended:
+        return stage.result(play.__name__)
+
+    return played
+
+
+def ended(job: LocalJob, timeout: float = 90.0, **seen: Any) -> Ended:
+    """Wait for the command; what is left of the job a moment after it."""
+    status = job.wait(timeout)
+    return Ended(job, status, job.left_over(), seen)
+
+
+def look(job: LocalJob, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command about the job, given from where the job was started."""
+    return gpujob(*words, cwd=job.folder, env=clean_environment(**env))
+
+
+def wrong_packages(folder: Path) -> dict[str, str]:
+    """Folders called like ours where the job runs, and the variable that puts them first."""
+    for name in ("launcher", "exporter"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    return {"PYTHONPATH": str(folder)}
+
+
+def quick_job(command: Any = "true", **over: Any) -> dict[str, Any]:
+    """A job whose workers do next to nothing."""
+    return {"name": "quick", "workers": [{"command": command}], "monitoring": UNWATCHED, **over}
+
+
+def until(enough: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """The job with workers of its first role that do not end before there is this file: what is seen of it lasts."""
+    first, *others = spec["workers"]
+    script = f"{first['command']} && until [ -e {shlex.quote(str(enough))} ]; do sleep 0.05; done"
+    return {**spec, "workers": [{**first, "command": ["sh", "-c", script]}, *others]}
+
+
+def await_output(job: LocalJob, count: int = 1) -> None:
+    """Wait until so many workers have said that they are up, and so have set what they do at a signal."""
+    poll(lambda: [path.read_text() for path in job.run_dir.glob("*_worker_w*.out")] == ["up\n"] * count, "the workers")
+
+
+# A job that completes
+
+
+@scenario
+def completed(folder: Path) -> Ended:
+    env = clean_environment(**wrong_packages(folder))
+    spec = until(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
+    with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
+        job.phase("running")
+        job_id = job.run_dir.name.partition("_")[0]
+
+        def running_view() -> subprocess.CompletedProcess[str] | None:
+            found = look(job, "watch", job_id, "--once", "--json", http_proxy=NOWHERE, HTTP_PROXY=NOWHERE)
+            told = json.loads(found.stdout)
+            by_http = [node["source"] for node in told["nodes"]] == ["http"]
+            return found if by_http and told["phase"] == "running" and all(w["up"] for w in told["workers"]) else None
+
+        with ThreadPoolExecutor(3) as pool:
+            view = pool.submit(poll, running_view, "a view of the running job")
+            words = [("watch", str(job.run_dir), "--once"), ("report", job_id, "--json")]
+            picture, report = pool.map(lambda entry: look(job, *entry), words)
+            running = view.result()
+        poll((job.run_dir / "targets.json").exists, "targets")
+        targets = (job.run_dir / "targets.json").read_text()
+        (folder / "enough").touch()
+        done = ended(job)
+        after = look(job, "watch", job_id, "--once", "--json")
+        done.seen = {"running": running, "picture": picture, "report": report, "after": after, "targets": targets}
+        done.seen["text"] = look(job, "report", job_id)
+        done.seen["json"] = look(job, "report", str(job.run_dir), "--json")
+        return done
+
+
+def test_a_job_that_does_its_work_completes(completed: Ended) -> None:
+    assert completed.status == 0, completed.job.output
+    report = completed.report
+    assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
+    assert report["verification"]["verified"] is True
+    assert {check["name"]: check["passed"] for check in report["verification"]["checks"]} == dict.fromkeys(
+        ("workers", "items", "outputs", "valid", "records", "checkpoint"), True
+    )
+    assert completed.reasons() == ["completed", "completed"]
+    assert completed.left_over == {}
+
+
+def test_every_item_is_a_line_of_output(completed: Ended) -> None:
+    assert completed.report["items"] == completed.report["items_expected"] == completed.job.lines() == 800
+    assert [worker["items"] for worker in completed.report["workers"]] == [400, 400]
+
+
+def test_the_run_directory_holds_what_the_design_promises(completed: Ended) -> None:
+    run_dir = completed.job.run_dir
+    names = {path.name for path in run_dir.iterdir()}
+    node = completed.report["nodes"][0]
+    promised = {"config.yaml", "sbatch_script.sh", "manifest.json", "events.jsonl", "log.out", "log.err", "workers"}
+    promised |= {
+        "report.json",
+        "report.md",
+        *(f"{node}_worker_w{rank}.{end}" for rank in (0, 1) for end in ("out", "err")),
+    }
+    assert promised <= names
+    assert "targets.json" not in names  # gone at the end
+    assert re.fullmatch(r"local-[0-9a-f]{8}_embed_\d{8}_\d{6}", run_dir.name)
+    assert completed.job.json(f"{run_dir.name.partition('_')[0]}.json")["job_name"] == "embed"
+    log = completed.job.log()
+    assert f"Node 0: {node}" in log
+    assert f"Launching worker worker 0, node 0 (local_rank 0): {node}" in log
+    assert (run_dir / "log.err").read_text() == ""
+
+
+def test_events_tell_the_course_of_the_job(completed: Ended) -> None:
+    events = [json.loads(line) for line in (completed.job.run_dir / "events.jsonl").read_text().splitlines()]
+    names = [event["event"] for event in events]
+    last_start = len(names) - 1 - names[::-1].index("worker started")
+    assert names.index("launch verified") > last_start, "it is found out beside the work, some time after its begin"
+    names.remove("launch verified")
+    of_sidecars = {"first output", "checkpoint saved", "checkpoint unusual", "output complete", "milestone", "disk low"}
+    assert {"first output", "checkpoint saved", "milestone"} <= set(names)
+    assert [name for name in names if name not in of_sidecars] == [
+        *("job started", "phase", "worker started", "worker started", "phase"),
+        *("worker ended", "worker ended", "phase", "job ended", "phase"),
+    ]
+    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    assert phases == ["launching", "running", "completing", "finished"]
+    assert all(event["job_id"] == completed.report["job_id"] for event in events)
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+
+
+def test_a_secret_stays_in_the_plan(completed: Ended) -> None:
+    files = [path for path in completed.job.run_dir.rglob("*") if path.is_file()]
+    assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["plan.json"]
+    assert "hunter2" not in completed.job.output
+    assert yaml.safe_load((completed.job.run_dir / "config.yaml").read_text())["env"] == {"HF_TOKEN": "<redacted>"}
+
+
+def test_what_is_printed_to_a_pipe_holds_no_escape(completed: Ended) -> None:
+    printed = [completed.job.output, *(done.stdout for key, done in completed.seen.items() if key != "targets")]
+    assert not [text for text in printed if ESCAPE in text or "\r" in text]
+    assert "COMPLETED and verified" in completed.job.output
+    assert "worker_w0 on" in completed.job.output
+
+
+KEYS = {"job_id", "job_name", "user", "state", "phase", "items", "items_expected", "rate", "eta", "workers", "nodes"}
+KEYS |= {"schema", "time", "start", "end", "outputs", "filesystems", "events", "cause", "report", "run_dir"}
+WORKER_KEYS = {"worker", "role", "rank", "node", "gpus", "up", "state", "exit", "items", "items_expected", "pid"}
+
+
+def test_a_running_job_is_watched_by_its_id(completed: Ended) -> None:
+    done = completed.seen["running"]
+    view = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (10, "")
+    assert set(view) >= KEYS
+    assert (view["schema"], view["state"], view["phase"], view["report"]) == (1, "RUNNING", "running", None)
+    assert all(set(worker) >= WORKER_KEYS for worker in view["workers"])
+    assert [(worker["up"], worker["exit"]) for worker in view["workers"]] == [(True, None)] * 2
+    assert view["items_expected"] == 800
+    assert view["run_dir"] == str(completed.job.run_dir)
+
+
+def test_a_proxy_of_the_user_is_not_asked_for_the_sidecar(completed: Ended) -> None:
+    (node,) = json.loads(completed.seen["running"].stdout)["nodes"]
+    assert (node["source"], node["error"]) == ("http", None)
+
+
+def test_a_picture_of_a_running_job_names_its_workers(completed: Ended) -> None:
+    done = completed.seen["picture"]
+    assert done.returncode == 10
+    assert "RUNNING/running" in done.stdout
+    assert "worker_w1" in done.stdout
+
+
+def test_the_report_of_a_running_job_says_that_it_runs(completed: Ended) -> None:
+    done = completed.seen["report"]
+    assert done.returncode == 10
+    assert json.loads(done.stdout)["state"] == "RUNNING"
+
+
+def test_while_it_runs_prometheus_is_told_where(completed: Ended) -> None:
+    (group,) = json.loads(completed.seen["targets"])
+    assert group["labels"]["job_id"] == completed.report["job_id"]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", group["targets"][0])
+
+
+def test_a_job_that_has_ended_is_watched_as_it_ended(completed: Ended) -> None:
+    done = completed.seen["after"]
+    view = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert set(view) >= KEYS
+    assert (view["state"], view["phase"], view["items"]) == ("COMPLETED", "finished", 800)
+    assert [worker["exit"]["reason"] for worker in view["workers"]] == ["completed"] * 2
+    assert {"reason", "code", "signal"} <= set(view["workers"][0]["exit"])
+    assert view["report"] == completed.report
+
+
+def test_the_report_is_printed_for_people_and_for_programs(completed: Ended) -> None:
+    text, printed = completed.seen["text"], completed.seen["json"]
+    assert (text.returncode, printed.returncode) == (0, 0)
+    assert json.loads(printed.stdout) == completed.report
+    assert text.stdout.strip() == (completed.job.run_dir / "report.md").read_text().strip()
+    assert {"job_id", "state", "items", "workers"} <= set(completed.report)
+
+
+# Failures
+
+
+@scenario
+def app_error(folder: Path) -> Ended:
+    spec = embed_job("--only-rank 1 --at 30 --exit-code 3", items=9000, count=3)
+    with LocalJob(folder, spec, "--json") as job:
+        return ended(job)
+
+
+def test_one_worker_that_fails_ends_the_job(app_error: Ended) -> None:
+    assert app_error.status == 1
+    report = json.loads(app_error.job.output)
+    assert report == app_error.report
+    assert (report["state"], report["exit_status"]) == ("FAILED", 1)
+    cause = report["cause"]
+    assert (cause["worker"], cause["rank"], cause["reason"], cause["code"]) == ("worker_w1", 1, "app_error", 3)
+    assert cause["evidence"] == ["exit status 3"]
+    assert app_error.reasons() == ["terminated_peer", "app_error", "terminated_peer"]
+    assert "worker_w1 rank 1" in report["stopped"]["cause"]
+    assert app_error.left_over == {}
+
+
+@scenario
+def killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
+        pid = job.worker(1)["pid"]
+        job.phase("running")
+        os.kill(pid, signal.SIGKILL)
+        return ended(job)
+
+
+def test_a_worker_that_somebody_kills_was_killed_by_nobody_knows_whom(killed: Ended) -> None:
+    assert killed.status == 1
+    cause = killed.report["cause"]
+    assert (cause["worker"], cause["reason"], cause["signal"], cause["code"]) == (
+        *("worker_w1", "killed_unknown", "SIGKILL", None),
+    )
+    assert killed.reasons() == ["terminated_peer", "killed_unknown"]
+    assert "cause: worker_w1 (rank 1)" in killed.job.output
+    assert killed.left_over == {}
+
+
+@scenario
+def crashed_at_once(folder: Path) -> Ended:
+    with LocalJob(
+        folder, embed_job("--only-rank 0 --crash-after-ms 50", items=9000, monitoring=UNWATCHED), "--quiet"
+    ) as job:
+        return ended(job)
+
+
+def test_a_worker_that_crashes_at_once_is_not_missed(crashed_at_once: Ended) -> None:
+    assert crashed_at_once.status == 1
+    cause = crashed_at_once.report["cause"]
+    assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "app_error", 3)
+
+
+@scenario
+def out_of_cuda_memory(folder: Path) -> Ended:
+    with LocalJob(
+        folder, embed_job("--only-rank 0 --at 20 --cuda-oom", items=9000, monitoring=UNWATCHED), "--quiet"
+    ) as job:
+        return ended(job)
+
+
+def test_gpu_memory_that_ran_out_is_told_apart(out_of_cuda_memory: Ended) -> None:
+    assert out_of_cuda_memory.status == 1
+    cause = out_of_cuda_memory.report["cause"]
+    assert (cause["worker"], cause["reason"], cause["code"]) == ("worker_w0", "cuda_oom", 1)
+
+
+@scenario
+def not_started(folder: Path) -> Ended:
+    folder.mkdir()
+    (folder / "program").write_text("#!/no/such/interpreter\n")
+    (folder / "program").chmod(0o755)
+    workers = [{"role": "bad", "command": "./program"}, {"role": "good", "command": "sleep 60"}]
+    with LocalJob(folder, quick_job(workers=workers), "--quiet") as job:
+        return ended(job)
+
+
+def test_a_worker_that_cannot_start_is_told(not_started: Ended) -> None:
+    assert not_started.status == 1
+    cause = not_started.report["cause"]
+    assert (cause["worker"], cause["reason"], cause["code"]) == ("bad_w0", "launch_failed", 127)
+    assert "cannot start './program': No such file or directory" in cause["evidence"][0]
+    assert not_started.reasons() == ["launch_failed", "terminated_peer"]
+
+
+@scenario
+def unreported(folder: Path) -> Ended:
+    with LocalJob(folder, quick_job("mkdir {run_dir}/report.json"), "--quiet") as job:
+        return ended(job)
+
+
+def test_where_no_report_is_left_the_log_that_tells_why_is_named(unreported: Ended) -> None:
+    assert unreported.status == 9
+    log = unreported.job.run_dir / "log.out"
+    assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 0); see {log}")
+    assert "cannot write the report: Is a directory" in log.read_text()
+
+
+@scenario
+def too_short(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job("--only-rank 1 --at 80 --exit-code 0"), "--quiet") as job:
+        return ended(job)
+
+
+def test_output_that_is_too_short_is_no_success(too_short: Ended) -> None:
+    assert too_short.status == 8
+    report = too_short.report
+    assert (report["state"], report["verification"]["verified"]) == ("INCOMPLETE", False)
+    (items,) = [check for check in report["verification"]["checks"] if check["name"] == "items"]
+    assert items["passed"] is False
+    assert items["detail"].startswith("230 of 300 items done")
+    assert "items: FAILED: 230 of 300 items done" in too_short.job.output
+
+
+# Policy
+
+
+@scenario
+def restarted(folder: Path) -> Ended:
+    spec = embed_job("--only-rank 1 --at 60 --raise --once")
+    spec["workers"][0]["restart"] = {"max": 1, "backoff": 0}
+    with LocalJob(folder, spec, "--quiet") as job:
+        return ended(job)
+
+
+def test_a_worker_that_is_started_again_completes_the_work(restarted: Ended) -> None:
+    assert restarted.status == 0, restarted.job.output
+    report = restarted.report
+    assert (report["state"], report["cause"]) == ("COMPLETED", None)
+    assert report["items"] == restarted.job.lines() == 300
+    worker = restarted.worker(1)
+    assert (worker["restarts"], [end["reason"] for end in worker["exits"]]) == (1, ["app_error", "completed"])
+    assert restarted.worker(0)["restarts"] == 0
+
+
+def test_each_run_of_a_worker_has_logs_of_its_own(restarted: Ended) -> None:
+    node = restarted.report["nodes"][0]
+    first, second = (restarted.job.run_dir / f"{node}_worker_w1{run}" for run in ("", "_r1"))
+    assert "simulated failure of worker 1" in Path(f"{first}.err").read_text()
+    assert "Resuming at 60/150 items" in Path(f"{second}.out").read_text()
+    assert "worker_w1 rank 1 is started again in 0 s (1 of 1): it ended by app_error\n" in restarted.job.log()
+
+
+@scenario
+def restarted_in_vain(folder: Path) -> Ended:
+    workers = [{"command": "sh -c 'exit 3'", "restart": {"max": 2, "backoff": 0}}]
+    with LocalJob(folder, quick_job(workers=workers), "--quiet") as job:
+        return ended(job)
+
+
+def test_a_worker_is_started_again_only_so_often(restarted_in_vain: Ended) -> None:
+    assert restarted_in_vain.status == 1
+    worker = restarted_in_vain.worker(0)
+    assert (worker["restarts"], [end["reason"] for end in worker["exits"]]) == (2, ["app_error"] * 3)
+
+
+@scenario
+def tolerated(folder: Path) -> Ended:
+    spec = until(folder / "enough", embed_job("--shards 2"))  # a helper that is late would be ended with the job
+    spec["workers"].append({"role": "helper", "command": "sh -c 'exit 3'", "critical": False})
+    with LocalJob(folder, spec, "--quiet") as job:
+        job.worker(0)
+        poll(lambda: "helper_w0 is not critical" in job.log(), "the end of the helper")
+        (folder / "enough").touch()
+        return ended(job)
+
+
+def test_a_worker_that_is_not_critical_may_fail(tolerated: Ended) -> None:
+    assert tolerated.reasons() == ["completed", "completed", "app_error"]
+    assert tolerated.report["items"] == tolerated.job.lines() == 300
+    assert tolerated.report["stopped"] is None
+    assert "helper_w0 is not critical: the job goes on without it" in tolerated.job.log()
+
+
+def test_the_failure_of_a_worker_that_may_fail_is_no_failure_of_the_job(tolerated: Ended) -> None:
+    assert (tolerated.status, tolerated.report["state"]) == (0, "COMPLETED")
+
+
+# Ends from outside
+
+
+@scenario
+def interrupted_in_a_terminal(folder: Path) -> Ended:
+    ours, theirs = os.openpty()
+    env = clean_environment(TERM="xterm-256color")
+    shown: list[bytes] = []
+    with LocalJob(
+        folder, embed_job(items=9000), prefix=["setsid", "--ctty"], stdin=theirs, stdout=theirs, env=env
+    ) as job:
+        os.close(theirs)
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while readable(ours, 30):
+                    shown.append(os.read(ours, 65536))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        poll(lambda: b"RUNNING/running" in b"".join(shown), "a picture of the running job")
+        os.write(ours, b"\x03")
+        done = ended(job)
+        reader.join(60)
+        os.close(ours)
+        done.seen["screen"] = b"".join(shown).decode(errors="replace")
+        return done
+
+
+@scenario
+def interrupted(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000), "--json") as job:
+        poll(lambda: all(job.lines_of(rank) >= 20 for rank in (0, 1)), "some work of each worker")
+        job.process.send_signal(signal.SIGINT)
+        return ended(job)
+
+
+@scenario
+def terminated(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000), "--json") as job:
+        job.phase("running")
+        job.process.terminate()
+        return ended(job)
+
+
+@scenario
+def hung_up(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000), "--json") as job:
+        for rank in (0, 1):  # one that is not started yet would not be any more
+            job.worker(rank)
+        job.process.send_signal(signal.SIGHUP)
+        return ended(job)
+
+
+@scenario
+def stopped(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000), "--json") as job:
+        job.phase("running")
+        job_id = job.run_dir.name.partition("_")[0]
+        stop = look(job, "stop", job_id)
+        done = ended(job, stop=stop)
+        done.seen["again"] = look(job, "stop", job_id)
+        return done
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "cause"),
+    [
+        ("interrupted_in_a_terminal", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
+        ("interrupted", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
+        ("terminated", 5, "SIGTERM to the job"),
+        ("hung_up", 5, "SIGHUP to `gpujob run`, whose terminal was closed"),
+        ("stopped", 5, "SIGTERM to the job"),
+    ],
+)
+@pytest.mark.usefixtures("interrupted_in_a_terminal", "interrupted", "terminated", "hung_up", "stopped")
+def test_a_job_that_is_ended_from_outside_was_cancelled(name: str, status: int, cause: str, stage: Stage) -> None:
+    done = stage.result(name)
+    assert done.status == status
+    report = done.report
+    assert (report["state"], report["exit_status"], report["cause"]) == ("CANCELLED", 5, None)
+    assert (report["stopped"]["reason"], report["stopped"]["cause"]) == ("cancelled", cause)
+    assert f"Stopping the job: {cause}" in (done.job.run_dir / "log.out").read_text()
+    assert f"- stopped: {cause}\n" in (done.job.run_dir / "report.md").read_text()
+    assert done.reasons() == ["cancelled", "cancelled"]
+    assert done.left_over == {}
+
+
+def test_workers_have_time_to_save_their_work(interrupted: Ended) -> None:
+    positions = [worker["items"] for worker in interrupted.report["workers"]]
+    for rank, position in enumerate(positions):
+        assert (interrupted.job.run_dir / f"checkpoint_worker_{rank}_step_{position}.json").is_file()
+
+
+@scenario
+def interrupted_twice(folder: Path) -> Ended:
+    stubborn = {"command": ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"], "count": 2}
+    with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
+        await_output(job, 2)
+        job.process.send_signal(signal.SIGINT)
+        poll(lambda: job.json("state.json").get("stop"), "the stop")
+        job.process.send_signal(signal.SIGINT)
+        return ended(job, 26)  # of KillWait the workers have 27, from the first
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(interrupted_twice: Ended) -> None:
+    assert (interrupted_twice.status, interrupted_twice.report["state"]) == (130, "CANCELLED")
+    assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
+    assert interrupted_twice.left_over == {}
+
+
+def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: Ended) -> None:
+    screen = interrupted_in_a_terminal.seen["screen"]
+    assert ESCAPE in screen
+    assert "RUNNING/running" in screen
+    assert "stopped: SIGINT to `gpujob run`, by Ctrl-C" in screen
+    assert "Traceback" not in screen
+
+
+def test_stopping_says_so(stopped: Ended) -> None:
+    job_id = stopped.report["job_id"]
+    assert (stopped.seen["stop"].returncode, stopped.seen["stop"].stdout) == (0, f"job {job_id} is being stopped\n")
+    assert stopped.seen["again"].stdout == f"job {job_id} has ended: CANCELLED\n"
+
+
+@scenario
+def under_nohup(folder: Path) -> Ended:
+    spec = until(folder / "enough", embed_job(monitoring=UNWATCHED))
+    with LocalJob(folder, spec, "--quiet", prefix=["nohup"]) as job:
+        job.phase("running")
+        job.process.send_signal(signal.SIGHUP)
+        (folder / "enough").touch()  # some of the work is still to be done
+        return ended(job)
+
+
+def test_under_nohup_a_job_goes_on_when_its_terminal_closes(under_nohup: Ended) -> None:
+    assert (under_nohup.status, under_nohup.report["state"]) == (0, "COMPLETED")
+
+
+@scenario
+def politely_stopped(folder: Path) -> Ended:
+    spec = quick_job("sh -c 'trap \"exit 0\" TERM; echo up; while :; do sleep 0.05; done'")
+    with LocalJob(folder, spec, "--quiet") as job:
+        await_output(job)
+        job.process.terminate()
+        return ended(job)
+
+
+def test_a_job_that_was_cancelled_did_not_complete(politely_stopped: Ended) -> None:
+    assert (politely_stopped.status, politely_stopped.report["state"]) == (5, "CANCELLED")
+
+
+@contextlib.contextmanager
+def orchestrator(run_dir: Path, stdout: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The orchestrator of a run directory, without the command over it."""
+    argv = [sys.executable, "-I", "-m", "launcher.run.orchestrator", str(run_dir), "--local"]
+    with subprocess.Popen(argv, env=clean_environment(), stdout=stdout, stderr=stdout, cwd=run_dir) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            kill_all_with(run_dir.parent)
+
+
+def test_a_worker_that_does_not_listen_is_killed_in_time(tmp_path: Path) -> None:
+    spec = quick_job("sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'")
+    run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=2.5)
+    with (run_dir / "log.out").open("wb") as log, orchestrator(run_dir, log) as process:
+        poll(lambda: any(path.read_text() == "up\n" for path in run_dir.glob("*_worker_w0.out")), "the worker")
+        process.terminate()
+        assert process.wait(60) == 5
+        assert processes_with(run_dir) == {}
+    report = read_json(run_dir / "report.json")
+    assert (report["state"], report["workers"][0]["exit"]["reason"]) == ("CANCELLED", "cancelled")
+    assert "Killing 1 workers that did not end in time" in (run_dir / "log.out").read_text()
+
+
+def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:
+    spec = quick_job("sh -c 'echo done > result'")
+    run_dir = settled_run_dir(tmp_path, spec, kill_wait_s=5)
+    with open("/dev/full", "wb") as full, orchestrator(run_dir, full) as process:
+        assert process.wait(60) == 0
+    assert (tmp_path / "result").read_text() == "done\n"
+    assert read_json(run_dir / "report.json")["state"] == "COMPLETED"
+
+
+# Parts of us that die
+
+
+@scenario
+def orchestrator_killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=90000), "--quiet") as job:  # by themselves they do not end in time
+        job.phase("running")
+        os.kill(job.json("orchestrator.json")["pid"], signal.SIGKILL)
+        status = job.wait()
+        poll(lambda: not job.left_over(), "the end of workers and sidecar")
+        seen = {
+            "watch": look(job, "watch", str(job.run_dir), "--once", "--json"),
+            "report": look(job, "report", str(job.run_dir)),
+        }
+        return Ended(job, status, job.left_over(), seen)
+
+
+def test_nothing_outlives_the_orchestrator(orchestrator_killed: Ended) -> None:
+    assert orchestrator_killed.status == 1
+    assert "the orchestrator was killed by SIGKILL" in orchestrator_killed.job.output
+    assert orchestrator_killed.left_over == {}
+    watch, report = orchestrator_killed.seen["watch"], orchestrator_killed.seen["report"]
+    assert (watch.returncode, json.loads(watch.stdout)["state"]) == (1, "FAILED")
+    assert report.returncode == 1
+    assert not (orchestrator_killed.job.run_dir / "targets.json").exists()
+
+
+@scenario
+def guard_killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
+        job.phase("running")
+        found = processes_with(job.run_dir)
+        os.kill(next(pid for pid, words in found.items() if "launcher.guard" in words), signal.SIGKILL)
+        return ended(job)
+
+
+def test_without_its_guard_a_job_still_ends_in_order_and_is_reported(guard_killed: Ended) -> None:
+    assert (guard_killed.status, guard_killed.report["state"]) == (1, "FAILED")
+    assert guard_killed.left_over == {}
+
+
+@scenario
+def command_killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=90000, monitoring=UNWATCHED), "--quiet") as job:
+        job.phase("running")
+        job.process.kill()
+        status = job.wait()
+        poll(lambda: not job.left_over(), "the end of the job")
+        return Ended(job, status, job.left_over())
+
+
+def test_a_job_ends_in_order_with_the_command_that_runs_it(command_killed: Ended) -> None:
+    assert command_killed.report["state"] == "CANCELLED"
+    assert command_killed.left_over == {}
+
+
+@scenario
+def sidecar_killed(folder: Path) -> Ended:
+    # beside what the kernel hands out: nobody else gets the port while no sidecar listens
+    monitoring = {"check_interval": 0.5, "linger": 0, "listen_address": f"127.0.0.1:{free_port()}"}
+    spec = until(folder / "enough", embed_job(items=800, monitoring=monitoring))
+    with LocalJob(folder, spec, "--quiet") as job:
+        job.phase("running")
+        record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
+        address = read_json(record)["address"]
+        os.kill(job.sidecar_pid(), signal.SIGKILL)
+        (log,) = job.run_dir.glob("*_sidecar.log")
+        poll(lambda: log.read_text().count("listening on") == 2, "another sidecar that listens")
+        (folder / "enough").touch()
+        return ended(job, log=log.read_text(), address=address)
+
+
+def test_a_sidecar_that_is_killed_comes_back_and_costs_nothing(sidecar_killed: Ended) -> None:
+    assert "the sidecar ended by signal 9; starting it again in " in sidecar_killed.seen["log"]
+    assert sidecar_killed.status == 0, sidecar_killed.job.output
+    assert sidecar_killed.report["items"] == sidecar_killed.job.lines() == 800
+    assert sidecar_killed.report["monitoring"]["nodes_without"] == []
+    (path,) = (sidecar_killed.job.run_dir / "sidecars").glob("*.json")
+    assert read_json(path)["address"] == sidecar_killed.seen["address"]
+
+
+@scenario
+def without_a_sidecar(folder: Path) -> Ended:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        spec = embed_job(monitoring={"check_interval": 0.5, "linger": 0, "listen_address": address})
+        with LocalJob(folder, spec, "--quiet") as job:
+            return ended(job)
+
+
+def test_a_job_completes_without_a_sidecar_and_says_so(without_a_sidecar: Ended) -> None:
+    assert without_a_sidecar.status == 0, without_a_sidecar.job.output
+    report, job = without_a_sidecar.report, without_a_sidecar.job
+    assert report["items"] == job.lines() == 300
+    assert report["monitoring"] == {"nodes_with_final_values": [], "nodes_without": report["nodes"]}
+    assert "could not run on" in job.log()
+    assert "the job goes on unwatched" in job.log()
+    assert f"no final values from: {report['nodes'][0]}" in job.output
+    assert "cannot listen on 127.0.0.1:" in next(job.run_dir.glob("*sidecar.log")).read_text()
+
+
+@scenario
+def not_monitored(folder: Path) -> Ended:
+    spec = quick_job("sh -c 'echo Processed 5/5 items'")
+    with LocalJob(folder, spec, "--quiet", env=clean_environment(HOME="/proc")) as job:
+        return ended(job)
+
+
+def test_a_job_may_do_without_sidecars_and_without_a_home_to_write_to(not_monitored: Ended) -> None:
+    assert not_monitored.status == 0
+    assert "No sidecars: monitoring.enabled is false" in not_monitored.job.log()
+    assert (not_monitored.report["items"], not_monitored.worker(0)["items_expected"]) == (5, 5)
+
+
+@scenario
+def wrapper_killed(folder: Path) -> Ended:
+    with LocalJob(folder, embed_job(items=9000, monitoring=UNWATCHED), "--quiet") as job:
+        start = job.worker(1)
+        job.phase("running")
+        os.kill(start["wrapper_pid"], signal.SIGKILL)
+        return ended(job, pid=start["pid"])
+
+
+def test_a_wrapper_that_is_killed_ends_the_job(wrapper_killed: Ended) -> None:
+    assert wrapper_killed.status == 1
+    cause = wrapper_killed.report["cause"]
+    assert (cause["worker"], cause["reason"]) == ("worker_w1", "killed_unknown")
+
+
+def test_a_worker_does_not_outlive_its_wrapper(wrapper_killed: Ended) -> None:
+    assert wrapper_killed.left_over == {}
+
+
+@scenario
+def children_left(folder: Path) -> Ended:
+    command = "sh -c 'sleep 300 & echo $!; exit 3'"
+    spec = quick_job(workers=[{"command": command, "restart": {"max": 1, "backoff": 0}}])
+    with LocalJob(folder, spec, "--quiet") as job:
+        return ended(job)
+
+
+def test_children_of_a_worker_do_not_outlive_it(children_left: Ended) -> None:
+    assert children_left.status == 1
+    assert children_left.left_over == {}
+
+
+# What a worker is given
+
+
+@scenario
+def bare_environment(folder: Path) -> Ended:
+    spec = quick_job("cat /proc/self/environ", env={"MINE": "{rank} {{rank}}"})
+    with LocalJob(folder, spec, "--quiet", env={"PATH": os.environ["PATH"], "ODD": "\udce9"}) as job:
+        return ended(job)
+
+
+def environment_of(done: Ended) -> dict[bytes, bytes]:
+    (path,) = done.job.run_dir.glob("*_worker_w0.out")
+    pairs = (entry.partition(b"=") for entry in path.read_bytes().split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+def test_a_job_runs_without_a_home_or_a_locale(bare_environment: Ended) -> None:
+    assert bare_environment.status == 0, bare_environment.job.output
+    variables = environment_of(bare_environment)
+    assert variables[b"ODD"] == b"\xe9"
+    assert (variables[b"MINE"], variables[b"RANK"], variables[b"WORLD_SIZE"]) == (b"0 {rank}", b"0", b"1")
+    assert b"HOME" not in variables
+
+
+def test_a_worker_gets_the_environment_of_the_user_and_ours_alone(bare_environment: Ended) -> None:
+    ours = {name for name in environment_of(bare_environment) if name.startswith(b"GPUJOB_")}
+    given = set(environment_of(bare_environment)) - {b"PWD"}  # a script in a path with a space starts by way of sh
+    assert given - ours == {*(b"PATH", b"ODD", b"MINE", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE")}
+
+
+@scenario
+def two_nodes(folder: Path) -> Ended:
+    command = "sh -c 'echo $GPUJOB_NODE $CUDA_VISIBLE_DEVICES $GPUJOB_FOM_URL'"
+    spec = quick_job(
+        monitoring={"check_interval": 0.5, "linger": 0},
+        resources={"nodes": 2, "gpus_per_node": 2},
+        workers=[{"count": 4, "gpus": 1, "command": command}],
+    )
+    with LocalJob(folder, spec, "--quiet") as job:
+        return ended(job)
+
+
+def printed_by(done: Ended) -> list[str]:
+    paths = [next(done.job.run_dir.glob(f"*_worker_w{worker['rank']}.out")) for worker in done.report["workers"]]
+    return [path.read_text().strip() for path in paths]
+
+
+def test_several_nodes_of_a_local_job_are_virtual_ones(two_nodes: Ended) -> None:
+    assert two_nodes.status == 0, two_nodes.job.output
+    nodes = two_nodes.report["nodes"]
+    assert len(set(nodes)) == 2
+    assert [line.split()[0] for line in printed_by(two_nodes)] == [nodes[0], nodes[0], nodes[1], nodes[1]]
+    assert two_nodes.report["monitoring"]["nodes_with_final_values"] == sorted(nodes)
+
+
+def test_each_worker_is_told_of_the_sidecar_of_its_node(two_nodes: Ended) -> None:
+    ports = {
+        node: read_json(two_nodes.job.run_dir / f"sidecars/{node}.json")["port"] for node in two_nodes.report["nodes"]
+    }
+    assert len(set(ports.values())) == 2
+    for line in printed_by(two_nodes):
+        node, _, url = line.split()
+        assert url == f"http://127.0.0.1:{ports[node]}/fom"
+
+
+def test_a_worker_that_nobody_watches_has_a_place_for_progress_and_none_for_figures(bare_environment: Ended) -> None:
+    variables = environment_of(bare_environment)
+    assert variables[b"GPUJOB_FOM_URL"] == b""
+    progress = Path(os.fsdecode(variables[b"GPUJOB_PROGRESS_FILE"]))
+    assert progress.parent == bare_environment.job.run_dir / "progress"
+    assert progress.parent.is_dir()
+
+
+def test_virtual_nodes_do_not_share_gpus(two_nodes: Ended) -> None:
+    assert [line.split()[1] for line in printed_by(two_nodes)] == ["0", "1", "2", "3"]
+
+
+@scenario
+def hostile(folder: Path) -> Ended:
+    place = folder.joinpath(*HARD_NAMES)
+    place.mkdir(parents=True)
+    spec = embed_job(
+        name="".join(HARD_NAMES), items=60,
+        paths={"output_dir": f"out/{HARD_NAMES[3]}", "checkpoint_dir": f"{HARD_NAMES[5]}"},
+    )  # fmt: skip
+    spec["workers"][0]["env"] = {"NAME": "".join(HARD_NAMES)}
+    with LocalJob(place, spec, "--interval", "0.2", env=clean_environment(**wrong_packages(place))) as job:
+        record = poll(lambda: next((job.run_dir / "sidecars").glob("*.json"), None), "a sidecar that listens")
+        labels = read_json(record)["labels"]
+        view = look(job, "watch", job.run_dir.name.partition("_")[0], "--once", "--json")
+        return ended(job, labels=labels, view=view)
+
+
+def test_hostile_names_are_data(hostile: Ended) -> None:
+    assert hostile.status == 0, hostile.job.output
+    assert (hostile.report["items"], hostile.report["job_name"]) == (60, "".join(HARD_NAMES))
+    top = hostile.job.folder
+    assert not [
+        path for parent in (top, *top.parents[: len(HARD_NAMES)]) for path in parent.glob("*pwned") if path.is_file()
+    ]
+    assert len(list((top / "out" / HARD_NAMES[3]).glob("output_worker_*.jsonl"))) == 2
+    assert hostile.left_over == {}
+
+
+def test_hostile_names_do_not_reach_labels_or_the_terminal(hostile: Ended) -> None:
+    label = hostile.seen["labels"]["job_name"]
+    assert label == safe_label("".join(HARD_NAMES))
+    assert re.fullmatch(r"[\w.:@+-]+", label)
+    assert json.loads(hostile.seen["view"].stdout)["job_name"] == "".join(HARD_NAMES)
+    assert "two\nlines" not in hostile.job.output.replace(str(hostile.job.run_dir), "")
+    assert ESCAPE not in hostile.job.output
+
+
+# Somebody else's process
+
+
+def test_a_pid_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
+    with subprocess.Popen(["sleep", "600"]) as somebody:
+        try:
+            record = {"schema": 1, "job_id": "local-1", "pid": somebody.pid, "host": os.uname().nodename}
+            record |= {"hosts": ["here"], "attempt": 0, "start": 1000.0, "start_ticks": 1, "local": True}
+            (run_dir / "orchestrator.json").write_text(json.dumps(record))
+            done = gpujob("stop", str(run_dir), cwd=tmp_path)
+            assert "has ended: UNKNOWN" in done.stdout
+            assert somebody.poll() is None
+        finally:
+            somebody.kill()
+
+
+def test_slurm_is_not_asked_about_a_local_job(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    (tmp_path / "bin/squeue").chmod(0o755)
+    run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
+    env = clean_environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert gpujob("watch", str(run_dir), "--once", cwd=tmp_path, env=env).returncode in (9, 10)
+    assert not (tmp_path / "asked").exists()

@@ -1,0 +1,79 @@
+"""What is known of a run that has left no record."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from exporter.contract import run_files
+from launcher.plan.plan import RunFacts
+from launcher.run.run_records import RunRecords
+from launcher.steps.steps import Running
+from tests.support.launcher import job_spec, plan_of
+
+
+def run_of(folder: Path) -> tuple[RunRecords, Running]:
+    """A run that has ended, and the records of its attempt, none so far."""
+    facts = RunFacts("4459", folder, ("n1",))
+    (folder / run_files.WORKERS_DIR).mkdir()
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return RunRecords(facts), Running(plan_of().tasks[0], 0, process)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("code", [-9, 0, 1, 137])
+def test_a_step_whose_node_is_lost_does_not_tell_how_its_task_ended(
+    tmp_path: Path, code: int, started: bool, exact: bool
+) -> None:
+    kept, first = run_of(tmp_path)
+    if started:
+        run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert kept.from_status(first, code, exact=exact, lost=True).keys() == {"end"}
+
+
+def test_the_status_of_a_step_on_a_node_that_is_there_is_its_tasks(tmp_path: Path) -> None:
+    kept, first = run_of(tmp_path)
+    assert "did not start (status 1)" in kept.from_status(first, 1, exact=False, lost=False)["error"]
+    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert kept.from_status(first, 1, exact=False, lost=False)["code"] == 1
+
+
+def test_tasks_have_started_once_each_has_left_a_record(tmp_path: Path) -> None:
+    kept, _ = run_of(tmp_path)
+    tasks = plan_of(job_spec(workers=[{"count": 2, "command": "x"}])).tasks
+    assert not kept.have_started(tasks)
+    run_files.write_json(kept.path(tasks[0], 0, "start"), {})
+    assert not kept.have_started(tasks)
+    kept.path(tasks[0], 0, "start").unlink()
+    run_files.write_json(kept.path(tasks[1], 0, "exit"), {})
+    assert kept.have_started(tasks)
+    kept.path(tasks[1], 0, "exit").unlink()
+    assert kept.have_started(tasks)
+
+
+@pytest.mark.parametrize(
+    ("code", "exact", "wrapper"),
+    [
+        *((-9, True, "was killed by SIGKILL"), (137, False, "was killed by SIGKILL")),
+        *((-11, True, None), (139, False, None), (-9, False, None), (0, False, None)),
+    ],
+    ids=[
+        *("on this machine", "as srun says"),
+        *("ended like its worker", "ended like its worker, as srun says"),
+        *("of a killed srun", "of an srun whose node has failed"),
+    ],
+)
+def test_a_run_that_has_begun_and_left_no_record_has_lost_its_wrapper(
+    code: int, exact: bool, wrapper: str | None, tmp_path: Path
+) -> None:
+    kept, first = run_of(tmp_path)
+    assert "wrapper" not in kept.from_status(first, code, exact=exact, lost=False)
+    run_files.write_json(kept.path(first.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
+    assert kept.from_status(first, code, exact=exact, lost=False).get("wrapper") == wrapper
+
+
+def test_what_was_told_to_end_before_its_start_has_not_failed_to_start(tmp_path: Path) -> None:
+    kept, first = run_of(tmp_path)
+    assert kept.from_status(first, 1, exact=False, lost=False, asked=True).keys() == {"end"}

@@ -1,0 +1,135 @@
+"""What a signal to the batch step makes of its job."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from exporter.contract import run_files
+from launcher.plan.plan import RunFacts
+from launcher.run.job_state import QUESTION_S, Course
+from launcher.run.orchestrator import load_plan
+from launcher.run.signals import Signals
+from launcher.run.stages import Readiness, Stages
+from launcher.run.stop_reasons import Stopping
+from launcher.run.tasks import Crew
+from launcher.steps.steps import Ending, Steps
+from tests.support.launcher import settled_run_dir
+
+
+class Made:
+    """A batch step that has had its SIGTERM, and steps that say what is given here of the end of the job."""
+
+    def __init__(self, place: Path, **ending: Any) -> None:
+        run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
+        plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
+        self.steps, self.signals = Mock(spec=Steps), Signals()
+        self.steps.ending.return_value = Ending(**ending)
+        self.signals.ending, self.signals.ending_at = signal.SIGTERM, time.monotonic()
+        self.course = Course(facts, 30.0, self.signals)
+        self.crew = Crew(plan, facts, self.steps, self.course, self.signals, None)
+        stages = Stages(plan, facts, Readiness(plan, facts, self.steps))
+        self.stopping = Stopping(plan, facts, self.course, self.signals, self.crew, stages, None)
+        self._events = run_dir / run_files.EVENTS_FILE
+
+    def signals_told(self) -> int:
+        """How many events are about signals."""
+        return [json.loads(line)["event"] for line in self._events.read_text().splitlines()].count("signal")
+
+
+def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path, unanswered=True)
+    made.stopping.heed_end()
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
+    now = time.monotonic()
+    for later_s, answer, asks in ((2.0, Ending(unanswered=True), False), (4.0, Ending(), True)):
+        monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda moment=now + later_s: moment)
+        made.steps.ending.return_value = answer
+        made.stopping.heed_signals()
+        assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (asks, not asks)
+    made.steps.ending.reset_mock()
+    monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + 60.0)
+    made.stopping.heed_signals()
+    made.steps.ending.assert_not_called()
+
+
+def ask_again(made: Made, answer: Ending, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
+    """A turn some time after a question that nobody has answered."""
+    now = time.monotonic()
+    made.steps.ending.return_value = answer
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.run.slurm_end.time.monotonic", lambda: now + later_s)
+        made.stopping.heed_signals()
+
+
+def test_a_late_answer_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path, unanswered=True)
+    made.stopping.heed_end()
+    assert made.course.stop is not None
+    assert made.course.stop["reason"] == "cancelled"
+    ask_again(made, Ending(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
+    assert (made.course.stop["reason"], made.course.ask) == ("time_limit", False)
+
+
+def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path, unanswered=True)
+    number, made.signals.ending = made.signals.ending, None
+    made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
+    made.crew.ask_to_end()
+    made.crew.presumed_since = time.time()
+    made.signals.ending = number
+    made.stopping.heed_end()
+    assert made.crew.inquiry.ends_by_itself
+    ask_again(made, Ending(), monkeypatch)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, False)
+
+
+def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path, unanswered=True)
+    made.stopping.heed_end()
+    made.steps.ending.reset_mock()
+    made.course.deadline = time.monotonic() + QUESTION_S - 0.5
+    ask_again(made, Ending(), monkeypatch)
+    made.steps.ending.assert_not_called()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(asked: bool, tmp_path: Path) -> None:
+    made = Made(tmp_path, by_itself=True, reason="cancelled", cause="Slurm: cancelled")
+    made.course.begin_stop("time_limit", "the time limit is near", {"requeue": True}, ask_after_s=255.0)
+    if asked:
+        made.course.have_asked()
+    made.stopping.heed_end()
+    assert made.course.stop is not None
+    assert made.course.stop["reason"] == ("time_limit" if asked else "cancelled")
+    if not asked:
+        assert made.course.deadline == pytest.approx(made.signals.ending_at + 27.0)
+
+
+def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    number, made.signals.ending = made.signals.ending, None
+    made.crew.inquiry.stop_for(Ending(True, "time_limit", "Slurm: the time limit was reached"), "")
+    stop, deadline = made.course.stop, made.course.deadline
+    made.signals.ending, made.signals.ending_at = number, time.monotonic() + 4.0
+    for _ in range(2):
+        made.stopping.heed_end()
+    assert (made.course.stop, made.signals_told()) == (stop, 1)
+    assert made.course.deadline == pytest.approx((deadline or 0.0) + 4.0, abs=1.0)
+
+
+def test_a_worker_that_somebody_has_ended_stays_the_cause_where_a_signal_says_no_more(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    made.course.begin_stop("terminated_peer", "worker_w0 rank 0 on cn01 ended by cancelled")
+    made.crew.presumed_since = time.time()
+    stop = made.course.stop
+    made.stopping.heed_end()
+    assert (made.course.stop, made.signals_told()) == (stop, 1)

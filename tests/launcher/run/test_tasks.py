@@ -1,0 +1,632 @@
+"""Which tasks are started, and started again, together, and what each of a step is."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Task, read_manifest
+from exporter.workers.exit_reason import PEER_WINDOW_S, Stop
+from launcher.errors import SlurmError
+from launcher.plan.plan import Plan, RunFacts
+from launcher.report.exit_reasons import Failures, Judge, failures
+from launcher.report.report import build_report
+from launcher.run.job_state import OWN_TEARDOWN_S, Course
+from launcher.run.run_records import RunRecords, has_ended
+from launcher.run.signals import Signals
+from launcher.run.slurm_end import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, SIGNAL_LATE_S
+from launcher.run.tasks import Crew, is_work, units_of
+from launcher.steps import slurm_steps as slurm
+from launcher.steps.slurm_steps import SlurmSteps
+from launcher.steps.steps import Ending, Running, Steps, run_environment, shared, step_entries, wrapped
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import clean_environment, job_spec, plan_of, read_json, settled_run_dir
+
+
+def mpi_plan(command: list[str], processes: int = 2, gpus: int = 2) -> Plan:
+    """One worker on two nodes, its processes in one step."""
+    plan = plan_of(
+        job_spec(
+            resources={"nodes": 2, "gpus_per_node": gpus},
+            workers=[{"role": "solver", "count": 1, "gpus": 2 * gpus, "command": command}],
+        )
+    )
+    tasks = tuple(dataclasses.replace(planned, step="solver_w0", narrowed=False) for planned in plan.tasks[:processes])
+    return dataclasses.replace(plan, tasks=tasks)
+
+
+def test_a_worker_is_a_unit_and_so_is_a_step() -> None:
+    plan = plan_of(
+        job_spec(
+            resources={"nodes": 3, "gpus_per_node": 1},
+            workers=[{"role": "a", "gpus": 2, "command": "x"}, {"role": "b", "count": 2, "command": "x"}],
+        )
+    )
+    names = [[planned.task.rank for planned in unit.tasks] for unit in units_of(plan.tasks)]
+    assert names == [[0, 1], [2], [3]]
+    together = [dataclasses.replace(planned, step="all") for planned in plan.tasks]
+    assert [len(unit.tasks) for unit in units_of(together)] == [4]
+
+
+@pytest.mark.parametrize(("over", "work"), [({}, True), ({"critical": False}, False), ({"service": True}, False)])
+def test_the_job_waits_for_what_is_critical_and_serves_nobody(over: dict[str, Any], work: bool) -> None:
+    assert is_work(dataclasses.replace(plan_of().tasks[0], **over)) is work
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=4))
+def test_shared_variables_and_those_of_its_own_are_the_environment_of_each(
+    environments: list[dict[str, str]],
+) -> None:
+    common = shared(environments)
+    for environment in environments:
+        own = {name: value for name, value in environment.items() if name not in common}
+        assert {**common, **own} == environment
+
+
+def facts_in(folder: Path, **over: Any) -> RunFacts:
+    return RunFacts("4459", folder, ("cn00", "cn01"), **over)
+
+
+def test_each_task_of_a_step_has_its_rank_and_its_command(tmp_path: Path) -> None:
+    plan = mpi_plan(["solve", "--rank", "{rank}"])
+    entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
+    assert [(entry["worker"], entry["rank"], entry["argv"][-1]) for entry in entries] == [
+        ("solver_w0", 0, "0"),
+        ("solver_w0", 1, "1"),
+    ]
+    assert [entry["env"]["RANK"] for entry in entries] == ["0", "1"]
+    assert all("WORLD_SIZE" not in entry["env"] and "gpus" not in entry for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("narrowed", "gpus", "first_gpu", "told"),
+    [
+        (True, (1,), None, "1"),
+        (False, (0, 1), None, None),
+        (False, (), None, ""),
+        (False, (0, 1), 2, "2,3"),
+    ],
+)
+def test_a_task_with_all_gpus_of_its_node_sees_what_it_was_given(
+    narrowed: bool, gpus: tuple[int, ...], first_gpu: int | None, told: str | None, tmp_path: Path
+) -> None:
+    plan = mpi_plan(["true"])
+    planned = dataclasses.replace(
+        plan.tasks[0], narrowed=narrowed, task=dataclasses.replace(plan.tasks[0].task, gpus=gpus)
+    )
+    argv = wrapped(plan, planned, facts_in(tmp_path), 0, first_gpu=first_gpu)
+    given = argv[argv.index("--gpus") + 1] if "--gpus" in argv else None
+    assert given == told
+
+
+@pytest.mark.parametrize(("attempt", "told"), [(0, None), (2, "1")])
+def test_a_later_attempt_is_told_to_go_on(attempt: int, told: str | None, tmp_path: Path) -> None:
+    plan = plan_of()
+    environment = run_environment(plan, plan.tasks[0], facts_in(tmp_path, attempt=attempt), 0)
+    assert environment.get("GPUJOB_RESUME") == told
+
+
+def test_tasks_of_a_step_are_started_by_one_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    program = "import os; print(os.environ['RANK'], os.environ['SLURMD_NODENAME'], os.environ.get('ODD'))"
+    plan = dataclasses.replace(
+        mpi_plan([sys.executable, "-c", program]),
+        python=sys.executable,
+        workdir=str(tmp_path),
+        slurm={"mpi": "pmi2"},
+    )
+    (tmp_path / "workers").mkdir()
+    monkeypatch.setenv("ODD", "a 'b'\n")
+    steps = SlurmSteps(plan, facts_in(tmp_path))
+    started = steps.start_tasks(plan.tasks, 0)
+    assert [running.process.wait(20) for running in started] == [0, 0]
+    (call,) = slurm.calls("srun")
+    asked = {"ntasks", "nodes", "ntasks-per-node", "mpi", "job-name", "nodelist", "distribution", "wait"}
+    assert {name: call["options"][name] for name in asked} == {
+        "ntasks": "2",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "mpi": "pmi2",
+        "job-name": "solver_w0",
+        "nodelist": "cn00,cn01",
+        "distribution": "block",
+        "wait": "0",
+    }
+    for rank, node in enumerate(("cn00", "cn01")):
+        assert (tmp_path / f"{node}_solver_w0.out").read_text() == f"{rank} {node} a 'b'\n\n"
+        record = read_json(tmp_path / "workers" / f"solver_w0_rank{rank}_a0_r0.exit.json")
+        assert (record["rank"], record["code"], record["node"]) == (rank, 0, node)
+
+
+def test_a_wrapper_that_does_not_know_its_place_says_so(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "step.json").write_text(json.dumps({"tasks": []}))
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "launcher.programs.wrapper",
+        "--run-dir",
+        str(tmp_path),
+        "--worker",
+        "w",
+        "--rank",
+        "0",
+    ]
+    done = subprocess.run(
+        [*argv, "--step-file", str(tmp_path / "step.json"), "--", "true"],
+        env=clean_environment(SLURM_PROCID="3"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert f"{tmp_path / 'step.json'} does not tell what task 3 of it is" in done.stderr
+
+
+def run_dir_of(folder: Path, workers: list[dict[str, Any]]) -> Path:
+    run_dir = settled_run_dir(folder, {"name": "job", "workers": workers})
+    (run_dir / "workers").mkdir(exist_ok=True)
+    run_files.write_json(
+        run_dir / run_files.ORCHESTRATOR_FILE, {"job_id": "local-1", "hosts": ["cn00"], "attempt": 0, "start": 1.0}
+    )
+    return run_dir
+
+
+def test_the_log_of_a_task_that_was_told_to_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = run_dir_of(tmp_path, [{"command": "true"}])
+    manifest = read_manifest(run_dir)
+    read = Mock(return_value=b"")
+    monkeypatch.setattr("launcher.report.exit_reasons.read_end", read)
+    judge, stop = Judge(manifest, 0, None), Stop("cancelled", "Slurm: cancelled", 10.0)
+    record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
+    assert judge.judge(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
+    read.assert_not_called()
+    assert judge.judge(manifest.tasks[0], 0, "cn00", {**record, "signals": []}, stop)["reason"] == "killed_unknown"
+    read.assert_called()
+
+
+def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path: Path) -> None:
+    run_dir = run_dir_of(tmp_path, [{"command": "true"}])
+    manifest = read_manifest(run_dir)
+    stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
+    record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
+    judge = Judge(manifest, 0, None)
+    assert judge.judge(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
+    stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
+    run_files.write_json(f"{stem}.stop.json", {"stop": stop})
+    ended = judge.judge(manifest.tasks[0], 0, "cn00", record, None)
+    assert (ended["reason"], ended["evidence"][-1]) == (
+        "terminated_peer",
+        "the job was being stopped: worker_w0 rank 1 ended by app_error",
+    )
+
+
+def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> None:
+    run_dir = run_dir_of(tmp_path, [{"command": "true"}])
+    failed = {"worker": "orchestrator", "rank": None, "node": "cn00", "reason": "killed_unknown", "evidence": ["x"]}
+    stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
+    run_files.write_state(str(run_dir), "completing", stop)
+    report = build_report(run_dir, now=20.0, ended=True)
+    assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
+
+
+def test_all_have_ended_when_each_start_has_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    assert has_ended(tmp_path, 1)
+    for name in ("w_rank0_a0_r0.start", "w_rank0_a1_r0.start", "w_rank0_a1_r0.exit"):
+        (folder / f"{name}.json").write_text("{}")
+    assert has_ended(tmp_path, 1)
+    assert not has_ended(tmp_path, 0)
+
+
+class Made:
+    """A crew on steps that the test plays."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        (folder / run_files.WORKERS_DIR).mkdir()
+        self.plan, self.facts, self.signals = plan, facts_in(folder), Signals()
+        self.steps = Mock(spec=Steps, exact_status=False)
+        self.steps.sweep.return_value = 0
+        self.steps.is_over.return_value = True
+        self.steps.start_tasks.side_effect = self._start
+        self.steps.ending.return_value = Ending()
+        self.course = Course(self.facts, 30.0, self.signals)
+        self.crew = Crew(plan, self.facts, self.steps, self.course, self.signals, None)
+        self.processes: list[Mock] = []
+
+    def _start(self, tasks: tuple[Any, ...], restart: int) -> list[Running]:
+        self.processes.append(Mock(spec=subprocess.Popen, poll=Mock(return_value=None)))
+        return [Running(planned, restart, self.processes[-1]) for planned in tasks]
+
+    def tell_end(self, rank: int, code: int, **facts: Any) -> None:
+        """The exit record of a task's first run."""
+        body = {"code": code, "signal": None, "end": time.time(), **facts}
+        run_files.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
+
+
+def serving_step(**over: Any) -> Plan:
+    plan = mpi_plan(["serve"])
+    tasks = (dataclasses.replace(planned, service=True, **over) for planned in plan.tasks)
+    return dataclasses.replace(plan, tasks=tuple(tasks))
+
+
+def test_a_service_that_ends_in_a_step_that_goes_on_is_a_failure_at_once(tmp_path: Path) -> None:
+    made = Made(tmp_path, serving_step())
+    made.crew.start(made.plan.tasks)
+    made.crew.reap()
+    assert made.course.stop is None
+    made.tell_end(1, 0, service=True)
+    made.crew._look_into_steps_at = 0.0
+    made.crew.reap()
+    assert made.course.stop is not None
+    assert made.course.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
+    assert made.crew.busy
+    made.tell_end(0, 143, service=True)
+    made.processes[0].poll.return_value = 143
+    made.crew.reap()
+    assert made.crew.ends[1]["reason"] == "app_error"
+    assert not made.crew.busy
+
+
+def test_a_task_that_has_completed_waits_for_its_step(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.tell_end(1, 0)
+    made.crew.reap()
+    assert made.crew.ends == {}
+    made.tell_end(0, 0)
+    made.processes[0].poll.return_value = 0
+    made.crew.reap()
+    assert [made.crew.ends[rank]["reason"] for rank in (0, 1)] == ["completed", "completed"]
+
+
+def test_a_step_is_started_again_once_what_ended_first_has_gone_with_it(tmp_path: Path) -> None:
+    made = Made(tmp_path, serving_step(restart_max=1, restart_backoff_s=0.0))
+    made.crew.start(made.plan.tasks)
+    made.tell_end(1, 0, service=True)
+    made.crew.reap()
+    made.crew.look_after_units()
+    (told,) = made.steps.terminate.call_args.args
+    assert [running.planned.task.rank for running in told] == [0]
+    stops = sorted(path.name for path in (tmp_path / "workers").glob("*.stop.json"))
+    assert stops == ["solver_w0_rank0_a0_r0.stop.json"]
+    assert len(made.processes) == 1
+    made.processes[0].poll.return_value = 143
+    made.tell_end(0, 143, service=True)
+    made.steps.is_over.return_value = False
+    made.crew.reap()
+    made.crew.look_after_units()
+    assert len(made.processes) == 1
+    made.steps.is_over.return_value = True
+    made.crew.reap()
+    made.crew.look_after_units()
+    assert len(made.processes) == 2
+    assert made.crew.restarts() == {0: 1, 1: 1}
+
+
+def slow(clock: list[float], seconds: float) -> Callable[[object], None]:
+    """A request that takes its time."""
+    return lambda _: clock.__setitem__(0, clock[0] + seconds)
+
+
+def test_the_time_to_end_begins_when_the_tasks_have_been_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.steps.terminate.side_effect = slow(clock, OWN_TEARDOWN_S + 2.0)
+    made.steps.kill.side_effect = slow(clock, 2.0)
+    made.course.begin_stop("cancelled", "a test")
+    made.crew.ask_to_end()
+    assert made.crew.kill_in_time()
+    made.steps.kill.assert_not_called()
+    clock[0] += OWN_TEARDOWN_S + 0.1
+    assert made.crew.kill_in_time()
+    made.steps.kill.assert_called_once()
+    clock[0] += 1.1
+    assert not made.crew.kill_in_time()
+
+
+def terminated(**over: Any) -> dict[str, Any]:
+    """What the record of a task says that was asked to end from outside just now."""
+    return {"signals": [[time.time(), 15, 1]], **over}
+
+
+def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    ended_at = time.time() - 3.0
+    made.tell_end(0, 143, **terminated(end=ended_at))
+    made.tell_end(1, 143, **terminated(end=ended_at + 1.0))
+    made.crew.reap()
+    made.steps.ending.return_value = Ending(unanswered=True)
+    for waited_s in (NOTICE_GRACE_S + 1.0, ASK_AGAIN_S + 0.1):
+        clock[0] += waited_s
+        made.crew.reap()
+        assert made.crew.ends == {}, "it may still be told why"
+    assert made.steps.ending.call_count == 2
+    clock[0] += ASK_AGAIN_S + 0.1
+    made.steps.ending.return_value = Ending(True, "time_limit", "Slurm: the time limit was reached")
+    made.crew.reap()
+    made.crew.reap()
+    assert {end["reason"] for end in made.crew.ends.values()} == {"time_limit"}
+    assert made.course.stop is not None
+    assert made.course.stop["time"] == ended_at, "ends before the word came belong to the stop"
+
+
+def test_a_signal_that_has_just_come_tells_the_reason_first(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    made.tell_end(0, 143, **terminated())
+    made.tell_end(1, 143, **terminated())
+    made.signals.ending = 15
+    made.crew.reap()
+    assert (made.crew.ends, made.course.stop) == ({}, None)
+    made.course.begin_stop("cancelled", "Slurm: cancelled", ask=False)
+    made.crew.reap()
+    assert {end["reason"] for end in made.crew.ends.values()} == {"cancelled"}
+
+
+def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_signal_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda: clock[0])
+    plan = mpi_plan(["solve"])
+    tasks = (dataclasses.replace(planned, restart_max=2, critical=False) for planned in plan.tasks)
+    made = Made(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
+    made.steps.ending.return_value = Ending(by_itself=True)
+    made.crew.start(made.plan.tasks)
+    made.processes[0].poll.return_value = 143
+    for rank in (0, 1):
+        made.tell_end(rank, 143, **terminated())
+    for waited_s in (0.0, ASK_AFTER_S + 0.1, ANNOUNCED_GRACE_S):
+        clock[0] += waited_s
+        made.crew.reap()
+    assert made.course.stop is not None
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
+    made.crew.look_after_units()
+    assert len(made.processes) == 1
+    made.steps.terminate.assert_not_called()
+
+
+def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.crew.inquiry.stop_for(Ending(failed_nodes=("cn01",), unanswered=True), "")
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry._again_at is None) == (
+        False,
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize("grace_s", [None, 120.0])
+def test_who_saves_has_the_time_that_slurm_gives(
+    grace_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("launcher.run.job_state.time.monotonic", lambda: now)
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    ends_at = None if grace_s is None else time.time() + grace_s
+    signal_by = None if ends_at is None else ends_at + SIGNAL_LATE_S
+    made.crew.inquiry.stop_for(Ending(True, "preempted", "Slurm", ends_at=ends_at), "")
+    assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
+    assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry.signal_by) == (False, True, signal_by)
+
+
+def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
+    made = Made(tmp_path, mpi_plan(["solve"]))
+    made.crew.start(made.plan.tasks)
+    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: a node has failed")
+    made.crew.inquiry.stop_for(made.steps.ending(), "")
+    assert made.course.stop is not None
+    assert "nodes" not in made.course.stop
+    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
+    made.tell_end(0, 143, **terminated())
+    made.processes[0].poll.return_value = 137
+    made.crew._killed_at = time.monotonic()  # what has left no record by now leaves none
+    made.crew.reap()
+    assert made.course.stop["nodes"] == ["cn01"]
+    assert {rank: end["reason"] for rank, end in made.crew.ends.items()} == {0: "terminated_peer", 1: "node_failure"}
+    assert read_json(tmp_path / run_files.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
+
+
+def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    plan = plan_of(job_spec(workers=[{"count": 3, "command": "x"}]))
+    (slurm.folder / "steps").mkdir()
+    (slurm.folder / "steps" / "4459.7.name").write_text("worker_w1")
+    (tmp_path / run_files.WORKERS_DIR).mkdir()
+    steps, facts = SlurmSteps(plan, facts_in(tmp_path)), facts_in(tmp_path)
+    running = [Running(planned, 0, Mock(spec=subprocess.Popen)) for planned in plan.tasks]
+    run_files.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
+    steps.terminate(running)
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
+    assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm knows nothing of the last"  # type: ignore[attr-defined]
+
+
+def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    plan = mpi_plan(["true"])
+    names = ("solver_w0", "other", "sidecar")
+    (slurm.folder / "steps").mkdir()
+    for number, name in enumerate(names):
+        (slurm.folder / "steps" / f"4459.{number}.name").write_text(name)
+    steps = SlurmSteps(plan, facts_in(tmp_path))
+    ended = [Running(planned, 0, Mock(poll=Mock(return_value=137), returncode=137)) for planned in plan.tasks]
+    assert (steps.sweep(ended[0]), steps.is_over(ended[0]), slurm.calls()) == (0, True, [])
+    killed = [Running(planned, 0, Mock(poll=Mock(return_value=-9), returncode=-9)) for planned in plan.tasks]
+    assert [steps.sweep(running) for running in killed] == [0, 0]
+    assert [steps.is_over(running) for running in killed] == [False, False]
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=KILL", "4459.0"]]
+    steps._orphans_due = 0.0
+    assert steps.is_over(killed[1])
+    steps._orphans_due = 0.0
+    assert not steps.are_over([Mock(returncode=-9)])
+    assert slurm.calls("scancel")[-1]["argv"] == ["--signal=KILL", "4459.2"]
+    steps._orphans_due = 0.0
+    assert steps.are_over([Mock(returncode=-9)])
+
+
+def test_a_step_that_nobody_can_ask_for_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plan = mpi_plan(["true"])
+    steps = SlurmSteps(plan, facts_in(tmp_path))
+    killed = Running(plan.tasks[0], 0, Mock(poll=Mock(return_value=-9), returncode=-9))
+    steps.sweep(killed)
+    for _ in range(2):
+        steps._orphans_due = 0.0
+        assert not steps.is_over(killed)
+    assert capfd.readouterr().err.count("steps without their srun cannot be ended: squeue is not on PATH") == 1
+
+
+def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, Any]]]:
+    task = plan_of().tasks[0].task
+    return [
+        (dataclasses.replace(task, rank=rank, worker=f"w{rank}"), {"time": float(moment), "reason": reason})
+        for rank, moment, reason in reasons
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 40), st.sampled_from(["app_error", "completed", "host_oom"])),
+        max_size=12,
+    ),
+    st.integers(0, 4),
+    st.integers(0, 40),
+)
+def test_the_first_of_the_failures_of_others_that_explain_an_end_is_found(
+    told: list[tuple[int, int, str]], rank: int, end: int
+) -> None:
+    kept, last = Failures(), dict[int, tuple[Task, dict[str, Any]]]()
+    for task, ended in ends_of(told):
+        kept.take(task, ended)
+        last[task.rank] = (task, ended)
+    others = [peer for other, peer in failures(last.values()) if other != rank]
+    lately = [peer for peer in others if end - PEER_WINDOW_S <= peer.end <= end]
+    found = kept.before(rank, end)
+    assert [peer.end for peer in found] == sorted(peer.end for peer in lately)[:1]
+    assert set(found) <= set(lately)
+    assert kept.before(rank, None) == []
+
+
+def test_a_task_on_another_node_than_planned_is_told(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    plan = mpi_plan(["true"])
+    entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
+    (tmp_path / "step.json").write_text(json.dumps({"tasks": entries}))
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "launcher.programs.wrapper",
+        "--run-dir",
+        str(tmp_path),
+        "--worker",
+        "w",
+        "--rank",
+        "0",
+    ]
+    for node, place in itertools.product(("cn00", "cn01"), ("0", "1")):
+        done = subprocess.run(
+            [*argv, "--step-file", str(tmp_path / "step.json"), "--", "true"],
+            env=clean_environment(SLURM_PROCID=place, SLURMD_NODENAME=node),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        planned = f"cn0{place}"
+        assert done.returncode == int(node != planned)
+        assert (f"task {place} of its step is on {node} and was planned for {planned}" in done.stderr) is (
+            node != planned
+        )
+
+
+def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, log = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)), tmp_path / "log.err"
+    log.write_text(
+        "slurmstepd-cn01: error: *** JOB 7 ON cn01 CANCELLED AT 2026-01-01T12:02:53 DUE TO NODE FAILURE ***\n"
+    )
+    monkeypatch.setattr(slurm, "NAMED_S", 0.2)
+    unnamed = steps.ending()
+    assert (unnamed.reason, unnamed.cause, unnamed.failed_nodes) == ("node_failure", "Slurm: a node has failed", ())
+
+    def name(_: float) -> None:
+        log.write_text(log.read_text() + "srun: error: Node failure on cn02\n")
+
+    monkeypatch.setattr("launcher.steps.slurm_steps.time.sleep", name)
+    named = steps.ending()
+    assert (named.cause, named.failed_nodes) == ("Slurm: node cn02 has failed", ("cn02",))
+
+
+LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
+"""A preemption that stays behind in a job that was suspended for it."""
+IN_GRACE = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:22:00 PreemptTime=2026-11-21T12:20:00"
+PREEMPTED = Ending(
+    True,
+    "preempted",
+    "Slurm: preempted by another job, with a grace time",
+    ends_at=datetime.fromisoformat("2026-11-21T12:22:00").timestamp(),
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ("JobState=RUNNING Reason=None", Ending()),
+        ("JobState=COMPLETING Reason=None", Ending(by_itself=True)),
+        ("JobState=COMPLETING Reason=TimeLimit", Ending(True, "time_limit", "Slurm: the time limit was reached")),
+        (f"JobState=COMPLETING Reason=None {LONG_AGO}", Ending(by_itself=True)),
+        (f"JobState=RUNNING Reason=None {IN_GRACE}", PREEMPTED),
+        (None, Ending(unanswered=True)),
+    ],
+    ids=[
+        *("it runs", "it is being ended", "at its time limit", "cancelled after a preemption"),
+        *("preempted with a grace time", "no answer"),
+    ],
+)
+def test_what_slurm_is_asked_about_the_end_of_a_job(
+    shown: str | None, told: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*_: object, **__: object) -> str:
+        if shown is None:
+            raise SlurmError("scontrol did not answer in 2 s")
+        return shown
+
+    monkeypatch.setattr(slurm, "run_command", show)
+    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).ending() == told

@@ -1,0 +1,191 @@
+"""Target files for Prometheus."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+
+from exporter.contract import run_files
+from exporter.contract.manifest import Task
+from exporter.machine.procfs import is_zombie
+from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.run import sidecars
+from launcher.run.sidecars import Sidecars
+from launcher.rundir.targets import Targets, engine_groups, read_sidecars, target_groups
+from launcher.steps.steps import Steps
+from tests.support.launcher import HARD_NAMES, plan_of, poll
+
+GROUPS = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    made = tmp_path / "4459_job_20251122_041341"
+    (made / "sidecars").mkdir(parents=True)
+    return made
+
+
+def test_sidecars_of_this_attempt_are_found(run_dir: Path) -> None:
+    for name, text in {
+        "cn01.json": '{"attempt": 1, "address": "cn01:9410", "labels": {}}',
+        "cn02.json": '{"attempt": 0, "address": "cn02:9410", "labels": {}}',
+        "cn03.json": '{"attempt": 1, "address": null}',
+        "cn04.json": '{"attempt": 1, "addr',
+        ".cn05.json.77.tmp": '{"attempt": 1, "address": "cn05:9410"}',
+        ".cn06.json": '{"attempt": 1, "address": "cn06:9410"}',
+    }.items():
+        (run_dir / "sidecars" / name).write_text(text)
+    assert list(read_sidecars(run_dir, 1)) == ["cn01"]
+    assert read_sidecars(run_dir / "none", 1) == {}
+
+
+def test_a_target_has_the_labels_of_its_series() -> None:
+    record = {"address": "cn01:9410", "labels": {"job_id": "4459", "node": "cn01"}}
+    assert target_groups([record]) == [
+        {"targets": ["cn01:9410"], "labels": {"job_id": "4459", "node": "cn01", "job": "gpujob-sidecar"}}
+    ]
+
+
+def test_targets_are_published_where_prometheus_looks_and_taken_away(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    targets = Targets(run_dir, str(tmp_path / "site"))
+    files = [run_dir / "targets.json", tmp_path / "site/gpujob-4459_job_20251122_041341.json"]
+    assert targets.publish([]) is False
+    assert targets.publish(GROUPS) is True
+    assert [json.loads(path.read_text()) for path in files] == [GROUPS, GROUPS]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
+    assert targets.publish(GROUPS) is False
+    assert targets.publish(GROUPS * 2) is True
+    assert json.loads(files[1].read_text()) == GROUPS * 2
+    targets.remove()
+    targets.remove()
+    assert not [path for path in files if path.exists()]
+    assert targets.problems == []
+
+
+def test_a_directory_that_is_not_there_is_told_and_the_rest_is_written(run_dir: Path, tmp_path: Path) -> None:
+    targets = Targets(run_dir, str(tmp_path / "none"))
+    targets.publish(GROUPS)
+    (problem,) = targets.problems
+    assert problem.startswith(f"cannot write targets to {tmp_path}/none/gpujob-")
+    assert problem.endswith(": No such file or directory")
+    assert json.loads((run_dir / "targets.json").read_text()) == GROUPS
+
+
+def test_hostile_names_make_a_plain_file_name(tmp_path: Path) -> None:
+    run_dir = tmp_path / f"4459_{''.join(HARD_NAMES)}"
+    run_dir.mkdir()
+    (tmp_path / "site").mkdir()
+    Targets(run_dir, str(tmp_path / "site")).publish(GROUPS)
+    (path,) = (tmp_path / "site").iterdir()
+    assert path.name.startswith("gpujob-4459_")
+    assert path.suffix == ".json"
+    assert not set(path.name) & set("\n \"'$`*?[]{}()<>|&;\\#%")
+
+
+# -- engines -------------------------------------------------------------------------------------
+
+LABELS = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "node": "cn01", "job": "gpujob-sidecar"}
+
+
+def serving_plan() -> Plan:
+    """A decode worker of two nodes that serves metrics on the first, and a benchmark that serves none."""
+    tasks = [
+        TaskPlan(Task("decode_w0", "decode", 0, 0, 0, 0), (), {}, ports={"http": 6100}, metrics="http_port/metrics"),
+        TaskPlan(Task("decode_w0", "decode", 0, 1, 1, 1), (), {}, metrics="http_port/metrics"),
+        TaskPlan(Task("prefill_w0", "prefill", 0, 2, 0, 1), (), {}, ports={"system": 7500}, metrics="system_port/a/b"),
+        TaskPlan(Task("benchmark", "benchmark", 0, 3, 0, 0), (), {}, ports={"http": 6200}),
+    ]
+    return dataclasses.replace(plan_of(), nodes=2, tasks=tuple(tasks))
+
+
+def engine(address: str, path: str, **labels: str) -> dict[str, Any]:
+    job = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "job": "gpujob-engine", "__metrics_path__": path}
+    return {"targets": [address], "labels": job | labels}
+
+
+DECODE = {"node": "cn01", "worker": "decode_w0", "role": "decode", "rank": "0"}
+PREFILL = {"node": "cn02", "worker": "prefill_w0", "role": "prefill", "rank": "2"}
+
+
+def test_engines_that_are_up_are_targets_where_they_serve_metrics() -> None:
+    facts = RunFacts("4459", Path("/runs/1"), ("cn01", "cn02"), addresses=("10.0.0.1", "fd00::2"), port_offset=17)
+    assert engine_groups(serving_plan(), facts, LABELS, range(4)) == [
+        engine("10.0.0.1:6117", "/metrics", **DECODE),
+        engine("[fd00::2]:7517", "/a/b", **PREFILL),
+    ]
+    assert engine_groups(serving_plan(), facts, LABELS, {1, 2}) == [engine("[fd00::2]:7517", "/a/b", **PREFILL)]
+
+
+class OneSidecar:
+    """Steps of which this test needs the start of the sidecars alone."""
+
+    def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
+        return [subprocess.Popen(["sleep", "60"])]
+
+    def end_sidecars(self, running: list[subprocess.Popen[bytes]]) -> None:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def test_engines_are_announced_once_they_have_started(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecars, "TARGETS_EVERY_S", 0.0)
+    (run_dir / run_files.WORKERS_DIR).mkdir()
+    facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
+    for node in facts.hosts:
+        labels = {name: value for name, value in LABELS.items() if name != "job"} | {"node": node}
+        record = {"attempt": 1, "address": f"{node}:9410", "labels": labels}
+        run_files.write_json(run_dir / "sidecars" / f"{node}.json", record)
+
+    def addresses() -> list[str]:
+        return [group["targets"][0] for group in json.loads((run_dir / "targets.json").read_text())]
+
+    started = Sidecars(serving_plan(), facts, cast(Steps, OneSidecar()), lambda _: None, lambda: False)
+    started.start()
+    assert addresses() == ["cn01:9410", "cn02:9410"]
+    for worker, rank, attempt in (("decode_w0", 0, 0), ("prefill_w0", 2, 1)):
+        stem = run_files.record_name(worker, rank, attempt, 0)
+        run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {})
+    started.care(revive=False)
+    assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # the other was up in an earlier attempt
+    started.end(hurry=True)
+    assert not (run_dir / "targets.json").exists()
+
+
+def test_sidecars_are_started_again_once_the_old_ones_are_over(run_dir: Path) -> None:
+    steps = Mock(spec=Steps)
+    steps.start_sidecars.return_value = [Mock(returncode=-9, poll=Mock(return_value=-9))]
+    facts = RunFacts("4459", run_dir, ("cn01", "cn02"), attempt=1)
+    kept = Sidecars(serving_plan(), facts, steps, lambda _: None, lambda: False)
+    kept.start()
+    steps.are_over.return_value = False
+    kept.care(revive=True)
+    assert steps.start_sidecars.call_count == 1
+    steps.are_over.return_value = True
+    kept.care(revive=True)
+    assert steps.start_sidecars.call_count == 2
+
+
+def test_a_sidecar_that_does_not_end_is_killed_with_its_supervisor(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecars, "END_S", 0.2)
+    deaf = "trap '' TERM; sh -c 'while :; do sleep 600; done' & echo $!; wait; wait"
+    steps = Mock(spec=Steps)
+    with subprocess.Popen(["sh", "-c", deaf], stdout=subprocess.PIPE, start_new_session=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        steps.start_sidecars.return_value = [supervisor]
+        kept = Sidecars(serving_plan(), RunFacts("4459", run_dir, ("cn01",)), steps, time.sleep, lambda: True)
+        kept.start()
+        kept.end(hurry=True)
+        assert supervisor.poll() == -signal.SIGKILL
+    steps.end_sidecars.assert_called_once_with([supervisor])
+    poll(lambda: is_zombie(child) or not Path(f"/proc/{child}").exists(), "the end of the sidecar")

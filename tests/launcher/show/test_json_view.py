@@ -1,0 +1,270 @@
+"""The plan for programs: what `gpujob plan --json` prints."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.plan.plan import Plan
+from launcher.rundir.files import plan_files
+from launcher.show.json_view import AT_ONCE, describe_plan, json_pieces, planned_facts
+from launcher.steps import slurm_steps
+from launcher.steps.batch_script import render_sbatch
+from tests.support.launcher import gpujob, job_spec, plan_of
+
+
+def described(resources: Mapping[str, Any], *hosts: str, **over: Any) -> dict[str, Any]:
+    """The description of a job whose workers `resources` counts."""
+    plan = plan_of(job_spec(resources=dict(resources), workers=over.pop("workers", []), **over))
+    return describe_plan(plan, render_sbatch(plan), hosts)
+
+
+def two_roles() -> Plan:
+    spec = job_spec(
+        resources={"nodes": 2, "gpus_per_node": 2},
+        workers=[{"role": "pre", "count": 1, "gpus": 4, "command": "x {node_index}"}, {"role": "ctl", "command": "y"}],
+    )
+    return plan_of(spec)
+
+
+def test_describing_a_plan_names_every_worker_process_and_file() -> None:
+    found = describe_plan(two_roles(), "#!script\n", ("n1", "n2"))
+    assert json.loads(json.dumps(found)) == found
+    assert set(found) == {
+        *("schema", "job_name", "sbatch_nodes", "gpus_per_node", "cpus_per_node"),
+        *("workers", "processes", "run_dir", "files", "targets", "script", "srun"),
+    }
+    assert (found["sbatch_nodes"], found["script"]) == (2, "#!script\n")
+    assert found["run_dir"] == "/home/ana/work/logs/{job_id}_job_20251122_041341"
+    assert found["workers"] == [
+        {
+            "worker": "pre_w0",
+            "role": "pre",
+            "index": 0,
+            "nodes": ["n1", "n2"],
+            "gpus": {"n1": [0, 1], "n2": [0, 1]},
+        },
+        {"worker": "ctl_w0", "role": "ctl", "index": 0, "nodes": ["n1"], "gpus": {"n1": []}},
+    ]
+    second = found["processes"][1]
+    assert {key: value for key, value in second.items() if key != "environment"} == {
+        "worker": "pre_w0",
+        "role": "pre",
+        "worker_index": 0,
+        "rank": 1,
+        "local_rank": 1,
+        "leader": False,
+        "node": "n2",
+        "node_index": 1,
+        "gpus": [0, 1],
+        "cuda_visible_devices": None,
+        "ports": {},
+        "command": ["x", "1"],
+        "stage": "workers",
+        "service": False,
+        "critical": True,
+    }
+    assert found["processes"][2]["cuda_visible_devices"] == "", "it sees none of those of its neighbours"
+    assert "RANK" in second["environment"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "visible"),
+    [
+        ({"gpus_per_node": 8, "decode_workers": 2, "gpus_per_decode": 4}, ["0,1,2,3", "4,5,6,7"]),
+        ({"gpus_per_node": 4, "agg_workers": 1}, [None]),
+        ({"gpus_per_node": 1, "agg_workers": 1, "gpus_per_agg": 2}, [None, None]),
+        ({"gpus_per_node": 0, "agg_workers": 1}, [None]),
+        (
+            {"gpus_per_node": 12, "prefill_workers": 2, "gpus_per_prefill": 5},
+            ["0,1,2,3,4", "5,6,7,8,9"],
+        ),
+    ],
+)
+def test_visible_devices_are_told_where_a_process_has_a_part_of_its_node(
+    resources: dict[str, int], visible: list[str | None]
+) -> None:
+    processes = described(resources)["processes"]
+    assert [process["cuda_visible_devices"] for process in processes] == visible
+    assert ["CUDA_VISIBLE_DEVICES" in process["environment"] for process in processes] == [
+        devices is not None for devices in visible
+    ]
+
+
+def test_processes_of_one_worker_on_one_node_make_one_list_of_gpus() -> None:
+    resources = {"gpus_per_node": 2, "agg_workers": 1, "gpus_per_agg": 4, "process_granularity": "gpu"}
+    found = described(resources, "b", "a")
+    assert found["workers"][0]["nodes"] == ["b", "a"]
+    assert found["workers"][0]["gpus"] == {"b": [0, 1], "a": [0, 1]}
+    places = [(process["local_rank"], process["node"], process["gpus"]) for process in found["processes"]]
+    assert places == [(0, "b", [0]), (1, "b", [1]), (2, "a", [0]), (3, "a", [1])]
+    assert [process["leader"] for process in found["processes"]] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
+def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runtime: str) -> None:
+    container = {"image": "/images/i.sqsh", "runtime": runtime}
+    spec = job_spec(workers=[{"count": 2, "command": "serve -- {rank}"}], container=container)
+    found = describe_plan(plan_of(spec), "")
+    assert [process["command"] for process in found["processes"]] == [["serve", "--", "0"], ["serve", "--", "1"]]
+
+
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_name: str) -> None:
+    body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
+    assert "".join(json_pieces(body)) == json.dumps(body, ensure_ascii=False)
+    assert "".join(json_pieces({**body, "last": [count]})) == json.dumps({**body, "last": [count]}, ensure_ascii=False)
+
+
+def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:
+    found = described({"gpus_per_node": 1, "agg_workers": 2, "nodes": 2}, "z", "b", "a")
+    assert [process["node"] for process in found["processes"]] == ["z", "b"]
+    assert found["sbatch_nodes"] == 2
+    assert len(found["targets"]) == 2
+
+
+def test_ports_are_those_of_the_plan() -> None:
+    plan = two_roles()
+    first = dataclasses.replace(plan.tasks[0], ports={"http": 6100})
+    found = describe_plan(dataclasses.replace(plan, tasks=(first, *plan.tasks[1:])), "")
+    assert [process["ports"] for process in found["processes"]] == [{"http": 6100}, {}, {}]
+
+
+def test_services_are_processes_but_no_workers() -> None:
+    plan = two_roles()
+    service = dataclasses.replace(plan.tasks[2], stage="balancer", service=True)
+    found = describe_plan(dataclasses.replace(plan, tasks=(*plan.tasks[:2], service)), "")
+    assert [worker["worker"] for worker in found["workers"]] == ["pre_w0"]
+    assert [(process["stage"], process["service"]) for process in found["processes"]][1:] == [
+        ("workers", False),
+        ("balancer", True),
+    ]
+
+
+def test_describing_a_plan_shows_no_value_of_the_environment() -> None:
+    plan = plan_of(job_spec(env={"HF_TOKEN": "hunter2"}))
+    text = json.dumps(describe_plan(plan, render_sbatch(plan)))
+    assert "hunter2" not in text
+    assert "HF_TOKEN" in text
+
+
+def test_the_files_named_are_those_that_are_written() -> None:
+    plan = dataclasses.replace(two_roles(), templates={"nginx.conf": "x"})
+    assert set(describe_plan(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf"}
+
+
+def word_of(line: list[str], option: str) -> str:
+    """The value of an option of srun."""
+    return next(word.partition("=")[2] for word in line if word.startswith(f"{option}="))
+
+
+def test_each_step_has_its_srun_line() -> None:
+    lines = describe_plan(two_roles(), "", ("n1", "n2"))["srun"]
+    assert [(word_of(line, "--job-name"), word_of(line, "--nodelist")) for line in lines] == [
+        ("sidecar", "n1,n2"),
+        ("pre_w0-0", "n1"),
+        ("pre_w0-1", "n2"),
+        ("ctl_w0", "n1"),
+    ]
+    assert all(line[0] == "srun" for line in lines)
+    assert lines[2][-3:] == ["--", "x", "1"]
+
+
+@pytest.mark.parametrize("step", ["", "together"])
+@pytest.mark.parametrize("contained", [False, True])
+def test_the_srun_lines_are_those_that_start_the_steps(
+    step: str, contained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job_spec(
+        resources={"gpus_per_node": 4, "agg_workers": 1, "gpus_per_agg": 8, "process_granularity": "gpu"},
+        workers=[{"role": "agg", "command": "serve {rank}"}, {"role": "aside", "gpus": 1, "command": "x"}],
+        container={"image": "i.sqsh"} if contained else None,
+    )
+    plan = plan_of(spec, workdir=str(tmp_path))
+    tasks = tuple(
+        dataclasses.replace(planned, step=step if planned.task.role == "agg" else "") for planned in plan.tasks
+    )
+    plan = dataclasses.replace(plan, tasks=tasks, slurm={**plan.slurm, "mpi": "pmi2"})
+    facts = planned_facts(plan)
+    (facts.run_dir / "workers").mkdir(parents=True)
+    started: list[list[str]] = []
+    monkeypatch.setattr("launcher.steps.slurm_steps.shutil.which", lambda name: None)
+    monkeypatch.setattr("launcher.steps.slurm_steps.subprocess.Popen", lambda argv, **_: started.append(argv))
+    steps = slurm_steps.SlurmSteps(plan, facts)
+    steps.start_sidecars()
+    units = [list(tasks[:-1])] if step else [[planned] for planned in tasks[:-1]]
+    for unit in [*units, [tasks[-1]]]:
+        steps.start_tasks(unit, 0)
+    assert describe_plan(plan, "")["srun"] == started
+    modes = [path.stat().st_mode & 0o777 for path in (facts.run_dir / "workers").glob("*.step.json")]
+    assert modes == ([0o600] if step else []), "it holds the words and variables of the tasks"
+    assert len(started) == (3 if step else 10)
+
+
+def test_a_job_that_is_not_watched_has_neither_sidecars_nor_targets() -> None:
+    found = described({"gpus_per_node": 1, "agg_workers": 1}, monitoring={"enabled": False})
+    assert found["targets"] == []
+    assert len(found["srun"]) == 1
+
+
+def test_targets_are_the_sidecars_with_the_labels_of_their_series() -> None:
+    found = described({"gpus_per_node": 1, "agg_workers": 1}, "cn 1", slurm={"partition": "gpu"})
+    assert found["targets"] == [
+        {
+            "targets": ["cn 1:{port}"],
+            "labels": {
+                "cluster": "slurm",
+                "job_id": "{job_id}",
+                "job_name": "job",
+                "user": "ana",
+                "partition": "gpu",
+                "node": "cn_1",
+                "job": "gpujob-sidecar",
+            },
+        }
+    ]
+    assert described({"gpus_per_node": 0, "agg_workers": 1}, monitoring={"listen_address": ":9410"})["targets"][0][
+        "targets"
+    ] == ["node0:9410"]
+
+
+def plan_json(folder: Path, job: Mapping[str, Any], *options: str) -> dict[str, Any]:
+    """What the command prints for a job file."""
+    (folder / "job.yaml").write_text(yaml.safe_dump(dict(job)))
+    done = gpujob("plan", "job.yaml", "--json", *options, cwd=folder)
+    assert done.returncode == 0
+    assert all(
+        line.endswith("has no command; give it one, or name a backend that has; submit and run refuse it")
+        for line in done.stderr.splitlines()
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_command_plans_roles_without_any_command_on_the_hosts_given(tmp_path: Path) -> None:
+    resources = {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1} | dict.fromkeys(
+        ("gpus_per_prefill", "gpus_per_decode"), 4
+    )
+    job = {"name": "serve", "resources": resources}
+    shared = plan_json(tmp_path, job, "--nodes", "cn7")
+    assert [(process["node"], process["gpus"][0]) for process in shared["processes"]] == [("cn7", 0), ("cn7", 4)]
+    assert [process["command"] for process in shared["processes"]] == [[], []]
+    apart = plan_json(tmp_path, job, "--nodes", "cn[3,1]")
+    assert [(process["node"], process["gpus"][0]) for process in apart["processes"]] == [("cn3", 0), ("cn1", 0)]
+    assert "#SBATCH --nodes=2\n" in apart["script"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
+
+
+def test_the_command_refuses_what_cannot_be_placed(tmp_path: Path) -> None:
+    resources = {"gpus_per_node": 8, "prefill_workers": 1, "gpus_per_prefill": 4, "decode_workers": 1}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "serve", "resources": resources}))
+    done = gpujob("plan", "job.yaml", "--json", "--nodes", "a", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "gpujob: job.yaml: 1 problem\n  resources.nodes: 1 prefill x 4 GPUs, 1 decode x 8 GPUs need 2 nodes of 8 GPUs "
+        "and the job has 1; name 1 more, or fewer or smaller workers\n"
+    )

@@ -1,0 +1,58 @@
+"""How a job stands in Slurm's queue, with a fake squeue on PATH."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.steps import slurm_queue
+from launcher.steps.slurm_queue import QueueState, SlurmQueue, parse_queue
+from tests.support.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    made = FakeSlurm(tmp_path / "fake")
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("PENDING|Dependency\n", QueueState("PENDING", "Dependency")),
+        ("PENDING|Nodes required for job are DOWN, DRAINED or reserved\n",
+         QueueState("PENDING", "Nodes required for job are DOWN, DRAINED or reserved")),
+        ("RUNNING|None\n", QueueState("RUNNING")),
+        ("PENDING|(null)\n", QueueState("PENDING")),
+        ("PENDING\n", QueueState("PENDING")),
+        ("CLUSTER: other\nPENDING|Priority\nPENDING|None\n", QueueState("PENDING", "Priority")),
+        ("CLUSTER: other\n", QueueState("")),
+        ("", QueueState("")),
+    ],
+)  # fmt: skip
+def test_state_and_reason_are_those_of_the_first_component(text: str, found: QueueState) -> None:
+    assert parse_queue(text) == found
+
+
+def test_slurm_is_asked_once_for_state_and_reason(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.say("squeue", "out", "PENDING|Dependency\n")
+    queue = SlurmQueue(tmp_path / "4459_job_20251122_041341")
+    assert [queue.look() for _ in range(3)] == [QueueState("PENDING", "Dependency")] * 3
+    (call,) = slurm.calls("squeue")
+    assert call["argv"] == ["-h", "-j", "4459", "-o", "%T|%r"]
+    monkeypatch.setattr(slurm_queue, "EVERY_S", 0.0)
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    assert queue.look() == QueueState("RUNNING")
+
+
+def test_a_job_that_slurm_does_not_know_is_told_from_a_slurm_that_does_not_answer(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.say("squeue", "status", 1)
+    slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
+    assert SlurmQueue(tmp_path / "4459_job").look() == QueueState("")
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    assert SlurmQueue(tmp_path / "4459_job").look() == QueueState(None)

@@ -1,0 +1,267 @@
+"""The record of a sweep, and how its points stand."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.contract import run_files
+from launcher.errors import LauncherError
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.rundir import find_run_dir
+from launcher.sweep.directory import (
+    MISSING,
+    PointState,
+    SweepArray,
+    SweepPoint,
+    SweepRecord,
+    arrays_in_queue,
+    dump_record,
+    find_sweep_dir,
+    look,
+    parse_record,
+    read_queue,
+    read_record,
+    render_states,
+    sweep_status,
+    to_resume,
+    with_runs,
+    write_record,
+)
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import settled_run_dir
+
+values = st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False))
+points = st.builds(SweepPoint, st.integers(0), st.text(), values, st.lists(st.text(max_size=9), max_size=3).map(tuple))
+arrays = st.builds(SweepArray, st.text(), st.text(), st.floats(0, 2e9), st.none() | st.text())
+sweeps = st.builds(
+    SweepRecord,
+    st.just({"job_id": "4459", "job_name": "embed"}),
+    st.none() | st.integers(1),
+    st.booleans(),
+    st.lists(points, max_size=3).map(tuple),
+    st.lists(arrays, max_size=2).map(tuple),
+    st.none() | st.just({"pid": 1, "start_ticks": 2, "host": "cn01"}),
+)
+
+
+@given(sweeps)
+def test_a_record_comes_back_as_it_was(record: SweepRecord) -> None:
+    assert parse_record(json.loads(json.dumps(dump_record(record)))) == record
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """The fake commands for code that runs in this process; the queue is empty."""
+    made = FakeSlurm(tmp_path / "fake")
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    made.say("squeue", "out", "")
+    return made
+
+
+def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
+    points = tuple(SweepPoint(index, f"p{index}", {"lr": index}, names) for index, names in enumerate(runs))
+    submission = {"job_id": "4459", "job_name": "embed"}
+    return SweepRecord(submission, 2, local, points, (SweepArray("4459", "0-3%2", 1.0),))
+
+
+def run_dir(home: Path, name: str, state: str | None = None, *, began: bool = True) -> None:
+    """A run directory in which a job has come so far."""
+    index = name.split("_")[1]
+    made = settled_run_dir(home / "made", {"name": f"p{index}"}, job_id=f"4459_{index}")
+    made.rename(home / name)
+    if began:
+        facts = {"job_id": f"4459_{index}", "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x"}
+        run_files.write_json(home / name / run_files.ORCHESTRATOR_FILE, facts)
+    if state is not None:
+        failed = {"worker": "worker_w0", "rank": 0, "node": "cn01", "reason": "app_error"}
+        cause = {**failed, "evidence": ["exit status 3", "log: two\nlines"]} if state == "FAILED" else None
+        report: dict[str, Any] = {"state": state, "attempt": 0, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
+        run_files.write_json(home / name / run_files.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
+
+
+def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: FakeSlurm) -> None:
+    home = tmp_path / "4459_embed_20251122_041341"
+    names = [f"4459_{index}_p{index}_20251122_041341" for index in range(6)]
+    run_dir(home, names[0], "COMPLETED")
+    run_dir(home, names[1], "FAILED")
+    run_dir(home, names[2])
+    run_dir(home, names[3], began=False)
+    run_dir(home, names[4], began=False)
+    run_dir(home, names[5])
+    slurm.say("squeue", "out", "4459_2|RUNNING\n4459_3|PENDING\n")
+    record = record_of(*((name,) for name in names), ())
+    states = look(home, record)
+    assert [state.state for state in states] == [
+        *("COMPLETED", "FAILED", "RUNNING", "PENDING", MISSING, "UNKNOWN", MISSING)
+    ]
+    cause = "worker_w0 (rank 0) on cn01: app_error: exit status 3; log: two\nlines"
+    assert (states[0].items, states[1].cause) == (1e6, cause)
+    (call,) = slurm.calls()
+    assert call["argv"] == ["-h", "-r", "-j", "4459", "-o", "%i|%T"]
+    assert to_resume(states) == (1, 4, 5, 6)
+    assert sweep_status(states) == 10
+    assert sweep_status(states[:2]) == 1
+    assert sweep_status(states[:1]) == 0
+    lines = render_states(states)
+    assert lines[2].split() == [
+        "1",
+        "p1",
+        "FAILED",
+        "1000000",
+        "3",
+        "s",
+        "4459_1",
+        "cn01",
+        *str(states[1].cause).split(),
+    ]
+    assert lines[-1] == "7 points: 1 COMPLETED, 1 FAILED, 1 RUNNING, 1 PENDING, 2 MISSING, 1 UNKNOWN"
+
+
+def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
+    long = "worker_w0 (rank 0) on cn01: app_error: exit status 3; " + "x" * 90
+    states = [PointState(0, "p0", {}, "FAILED", "4459_0", None, 1, cause=long, nodes=("cn01",))]
+    whole = render_states(states)[1]
+    assert whole.endswith(long)
+    line = render_states(states, 80)[1]
+    assert (len(line), line[:-3], line[-3:]) == (80, whole[:77], "...")
+    assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
+    assert render_states(states, 400) == render_states(states)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"state": "COMPLETED", "stopped": {"reason": "completed", "cause": "all critical workers have completed"}},
+         None),
+        ({"state": "CANCELLED", "stopped": {"reason": "cancelled", "cause": "SIGINT to the job"}},
+         "cancelled: SIGINT to the job"),
+        ({"state": "INCOMPLETE", "verification": {"checks": [
+            {"name": "items", "passed": True, "detail": "9 of 9"},
+            {"name": "files", "passed": False, "detail": "3 of 4 files"}]}}, "files: 3 of 4 files"),
+    ],
+)  # fmt: skip
+def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
+    report: dict[str, Any], expected: str | None, tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, "COMPLETED")
+    run_files.write_json(tmp_path / "s" / name / run_files.REPORT_FILE, {"attempt": 0, "cause": None, **report})
+    (state,) = look(tmp_path / "s", record_of((name,)))
+    assert state.cause == expected
+
+
+def test_a_job_that_was_put_back_into_the_queue_waits_whatever_its_report_says(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, "PREEMPTED")
+    run_dir(tmp_path / "s", "4459_1_p1_20251122_041341", began=False)
+    slurm.say("squeue", "out", "4459_0|PENDING\n")
+    states = look(tmp_path / "s", record_of((name,), ("4459_1_p1_20251122_041341",)))
+    assert [state.state for state in states] == ["PENDING", MISSING]
+
+
+@pytest.mark.parametrize(("at", "state"), [("PENDING", "PENDING"), ("COMPLETING", "RUNNING"), ("RUNNING", "RUNNING")])
+def test_a_point_that_was_requeued_is_on_its_way_while_the_queue_has_it(
+    tmp_path: Path, slurm: FakeSlurm, at: str, state: str
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, "TIMEOUT")
+    path = tmp_path / "s" / name / run_files.REPORT_FILE
+    run_files.write_json(path, {**(run_files.read_json(path) or {}), "requeued": True})
+    slurm.say("squeue", "out", f"4459_0|{at}\n")
+    states = look(tmp_path / "s", record_of((name,)))
+    assert [point.state for point in states] == [state]
+    assert to_resume(states) == ()
+    slurm.say("squeue", "out", "")
+    assert to_resume(look(tmp_path / "s", record_of((name,)))) == (0,)
+
+
+def test_arrays_of_which_something_is_left_are_those_in_the_queue() -> None:
+    record = dataclasses.replace(record_of(), arrays=tuple(SweepArray(job_id, "0", 1.0) for job_id in ("7", "70", "8")))
+    assert arrays_in_queue(record, {"70_1": "RUNNING", "8_[2-4]": "PENDING"}) == ("70", "8")
+
+
+def test_slurm_is_not_asked_once_all_have_ended(tmp_path: Path, slurm: FakeSlurm) -> None:
+    run_dir(tmp_path / "s", "4459_0_p0_20251122_041341", "COMPLETED")
+    look(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
+    assert slurm.calls() == []
+
+
+def test_the_last_run_of_a_point_counts(tmp_path: Path, slurm: FakeSlurm) -> None:
+    first, last = "4459_0_p0_20251122_041341", "4459_0_p0_20251122_051341"
+    run_dir(tmp_path / "s", first, "FAILED")
+    run_dir(tmp_path / "s", last, "COMPLETED")
+    record = with_runs(record_of((first,)), {0: last})
+    (state,) = look(tmp_path / "s", record)
+    assert (state.state, state.runs) == ("COMPLETED", 2)
+
+
+def test_a_queue_that_does_not_answer_is_no_empty_queue(tmp_path: Path, slurm: FakeSlurm) -> None:
+    run_dir(tmp_path / "s", "4459_0_p0_20251122_041341")
+    slurm.say("squeue", "status", 1)
+    slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
+    assert read_queue((SweepArray("4459", "0", 1.0),)) == {}
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    assert read_queue((SweepArray("4459", "0", 1.0),)) is None
+    (state,) = look(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
+    assert state.state == "UNKNOWN"
+
+
+def test_a_sweep_is_found_by_directory_and_by_job_id(tmp_path: Path) -> None:
+    home = tmp_path / "logs" / "4459_embed_20251122_041341"
+    home.mkdir(parents=True)
+    write_record(home, record_of())
+    for name in (str(home), "4459"):
+        assert find_sweep_dir(name, tmp_path / "logs") == home
+    assert read_record(home) == record_of()
+    for name in ("445", "44590", str(tmp_path), ""):
+        with pytest.raises(LauncherError, match="is neither the directory of a sweep nor the id of one"):
+            find_sweep_dir(name, tmp_path / "logs")
+    (home / "sweep.json").write_text('{"schema": 2}')
+    with pytest.raises(LauncherError, match="has schema 2 and this is 1; update gpujob"):
+        read_record(home)
+
+
+def test_points_are_found_by_the_id_that_slurm_shows(tmp_path: Path) -> None:
+    home = tmp_path / "4459_embed_20251122_041341"
+    run_dir(home, "4459_1_p1_20251122_041341")
+    run_dir(home, "4459_12_p12_20251122_041341")
+    (home / "4459_1_p1_20251122_041341").rename(home / "5000_1_p1_20251122_051341")
+    write_record(home, record_of())
+    assert find_run_dir("4459_12", tmp_path).name == "4459_12_p12_20251122_041341"
+    assert find_run_dir("5000_1", tmp_path).name == "5000_1_p1_20251122_051341"
+    for name in ("4459", str(home)):
+        with pytest.raises(LauncherError, match="is a sweep; see `gpujob sweep ") as raised:
+            find_run_dir(name, tmp_path)
+        example = str(raised.value).rpartition("as in ")[2]
+        assert find_run_dir(example, tmp_path).parent == home
+    for run in home.glob("*_p*"):
+        run.rename(tmp_path / f"x{run.name}")
+    with pytest.raises(LauncherError, match=r"is a sweep; see `gpujob sweep \S+`$"):
+        find_run_dir("4459", tmp_path)
+    with pytest.raises(LauncherError, match="is neither a run directory nor the id of a job"):
+        find_run_dir("4459_2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "expected"),
+    [
+        ("4459_embed_20251122_041341", "4459", "4459"),
+        ("4459_3_embed_20251122_041341", "4459_3", "4459_3"),
+        ("4459_3_fast_20251122_041341", "4459", "4459"),
+        ("local-1f2e_0_embed_20251122_041341", "local-1f2e_0", "local-1f2e_0"),
+    ],
+)
+def test_the_id_of_a_job_is_in_the_name_of_its_run_directory(
+    tmp_path: Path, name: str, record: str, expected: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / f"{record}.json").touch()
+    assert job_id_of(tmp_path / name) == expected

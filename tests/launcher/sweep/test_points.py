@@ -1,0 +1,410 @@
+"""A job file with a sweep and the points it makes."""
+
+import math
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import ConfigError
+from launcher.jobfile.jobfile import JobSpec
+from launcher.plan.plan import file_word
+from launcher.sweep.names import MOST_NAME, short_name
+from launcher.sweep.points import MOST_POINTS, Sweep, check_points, expand, read_sweep
+from launcher.sweep.values import merge
+from tests.support.launcher import HARD_NAMES
+
+BODY: dict[str, Any] = {
+    "name": "embed",
+    "resources": {"nodes": 2, "gpus_per_node": 8},
+    "workers": [
+        {"role": "prefill", "count": 1, "gpus": 1, "command": "serve --lr {lr} --out {output_dir}"},
+        {"role": "decode", "count": 2, "gpus": 2, "command": ["serve", "{lr}"]},
+    ],
+    "env": {"LR": "{lr}", "MODE": "fast"},
+    "backend": {"args": {"mem-fraction": 0.5}},
+    "slurm": {"time_limit": "01:00:00"},
+}
+
+
+def points_of(sweep: dict[str, Any], **over: Any) -> Sweep:
+    return expand({**BODY, **over, "sweep": {"grid": {"lr": [0.1]}, **sweep}}, "job.yaml")
+
+
+def problems_of(sweep: dict[str, Any], **over: Any) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        check_points(expand({**BODY, **over, "sweep": sweep}, "job.yaml"), "job.yaml")
+    assert raised.value.source == "job.yaml"
+    return list(raised.value.problems)
+
+
+def value_at(body: Any, *path: str | int) -> Any:
+    for step in path:
+        body = body[step]
+    return body
+
+
+# What the points are
+
+
+def test_a_grid_has_every_combination_and_its_first_key_is_the_slowest() -> None:
+    sweep = points_of({"grid": {"lr": [0.1, 0.2], "workers[0].gpus": [1, 2, 4]}, "max_parallel": 2})
+    assert [point.name for point in sweep.points] == [
+        *("embed_lr0.1_gpus1", "embed_lr0.1_gpus2", "embed_lr0.1_gpus4"),
+        *("embed_lr0.2_gpus1", "embed_lr0.2_gpus2", "embed_lr0.2_gpus4"),
+    ]
+    assert [point.index for point in sweep.points] == list(range(6))
+    assert dict(sweep.points[5].values) == {"lr": 0.2, "workers[0].gpus": 4}
+    assert sweep.max_parallel == 2
+    assert [spec.name for spec in check_points(sweep, "job.yaml")] == [point.name for point in sweep.points]
+
+
+def test_zip_goes_side_by_side_and_grid_zip_and_list_multiply() -> None:
+    sweep = points_of(
+        {
+            "grid": {"lr": [0.1, 0.2]},
+            "zip": {"resources.nodes": [1, 2], "workers.decode.count": [3, 4]},
+            "list": [{"env.MODE": "slow"}, {"slurm": {"time_limit": None, "partition": "gpu"}}],
+        }
+    )
+    assert [(point.values["lr"], point.values["resources.nodes"]) for point in sweep.points[::2]] == [
+        *((0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2))
+    ]
+    body = sweep.points[3].body
+    assert (value_at(body, "workers", 1, "count"), value_at(body, "workers", 0, "count")) == (4, 1)
+    assert (body["slurm"], value_at(body, "env", "MODE")) == ({"partition": "gpu"}, "fast")
+    assert value_at(sweep.points[2].body, "env", "MODE") == "slow"
+
+
+def test_a_part_of_the_file_is_merged_a_list_is_replaced_and_null_takes_a_key_away() -> None:
+    (point,) = points_of(
+        {"list": [{"resources": {"nodes": 3}, "backend": {"args": {"x": [1]}}, "benchmark.concurrencies": [4, 8]}]}
+    ).points
+    assert point.body["resources"] == {"nodes": 3, "gpus_per_node": 8}
+    assert value_at(point.body, "backend", "args") == {"mem-fraction": 0.5, "x": [1]}
+    assert point.body["benchmark"] == {"concurrencies": [4, 8]}
+    (point,) = points_of({"list": [{"backend.args.mem-fraction": None, "env.MODE": None}]}).points
+    assert (value_at(point.body, "backend", "args"), point.body["env"]) == ({}, {"LR": "0.1"})
+
+
+def test_a_text_that_is_nothing_but_the_placeholder_gets_the_value_with_its_type() -> None:
+    backend = {"args": {"size": "{size}", "name": "m{size}", "all": "{all}"}}
+    (point,) = points_of({"grid": {"lr": [0.1], "size": [8], "all": [[1, 2]]}}, backend=backend).points
+    assert value_at(point.body, "backend", "args") == {"size": 8, "name": "m8", "all": [1, 2]}
+    assert point.body["env"] == {"LR": "0.1", "MODE": "fast"}, "variables are texts"
+
+
+def test_a_place_gets_the_value_with_its_type_and_a_variable_its_text() -> None:
+    sweep = points_of({"grid": {"lr": [0.1], "backend.args.mem-fraction": [0.8, 1, True, "x"], "env.FAST": [True]}})
+    values = [value_at(point.body, "backend", "args", "mem-fraction") for point in sweep.points]
+    assert [(type(value), value) for value in values] == [(float, 0.8), (int, 1), (bool, True), (str, "x")]
+    assert {value_at(point.body, "env", "FAST") for point in sweep.points} == {"true"}
+
+
+@pytest.mark.parametrize("hard", HARD_NAMES)
+def test_a_value_is_one_word_of_a_command_whatever_it_holds(hard: str) -> None:
+    (point,) = points_of({"grid": {"lr": [hard]}}).points
+    there = "{{rank}}" if hard == "{rank}" else hard
+    assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", there, "--out", "{output_dir}"]
+    assert value_at(point.body, "workers", 1, "command") == ["serve", there]
+    assert point.body["env"]["LR"] == there
+    assert file_word(point.name) == point.name
+
+
+def test_values_are_not_looked_at_again() -> None:
+    args = {"a": "{lr}", "b": "{bs} {lr}"}
+    (point,) = points_of({"grid": {"lr": ["{bs}"], "bs": ["{lr}"]}}, backend={"args": args}).points
+    assert value_at(point.body, "backend", "args") == {"a": "{{bs}}", "b": "{{lr}} {{bs}}"}, "literal for the run"
+
+
+def test_braces_of_the_shell_and_literal_ones_stay() -> None:
+    command = "serve ${lr} {{lr}} '{\"lr\": {lr}}' {rank} {port_6100} {http_port}"
+    (point,) = points_of({}, workers=[{"command": command}]).points
+    words = value_at(point.body, "workers", 0, "command")
+    assert words == ["serve", "${lr}", "{{lr}}", '{"lr": 0.1}', "{rank}", "{port_6100}", "{http_port}"]
+
+
+def test_every_point_can_use_its_name_and_number() -> None:
+    sweep = points_of({"grid": {"lr": [0.1, 0.2]}}, paths={"output_dir": "out/{point}", "log_dir": "{point_index}"})
+    assert [point.body["paths"] for point in sweep.points] == [
+        {"output_dir": "out/embed_lr0.1", "log_dir": 0},
+        {"output_dir": "out/embed_lr0.2", "log_dir": 1},
+    ]
+
+
+# Names
+
+
+def test_a_name_says_what_the_point_sets() -> None:
+    resources = {"resources": {"nodes": 2}}
+    sweep = points_of({"grid": {"lr": [1e-05], "benchmark.concurrencies": [[4, 8]]}, "list": [resources]})
+    assert [point.name for point in sweep.points] == ["embed_lr1e-05_concurrencies4x8_nodes2"]
+    same = {"workers.prefill.gpus": 1, "workers[1].gpus": 2, "env.D": "a/b c"}
+    (point,) = points_of({"list": [same]}).points
+    assert point.name == "embed_lr0.1_prefill.gpus1_workers1.gpus2_Da-b-c"
+
+
+def test_a_long_name_is_cut_and_stays_its_own() -> None:
+    sweep = points_of({"grid": {"lr": ["x" * 100 + "1", "x" * 100 + "2"]}})
+    first, second = (point.name for point in sweep.points)
+    assert len(first) == len(second) == MOST_NAME
+    assert first[:55] == second[:55] == "embed_lr" + "x" * 47
+    assert first != second
+
+
+def test_points_that_would_have_one_name_are_numbered() -> None:
+    sweep = points_of({"grid": {"lr": ["a b", "a/b", "a-b_2", "a-b"]}})
+    assert [point.name for point in sweep.points] == [
+        *("embed_lra-b", "embed_lra-b_2", "embed_lra-b_2_2", "embed_lra-b_3")
+    ]
+
+
+def test_a_name_of_the_file_or_of_the_points_is_used() -> None:
+    sweep = points_of({"list": [{"name": "small"}, {"name": "large"}]})
+    assert [(point.name, point.body["name"]) for point in sweep.points] == [("small", "small"), ("large", "large")]
+    sweep = points_of({"grid": {"lr": [1, 2]}}, name="run {lr}")
+    assert [point.name for point in sweep.points] == ["run_1", "run_2"]
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=150), min_size=1, max_size=8
+    )
+)
+def test_names_are_safe_short_and_each_once(values: list[str]) -> None:
+    points = expand(
+        {"name": "j", "workers": [{"command": ["x", "{v}"]}], "sweep": {"grid": {"v": values}}}, "job.yaml"
+    ).points
+    names = [point.name for point in points]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert file_word(name) == name
+        assert len(name) <= MOST_NAME
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_a_short_name_is_a_file_word(text: str) -> None:
+    word = short_name(text)
+    assert (word, len(word) <= MOST_NAME) == (file_word(word), True)
+    assert short_name(word) == word
+
+
+# What must always hold
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | texts
+keys = st.text(string.ascii_lowercase, min_size=1, max_size=6).map(lambda word: f"x_{word}")
+lists = st.lists(scalars.filter(lambda value: value is not None), min_size=1, max_size=4)
+
+
+@given(
+    grid=st.dictionaries(keys, lists, max_size=3),
+    beside=st.integers(0, 3),
+    listed=st.integers(0, 3),
+)
+def test_the_points_are_the_product_and_no_other_key_is_touched(
+    grid: dict[str, list[Any]], beside: int, listed: int
+) -> None:
+    sweep: dict[str, Any] = {"grid": {f"backend.args.{key}": values for key, values in grid.items()}}
+    if beside:
+        sweep["zip"] = {"resources.nodes": list(range(1, beside + 1))}
+    if listed:
+        sweep["list"] = [{"env.POINT": str(index)} for index in range(listed)]
+    if not (grid or beside or listed):
+        return
+    body = {**BODY, "workers": [{"command": "true"}], "env": {"A": "{b}"}, "sweep": sweep}
+    body["env"] = {"A": "b"}
+    points = expand(body, "job.yaml").points
+    assert len(points) == math.prod(map(len, grid.values())) * max(1, beside) * max(1, listed)
+    for point in points:
+        expected = {key: value for key, value in body.items() if key != "sweep"} | {"name": point.name}
+        args = {"mem-fraction": 0.5, **{key: point.values[f"backend.args.{key}"] for key in grid}}
+        expected["backend"] = {"args": args}
+        if beside:
+            expected["resources"] = {**BODY["resources"], "nodes": point.values["resources.nodes"]}
+        if listed:
+            expected["env"] = {"A": "b", "POINT": point.values["env.POINT"]}
+        assert point.body == expected
+        for key, value in args.items():
+            assert type(point.body["backend"]["args"][key]) is type(value)
+
+
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+)
+
+
+@given(json_values, json_values)
+def test_merging_twice_changes_nothing_more_and_leaves_its_arguments(base: Any, over: Any) -> None:
+    before = repr((base, over))
+    merged = merge(base, over)
+    assert merge(merged, over) == merged
+    assert repr((base, over)) == before
+
+
+# What is wrong
+
+
+def all_problems_of(body: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read_sweep(body, "job.yaml")
+    return list(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "told"),
+    [
+        ({"grid": {"lr": 3}}, "sweep.grid.lr: 3 is not a list"),
+        ({"grid": {"lr": []}}, "sweep.grid.lr: is empty"),
+        ({"grid": {"lr": [1], "rank": [1]}}, "sweep.grid.rank: {rank} already stands for something"),
+        ({"grid": {"lr": [1], "x": [1]}}, "sweep: {x} stands nowhere in the job file"),
+        ({"zip": {"lr": [1, 2], "x": [1]}}, "sweep.zip: its lists go side by side"),
+    ],
+)
+def test_a_mistake_of_the_sweep_hides_none_of_the_rest_of_the_file(sweep: dict[str, Any], told: str) -> None:
+    body = {**BODY, "slurm": {"time_limit": 7}, "monitoring": {"linger": -1}, "sweep": sweep}
+    problems = all_problems_of(body)
+    assert problems[0].startswith(told)
+    parts = {part for problem in problems[1:] for part in problem.split(": ")[:2]}
+    assert parts >= {"slurm.time_limit", "monitoring.linger"}
+    assert len(problems) == 3
+
+
+def test_what_the_points_decide_is_no_mistake_of_a_file_whose_sweep_cannot_be_used() -> None:
+    body = {
+        "resources": {"nodes": "{n}"},
+        "workers": [{"role": "a", "count": "x"}],
+        "sweep": {"grid": {"n": [], "name": ["j"], "workers.a.command": ["true"], "workers[0].count": [1]}},
+    }
+    assert all_problems_of(body) == ["sweep.grid.n: is empty"]
+
+
+def test_a_place_without_a_value_is_told_once() -> None:
+    body = {**BODY, "resources": {"nodes": "{n}"}, "sweep": {"list": [{"lr": 1}, {"lr": 2, "n": 3}]}}
+    assert all_problems_of(body) == [
+        "embed_lr1: resources.nodes: {n} has no value at this point; give it one at every point"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "over", "expected"),
+    [
+        ({}, {}, "sweep: has no points; give grid, zip or list"),
+        ({"grid": {"lr": []}}, {}, "sweep.grid.lr: is empty"),
+        ({"grid": {"lr": 3}}, {}, "sweep.grid.lr: 3 is not a list"),
+        (
+            {"lr": [1]},
+            {},
+            'sweep.lr: unknown key "lr" (known: grid, list, max_parallel, zip)',
+        ),
+        (
+            {"grid": {"lr": [1]}, "zip": {"a": [1, 2], "b": [1]}},
+            {},
+            "sweep.zip: its lists go side by side and must be as long as each other: a has 2, b has 1",
+        ),
+        ({"grid": {"rank": [1]}}, {}, "sweep.grid.rank: {rank} already stands for something; choose another name"),
+        (
+            {"grid": {"host_1": [1]}},
+            {},
+            "sweep.grid.host_1: {host_1} already stands for something; choose another name",
+        ),
+        (
+            {"grid": {"resource.nodes": [1]}},
+            {},
+            'sweep.grid.resource.nodes: unknown key "resource"; did you mean "resources"?',
+        ),
+        (
+            {"grid": {"workers.agg.gpus": [1]}},
+            {},
+            'sweep.grid.workers.agg.gpus: workers has no role "agg" (there: prefill, decode)',
+        ),
+        (
+            {"grid": {"workers[1].gpus": [1], "workers.decode.gpus": [2]}},
+            {},
+            "sweep.grid.workers.decode.gpus: sweep.grid.workers[1].gpus sets the same; leave one of them out",
+        ),
+        (
+            {"grid": {"lr": [1], "workers[2].gpus": [1]}},
+            {},
+            "embed_lr1_gpus1: workers[2].gpus: workers has 2 entries, counted from 0",
+        ),
+        ({"grid": {"lr": [1], "name.x": [1]}}, {}, "embed_lr1_x1: name.x: name is no mapping"),
+        (
+            {"grid": {"lr": [1], "resourced": [1]}},
+            {},
+            (
+                "sweep: {resourced} stands nowhere in the job file; put it into a command, env or args in quotes: "
+                '"{resourced}", or did you mean the key "resources"?'
+            ),
+        ),
+        (
+            {"grid": {"lr": [1], "mem": [1]}},
+            {"env": {"MEM": {"mem": None}, "LR": "{lr}"}},
+            'env.MEM: {mem} without quotes is a mapping to YAML; write "{mem}"',
+        ),
+        (
+            {"grid": {"lr": [1]}},
+            {"env": {"MEM": "{mem}"}},
+            "embed_lr1: env.MEM: {mem} is no placeholder; for braces that stay write {{mem}}",
+        ),
+        (
+            {"grid": {"batch": [1]}},
+            {"workers": [{"command": "x {bach} {batch}"}]},
+            'embed_batch1: workers[0].command: {bach} is no placeholder; did you mean "{batch}"?',
+        ),
+        (
+            {"list": [{"lr": 1}, {"resources.nodes": 3}]},
+            {},
+            "embed_nodes3: workers[0].command: {lr} has no value at this point; give it one at every point",
+        ),
+        (
+            {"grid": {"lr": ["$(rm x)"]}},
+            {"workers": [{"command": "x {lr}", "shell": True}]},
+            (
+                "embed_lr-rm-x: workers[0].command: '$(rm x)' of {lr} would be code to a shell; "
+                'hand it over by env: {LR: "{lr}"} and write "$LR"'
+            ),
+        ),
+        (
+            {"grid": {"lr": [[1, 2]]}},
+            {"env": {}},
+            "embed_lr1x2: workers[0].command: {lr} is a list, which cannot stand within a text",
+        ),
+        ({"grid": {"sweep.grid": [1]}}, {}, "sweep.grid.sweep.grid: a sweep cannot change itself"),
+        (
+            {"grid": {"lr": [1], "resources.nodes": ["two"]}},
+            {},
+            'embed_lr1_nodestwo: resources.nodes: "two" is not a whole number',
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place_and_the_cure(
+    sweep: dict[str, Any], over: dict[str, Any], expected: str
+) -> None:
+    assert problems_of(sweep, **over)[0] == expected
+
+
+def test_too_many_points_are_told_before_any_is_made() -> None:
+    sweep = {"grid": {"lr": list(range(1000)), "bs": list(range(1000))}}
+    assert problems_of(sweep) == [
+        f"sweep: makes 1000000 points and the limit is {MOST_POINTS}; take fewer values, or several files"
+    ]
+
+
+def test_all_problems_of_all_points_are_told_at_once_and_each_once() -> None:
+    sweep = {"grid": {"lr": [1, 2], "workers.decode.gpus": [2, "x"]}}
+    assert problems_of(sweep, slurm={"time": 1}) == [
+        'all 4 points: slurm.time: unknown key "time"; did you mean "time_limit"? (known: '
+        + ", ".join(sorted(JobSpec.model_fields["slurm"].annotation.model_fields))  # type: ignore[union-attr]
+        + ")",
+        'embed_lr1_gpusx, embed_lr2_gpusx: workers[1].gpus: "x" is not a whole number',
+    ]
+
+
+def test_a_date_is_no_value() -> None:
+    import yaml
+
+    sweep = yaml.safe_load("grid: {lr: [2025-11-22]}")
+    assert problems_of(sweep) == ["sweep.grid.lr[0]: 2025-11-22 is a date to YAML; write it in quotes"]

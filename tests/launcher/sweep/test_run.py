@@ -1,0 +1,237 @@
+"""A sweep on this machine, with real processes."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.errors import LauncherError
+from launcher.jobfile.jobfile import ClusterSpec
+from launcher.steps.steps import ENDING_SIGNALS
+from launcher.sweep import run as sweep_run
+from launcher.sweep.plan import PlannedSweep, plan_sweep
+from launcher.sweep.run import LocalSweep, begin_sweep, slots_of
+from tests.support.launcher import LocalJob, gpujob, poll, read_json
+
+PROGRAM = """\
+import os, sys, time
+time.sleep(0.5)
+sys.exit(3 if sys.argv[1:] == ["0.2", "16"] and not os.path.exists("ok") else 0)
+"""
+JOB: dict[str, Any] = {
+    "name": "points",
+    "workers": [{"command": ["python3", "-c", PROGRAM, "{lr}", "{bs}"]}],
+    "monitoring": {"enabled": False},
+    "sweep": {"max_parallel": 2, "grid": {"lr": [0.1, 0.2], "bs": [8, 16, 32]}},
+}
+
+
+def most_at_once(run_dirs: list[Path]) -> int:
+    """Jobs that ran at the same time, by what they have written down."""
+    moments: list[tuple[float, int]] = []
+    for run_dir in run_dirs:
+        moments.append((float(read_json(run_dir / "orchestrator.json")["start"]), 1))
+        moments.append((float(read_json(run_dir / "report.json")["end"]), -1))
+    running = [0]
+    for _, change in sorted(moments):
+        running.append(running[-1] + change)
+    return max(running)
+
+
+def test_points_run_two_at_a_time_and_what_failed_is_resumed_alone(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB, sort_keys=False))
+    done = gpujob("run", "job.yaml", cwd=tmp_path, timeout=300)
+    (home,) = (tmp_path / "logs").iterdir()
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"6 of 6 points, at most 2 at once, logs in {home}"
+    sweep_id = home.name.partition("_")[0]
+    assert lines[1] == f"points_lr0.1_bs8 started as {sweep_id}_0, 0 of 6 ended"
+    assert "points_lr0.2_bs16 FAILED, " in done.stdout
+    assert lines[-1] == "6 points: 5 COMPLETED, 1 FAILED"
+    runs = sorted(path for path in home.iterdir() if path.is_dir())
+    assert [re.sub(r"_\d{8}_\d{6}$", "", run.name) for run in runs] == [
+        f"{sweep_id}_{index}_points_lr{lr}_bs{bs}"
+        for index, (lr, bs) in enumerate((lr, bs) for lr in (0.1, 0.2) for bs in (8, 16, 32))
+    ]
+    assert most_at_once(runs) == 2
+    failed = gpujob("report", f"{sweep_id}_4", "--json", cwd=tmp_path)
+    assert (failed.returncode, json.loads(failed.stdout)["job_id"]) == (1, f"{sweep_id}_4")
+    cause = f"worker_w0 (rank 0) on {os.uname().nodename.partition('.')[0]}: app_error: exit status 3"
+    states = json.loads(gpujob("sweep", home, "--json", cwd=tmp_path).stdout)["points"]
+    assert states[4]["cause"].startswith(cause)
+    assert f"  {cause}" in gpujob("sweep", home, cwd=tmp_path).stdout, "nothing is cut where no terminal is"
+    for name in (home, sweep_id):
+        hint = gpujob("watch", name, "--once", cwd=tmp_path).stderr
+        (point,) = re.findall(r"as in (\S+)$", hint.strip())
+        assert gpujob("watch", point, "--once", cwd=tmp_path).returncode == 0
+
+    (tmp_path / "ok").touch()
+    done = gpujob("run", "job.yaml", "--resume", sweep_id, "--json", cwd=tmp_path, timeout=120)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["states"]) == (0, {"COMPLETED": 6})
+    assert [point["runs"] for point in found["points"]] == [1, 1, 1, 1, 2, 1]
+    assert found["points"][4]["job_id"].endswith("_4")
+    assert runs[4].is_dir()
+    for again in (["sweep", str(home), "--resume"], ["run", "job.yaml", "--resume", str(home)]):
+        done = gpujob(*again, cwd=tmp_path)
+        said = "nothing to resume: all 6 points have completed\n"
+        assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+        assert json.loads(gpujob(*again, "--json", cwd=tmp_path).stdout)["states"] == {"COMPLETED": 6}
+    assert len(list(home.glob("*/manifest.json"))) == 7, "nothing was run again"
+    assert gpujob("sweep", sweep_id, cwd=tmp_path).returncode == 0
+
+
+def test_ctrl_c_ends_what_runs_in_order_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
+    spec = {**JOB, "workers": [{"command": ["sleep", "{seconds}"]}]}
+    spec["sweep"] = {"max_parallel": 2, "grid": {"seconds": [300, 301, 302]}}
+    with LocalJob(tmp_path / "a", spec) as job:
+
+        def started() -> list[Path]:
+            found = sorted((tmp_path / "a").glob("logs/*/*/workers/*.start.json"))
+            return found if len(found) == 2 else []
+
+        runs = [path.parents[1] for path in poll(started, "two points that run")]
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait() == 130
+        reports = [read_json(run / "report.json") for run in runs]
+        assert [report["state"] for report in reports] == ["CANCELLED", "CANCELLED"]
+        assert {report["stopped"]["cause"] for report in reports} == {"SIGINT to `gpujob run`, by Ctrl-C"}
+        assert job.output.splitlines()[-1] == "3 points: 2 CANCELLED, 1 MISSING"
+        assert job.left_over() == {}
+        home = runs[0].parent
+        assert read_json(home / "sweep.json")["runner"] is None
+        done = gpujob("sweep", home, "--json", cwd=tmp_path)
+        assert (done.returncode, json.loads(done.stdout)["points"][2]["state"]) == (5, "MISSING")
+
+
+def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
+    body = {
+        "name": "j",
+        "resources": {"gpus_per_node": gpus},
+        "workers": [{"gpus": gpus, "command": "true {x}"}],
+        "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
+    }
+    return plan_sweep(
+        body, "job.yaml", ClusterSpec(), job_dir=here, workdir=here, timestamp="20251122_041341", local=True
+    )
+
+
+def test_points_that_run_at_once_have_gpus_of_their_own() -> None:
+    assert slots_of(planned(2, 2), "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e") == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+    assert slots_of(planned(None, 2), "0") == [None]
+    assert slots_of(planned(3, 0), None) == [None, None, None]
+    with pytest.raises(LauncherError, match=r"2 points of 2 GPUs need 4 and 3 are here; set max_parallel to 1$"):
+        slots_of(planned(2, 2), "0,1,2")
+
+
+STUBBORN = "trap ': > told' INT; : > ready; while :; do sleep 0.05; [ -e told ] && trap - INT && : > asked; done"
+"""A point that ends at the second SIGINT, and says in files that it can be told, and that it was."""
+
+
+class Signalled:
+    """A sweep of three points, two at once, in this very process, whose points are stand-ins for orchestrators."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.command = ["sleep", "300"]
+        self.folder = folder
+        sweep = planned(2, 0, folder)
+        home, record = begin_sweep(sweep, b"")
+        self.local = LocalSweep(sweep, home, record, lambda _: None)
+        monkeypatch.setattr(sweep_run, "start_orchestrator", self._start)
+
+    def _start(self, *_: object) -> "subprocess.Popen[bytes]":
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+        self.started.append(subprocess.Popen(self.command, cwd=self.folder, preexec_fn=prepare))
+        return self.started[-1]
+
+    def run(self, indexes: Sequence[int] = (0, 1, 2)) -> list[int | None]:
+        """How those ended that were started."""
+        self.local.run(indexes)
+        return [process.returncode for process in self.started]
+
+    def runs(self) -> list[int]:
+        """Of each point, how often it was run as far as the record says."""
+        return [len(point.runs) for point in self.local.record.points]
+
+
+@pytest.fixture
+def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signalled]:
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    yield Signalled(tmp_path, monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
+    """Ctrl-C just before a function does its work for the ``call``-th time."""
+    done, counter = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*words: Any) -> Any:
+        if next(counter) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return done(*words)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("point", [1, 2])
+@pytest.mark.parametrize("name", ["rundir.stage", "settle_point", "write_record"])
+def test_ctrl_c_while_a_point_is_made_ready_reaches_it(
+    name: str, point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, _, function = name.rpartition(".")
+    first = 1 if function == "write_record" else 0  # who runs the sweep is written down before
+    interrupt_at(monkeypatch, getattr(sweep_run, owner) if owner else sweep_run, function, first + point)
+    assert signalled.run() == [-signal.SIGINT] * point
+    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * point + [0] * (3 - point))
+
+
+@pytest.mark.parametrize("point", [1, 2])
+def test_no_point_is_started_once_a_signal_has_come(
+    point: int, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(monkeypatch, signal, "pthread_sigmask", 2 * point - 1)
+    assert signalled.run() == [-signal.SIGINT] * (point - 1)
+    assert (signalled.local.signal, signalled.runs()) == (signal.SIGINT, [1] * (point - 1) + [0] * (4 - point))
+
+
+def test_ctrl_c_that_finds_all_points_ended_is_no_error(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tells a process asks first whether it is there: then nobody is left to wait for."""
+    signalled.command, waited = ["true"], os.waitid
+
+    def late(*words: int) -> object:
+        for process in signalled.started:
+            waited(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return waited(*words)
+
+    monkeypatch.setattr(os, "waitid", late)
+    assert signalled.run() == [0, 0]
+    assert signalled.runs() == [1, 1, 0]
+
+
+def test_a_second_ctrl_c_goes_on_to_the_points(signalled: Signalled) -> None:
+    signalled.command = ["sh", "-c", STUBBORN]
+
+    def interrupt() -> None:
+        for seen in ("ready", "asked"):
+            poll((signalled.folder / seen).exists, f"a point that is {seen}")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt, daemon=True)
+    impatient.start()
+    assert signalled.run([0]) == [-signal.SIGINT]
+    impatient.join()

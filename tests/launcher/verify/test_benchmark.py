@@ -1,0 +1,392 @@
+"""Whether a benchmark has measured what was planned: the check behind it, and what the report makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from exporter.contract import run_files
+from launcher.jobfile.monitoring import Patterns
+from launcher.report.report import build_report, write_report
+from launcher.report.text import render_report
+from launcher.report.verification import verify_again
+from launcher.verify.benchmark import MOST_NAMED, NO_REQUEST, NO_TOKENS, Planned, benchmark_check, missing, read_planned
+from launcher.verify.verify import CHECKPOINT, DEFAULTS, OUTPUT
+from tests.launcher.report.test_report import KILLED, START, RunDir
+from tests.launcher.verify.test_benchmark_results import AIPERF, sa_bench
+
+CONCURRENCIES = (1, 4, 16)
+SA_BENCH = {"type": "sa-bench", "command": "b", "isl": 128, "osl": 8, "concurrencies": "1x4x16"}
+ROUTER = {"type": "router", "isl": 128, "osl": 8, "concurrencies": [4, 16]}
+CUSTOM = {"type": "custom", "command": "b"}
+FOLDER = "sa-bench_isl_128_osl_8"
+PLANNED = Planned(CONCURRENCIES, has_tokens=True)
+ANY = Planned((), has_tokens=False)
+ZERO: dict[str, Any] = {"completed": 0, "total_output_tokens": 0, "request_throughput": 0.0, "output_throughput": 0.0}
+
+
+class Serving(RunDir):
+    """A serving job that has ended: two workers of which one is tolerated, a front end and a benchmark."""
+
+    WORKERS = ("agg_w0", "agg_w1", "frontend_0", "benchmark")
+
+    def __init__(
+        self, folder: Path, benchmark: dict[str, Any], *, agg: dict[str, Any] | None = None, **over: Any
+    ) -> None:
+        workers = [{"role": "agg", "count": 2, "gpus": 0, "command": "w --port {http_port}", **(agg or {})}]
+        frontend = {"type": "custom", "command": "f --port {http_port}"}
+        model = {"path": "hf:a/M", "name": "toy"}
+        super().__init__(folder, workers=workers, model=model, frontend=frontend, benchmark=benchmark, **over)
+        for rank in range(4):
+            self.end(rank)
+
+    def end(self, rank: int, **facts: Any) -> "Serving":
+        """One worker, as its wrapper has recorded it."""
+        worker = self.WORKERS[rank]
+        base = {"schema": 1, "worker": worker, "rank": rank, "pid": 7, "start": START + 1}
+        stem = run_files.record_name(worker, rank, 0, 0)
+        (self.path / f"workers/{stem}.start.json").write_text(json.dumps(base))
+        record = {**base, "end": START + 100, "code": 0, "signal": None, **facts}
+        (self.path / f"workers/{stem}.exit.json").write_text(json.dumps(record))
+        return self
+
+    def leave(self, *concurrencies: int, **over: Any) -> "Serving":
+        """Results of sa-bench."""
+        for each in concurrencies:
+            self.put(f"{FOLDER}/results_concurrency_{each}_gpus_4.json", json.dumps(sa_bench(each, **over)))
+        return self
+
+    def put(self, name: str, text: str) -> "Serving":
+        """A file in the run directory."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return self
+
+    def check(self) -> tuple[str, bool | None, str]:
+        """State of the job, and how its benchmark came out."""
+        report = self.report()
+        (found,) = [check for check in report["verification"]["checks"] if check["name"] == "benchmark"]
+        return report["state"], found["passed"], found["detail"]
+
+
+def result(concurrency: int | None = 4, **over: Any) -> dict[str, Any]:
+    """A result as it stands in a report."""
+    told = {} if concurrency is None else {"concurrency": concurrency}
+    body = {"file": f"c{concurrency}.json", **told, "requests": 5, "output_tokens": 40, **over}
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def test_the_plan_tells_what_the_benchmark_was_to_measure(tmp_path: Path) -> None:
+    assert read_planned(Serving(tmp_path / "a", SA_BENCH).path) == PLANNED
+    assert read_planned(Serving(tmp_path / "b", ROUTER).path) == Planned((4, 16), has_tokens=True)
+    assert read_planned(Serving(tmp_path / "c", {**CUSTOM, "concurrencies": "1x4"}).path) == ANY
+    assert read_planned(RunDir(tmp_path / "d").path) is None
+    assert read_planned(tmp_path) is None
+
+
+def test_a_benchmark_that_has_measured_all_is_verified_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    report = Serving(tmp_path, SA_BENCH).leave(1, 4, 16).report()
+    assert (report["state"], report["exit_status"], report["verification"]["verified"]) == ("COMPLETED", 0, True)
+    text = render_report(report)
+    assert text.startswith("# Job 4459 job: COMPLETED and verified\n")
+    words = "results for all 3 concurrencies: 84 requests, 1769472 output tokens"
+    lines = ["## Verification", "", "- workers: ok: 4 of 4 workers completed", f"- benchmark: ok: {words}", "", "## W"]
+    assert "\n".join(lines) in text
+
+
+@pytest.mark.parametrize(
+    ("left", "over", "words"),
+    [
+        ((), {}, "no result for concurrency 1, 4, 16"),
+        ((1,), {}, "no result for concurrency 4, 16"),
+        ((1, 4, 16), ZERO, f"{NO_REQUEST} at concurrency 1, 4, 16"),
+        ((1, 4, 16), {"total_output_tokens": 0}, f"{NO_TOKENS} at concurrency 1, 4, 16"),
+        ((1, 4, 16), {"completed": None, "request_throughput": 0.0}, f"{NO_REQUEST} at concurrency 1, 4, 16"),
+        ((1, 4), ZERO, f"no result for concurrency 16; {NO_REQUEST} at concurrency 1, 4"),
+    ],
+)
+def test_a_benchmark_that_has_produced_less_makes_a_job_incomplete(
+    left: tuple[int, ...], over: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(*left, **over)
+    assert job.check() == ("INCOMPLETE", False, words)
+    report = job.report()
+    assert report["exit_status"] == 8
+    assert f"\n- benchmark: FAILED: {words}\n" in render_report(report)
+
+
+def test_a_result_that_is_cut_off_is_none(tmp_path: Path) -> None:
+    cut = f"{FOLDER}/results_concurrency_4_gpus_4.json"
+    job = Serving(tmp_path, SA_BENCH).leave(1, 16).put(cut, json.dumps(sa_bench(4))[:-9])
+    assert job.check() == ("INCOMPLETE", False, "no result for concurrency 4")
+    assert f"\n    - {cut}: is no whole JSON: was it cut off?\n" in render_report(job.report())
+    entry = {"file": cut, "concurrency": 4, "problem": "is no whole JSON: was it cut off?"}
+    assert job.report()["benchmark"][-2:] == [
+        *(entry, {"file": "", "missing": [4], "problem": "no result for concurrency 4"}),
+    ]
+
+
+def test_each_profile_of_aiperf_is_asked_for(tmp_path: Path) -> None:
+    job = Serving(tmp_path, ROUTER)
+    job.put("artifacts/concurrency_4/profile_export_aiperf.json", json.dumps(AIPERF))
+    few = "fewer than 99% of the requests completed at concurrency 4 (98 of 100)"
+    assert job.check() == ("INCOMPLETE", False, f"no result for concurrency 16; {few}")
+    job.put("artifacts/concurrency_16/profile_export_aiperf.json", json.dumps(AIPERF))
+    assert job.check() == ("INCOMPLETE", False, f"{few}, 16 (98 of 100)")
+
+
+def test_a_benchmark_of_the_user_is_asked_for_nothing_but_what_it_has_left(tmp_path: Path) -> None:
+    job = Serving(tmp_path, CUSTOM)
+    report = job.report()
+    assert [check["name"] for check in report["verification"]["checks"]] == [
+        "workers",
+        "items",
+        "outputs",
+        "checkpoint",
+    ]
+    assert "COMPLETED, its output not checked" in render_report(report)
+    job.put("artifacts/settings.json", '{"isl": 4}')
+    assert job.report()["verification"] == report["verification"]
+    job.leave(4)
+    assert job.check() == ("COMPLETED", True, "1 result: 16 requests, 589824 output tokens")
+    job.put("artifacts/b.json", "{")
+    assert job.check() == ("INCOMPLETE", False, "damaged results")
+    assert "\n    - artifacts/b.json: is no whole JSON: was it cut off?\n" in render_report(job.report())
+
+
+def test_other_files_beside_the_results_are_no_fault(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16).put(f"{FOLDER}/args.json", '{"isl": 4}')
+    assert job.check()[:2] == ("COMPLETED", True)
+    assert job.put(f"{FOLDER}/warmup.json", "{").check()[:2] == ("COMPLETED", True)
+
+
+@pytest.mark.parametrize(
+    ("results", "passed", "words"),
+    [
+        # of a warm-up and the run proper one is enough
+        ([result(requests=0), result()], True, "1 concurrency: 5 of 10"),
+        ([result(requests=0, requests_expected=5), result()], True, "1 concurrency: 5 of 10"),
+        ([result(), result(requests=0)], True, "1 concurrency: 5 of 10"),
+        ([result(), result(64, requests=0)], True, "1 concurrency"),
+        ([result(None)], True, "1 concurrency"),
+        ([result(None, requests=0)], False, f"{NO_REQUEST} in cNone.json"),
+        ([result(requests=None, output_tokens=None, requests_per_second=2.0)], True, "1 concurrency"),
+        ([result(output_tokens=None, output_tokens_per_second=0.0)], False, f"{NO_TOKENS} at concurrency 4"),
+    ],
+)
+def test_one_good_result_of_each_concurrency_is_enough(results: list[dict[str, Any]], passed: bool, words: str) -> None:
+    for entry in results:
+        entry.setdefault("requests_expected", 5)
+    check = benchmark_check(Planned((4,), has_tokens=True), results, 0.99)
+    assert check is not None
+    assert check.passed is passed
+    assert words in check.detail
+
+
+@pytest.mark.parametrize(
+    ("done", "share", "passed", "words"),
+    [
+        (100, 0.99, True, "1 result: 100 requests, 589824 output tokens"),
+        (99, 0.99, True, "1 result: 99 of 100 requests (1 failed), 589824 output tokens"),
+        (98, 0.99, False, "fewer than 99% of the requests completed at concurrency 4 (98 of 100)"),
+        (98, 0.98, True, "1 result: 98 of 100 requests (2 failed), 589824 output tokens"),
+        (99, 1.0, False, "fewer than 100% of the requests completed at concurrency 4 (99 of 100)"),
+        (0, 0.01, False, f"{NO_REQUEST} at concurrency 4"),
+    ],
+)
+def test_the_share_that_is_enough_is_one_of_the_requests_as_well(
+    done: int, share: float, passed: bool, words: str, tmp_path: Path
+) -> None:
+    job = Serving(tmp_path, CUSTOM, verify={"complete_share": share}).leave(4, num_prompts=100, completed=done)
+    assert job.check() == ("COMPLETED" if passed else "INCOMPLETE", passed, words)
+    text = render_report(job.report())
+    failed = 100 - done
+    warning = f"\n\n**Warning**: {failed} of 100 requests failed; rates, tokens and latencies are those of the "
+    assert (warning in text, f"| 4 | {done} of 100 | {failed} ({failed}%) |" in text) == (failed > 0, failed > 0)
+    assert (" | failed | " in text) is (failed > 0)
+
+
+def test_each_concurrency_has_to_have_its_share_and_of_several_results_one(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 16)
+    told = sa_bench(4, num_prompts=8, completed=7)
+    job.put(f"{FOLDER}/results_concurrency_4_gpus_4.json", json.dumps(told))
+    few = "fewer than 99% of the requests completed at concurrency 4 (7 of 8)"
+    assert job.check() == ("INCOMPLETE", False, few)
+    job.put(f"{FOLDER}/again_concurrency_4.json", json.dumps(told | {"completed": 8}))
+    assert job.check()[:2] == ("COMPLETED", True)
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000), st.floats(0.001, 1.0))
+@example(71, 72, 0.99)
+@example(72, 72, 1.0)
+def test_a_result_passes_where_its_share_is_there(done: int, asked: int, share: float) -> None:
+    check = benchmark_check(ANY, [result(requests=done, requests_expected=asked)], share)
+    assert check is not None
+    if abs(done - share * asked) > 1e-3:
+        assert check.passed is (done > 0 and done > share * asked)
+
+
+def test_the_log_of_a_benchmark_says_nothing_beside_results_that_tell_their_tokens(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+    (job.path / "benchmark.out").write_text("Successful requests: 64\nTotal generated tokens: 99\n")
+    assert [check["name"] for check in job.report()["verification"]["checks"]] == ["workers", "benchmark"]
+    job.leave(1, 4, 16, total_output_tokens=None, output_throughput=None)
+    checks = job.report()["verification"]["checks"]
+    assert [(check["name"], check["detail"]) for check in checks[1:]] == [
+        ("benchmark", "results for all 3 concurrencies: 84 requests"),
+        ("tokens", "1 result with tokens"),
+    ]
+
+
+def test_without_text_to_generate_no_tokens_are_asked_for() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [({}, True), ({"ttft_median_s": 0.1}, False)]
+    for over, passed in cases:
+        check = benchmark_check(ANY, [result(output_tokens=0, **over)], 0.99)
+        assert check is not None
+        assert check.passed is passed
+
+
+def test_embeddings_have_no_tokens(tmp_path: Path) -> None:
+    body = {"backend": "openai-embeddings", "total_output_tokens": 0, "output_throughput": 0.0}
+    assert Serving(tmp_path, SA_BENCH).leave(1, 4, 16, **body).check()[:2] == ("COMPLETED", True)
+    large = {**body, "errors": [""] * 300_000}
+    assert Serving(tmp_path / "b", SA_BENCH).leave(1, 4, 16, **large).check()[:2] == ("COMPLETED", True)
+
+
+def test_what_was_not_read_may_be_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+    with monkeypatch.context() as patch:
+        patch.setattr("launcher.verify.benchmark_results.MOST_FILES", 2)
+        state, passed, words = job.check()
+        assert (state, passed) == ("COMPLETED", None)
+        assert words == "no result for concurrency 4; 1 more files were not read; a report has 2 results"
+    monkeypatch.setattr("launcher.report.verification.read_results", Mock(side_effect=OverflowError("too large")))
+    state, passed, words = job.check()
+    assert (state, passed) == ("COMPLETED", None)
+    assert words.endswith("the results cannot be read: OverflowError: too large")
+
+
+def test_of_many_missing_concurrencies_some_are_named() -> None:
+    planned = Planned(tuple(range(1, MOST_NAMED + 6)), has_tokens=True)
+    check = benchmark_check(planned, [], 0.99)
+    assert check is not None
+    assert check.detail.endswith(f", {MOST_NAMED} and 5 more")
+
+
+def test_results_that_do_not_tell_their_concurrency_may_be_of_any() -> None:
+    assert missing(PLANNED, [result(1), result(None)]) == [4, 16]
+    assert missing(PLANNED, [result(1), result(None), result(None)]) == []
+    assert missing(None, []) == []
+
+
+def test_a_job_that_fails_names_what_was_not_measured_and_does_not_look_complete(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(4).end(0, code=3, end=START + 50)
+    report = job.end(3, **KILLED).stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()
+    assert report["state"] == "FAILED"
+    assert [report[key] for key in ("items", "items_expected")] == [16, None]
+    text = render_report(report)
+    assert "|\n\n- no result for concurrency 1, 16\n" in text
+    assert "| 16 | 0 |\n" in text
+    assert "\n- requests: 16, " in text
+
+
+def test_without_any_result_the_log_of_one_run_is_not_the_whole(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH)
+    (job.path / "benchmark.out").write_text("\r100%|##########| 32/32 [00:05<00:00,  2.00it/s]\nSA-Bench Config: x\n")
+    report = job.report()
+    assert [report[key] for key in ("unit", "items", "items_expected")] == ["requests", 32, None]
+
+
+def test_what_was_never_started_is_not_missing(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).end(0, code=3, end=START + 50)
+    for path in job.path.glob("workers/benchmark_*"):
+        path.unlink()
+    assert job.stop("terminated_peer", "agg_w0 rank 0 on cn01 ended by app_error", at=51).report()["benchmark"] == []
+
+
+def test_a_job_is_verified_anew_with_its_results(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+    write_report(job.path, report := job.report())
+    assert verify_again(job.path, report)["verification"]["differs"] == []
+    (job.path / FOLDER / "results_concurrency_4_gpus_4.json").unlink()
+    again = verify_again(job.path, report)
+    assert (again["state"], again["verification"]["differs"]) == ("INCOMPLETE", ["benchmark"])
+    assert "\n- no result for concurrency 4\n" in render_report(again)
+    (job.path / "plan.json").unlink()
+    assert verify_again(job.path, again)["state"] == "INCOMPLETE"
+
+
+def test_of_a_cancelled_job_no_result_is_asked_for(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(4)
+    for rank in range(4):
+        job.end(rank, code=None, signal=15)
+    report = job.stop("cancelled", "the job was cancelled").report()
+    assert report["state"] == "CANCELLED"
+    again = verify_again(job.path, report)
+    (check,) = [check for check in again["verification"]["checks"] if check["name"] == "benchmark"]
+    assert (again["state"], check["passed"]) == ("CANCELLED", None)
+    assert check["detail"].endswith("; not asked for, as the job has ended CANCELLED")
+
+
+def test_output_that_the_job_file_asks_for_is_missed(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH).leave(1, 4, 16)
+    manifest = json.loads((job.path / "manifest.json").read_text())
+    for group in manifest["groups"]:
+        group["pattern"] = f"my_{group['pattern']}"
+    (job.path / "manifest.json").write_text(json.dumps(manifest))
+    names = [check["name"] for check in job.report()["verification"]["checks"]]
+    assert names == ["workers", "benchmark", "outputs", "checkpoint"]
+
+
+def test_patterns_that_nobody_has_asked_for_are_those_of_a_job_file() -> None:
+    assert {OUTPUT: Patterns().output, CHECKPOINT: Patterns().checkpoints} == DEFAULTS
+
+
+def test_a_worker_that_is_tolerated_is_named_where_it_has_failed(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH, agg={"critical": False}).leave(1, 4, 16).end(1, code=3, end=START + 40)
+    report = job.report()
+    assert report["state"] == "COMPLETED"
+    (end,) = report["tolerated"]
+    told = {key: end[key] for key in ("worker", "rank", "node", "reason", "code", "time")}
+    assert told == {
+        "worker": "agg_w1",
+        "rank": 1,
+        "node": "cn01",
+        "reason": "app_error",
+        "code": 3,
+        "time": START + 40,
+    }
+    text = render_report(report)
+    assert "\n- tolerated: agg_w1 (rank 1) on cn01 ended by app_error at " in text
+    assert "\n- workers: ok: 2 of 2 critical workers completed\n" in text
+
+
+def test_a_worker_that_the_job_needs_is_a_cause_and_not_tolerated(tmp_path: Path) -> None:
+    report = Serving(tmp_path, SA_BENCH).end(1, code=3, end=START + 40).report()
+    assert (report["state"], report["cause"]["worker"], report["tolerated"]) == ("FAILED", "agg_w1", [])
+    assert "tolerated" not in render_report(report)
+    alone = RunDir(tmp_path / "b", workers=[{"command": "x", "critical": False}]).ended(0, code=3).report()
+    assert (alone["cause"]["worker"], alone["tolerated"]) == ("worker_w0", [])
+
+
+def test_of_many_that_are_tolerated_some_are_named(tmp_path: Path) -> None:
+    ends = [
+        {"worker": f"w{rank}", "rank": rank, "node": "n", "reason": "app_error", "time": None} for rank in range(11)
+    ]
+    report = Serving(tmp_path / "b", SA_BENCH).report()
+    text = render_report({**report, "tolerated": [{**end, "evidence": ["x"]} for end in ends]})
+    assert text.count("\n- tolerated: ") == 9
+    assert "\n- tolerated: 3 more, in report.json\n" in text
+
+
+def test_before_the_end_no_node_owes_its_final_values(tmp_path: Path) -> None:
+    job = Serving(tmp_path, SA_BENCH)
+    running = build_report(job.path, now=START + 200, ended=False)
+    assert running["monitoring"]["nodes_without"] == []
+    assert "no final values" not in render_report(running)
+    assert "\n- no final values from: cn01\n" in render_report(job.report())

@@ -1,0 +1,457 @@
+"""Output files and the last checkpoint of a job are looked into: damaged, empty, missing, of an earlier job."""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.manifest import read_manifest
+from exporter.files.formats import NoFile, open_source
+from exporter.files.formats.record_count import LineCount
+from launcher.verify import files as verify_files
+from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
+from tests.launcher.verify.verify_job import SAMPLES, START, Job, after, many_slices
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+# Output files
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("output_worker_1.jsonl", '{"id": 1}\nnot json\n{"id": 2}\n', "line 2 is no JSON"),
+        ("output_worker_1.jsonl", '{"id": 1}\n{"id": 2, "te', "its last line is half-written"),
+        ("output_worker_1.jsonl", b'{"id": 1}\n' + b"\0" * 4096, "NUL bytes"),
+        ("output_worker_1.json", '[{"id": 1}, {"id"', "ends in the middle of a value"),
+        ("output_worker_1.pt", torch_bytes(4096)[:-40], "torch"),
+        ("output_worker_1.npy", (SAMPLES / "array.npy").read_bytes()[:-3], "npy"),
+        ("output_worker_1.parquet", (SAMPLES / "rows.parquet").read_bytes()[:-9], "parquet"),
+        ("output_worker_1.h5", (SAMPLES / "rows-latest.h5").read_bytes()[:-100], "hdf5"),
+        ("output_worker_1.arrow", (SAMPLES / "rows.arrow").read_bytes()[:-9], "arrow"),
+        ("output_worker_1.safetensors", safetensors_bytes(64)[:-1], "safetensors"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_format_and_the_reason(
+    name: str, content: bytes | str, reason: str, job: Job
+) -> None:
+    check = job.lines(0, 100).write(name, content).checks()["valid"]
+    assert (check.passed, check.files_total) == (False, 1)
+    assert check.detail == f"1 of 2 files damaged: {name}"
+    (flaw,) = check.to_json()["files"]
+    assert flaw["file"] == name
+    assert reason in f"{flaw['format']}: {flaw['reason']}"
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.csv"])
+def test_gpu_metrics_of_sidecars_are_none_of_the_output(pattern: str, tmp_path: Path) -> None:
+    names = ("gpu_metrics.csv", "gpu_metrics_gn02.csv", "worker_0.csv", "worker_1.csv")
+    found = {}
+    for asked in (True, False):
+        (tmp_path / str(asked)).mkdir()
+        job = Job(
+            tmp_path / str(asked),
+            items=None,
+            patterns={"output": pattern},
+            paths={"output_dir": "results"},
+            monitoring={"gpu_metrics": asked},
+        )
+        directory = read_manifest(job.path).groups[0].directory
+        for name in names:
+            job.write(f"{directory}/{name}", "a,b\n1,2\n")
+        found[asked] = job.told("outputs")[1].partition(",")[0]
+    assert found == {True: "2 files", False: "4 files"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["array.npy", "arrays.npz", "rows-latest.h5", "rows.arrow", "rows.parquet", "state.pt", "tensors.safetensors"],
+)
+def test_a_whole_file_of_each_format_passes(name: str, job: Job) -> None:
+    job.write(f"output_{name}", (SAMPLES / name).read_bytes())
+    assert job.told("valid")[0] is True
+
+
+def test_files_of_no_known_format_are_neither_good_nor_bad(job: Job) -> None:
+    job.write("output_worker_0.dat", "abc").write("output_worker_1.dat", "abc")
+    assert job.told("valid") == (None, "2 files of no known format")
+    assert "records" not in job.checks()
+    assert job.lines(1, 3).told("valid") == (True, "1 file whole (jsonl); 2 files of no known format")
+
+
+def test_of_many_damaged_files_some_are_named_and_all_counted(job: Job) -> None:
+    for number in range(30):
+        job.write(f"output_worker_{number}.jsonl", "{\n")
+    check = job.checks()["valid"]
+    assert check.detail.startswith("30 of 30 files damaged: ")
+    assert check.detail.endswith(" and 25 more")
+    assert (len(check.to_json()["files"]), check.files_total) == (30, 30)
+
+
+def test_no_more_files_are_named_than_a_report_can_hold(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_files, "MOST_TOLD", 3)
+    for number in range(5):
+        job.write(f"output_worker_{number}.jsonl", "{\n")
+    check = job.checks()["valid"]
+    assert (len(check.files), check.files_total) == (3, 5)
+
+
+def test_an_empty_file_is_a_failure(job: Job) -> None:
+    job.lines(0, 50).write("output_worker_1.jsonl", "")
+    assert job.told("outputs") == (False, "2 files, 540 bytes; empty: output_worker_1.jsonl")
+
+
+def test_an_empty_file_is_none_when_all_records_are_there(job: Job) -> None:
+    job.lines(0, 50).lines(1, 50).write("output_errors.jsonl", "")
+    check = job.checks()["outputs"]
+    assert (check.passed, check.detail, check.files_total) == (
+        True,
+        "3 files, 1080 bytes; empty: output_errors.jsonl",
+        0,
+    )
+
+
+@pytest.mark.parametrize(("over", "passed"), [({"idle": (2,)}, True), ({"busy": (2,)}, False), ({}, None)])
+def test_an_empty_file_of_records_that_cannot_be_counted_is_judged_by_its_worker(
+    over: dict[str, Any], passed: bool | None, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, count=3)
+    for rank in range(2):
+        job.write(f"output_worker_{rank}.pt", torch_bytes())
+    assert job.write("output_worker_2.pt", "").told("outputs", **over)[0] is passed
+
+
+def test_files_that_are_all_empty_are_a_failure(tmp_path: Path) -> None:
+    job = Job(tmp_path, items=None, verify={"records_per_item": None}).lines(0, 0).lines(1, 0)
+    assert job.told("outputs")[0] is False
+    assert job.told("outputs", idle=(0, 1))[0] is True
+    assert job.lines(0, 1).told("outputs", busy=(1,))[0] is None  # the job file says that records tell nothing
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("output_worker_0.jsonl.lock", "output_worker_1.done", "output_SUCCESS", "output_._SUCCESS", "output_a.tmp"),
+        *("output_a.json.tmp.4711", "output_b.part", "output_c.partial", "output_d~"),
+    ],
+)
+def test_what_writers_put_beside_their_output_is_none_of_it(name: str, job: Job) -> None:
+    job.lines(0, 50).lines(1, 50).write(name, "").write(f"output_0{name[6:]}", "{")
+    checks = job.checks()
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
+    assert checks["valid"].passed is True
+
+
+def test_a_glob_may_ask_for_names_of_any_kind(tmp_path: Path) -> None:
+    job = Job(tmp_path, patterns={"output": "*.part"})
+    assert job.write("a.part", "x").told("outputs") == (True, "1 files, 1 bytes")
+
+
+def test_a_worker_without_a_file_is_a_failure_where_others_have_some(job: Job) -> None:
+    passed, words = job.lines(0, 50).told("outputs")
+    assert passed is False
+    assert "none of worker_w1; verify.outputs tells how many are enough" in words
+    assert job.lines(1, 1).told("outputs")[0] is True
+
+
+def test_a_worker_without_a_file_is_no_failure_when_all_records_are_there(job: Job) -> None:
+    assert job.lines(0, 100).told("outputs") == (True, "1 files, 1090 bytes; none of worker_w1")
+
+
+def test_a_worker_without_a_file_is_a_failure_where_records_cannot_be_counted(tmp_path: Path) -> None:
+    job = Job(tmp_path, count=3).write("output_worker_0.pt", torch_bytes()).write("output_worker_1.pt", torch_bytes())
+    assert job.told("outputs")[0] is False
+
+
+def test_without_time_to_count_records_a_worker_without_a_file_is_no_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_slices(monkeypatch)
+    assert job.lines(0, 50).told("outputs", out_of_time=after(3))[0] is None
+
+
+def test_the_first_of_each_group_of_workers_may_write_for_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, count=8)
+    for rank in (0, 4):
+        job.write(f"output_rank{rank}.pt", torch_bytes())
+    assert job.told("outputs")[0] is True
+    job.write("output_rank3.pt", torch_bytes())
+    assert job.told("outputs")[0] is False
+
+
+@pytest.mark.parametrize("names", [["shard_0", "shard_1", "shard_2"], ["node0_gpu0", "node0_gpu1", "node1_gpu0"]])
+def test_numbers_that_are_no_ranks_ask_for_no_file_of_each_worker(names: list[str], tmp_path: Path) -> None:
+    job = Job(tmp_path, items=96, count=8)
+    for name in names:
+        job.write(f"output_{name}.jsonl", "{}\n" * 10)
+    checks = job.checks()
+    assert checks["records"].passed is False
+    assert (checks["outputs"].passed, "none of" in checks["outputs"].detail) == (True, False)
+
+
+def test_a_worker_that_had_nothing_to_do_needs_no_file(job: Job) -> None:
+    job.idle = (1,)
+    assert job.lines(0, 100).told("outputs")[0] is True
+
+
+def test_of_workers_that_do_the_same_work_the_first_may_write_for_all(job: Job) -> None:
+    job.work = Job.of(300, 300, unit="steps")
+    assert job.lines(0, 100).told("outputs")[0] is True
+    job.path.joinpath("output_worker_0.jsonl").unlink()
+    assert job.lines(1, 60).told("outputs")[0] is False
+
+
+def test_names_that_do_not_tell_the_worker_ask_for_no_file_of_each(job: Job) -> None:
+    assert job.write("output_all.jsonl", "{}\n" * 100).told("outputs")[0] is True
+
+
+def test_a_role_without_any_file_is_no_writer(tmp_path: Path) -> None:
+    workers = [{"role": "server", "command": "x"}, {"role": "client", "count": 2, "command": "x"}]
+    job = Job(tmp_path, workers=workers)
+    job.write("output_client_0.jsonl", "1\n").write("output_client_1.jsonl", "1\n")
+    assert job.told("outputs")[0] is True
+    job.path.joinpath("output_client_1.jsonl").unlink()
+    assert "none of client_w1" in job.told("outputs")[1]
+
+
+@pytest.mark.parametrize(("files", "passed"), [(3, True), (4, True), (2, False), (0, False)])
+def test_the_job_file_tells_how_many_files_are_expected(files: int, passed: bool, tmp_path: Path) -> None:
+    job = Job(tmp_path, verify={"outputs": 3})
+    for number in range(files):
+        job.write(f"output_{number}.jsonl", "1\n" * 100)
+    found, words = job.told("outputs")
+    assert found is passed
+    assert passed or words.endswith("at least 3 are expected (verify.outputs)")
+
+
+def test_a_count_takes_the_place_of_one_file_for_each_worker(tmp_path: Path) -> None:
+    assert Job(tmp_path, verify={"outputs": 1}).lines(0, 100).told("outputs")[0] is True
+
+
+def test_files_of_an_earlier_job_are_not_counted(job: Job) -> None:
+    job.lines(0, 60, age_s=7200).lines(1, 60)
+    passed, words = job.told("outputs")
+    assert (passed, words.partition(";")[0]) == (False, "1 files, 650 bytes")
+    assert "none of worker_w0" in words
+    assert words.endswith("1 older ones count with `resume: true`")
+    assert job.told("records") == (False, "60 records for 100 items (verify.records_per_item: 1)")
+
+
+def test_files_of_an_earlier_job_count_where_the_job_goes_on_with_them(tmp_path: Path) -> None:
+    job = Job(tmp_path, resume=True).lines(0, 60, age_s=7200).lines(1, 60)
+    assert job.told("outputs") == (True, "2 files, 1300 bytes")
+    assert job.told("records") == (True, "120 records for 100 items")
+
+
+@pytest.mark.parametrize(("over", "passed"), [({}, None), ({"verify": {"outputs": 1}}, False)])
+def test_a_job_that_has_written_nothing_says_so(over: dict[str, Any], passed: bool | None, tmp_path: Path) -> None:
+    job = Job(tmp_path / "old", **over).lines(0, 100, age_s=7200)
+    found, words = job.told("outputs")
+    assert found is passed
+    assert words.startswith("1 files in the run directory, none written since the job started")
+    assert not {"valid", "records"} & job.checks().keys()
+    assert Job(tmp_path / "none", **over).told("outputs")[0] is passed
+
+
+def test_what_is_no_file_is_passed_over(job: Job) -> None:
+    job.lines(0, 50).lines(1, 50)
+    os.mkfifo(job.path / "output_fifo.jsonl")
+    (job.path / "output_folder").mkdir()
+    (job.path / "output_link.jsonl").symlink_to(job.path / "output_worker_0.jsonl")
+    assert job.told("outputs") == (True, "2 files, 1080 bytes")
+
+
+def test_names_of_any_kind_are_told_as_text(job: Job) -> None:
+    name = b"output_\xff\n.jsonl"
+    path = os.fsencode(job.path) + b"/" + name
+    with open(path, "wb") as out:
+        out.write(b"{\n")
+    check = job.checks()["valid"]
+    assert check.detail == r"1 of 1 file damaged: output_\udcff\n.jsonl"
+    json.dumps(check.to_json()).encode("utf-8")
+
+
+def test_a_directory_that_may_not_be_read_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> object:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("launcher.verify.files.os.scandir", refuse)
+    assert job.told("outputs") == (False, f"{job.path} cannot be read: Permission denied")
+
+
+def beside(name: str, *errors: Exception) -> Callable[[str, str], Any]:
+    """Opens files, but this one only after so many errors."""
+    waiting = list(errors)
+
+    def opens(folder: str, path: str) -> Any:
+        if path == name and waiting:
+            error = waiting.pop(0)
+            if isinstance(error, FileNotFoundError):
+                os.unlink(os.path.join(folder, path))
+            raise NoFile(str(error)) from error
+        return open_source(folder, path)
+
+    return opens
+
+
+def test_a_file_that_is_gone_since_it_was_listed_is_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.lines(0, 50).lines(1, 50).write("output_0.dat", "abc")
+    monkeypatch.setattr(verify_files, "open_source", beside("output_0.dat", FileNotFoundError(2, "No such file")))
+    checks = job.checks()
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
+    assert (checks["valid"].passed, checks["valid"].detail) == (True, "2 files whole (jsonl)")
+
+
+def test_the_last_file_of_a_worker_may_be_gone_since_it_was_listed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.lines(0, 50).lines(1, 50)
+    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", FileNotFoundError(2, "gone")))
+    assert "none of worker_w1" in job.told("outputs")[1]
+
+
+def test_a_file_that_may_not_be_read_is_neither_good_nor_bad(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.lines(0, 50).lines(1, 50)
+    error = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", error))
+    checks = job.checks()
+    words = "1 file whole (jsonl); 1 file that could not be read ([Errno 13] Permission denied)"
+    assert (checks["valid"].passed, checks["valid"].detail) == (None, words)
+    assert (checks["records"].passed, checks["outputs"].passed) == (None, True)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+def test_a_file_server_that_is_back_soon_is_waited_for(number: int, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_files, "PAUSE_S", 0.0)
+    job.lines(0, 50).lines(1, 50)
+    errors = (OSError(number, "is not there"), OSError(number, "is not there"))
+    monkeypatch.setattr(verify_files, "open_source", beside("output_worker_1.jsonl", *errors))
+    assert job.told("valid") == (True, "2 files whole (jsonl)")
+
+
+def test_records_of_a_file_that_cannot_be_read_to_its_end_are_not_known(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for rank in range(2):
+        job.write(f"output_worker_{rank}.jsonl", (json.dumps({"text": "x" * 100_000}) + "\n") * 20)
+    assert job.told("records")[0] is False
+    monkeypatch.setattr(LineCount, "advance", fails)
+    assert job.told("outputs")[0] is True
+    assert "records" not in job.checks()
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("whole", [torch_bytes(4096), safetensors_bytes(64)])
+def test_a_last_checkpoint_that_is_cut_is_told_with_the_last_good_one(whole: bytes, job: Job) -> None:
+    name = "checkpoint_{}.pt" if whole.startswith(b"PK") else "checkpoint_{}.safetensors"
+    for step, age in ((20, 300), (30, 200), (40, 100)):
+        job.write(name.format(step), whole, age)
+    assert job.told("checkpoint") == (True, f"{name.format(40)} is whole: 1 file, {len(whole)} bytes")
+    job.write(name.format(40), whole[: len(whole) // 2], 100)
+    check = job.checks()["checkpoint"]
+    assert check.passed is False
+    assert check.detail.startswith(f"{name.format(40)} is damaged: ")
+    assert check.detail.endswith(f"; the last good one is {name.format(30)}")
+    assert [flaw.file for flaw in check.files] == [name.format(40)]
+
+
+def test_every_shard_of_the_last_checkpoint_is_looked_into(job: Job) -> None:
+    for step, age in ((30, 200), (40, 100)):
+        for rank in range(20):
+            job.write(f"checkpoint_{step}/shard_rank{rank}.pt", torch_bytes(100), age)
+    assert job.told("checkpoint")[0] is True
+    job.write("checkpoint_40/shard_rank17.pt", torch_bytes(100)[:-30], 100)
+    passed, words = job.told("checkpoint")
+    assert passed is False
+    assert words.startswith("checkpoint_40 is damaged: checkpoint_40/shard_rank17.pt: ")
+    assert words.endswith("; the last good one is checkpoint_30")
+
+
+def test_a_checkpoint_without_one_of_its_shards_is_a_failure(job: Job) -> None:
+    for step, age in ((30, 200), (40, 100)):
+        for shard in range(1, 4):
+            name = f"checkpoint_{step}/model-{shard:05}-of-00003.safetensors"
+            job.write(name, safetensors_bytes(), age)
+    (job.path / "checkpoint_40/model-00002-of-00003.safetensors").unlink()
+    check = job.checks()["checkpoint"]
+    assert check.passed is False
+    assert check.detail == (
+        "checkpoint_40 is incomplete: checkpoint_40/model-00002-of-00003.safetensors is missing; "
+        "the last good one is checkpoint_30"
+    )
+    assert [flaw.reason for flaw in check.files] == ["is missing"]
+
+
+def test_a_damaged_checkpoint_beside_no_other_says_that_there_is_no_good_one(job: Job) -> None:
+    passed, words = job.write("checkpoint_40.pt", "").told("checkpoint")
+    assert (passed, words) == (False, "checkpoint_40.pt is damaged: is empty; there is no good one")
+
+
+def test_what_a_writer_has_left_under_a_temporary_name_is_no_part_of_a_checkpoint(job: Job) -> None:
+    job.write("checkpoint_40/model.pt", torch_bytes(), 700).write("checkpoint_40/optim.pt.tmp", torch_bytes()[:-9], 700)
+    job.write("checkpoint_50.pt.tmp", torch_bytes()[:-9])
+    assert job.told("checkpoint")[0] is True
+
+
+def test_checkpoints_of_an_earlier_job_are_none_of_this_one(job: Job) -> None:
+    job.write("checkpoint_40.pt", torch_bytes()[:-9], age_s=7200)
+    assert job.told("checkpoint") == (None, "no checkpoint like checkpoint_* in the run directory")
+
+
+def test_a_checkpoint_of_no_known_format_is_neither_good_nor_bad(job: Job) -> None:
+    passed, words = job.write("checkpoint_40.bin", b"\1\2\3" * 100).told("checkpoint")
+    assert passed is None
+    assert words.startswith("checkpoint_40.bin: 1 file, 300 bytes, of no format")
+
+
+def before_start(seconds: float) -> float:
+    """The age of a file from so long before the start of the job."""
+    return time.time() - START + seconds
+
+
+def test_a_checkpoint_that_the_job_before_has_left_is_none_of_this_one(job: Job) -> None:
+    job.write("checkpoint_40.pt", torch_bytes()[:-9], before_start(10))
+    assert job.told("checkpoint")[0] is None
+
+
+def test_a_checkpoint_that_the_job_before_has_begun_is_not_judged(job: Job) -> None:
+    job.write("checkpoint_40/model.pt", torch_bytes()[:-9], before_start(100)).write("checkpoint_40/args.json", "{}")
+    passed, words = job.told("checkpoint")
+    assert passed is None
+    assert words.endswith("1 file of which it cannot be told (left by an earlier job)")
+
+
+def test_a_shard_that_the_job_before_has_not_written_is_not_judged(job: Job) -> None:
+    for shard, age in ((1, before_start(100)), (3, 10)):
+        job.write(f"checkpoint_40/model-{shard:05}-of-00003.safetensors", safetensors_bytes(), age)
+    assert job.told("checkpoint")[0] is None
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write("checkpoint_30.pt", torch_bytes(), 200).write("checkpoint_40.pt", torch_bytes(), 100)
+    monkeypatch.setattr(verify_files, "open_source", beside("checkpoint_40.pt", FileNotFoundError(2, "gone")))
+    assert job.told("checkpoint") == (True, f"checkpoint_30.pt is whole: 1 file, {len(torch_bytes())} bytes")
+
+
+def test_a_checkpoint_that_may_not_be_read_is_neither_good_nor_bad(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write("checkpoint_40.pt", torch_bytes(), 100)
+    monkeypatch.setattr(verify_files, "open_source", beside("checkpoint_40.pt", PermissionError(13, "denied")))
+    passed, words = job.told("checkpoint")
+    assert (passed, words.partition(", 1 file of ")[2]) == (None, "which it cannot be told ([Errno 13] denied)")
+
+
+def test_a_job_without_a_pattern_of_checkpoints_has_no_check_of_them(tmp_path: Path) -> None:
+    job = Job(tmp_path, patterns={"output": "output_*", "checkpoints": None})
+    assert "checkpoint" not in job.write("checkpoint_1.pt", b"x").checks()

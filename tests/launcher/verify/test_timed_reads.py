@@ -1,0 +1,244 @@
+"""Looks at the files of a job have a deadline: what hangs, is slow, fails for a moment or is lost."""
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.clock import SystemClock
+from exporter.machine.file_host import FileHost
+from launcher.verify import timed_reads
+from launcher.verify.files import OutputFacts, OutputFiles
+from launcher.verify.timed_reads import Answer, look_at_all
+from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
+from tests.exporter.machine.fuse_server import FuseMount
+from tests.launcher.verify.verify_job import Job, after, many_slices
+from tests.support.exporter import SOON_S
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, times: float, number: int = errno.ESTALE) -> None:
+    """Have the listing of a directory fail so often."""
+    asked, scandir = [0], os.scandir
+
+    def refuse(path: Any) -> Any:
+        asked[0] += 1
+        if asked[0] <= times:
+            raise OSError(number, os.strerror(number))
+        return scandir(path)
+
+    monkeypatch.setattr("launcher.verify.files.os.scandir", refuse)
+
+
+def test_a_directory_that_cannot_be_read_for_a_moment_is_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
+    refusing(monkeypatch, 3)
+    assert job.lines(0, 50).lines(1, 50).told("records") == (True, "100 records for 100 items")
+
+
+def test_a_directory_that_cannot_be_read_until_the_time_is_up_is_no_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
+    refusing(monkeypatch, float("inf"))
+    passed, words = job.told("outputs", out_of_time=after(5))
+    assert (passed, words) == (None, "the output files could not be looked at: Stale file handle")
+
+
+def test_a_directory_that_cannot_be_read_for_long_is_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.05)
+    monkeypatch.setattr(timed_reads, "PATIENCE_S", 0.3)
+    refusing(monkeypatch, float("inf"))
+    assert job.told("outputs") == (False, f"{job.path} cannot be read: Stale file handle")
+
+
+def test_without_time_nothing_is_looked_at_and_nothing_fails(job: Job) -> None:
+    job.write("output_worker_0.jsonl", "").write("checkpoint_40.pt", "")
+    checks = job.checks(out_of_time=lambda: True)
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to look at them")
+    assert checks["checkpoint"].passed is None
+
+
+def test_what_was_found_before_the_time_was_up_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_slices(monkeypatch)
+    for number in range(50):
+        job.write(f"output_worker_{number}.jsonl", "{\n", age_s=number)
+    check = job.checks(out_of_time=after(64))["valid"]
+    assert check.passed is False
+    assert 0 < check.files_total < 50
+    assert "there was no time to look at " in check.detail
+    assert check.files[0].file == "output_worker_0.jsonl"  # those that were written last come first
+
+
+def test_whole_files_alone_do_not_pass_when_the_time_was_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_slices(monkeypatch)
+    for number in range(50):
+        job.write(f"output_worker_{number}.jsonl", "{}\n")
+    checks = job.checks(out_of_time=after(64))
+    assert checks["valid"].passed is None
+    assert checks["records"].passed is None
+    assert checks["records"].detail.endswith("there was no time to count them all")
+
+
+def test_progress_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_slices(monkeypatch)
+    seen: list[tuple[int, int]] = []
+    job.lines(0, 50).lines(1, 50)
+    job.checks(progress=lambda done, files, _: seen.append((done, files)))
+    assert seen[-1] == (2, 2)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(set(seen)) > 2
+
+
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(timed_reads, "WAIT_S", 0.02)
+
+
+def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried(monkeypatch)
+    gate = threading.Event()
+
+    def hang(_self: OutputFiles, _now: float) -> OutputFacts:
+        gate.wait()
+        raise OSError
+
+    monkeypatch.setattr(OutputFiles, "look", hang)
+    job.write("checkpoint_40.pt", torch_bytes())
+    began = time.monotonic()
+    checks = job.checks()
+    gate.set()
+    assert time.monotonic() - began < SOON_S
+    assert checks["outputs"].passed is False
+    assert checks["outputs"].detail.startswith("the output directory does not answer (mount /")
+    assert checks["checkpoint"].passed is True
+    assert not {"valid", "records"} & checks.keys()
+
+
+def test_the_time_may_be_up_while_a_watch_hangs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "OVERTIME_S", 0.1)
+    gate = threading.Event()
+    monkeypatch.setattr(OutputFiles, "look", lambda *_: gate.wait())
+    began = time.monotonic()
+    checks = job.checks(out_of_time=after(3))
+    gate.set()
+    assert time.monotonic() - began < SOON_S
+    assert (checks["outputs"].passed, checks["outputs"].detail) == (None, "there was no time to look at them")
+
+
+def test_a_look_that_is_slow_when_the_time_is_up_is_no_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "LATE_S", 0.2)
+    gate = threading.Event()
+    monkeypatch.setattr(OutputFiles, "look", lambda *_: gate.wait())
+    end = time.monotonic() + 0.5
+    passed, words = job.told("outputs", out_of_time=lambda: time.monotonic() > end)
+    gate.set()
+    assert (passed, words) == (None, "there was no time to look at them")
+
+
+def test_a_folder_of_checkpoints_that_is_slow_is_looked_at_to_the_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: no look takes as long as a file system that does not answer."""
+    for step in range(30):
+        for rank in range(10):
+            job.write(f"checkpoint_{step}/model_rank{rank}.pt", torch_bytes(8), age_s=1000 - step)
+    scandir = os.scandir
+
+    class Slow:
+        def __init__(self, entries: Any) -> None:
+            self.entries = entries
+
+        def __enter__(self) -> Any:
+            self.entries.__enter__()
+            return self
+
+        def __iter__(self) -> Any:
+            for entry in self.entries:
+                time.sleep(0.005)
+                yield entry
+
+        def __exit__(self, *why: object) -> Any:
+            return self.entries.__exit__(*why)
+
+    monkeypatch.setattr(
+        "exporter.files.checkpoints.checkpoints_reader.os.scandir",
+        lambda place: Slow(scandir(place)) if isinstance(place, int) else scandir(place),
+    )
+    monkeypatch.setattr(timed_reads, "PATIENCE_S", 1.2)
+    assert job.told("checkpoint")[0] is True
+
+
+def test_a_defect_of_the_verification_fails_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OutputFiles, "look", lambda *_: 1 // 0)
+    passed, words = job.told("outputs")
+    assert passed is None
+    assert "ZeroDivisionError" in words
+
+
+def test_a_file_server_that_is_gone_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = FuseMount(tmp_path)
+    try:
+        (mount.folder / "output_worker_0.jsonl").write_text("{}\n" * 100)
+        job = Job(tmp_path, paths={"output_dir": str(mount.point), "checkpoint_dir": str(tmp_path)}, count=1)
+        (tmp_path / "checkpoint_1.pt").write_bytes(torch_bytes())
+        assert job.checks(host=None)["records"].passed is True
+        monkeypatch.setattr(timed_reads, "PATIENCE_S", 2.0)
+        mount.say("swallow")
+        began = time.monotonic()
+        checks = job.checks(host=None)
+        assert time.monotonic() - began < 2.0 + SOON_S
+        assert checks["outputs"].detail == f"the output directory does not answer (mount {mount.point})"
+        assert checks["outputs"].passed is False
+        assert checks["checkpoint"].passed is True
+    finally:
+        mount.say("answer")
+        mount.close()
+
+
+def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that was known of its work done anew."""
+    many_slices(monkeypatch)
+    job.lines(0, 50).lines(1, 50)
+    host = FileHost(SystemClock(), process=True)
+    killed: list[int] = []
+
+    def kill_once(done: int, _files: int, _silent: str | None) -> None:
+        if done and not killed and host.pid is not None:
+            killed.append(host.pid)
+            os.kill(host.pid, 9)
+
+    try:
+        checks = job.checks(host=host, progress=kill_once)
+    finally:
+        host.close()
+    assert checks["records"].detail == "100 records for 100 items"
+
+
+def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_reads, "AGAIN_S", 0.0)
+    host = FileHost(SystemClock(), process=True)
+    host.close()
+    passed, words = job.told("outputs", host=host)
+    assert passed is None
+    assert "could not be looked at" in words
+
+
+def test_nothing_is_left_of_what_has_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[FileHost] = []
+    monkeypatch.setattr(FileHost, "close", lambda host: ends.append(host))
+    job.checks(host=None)
+    assert len(ends) == 1
+
+
+def test_nothing_to_look_at_has_no_answer() -> None:
+    assert look_at_all({}, FileHost(SystemClock(), process=False), lambda: False) == {}
+    assert Answer() == (None, (), None, None, None, None)

@@ -1,0 +1,260 @@
+"""What a job has left is judged at its end: records, files on disks of nodes, checksums, what its job file asks for."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import parse_manifest, read_manifest, render_manifest
+from exporter.machine.file_host import FileHost
+from exporter.machine.mounts import Mount
+from exporter.progress.work import Work, work_of
+from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
+from launcher.verify.verify import Check, verify
+from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
+from tests.launcher.verify.verify_job import COMPLETED, SAMPLES, START, Job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_job_that_has_left_all_it_should_passes(job: Job) -> None:
+    job.lines(0, 50).lines(1, 50).write("checkpoint_40.pt", torch_bytes())
+    assert {name: check.passed for name, check in job.checks().items()} == dict.fromkeys(
+        ("workers", "items", "outputs", "valid", "records", "checkpoint"), True
+    )
+
+
+# Files on the disks of the nodes
+
+
+def of_nodes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, fstype: str = "ext4", shared: str = "nfs4", **over: Mapping[str, Any]
+) -> dict[str, Check]:
+    """Checks of a job on two nodes that share its run directory; their sidecars tell this of their output files."""
+    manifest = replace(read_manifest(job.path), nodes=2)
+    manifest = replace(manifest, tasks=tuple(replace(task, node_index=task.rank // 2) for task in manifest.tasks))
+    groups = tuple(replace(group, directory=str(manifest.directory(group))) for group in manifest.groups)
+    manifest = replace(manifest, groups=groups, run_dir=Path("/shared/run"))
+    mounts = (Mount("/", fstype, "disk"), Mount("/shared", shared, "server:/shared"))
+    monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
+    entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
+    told = {
+        node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
+        for node, facts in over.items()
+    }
+    host = FileHost(SystemClock(), process=False)
+    found = verify(manifest, reasons=COMPLETED, work=job.work, since=START, told=told, host=host)
+    return {check.name: check for check in found}
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Job:
+    return Job(tmp_path, count=4).lines(0, 25).lines(1, 25)
+
+
+def test_files_on_the_disks_of_nodes_are_counted_by_their_sidecars(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = of_nodes(wide, monkeypatch, cn01={}, cn02={})
+    assert {name: checks[name].passed for name in ("outputs", "valid", "records")} == {
+        "outputs": True,
+        "valid": True,
+        "records": True,
+    }
+    assert checks["outputs"].detail.startswith("4 files, 100 bytes on the disks of the nodes")
+    assert checks["records"].detail == "100 records for 100 items"
+
+
+def test_a_node_that_does_not_tell_of_its_files_leaves_open_what_is_there(
+    wide: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = of_nodes(wide, monkeypatch, cn01={})
+    assert {name: checks[name].passed for name in ("outputs", "valid", "records")} == dict.fromkeys(
+        ("outputs", "valid", "records")
+    )
+    assert "1 of them has not told of theirs" in checks["outputs"].detail
+    assert of_nodes(wide, monkeypatch)["outputs"].passed is None
+
+
+def test_what_a_sidecar_has_not_counted_or_found_damaged_is_no_failure(
+    wide: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = {"valid": False, "files_invalid": 1, "invalid": [{"file": "output_x", "format": None, "reason": "cut"}]}
+    checks = of_nodes(wide, monkeypatch, cn01={}, cn02={**damaged, "records": None, "first_output": None})
+    assert (checks["valid"].passed, checks["records"].passed) == (None, None)
+    assert "output_x" in checks["valid"].detail
+    assert of_nodes(wide, monkeypatch, cn01={}, cn02={"records": 7})["records"].passed is None
+
+
+def test_a_damaged_file_on_the_own_disk_is_a_failure_there_too(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide.lines(1, 25, end="{")
+    assert of_nodes(wide, monkeypatch, cn01={}, cn02={})["valid"].passed is False
+
+
+def test_files_that_all_nodes_share_are_looked_at_here(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_nodes(wide, monkeypatch, "nfs4", cn01={}, cn02={})["records"].passed is False
+
+
+# Records
+
+
+ROWS: Mapping[str, tuple[str, bytes]] = {
+    "json": ("output_a.json", json.dumps([{"id": n} for n in range(99)]).encode()),
+    "large json": ("output_b.json", json.dumps([{"id": n, "text": "x" * 20_000} for n in range(99)]).encode()),
+    "csv": ("output_c.csv", b"id,text\n" + b'1,"a\nb"\n' * 99),
+    "jsonl without a last newline": ("output_d.jsonl", b'{"id": 1}\n' * 98 + b'{"id": 2}'),
+    "long lines": ("output_e.jsonl", b"\n".join([json.dumps({"text": "x" * 100_000}).encode()] * 99)),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(("items", "passed"), [(100, True), (101, False)])
+def test_records_of_each_kind_of_file_are_counted(kind: str, items: int, passed: bool, tmp_path: Path) -> None:
+    """99 of them: enough for 100 items, of which the logs do not tell, and not for 101."""
+    job = Job(tmp_path, items=items, count=1)
+    job.work = Work()
+    job.write(*ROWS[kind])
+    assert job.told("records") == (
+        passed,
+        f"99 records for {items} items" + ("" if passed else " (verify.records_per_item: 1)"),
+    )
+
+
+@pytest.mark.parametrize("name", ["array.npy", "rows-latest.h5", "rows.arrow", "rows.feather", "rows.parquet"])
+def test_headers_and_footers_tell_the_rows(name: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, items=1_000_000, count=1)
+    job.work = Work()
+    passed, words = job.write(f"output_{name}", (SAMPLES / name).read_bytes()).told("records")
+    assert passed is False
+    assert int(words.split()[0]) > 0
+
+
+def test_each_item_that_was_done_has_its_record(job: Job) -> None:
+    job.lines(0, 50).lines(1, 48)
+    assert job.told("records") == (False, "98 records for 100 items (verify.records_per_item: 1)")
+    assert job.lines(1, 49).told("records") == (True, "99 records for 100 items")  # 99% are enough
+
+
+@pytest.mark.parametrize(("per_item", "records", "passed"), [(2, 198, True), (2, 197, False), (0.5, 50, True)])
+def test_the_job_file_tells_how_many_records_belong_to_an_item(
+    per_item: float, records: int, passed: bool, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, verify={"records_per_item": per_item}, count=1).lines(0, records)
+    assert job.told("records")[0] is passed
+
+
+def test_records_are_not_counted_where_the_job_file_says_so(tmp_path: Path) -> None:
+    job = Job(tmp_path, verify={"records_per_item": None}, count=1).lines(0, 3)
+    assert "records" not in job.checks()
+
+
+@pytest.mark.parametrize(
+    ("share", "done", "passed"), [(0.9, 90, True), (0.9, 89, False), (1, 99, False), (0.55, 55, True)]
+)
+def test_the_job_file_tells_which_share_is_enough(share: float, done: int, passed: bool, tmp_path: Path) -> None:
+    job = Job(tmp_path, verify={"complete_share": share}, count=1).lines(0, done)
+    job.work = Job.of(done)
+    found, words = job.told("items")
+    assert found is passed
+    assert words == f"{done} of 100 items done; {100 * share:g}% are enough"
+    job.work = Work()
+    assert job.told("records")[0] is passed
+
+
+def test_files_without_records_leave_open_what_is_missing(job: Job) -> None:
+    job.lines(0, 50).lines(1, 40).write("output_summary.json", '{"mean": 1}')
+    assert job.told("records") == (None, "90 records for 100 items; 1 file without any that can be counted")
+    assert job.lines(1, 50).told("records") == (True, "100 records for 100 items")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "[ ]\n", "null"])
+def test_results_without_anything_in_them_are_a_failure(content: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, items=None, count=1)
+    assert job.write("output_0.json", content).told("records") == (False, "0 records in 1 file")
+
+
+# Checksums
+
+
+def test_checksums_are_written_for_sha256sum(tmp_path: Path) -> None:
+    job = Job(tmp_path, verify={"checksums": True, "outputs": 1})
+    job.lines(0, 50).write("output_a\\b\nc.jsonl", "{}\n" * 50)
+    assert job.told("checksums") == (
+        True,
+        "SHA-256 of 2 of 2 files in checksums.txt",
+    )
+    done = subprocess.run(
+        ["sha256sum", "-c", str(job.path / CHECKSUMS_FILE)], cwd=job.path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.count("OK")) == (0, 2), done.stderr
+    expected = hashlib.sha256(b"{}\n" * 50).hexdigest()
+    assert (read_checksums(job.path) or {})["output_a\\b\nc.jsonl"] == expected
+
+
+def test_no_checksums_are_written_unless_asked_for(job: Job) -> None:
+    assert "checksums" not in job.lines(0, 50).lines(1, 50).checks()
+    assert not (job.path / CHECKSUMS_FILE).exists()
+
+
+def test_files_that_have_changed_since_the_end_are_found_by_their_checksums(tmp_path: Path) -> None:
+    job = Job(tmp_path, verify={"checksums": True}).lines(0, 50).lines(1, 50)
+    job.checks()
+    written = (job.path / CHECKSUMS_FILE).read_bytes()
+    assert job.told("checksums", again=True) == (True, "2 of 2 files as in checksums.txt")
+    job.lines(0, 49, end='{"id": 77}\n')
+    check = job.checks(again=True)["checksums"]
+    assert (check.passed, [flaw.file for flaw in check.files]) == (False, ["output_worker_0.jsonl"])
+    job.path.joinpath("output_worker_1.jsonl").unlink()
+    assert "output_worker_1.jsonl" in job.told("checksums", again=True)[1]
+    assert (job.path / CHECKSUMS_FILE).read_bytes() == written
+    (job.path / CHECKSUMS_FILE).unlink()
+    assert job.told("checksums", again=True) == (None, "there is no checksums.txt in the run directory")
+
+
+def test_names_of_any_kind_come_back_from_the_list(tmp_path: Path) -> None:
+    sums = {"a\nb": "0" * 64, "a\\nb": "1" * 64, "\\": "2" * 64, "x  y": "3" * 64, "\udcff": "4" * 64}
+    write_checksums(tmp_path, sums.items())
+    assert read_checksums(tmp_path) == sums
+
+
+# The job file
+
+
+def test_what_the_job_file_asks_for_reaches_the_one_who_looks(tmp_path: Path) -> None:
+    wanted = {"complete_share": 0.5, "outputs": 7, "records_per_item": None, "checksums": True}
+    manifest = read_manifest(Job(tmp_path, verify=wanted, resume=True).path)
+    assert {name: getattr(manifest.verify, name) for name in wanted} == wanted
+    assert manifest.resumes
+    again = parse_manifest(json.dumps(render_manifest(manifest)), manifest.run_dir)
+    assert again == manifest
+
+
+def test_a_manifest_from_before_there_was_anything_to_ask_for_has_the_defaults(job: Job) -> None:
+    body = render_manifest(read_manifest(job.path))
+    del body["verify"], body["resumes"]
+    manifest = parse_manifest(json.dumps(body), job.path)
+    assert manifest.verify == read_manifest(job.path).verify
+    assert not manifest.resumes
+
+
+def test_bars_over_batches_leave_the_items_to_the_records(tmp_path: Path) -> None:
+    job = Job(tmp_path, items=960).lines(0, 480).lines(1, 480)
+    bars = [{"items": 60, "items_expected": 60, "items_processed": 60, "unit": "items", "pattern": "bar"}] * 2
+    job.work = work_of(bars)
+    assert job.told("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
+    assert job.told("records") == (True, "960 records for 960 items")
+    job.lines(1, 300)
+    assert job.told("records")[0] is False
+
+
+def test_one_machine_that_plays_several_nodes_has_one_disk(wide: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = of_nodes(wide, monkeypatch, shared="ext4", cn01={}, cn02={})
+    assert checks["records"].passed is False
+    assert checks["records"].detail.startswith("50 records for 100 items")

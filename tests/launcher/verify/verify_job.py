@@ -1,0 +1,87 @@
+"""A job whose files are written by hand, and what is found when they are verified."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import read_manifest
+from exporter.machine.file_host import FileHost
+from exporter.progress.work import Work, work_of
+from launcher.verify import files
+from launcher.verify.verify import Check, verify
+from tests.support.launcher import settled_run_dir
+
+SAMPLES = Path(__file__).parents[2] / "exporter" / "files" / "formats" / "samples"
+START = time.time() - 3600.0
+"""When the job has begun; the files of these tests are written later, unless they are made to be older."""
+COMPLETED = ("completed", "completed")
+
+
+class Job:
+    """The run directory of a job of two workers whose files are written by hand."""
+
+    def __init__(self, folder: Path, *, items: int | None = 100, role: str = "worker", count: int = 2, **over: Any):
+        self.items = items
+        over = {"patterns": {"output": "output_*", "checkpoints": "checkpoint_*"}, **over}
+        progress = {"total_items": items} if items else {}
+        workers = [{"role": role, "count": count, "command": "x"}]
+        self.path = settled_run_dir(folder, {"name": "job", "workers": workers, "progress": progress, **over})
+        self.work = self.of(*(items // count if items else None for _ in range(count)))
+        self.idle: tuple[int, ...] = ()
+        self.busy: tuple[int, ...] = ()
+        self.logs: tuple[Path, ...] = ()
+
+    @staticmethod
+    def of(*positions: int | None, unit: str | None = None) -> Work:
+        """The work of workers that have come so far."""
+        entries = [{"items": done, "items_expected": done, "items_processed": done, "unit": unit} for done in positions]
+        return work_of(entries)
+
+    def write(self, name: str, content: bytes | str, age_s: float = 0.0) -> "Job":
+        """A file of the job that was written so long ago."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        moment = time.time() - age_s
+        os.utime(path, (moment, moment))
+        return self
+
+    def lines(self, rank: int, count: int, end: str = "", age_s: float = 0.0) -> "Job":
+        """Output of a worker: so many records, and text behind them."""
+        return self.write(f"output_worker_{rank}.jsonl", "".join(f'{{"id": {n}}}\n' for n in range(count)) + end, age_s)
+
+    def checks(self, **over: Any) -> dict[str, Check]:
+        """All checks, by name."""
+        given: dict[str, Any] = {"work": self.work, "idle": self.idle, "busy": self.busy, "since": START}
+        given |= {"logs": self.logs, **over}
+        if "host" not in given:
+            given["host"] = FileHost(SystemClock(), process=False)
+        found = verify(read_manifest(self.path), reasons=COMPLETED, **given)
+        assert len({check.name for check in found}) == len(found)
+        return {check.name: check for check in found}
+
+    def told(self, name: str, **over: Any) -> tuple[bool | None, str]:
+        """How one check came out, and its words."""
+        check = self.checks(**over)[name]
+        return check.passed, check.detail
+
+
+def many_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each look end after as little as can be."""
+    monkeypatch.setattr(files, "SLICE_S", 0.0)
+
+
+def after(looks: int) -> Callable[[], bool]:
+    """Says that the time is up after so many questions."""
+    asked = [0]
+
+    def over() -> bool:
+        asked[0] += 1
+        return asked[0] > looks
+
+    return over

@@ -1,0 +1,282 @@
+"""GPUs in the terminal view, from views made by hand."""
+
+from typing import Any
+
+import pytest
+
+from exporter.gpus.analysis.node_status import worker_devices
+from launcher.watch.gpus import gpu_cells, gpu_troubles, index_words, mean_busy
+from tests.launcher.conftest import Golden
+from tests.launcher.watch.test_picture import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
+from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
+
+STRANGER = {"pid": 7, "memory_bytes": 5 * GIB}
+FELL_OFF = {"gpu": "1", "severity": "failure", "words": "it has fallen off the bus (Xid 79)"}
+
+
+def on_gpus(rank: int, *indices: int | str, node: dict[str, Any], **over: Any) -> dict[str, Any]:
+    """A worker whose sidecar has said which GPUs it uses."""
+    entry = of_worker(*indices, **{key: over.pop(key) for key in list(over) if key.startswith("gpu_")})
+    shown = {key: entry[key] for key in ("gpu_misplaced", "gpu_conditions", "gpu_memory_full")}
+    return {**worker(rank, **over), **shown, "gpus": list(range(len(indices))),
+            "gpu_devices": worker_devices(entry, node)}  # fmt: skip
+
+
+def gpu_view(**over: Any) -> dict[str, Any]:
+    """A job on two nodes with all kinds of trouble."""
+    well = gpus(gpu(0), gpu(1, foreign=[STRANGER]), gpu(2, utilization_ratio=0.05), gpu(3))
+    ill = gpus(
+        gpu(0, workers=["worker_w2", "worker_w4"]),
+        gpu(1, state="lost", words="GPU is lost", utilization_ratio=None, xids=[{**XID_79, "time": NOW - 40}]),
+        health="failure",
+        reasons=[FELL_OFF],
+    )
+    idle = {"held_idle": "holds 15.0 GiB of GPU memory and has not computed for 12m"}
+    workers = [
+        on_gpus(0, 0, node=well),
+        on_gpus(1, 1, 2, node=well, gpu_conditions=idle, restarts=1),
+        on_gpus(2, 0, node=ill),
+        on_gpus(3, 1, node=ill, **dead("gpu_fault", 1)),
+        on_gpus(4, 1, node=ill, gpu_use=[use(0)], gpu_misplaced="uses GPU 0 of worker_w2, not its GPU 1"),
+    ]
+    for entry, node in zip(workers, ("cn00", "cn00", "cn01", "cn01", "cn01"), strict=True):
+        entry["node"] = node
+    nodes = [{"node": "cn00", **well}, {"node": "cn01", **ill}]
+    return a_view(workers=workers, gpus=nodes, cause=None, events=[], nodes=[], **over)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_picture_of_gpus_is_the_golden_one(width: int, golden: Golden) -> None:
+    golden(f"launcher/watch-gpus-{width}.txt", screen(gpu_view(), width))
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 70, 80, 100, 120, 200])
+def test_no_line_with_gpus_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, screen(gpu_view(), width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_in_a_narrow_window_no_number_is_cut_in_two(width: int) -> None:
+    table = [line for line in screen(gpu_view(), width).splitlines() if line.startswith("worker_w") or "GPU%" in line]
+    assert len(table) == 6
+    assert "…" not in "".join(table)
+    assert " 95%  15.0/141 " in table[1]
+
+
+def test_a_long_name_of_a_node_is_shortened_before_columns_give_way_to_it() -> None:
+    view = gpu_view()
+    for entry in (*view["workers"], *view["gpus"]):
+        entry["node"] = f"gpu-node-of-rack-17-in-hall-{entry['node']}"
+    (head,) = (line for line in screen(view, 80).splitlines() if "GPU%" in line)
+    assert head.split() == ["WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU", "GiB", "ITEMS", "ETA"]
+    assert "worker_w0  gpu-node-of-…  0    running " in screen(view, 80)
+    assert "worker_w0  gpu-node-of-rack-17-in-hall-cn00  0    running " in screen(view, 160)
+
+
+def test_a_job_without_gpus_has_no_columns_for_them() -> None:
+    shown = screen(a_view(workers=[worker(0, gpus=[]), worker(1, gpus=[])]), 200)
+    assert "GPU" not in shown
+    assert " WORKER" not in shown
+    assert "WORKER     NODE  STATE " in shown
+
+
+def test_without_a_sidecar_only_the_plan_is_shown() -> None:
+    shown = screen(a_view(), 200)
+    assert " GPU  " in shown
+    assert "GPU%" not in shown
+
+
+def cells(*indices: int | str, node: dict[str, Any], **over: Any) -> tuple[str, str, str]:
+    return gpu_cells(on_gpus(0, *indices, node=node, **over), node)
+
+
+def test_of_several_gpus_the_mean_and_the_sums_are_shown() -> None:
+    node = gpus(gpu(0, utilization_ratio=0.9), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.1))
+    assert cells(0, 1, 2, node=node) == ("0-2 (3)", "50%", "45.0/423")
+    assert cells(1, 2, node=node) == ("1,2", "30%", "30.0/282")
+
+
+def test_the_gpu_that_a_worker_uses_is_shown_and_not_that_of_its_plan() -> None:
+    node = gpus(gpu(0), gpu(1, utilization_ratio=0.1))
+    assert cells(1, node=node, gpu_use=[use(0)]) == ("0", "95%", "15.0/141")
+
+
+def test_a_gpu_that_its_worker_does_not_use_yet_has_nothing_of_it() -> None:
+    node = gpus(gpu(0, utilization_ratio=0.0, memory_used_bytes=GIB, workers=[]))
+    assert cells(0, node=node, gpu_use=[]) == ("0", "0%", "0.0/141")
+
+
+def test_of_a_shared_gpu_the_share_of_the_worker_is_shown() -> None:
+    both = gpus(gpu(0, workers=["worker_w0", "worker_w1"]))
+    assert cells(0, node=both) == ("0", "50%", "15.0/141")
+    assert cells(0, node=both, gpu_use=[use(0, sm_ratio=None, memory_bytes=None)]) == ("0", "95%", "-")
+
+
+def test_where_nobody_tells_by_process_the_memory_of_a_gpu_is_that_of_its_only_worker() -> None:
+    silent = use(0, memory_bytes=None, sm_ratio=None)
+    assert cells(0, node=gpus(gpu(0)), gpu_use=[silent]) == ("0", "95%", "20.0/141")
+    assert cells(0, node=gpus(gpu(0, foreign=[STRANGER])), gpu_use=[silent]) == ("0", "95%", "-")
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    dim = gpus(gpu(0, utilization_ratio=None, memory_total_bytes=None))
+    assert cells(0, node=dim) == ("0", "-", "15.0")
+    assert cells(0, node=gpus(driver_state="failing"), gpu_use=[]) == ("0", "-", "-")
+    assert gpu_cells(worker(0, gpus=[]), {}) == ("-", "-", "-")
+
+
+def test_of_a_worker_that_has_ended_only_its_gpu_is_shown() -> None:
+    assert cells(0, node=gpus(gpu(0)), **dead("completed", 0)) == ("0", "-", "-")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], "-"),
+        (["3"], "3"),
+        (["2", "1"], "1,2"),
+        ([str(n) for n in range(8)], "0-7 (8)"),
+        (["0", "1", "2", "5", "7", "8"], "0-2,5,7,8 (6)"),
+        (["0:1"], "0:1"),
+        (["1", "0:1"], "1,0:1"),
+    ],
+)
+def test_gpus_are_named_by_their_indices(names: list[str], words: str) -> None:
+    assert index_words(names) == words
+
+
+def test_a_worker_that_has_ended_well_has_no_trouble_any_more() -> None:
+    view = gpu_view()
+    view["workers"][3] |= dead("completed", 0)
+    assert "! worker_w3" not in screen(view, 120)
+
+
+def test_of_many_troubles_some_are_told() -> None:
+    node = gpus(*(gpu(n, state="lost") for n in range(12)))
+    workers = [on_gpus(n, n, node=node) for n in range(12)]
+    for entry in workers:
+        entry["node"] = "cn00"
+    shown = screen(a_view(workers=workers, gpus=[{"node": "cn00", **node}]), 120)
+    assert shown.count(" is lost\n") == 8
+    assert "! and 4 more with GPUs\n" in shown
+
+
+def test_gpus_that_cannot_be_read_are_told_by_node() -> None:
+    blind = gpus(driver_state="version_mismatch", words="Driver/library\x1b mismatch", allocated=2, health=None)
+    shown = screen(a_view(gpus=[{"node": "cn00", **blind}]), 120)
+    assert "! GPUs of cn00: cannot be read (version_mismatch): Driver/library\\x1b mismatch\n" in shown
+
+
+def test_healthy_gpus_are_not_worth_a_line() -> None:
+    node = gpus(gpu(0))
+    assert gpu_troubles(a_view(workers=[on_gpus(0, 0, node=node)], gpus=[{"node": "cn00", **node}])) == []
+
+
+def shared(*strangers: dict[str, Any], **of_second: Any) -> dict[str, Any]:
+    """Two workers on one GPU, and who else is on it."""
+    node = gpus(gpu(0, workers=["worker_w0", "worker_w1"], foreign=list(strangers)))
+    workers = [on_gpus(0, 0, node=node), on_gpus(1, 0, node=node, **of_second)]
+    return a_view(workers=workers, gpus=[{"node": "cn00", **node}])
+
+
+@pytest.mark.parametrize("of_second", [{}, dead("completed", 0)])
+def test_a_stranger_on_a_gpu_of_several_workers_is_told_once(of_second: dict[str, Any]) -> None:
+    found = [(who, [trouble.key for trouble in what]) for who, what in gpu_troubles(shared(STRANGER, **of_second))]
+    assert found == [("GPUs of cn00", ["foreign 0 7"])]
+
+
+def test_a_gpu_that_is_not_there_is_told_of_its_node_and_its_worker() -> None:
+    node = gpus(gpu(0), allocated=2)
+    entry = of_worker(0, gpu_missing=["7"])
+    lacking = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
+    found = gpu_troubles(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
+    assert [(who, [trouble.words for trouble in what]) for who, what in found] == [
+        ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),
+        ("worker_w0 on cn00", ["GPU 7 is missing"]),
+    ]
+    assert gpu_cells(lacking, node) == ("0", "95%", "15.0/141")
+
+
+def test_gpus_count_once_in_the_mean_of_the_job() -> None:
+    node = gpus(gpu(0, utilization_ratio=1.0), gpu(1, utilization_ratio=0.5), gpu(2, utilization_ratio=0.0))
+    workers = [on_gpus(rank, index, node=node) for rank, index in enumerate((0, 0, 1))]
+    view = a_view(workers=[{**entry, "node": "cn00"} for entry in workers], gpus=[{"node": "cn00", **node}])
+    assert mean_busy(view) == 0.75
+    assert mean_busy(a_view()) is None
+
+
+def test_a_line_tells_how_busy_gpus_are_and_each_new_trouble_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    (healthy, ill), held = (gpus(gpu(0), health=health, reasons=[]) for health in ("healthy", "warning")), []
+    for node, seconds in ((healthy, 1), (ill, 2), (ill, 3), (healthy, 4), (ill, 5)):
+        words = {"held_idle": f"has not computed for {seconds}m"} if node is ill else {}
+        entry = {**on_gpus(0, 0, node=node, gpu_conditions=words), "node": "cn00"}
+        held.append(lines.show(a_view(workers=[entry], gpus=[{"node": "cn00", **node}])))
+    first, second, third, fourth, fifth = held
+    assert " | GPUs 95% busy | " in first[0]
+    assert second == [
+        "2025-11-22 04:13:41 GPUs of cn00: warning",
+        "2025-11-22 04:13:41 worker_w0 on cn00: held_idle: has not computed for 2m",
+    ]
+    assert fourth == [
+        "2025-11-22 04:13:41 GPUs of cn00: healthy again",
+        "2025-11-22 04:13:41 worker_w0 on cn00: held_idle is over",
+    ]
+    assert (third, len(fifth)) == ([], 2)
+
+
+def lines_of(lines: Lines, node: dict[str, Any] | None, **over: Any) -> list[str]:
+    """What one look at a worker on GPU 0 adds, without the moment and the summary of the job."""
+    entry = {**on_gpus(0, 0, node=node or {}, **over), "node": "cn00"}
+    view = a_view(workers=[entry], gpus=[] if node is None else [{"node": "cn00", **node}])
+    return [line[20:] for line in lines.show(view) if " | " not in line and "ended" not in line]
+
+
+def test_a_gpu_works_again_once_nothing_is_wrong_with_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    assert lines_of(lines, gpus(gpu(0, state="lost"))) == ["worker_w0 on cn00: GPU 0 is lost"]
+    assert lines_of(lines, gpus(gpu(0, state="reset_required"))) == ["worker_w0 on cn00: GPU 0 needs a reset"]
+    assert lines_of(lines, gpus(gpu(0))) == ["worker_w0 on cn00: GPU 0 works again"]
+    assert lines_of(lines, gpus(gpu(0))) == []
+
+
+def test_another_reason_does_not_make_a_node_healthy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    told = [lines_of(lines, gpus(gpu(0), health=health)) for health in ("failure", "warning", None, "healthy")]
+    assert told == [["GPUs of cn00: failure"], ["GPUs of cn00: warning"], [], ["GPUs of cn00: healthy again"]]
+
+
+def test_a_driver_that_can_be_read_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    assert lines_of(lines, gpus(gpu(0), driver_state="failing")) == ["GPUs of cn00: cannot be read (failing)"]
+    assert lines_of(lines, gpus(gpu(0))) == ["GPUs of cn00: can be read again"]
+
+
+@pytest.mark.parametrize(
+    ("node", "over"),
+    [
+        (None, {}),
+        (gpus(gpu(0), driver_state="failing", allocated=0), {}),
+        (gpus(gpu(0)), {"gpu_conditions": None}),
+        (gpus(gpu(0)), {"pid": None}),
+        (gpus(gpu(0)), dead("app_error", 1)),
+        (gpus(gpu(0)), dead("completed", 0)),
+    ],
+)
+def test_what_is_not_known_to_be_over_is_not_told_to_be(
+    node: dict[str, Any] | None, over: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, idle = Lines(monkeypatch), {"gpu_conditions": {"held_idle": "no use"}}
+    assert lines_of(lines, gpus(gpu(0)), **idle) == ["worker_w0 on cn00: held_idle: no use"]
+    assert lines_of(lines, node, **over) == []
+    assert lines_of(lines, gpus(gpu(0)), **idle) == []
+    assert lines_of(lines, gpus(gpu(0))) == ["worker_w0 on cn00: held_idle is over"]
+
+
+def test_a_stranger_that_has_left_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    told = [line[20:] for view in (shared(STRANGER), shared()) for line in lines.show(view) if " | " not in line]
+    assert told == [
+        "GPUs of cn00: process 7, which is not of this job, holds 5.0 GiB of GPU 0",
+        "GPUs of cn00: process 7 is no longer on GPU 0",
+    ]

@@ -1,0 +1,609 @@
+"""The terminal view, from views made by hand."""
+
+import copy
+import io
+import re
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.watch import picture as watch
+from launcher.watch.picture import LineLog, eta_words, progress_words, render, worker_state
+from launcher.watch.words import clean, clock_words, size_words
+from tests.launcher.conftest import Golden
+
+NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+EVIL = "evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e"
+
+
+def worker(rank: int, **over: Any) -> dict[str, Any]:
+    """A worker that does well."""
+    return {
+        "worker": f"worker_w{rank}",
+        "role": "worker",
+        "rank": rank,
+        "node": f"cn0{rank // 2}",
+        "gpus": [rank % 2],
+        "up": True,
+        "state": "running",
+        "start": NOW - 600,
+        "restarts": 0,
+        "exits": [],
+        "exit": None,
+        "items": 750 + rank,
+        "items_expected": 1500,
+        "items_processed": 750 + rank,
+        "rate": 12.5,
+        "average_rate": 12.0,
+        "eta": {"seconds": 60.0, "low": 55.0, "high": 75.0},
+        "last_progress": NOW - 1.2,
+        "stalled": False,
+        "rss_bytes": 3.2 * 1024**3,
+        "pid": 1000 + rank,
+        **over,
+    }
+
+
+def dead(reason: str, code: int | None, signal: str | None = None) -> dict[str, Any]:
+    words = f"killed by {signal}" if signal else f"exit status {code}"
+    entry = {"reason": reason, "code": code, "signal": signal, "time": NOW - 30, "restart": 0, "evidence": [words]}
+    return {"up": False, "state": "dead", "exit": entry, "rate": None, "eta": None}
+
+
+def a_view(**over: Any) -> dict[str, Any]:
+    """A job of which each worker is in another state."""
+    workers = [
+        worker(0),
+        worker(1, restarts=1, gpus=[1, 2]),
+        worker(2, stalled=True, rate=None, eta=None, last_progress=NOW - 432),
+        worker(3, **dead("killed_unknown", None, "SIGKILL")),
+        worker(4, **dead("completed", 0), items=1500),
+        worker(
+            5, up=False, state="not_found", start=None, items=None, rate=None, eta=None, gpus=[], last_progress=None
+        ),
+    ]
+    return {
+        "schema": 1,
+        "time": NOW,
+        "job_id": "4459",
+        "job_name": "embed-v2",
+        "user": "ana",
+        "state": "RUNNING",
+        "phase": "running",
+        "start": NOW - 3725,
+        "end": None,
+        "time_limit_s": 7200.0,
+        "limit_end": NOW - 3725 + 7200,
+        "items": 4506,
+        "items_expected": 9000,
+        "items_processed": 4600,
+        "rate": 37.5,
+        "eta": {"seconds": 125.0, "low": 100.0, "high": 3700.0},
+        "time_limit_met_probability": 0.995,
+        "first_to_stop": None,
+        "workers": workers,
+        "outputs": [
+            {"group": "output", "files": 6, "bytes": 5 * 1024**2, "growth_bytes_per_second": 2048.0, "mtime": NOW},
+            {"group": "checkpoint", "files": 0, "bytes": 0, "growth_bytes_per_second": None, "mtime": None},
+        ],
+        "filesystems": [{"group": "output", "available_bytes": 9 * 1024**4, "size_bytes": 10 * 1024**4}],
+        "events": [
+            {"time": NOW - 900 + n, "level": level, "event": event, "worker": f"worker_w{n % 6}", "detail": detail}
+            for n, (level, event, detail) in enumerate(
+                [
+                    *(("info", "started", "pid 1"), ("info", "started", "pid 2"), ("info", "restarted", "run 2")),
+                    *(("warning", "stalled", "no progress for 300 s"), ("info", "ended", "completed (exit status 0)")),
+                    (
+                        "critical",
+                        "ended",
+                        "killed_unknown (killed by SIGKILL; nothing tells who sent it), and more words",
+                    ),
+                    ("critical", "log", "CUDA error: an illegal memory access was encountered at line 12345"),
+                ]
+            )
+        ],
+        "launch": {"verified": True, "lacking": []},
+        "nodes": [
+            {"node": "cn00", "address": "cn00:9410", "source": "http", "age_s": 0.5, "error": None},
+            {"node": "cn01", "address": "cn01:9410", "source": "file", "age_s": 9.0, "error": "no answer"},
+        ],
+        "cause": {
+            "worker": "worker_w3",
+            "rank": 3,
+            "node": "cn01",
+            "reason": "killed_unknown",
+            "code": None,
+            "signal": "SIGKILL",
+            "time": NOW - 30,
+            "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
+        },
+        "report": None,
+        "run_dir": "/logs/4459_embed-v2_20251122_041341",
+        **over,
+    }
+
+
+def ended_view() -> dict[str, Any]:
+    workers = [worker(rank, **dead("completed", 0), items=1500) for rank in range(2)]
+    return a_view(
+        state="COMPLETED", phase="finished", end=NOW - 10, items=3000, items_expected=3000, rate=None, eta=None,
+        workers=workers, nodes=[], cause=None, events=[], report={"state": "COMPLETED", "duration_s": 3715.0},
+    )  # fmt: skip
+
+
+def pending_view() -> dict[str, Any]:
+    idle: dict[str, Any] = {"up": False, "state": "not_found", "start": None, "items": None, "rate": None, "eta": None}
+    return a_view(
+        state="PENDING", phase="launching", start=None, limit_end=None, items=None, items_expected=None, rate=None,
+        eta=None, workers=[worker(rank, **idle) for rank in range(2)], outputs=[], filesystems=[], events=[], nodes=[],
+        cause=None, pending_reason="Dependency",
+    )  # fmt: skip
+
+
+def serving_view(*states: str, **over: Any) -> dict[str, Any]:
+    """A job of services without a position, its benchmark last; ``states`` are those of its workers."""
+    idle: dict[str, Any] = {"items": None, "items_expected": None, "rate": None, "eta": None, "last_progress": None}
+    workers = [
+        worker(rank, state=state, service=rank < len(states) - 1, gpus=[], **idle)
+        | ({} if state == "running" else {"up": False, "start": None})
+        for rank, state in enumerate(states)
+    ]
+    return a_view(
+        workers=workers, items=None, items_expected=None, rate=None, eta=None, events=[], cause=None, nodes=[],
+        outputs=[], filesystems=[],
+        readiness={
+            "ready": False, "since": None, "not_ready_since": NOW - 130, "waiting": "decode_w0 and the model",
+            "workers": {},
+        }, **over,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
+    """What a terminal of this width shows; without the blanks at the ends of lines."""
+    console = Console(
+        file=io.StringIO(), width=width, height=50, highlight=False, force_terminal=colors,
+        color_system="standard" if colors else None, legacy_windows=False, _environ={},
+    )  # fmt: skip
+    console.print(render(view, **options))
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_picture_is_the_golden_one(width: int, golden: Golden) -> None:
+    golden(f"launcher/watch-{width}.txt", screen(a_view(), width))
+
+
+def test_pictures_of_other_jobs_are_the_golden_ones(golden: Golden) -> None:
+    golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, most_workers=3))
+    golden("launcher/watch-ended.txt", screen(ended_view(), 100))
+    golden("launcher/watch-pending.txt", screen(pending_view(), 100))
+    golden("launcher/watch-serving.txt", screen(serving_view("running", "running", "waiting", phase="launching"), 100))
+
+
+def test_plain_characters_are_ascii() -> None:
+    assert screen(a_view(), 100, ascii_only=True).isascii()
+    assert not screen(a_view(), 100).isascii()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, screen(a_view(), width).splitlines())) <= width
+
+
+def test_in_an_ordinary_terminal_workers_are_told_apart() -> None:
+    shown = screen(a_view(), 80)
+    assert all(f"worker_w{rank} " in shown for rank in range(6))
+    assert all(f" {state}" in shown for state in ("running (run 2)", "stalled", "killed_unknown", "completed"))
+
+
+def test_when_not_all_workers_fit_those_that_need_a_look_are_shown() -> None:
+    workers = [worker(rank) for rank in range(40)]
+    workers[33] = worker(33, **dead("app_error", 3))
+    shown = screen(a_view(workers=workers), 120, most_workers=4)
+    assert "! app_error" in shown
+    assert "... and 36 more" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == [
+        *("worker_w0", "worker_w1", "worker_w2", "worker_w33")
+    ]
+
+
+def evil_view() -> dict[str, Any]:
+    """A view in which everything that a user or a log may choose is as bad as can be."""
+    view = copy.deepcopy(a_view(job_id=EVIL, job_name=EVIL, user=EVIL))
+    for entry in view["workers"]:
+        entry["node"] = EVIL
+    for event in view["events"]:
+        event["detail"] = EVIL
+    view["cause"]["evidence"] = [EVIL]
+    view["workers"][3]["exit"]["evidence"] = [EVIL]
+    return view
+
+
+@pytest.mark.parametrize("colors", [True, False])
+def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
+    shown = SGR.sub("", screen(evil_view(), 400, colors=colors))
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert r"evil\x1b[31m\x07\r\n\x9b2J[red]b[/red]\u202e" in shown
+    assert colors is ("\x1b[" in screen(a_view(), colors=colors))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ä 日本", "plain ä 日本"),
+        ("a\nb\tc", r"a\nb\tc"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x7f\x9b\u2028\u202e\udc80\U000e0001", r"\x7f\x9b\u2028\u202e\udc80\U000e0001"),
+        (7, "7"),
+    ],
+)
+def test_text_is_cleaned(text: object, shown: str) -> None:
+    assert clean(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (14.2 * 1024**3, "14.2 GiB"),
+        (5000 * 1024**4, "5000.0 TiB"),
+    ],
+)
+def test_sizes_are_told_in_binary_units(count: float | None, words: str) -> None:
+    assert size_words(count) == words
+
+
+def test_a_moment_of_today_needs_no_date() -> None:
+    assert clock_words(None) == "-"
+    assert clock_words(NOW) == "2025-11-22 04:13"
+    now = time.time()
+    assert clock_words(now) == time.strftime("%H:%M:%S", time.localtime(now))
+
+
+def test_progress_is_told_as_far_as_it_is_known() -> None:
+    assert progress_words({"items": None, "items_expected": 10}) == "no progress yet"
+    assert progress_words({"items": 5, "items_expected": None}) == "5 items"
+    assert progress_words({"items": 5, "items_expected": 10}) == "50.0% 5/10 items"
+
+
+def test_progress_is_told_in_the_unit_of_the_job() -> None:
+    assert progress_words({"items": 5, "items_expected": None, "unit": "steps"}) == "5 steps"
+    assert progress_words({"items": 5, "items_expected": 10, "unit": "tokens"}) == "50.0% 5/10 tokens"
+    assert progress_words({"items": 5, "items_expected": 10, "unit": None}) == "50.0% 5/10 items"
+
+
+def in_units(*units: str, **over: Any) -> dict[str, Any]:
+    """A view of workers that count in these units."""
+    workers = [worker(rank, unit=unit) for rank, unit in enumerate(units)]
+    return a_view(workers=workers, unit=units[0] if len(set(units)) == 1 else None, **over)
+
+
+def test_workers_that_count_different_things_say_what_each_counts() -> None:
+    shown = screen(in_units("steps", "items", items=None, items_expected=None, rate=None), 120)
+    assert "]  steps and items, which do not add up\n" in shown
+    assert " POSITION " in shown
+    assert " 750/1500 steps " in shown
+    assert " 751/1500 items " in shown
+
+
+def test_time_left_is_told_with_its_interval_and_the_margin() -> None:
+    assert eta_words(a_view()) == "ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15, margin to the limit +55m 50s"
+    late = a_view(limit_end=NOW + 65)
+    assert eta_words(late).endswith("margin to the limit -1m 00s")
+    doubtful = a_view(limit_end=NOW + 65, time_limit_met_probability=0.123)
+    assert eta_words(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
+    assert eta_words(a_view(eta=None)) == "ETA unknown yet"
+    assert eta_words(ended_view()) == "took 1h 01m"
+
+
+def test_the_state_of_a_worker_is_a_word() -> None:
+    states = [worker_state(entry) for entry in a_view()["workers"]]
+    assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
+
+
+def test_what_a_worker_is_at_is_its_state() -> None:
+    assert worker_state({**a_view()["workers"][0], "at": "checkpointing"}) == "checkpointing"
+
+
+def test_who_holds_the_others_back_is_named() -> None:
+    view = a_view(first_to_stop="worker_w2")
+    view["workers"][0]["lag"] = 0.37
+    picture = screen(view, 120)
+    assert f"{view['workers'][0]['worker']} on {view['workers'][0]['node']} is 37% behind the others" in picture
+    assert "worker_w2 stopped first, of those without progress" in picture
+
+
+def test_a_file_system_that_does_not_answer_is_named() -> None:
+    spaces = [
+        {"group": "output", "available_bytes": None, "size_bytes": None, "responding": False, "mount": "/nfs/a\nb"},
+        {"group": "run", "available_bytes": 5, "size_bytes": 10, "responding": True, "mount": "/"},
+    ]
+    assert r"/nfs/a\nb of output does not answer" in screen(a_view(filesystems=spaces), 120)
+
+
+def test_the_last_checkpoint_has_its_age_its_rhythm_and_when_the_next_is_due() -> None:
+    last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
+    found = {"last": last, "last_complete": last, "writing": False, "interval_s": 1800.0, "next_expected": NOW + 1075}
+    assert r"checkpoint step_\n300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(
+        a_view(checkpoints=found), 120
+    )
+    late = {**found, "next_expected": NOW - 61}
+    assert "every 30m 00s, late by 1m 01s" in screen(a_view(checkpoints=late), 120)
+    writing = {**found, "writing": True}
+    assert "ago, every 30m 00s, the next one is being written" in screen(a_view(checkpoints=writing), 120)
+    assert "written" not in screen(a_view(checkpoints=writing, phase="finished"), 120)
+
+
+def test_files_that_are_damaged_or_written_no_more_are_told() -> None:
+    bad = [{"file": "output_3\n.jsonl", "format": "jsonl", "reason": "line 7 is no JSON"}]
+    group = {
+        "group": "output",
+        "files": 6,
+        "bytes": 1024,
+        "growth_bytes_per_second": None,
+        "mtime": NOW,
+        "records": 12,
+        "stalled": False,
+        "stalled_ranks": [3, 9],
+        "files_invalid": 2,
+        "invalid": bad,
+    }
+    cut = {"name": "step_400", "time": NOW - 5, "state": "incomplete", "reason": "2 of 8 files are missing"}
+    picture = screen(a_view(outputs=[group], checkpoints={"last": cut, "last_complete": None}), 120)
+    assert "output 6 files 1.0 KiB 12 records" in picture
+    assert "! output: worker_w3, rank 9 writes nothing any more" in picture
+    assert "! output: 2 damaged: output_3\\n.jsonl: line 7 is no JSON" in picture
+    assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in picture
+    nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
+    assert "! output: nobody writes any more" in screen(a_view(outputs=[nobody]), 120)
+
+
+def test_no_name_or_value_breaks_a_row() -> None:
+    view = a_view(first_to_stop="worker_w0", items=None, phase="running", events=a_view()["events"][:2])
+    view["workers"][0] |= {"lag": 0.5, "gpus": ["GPU-0"]}
+    view["outputs"][0] |= {"files_invalid": 1, "invalid": [{"file": "f", "reason": "r"}], "stalled_ranks": [0]}
+    found = {"name": "step_3", "time": NOW, "state": "incomplete", "reason": "r"}
+    view |= {"checkpoints": {"last": found, "last_complete": found}, "launch": {"verified": False, "lacking": ["l"]}}
+    view |= {"readiness": {"ready": False, "since": None, "not_ready_since": None, "waiting": "w"}}
+    plain = screen(view, 1000).splitlines()
+
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoilt(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [spoilt(entry) for entry in value]
+        return f"{value}\n\x1b[2J\u2028" if isinstance(value, str) and value != "incomplete" else value
+
+    shown = screen(spoilt(view), 1000).splitlines()
+    assert len(shown) == len(plain)
+    assert all(character.isprintable() for line in shown for character in line)
+    assert all(line.startswith(like.split(" ")[0]) for line, like in zip(shown, plain, strict=True))
+
+
+def test_a_job_that_only_serves_has_neither_progress_nor_time_left() -> None:
+    shown = screen(serving_view("running", "running", "running", phase="launching"), 100)
+    assert ("no progress yet" in shown, "ETA unknown yet" in shown) == (True, True), "the benchmark has work"
+    for last in ("waiting", "not_started"):
+        shown = screen(serving_view("running", "running", last), 100)
+        assert not any(words in shown for words in ("progress", "ETA unknown", "░"))
+    told = serving_view("running", "waiting") | {"items": 3}
+    assert "3 items" in screen(told, 100)
+    over = serving_view("running", "not_started", report={"duration_s": 60.0}) | {"readiness": None}
+    assert "took 1m 00s" in screen(over, 100)
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"output_tokens_per_second": 181.6}, "182 tok/s"),
+        ({"output_tokens_per_second": 2.34, "input_tokens_per_second": 0.0}, "2.3 tok/s"),
+        ({"output_tokens_per_second": 0.0}, "0 tok/s"),
+        ({"input_tokens_per_second": 2012.4}, "2012 tok/s in"),
+        ({"output_tokens_per_second": 9.0, "input_tokens_per_second": 2012.4, "role": "prefill"}, "2012 tok/s in"),
+        ({"output_tokens_per_second": 9.0, "role": "prefill"}, "9.0 tok/s"),
+        ({"output_tokens_per_second": 9.0, "rate": 3.25}, "3.2"),
+        ({"output_tokens_per_second": 9.0, "up": False}, "-"),
+        ({"output_tokens_per_second": None, "input_tokens_per_second": None}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_the_rate_of_an_engine_is_that_of_its_tokens(told: dict[str, Any], shown: str) -> None:
+    view = serving_view("running", "running")
+    view["workers"][0] |= told
+    (row,) = [line for line in screen(view, 120).splitlines() if line.startswith("worker_w0")]
+    assert re.split(r"  +", row)[4] == shown
+
+
+def test_without_a_total_there_is_no_bar() -> None:
+    assert "\n16 requests\n" in screen(a_view(items=16, items_expected=None, unit="requests", rate=None), 100)
+    assert "\n[░░░" in screen(a_view(items=None, items_expected=None, rate=None), 100)
+
+
+def test_a_task_that_waits_needs_no_look() -> None:
+    view = serving_view(*(["running"] * 4), "not_found", "waiting")
+    shown = screen(view, 100, most_workers=2)
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == ["worker_w0", "worker_w4"]
+
+
+# Lines for pipes and files
+
+
+class Lines:
+    """A LineLog with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
+        monkeypatch.setattr(watch, "time", clock)
+        self._out = io.StringIO()
+        self._log = LineLog(Console(file=self._out, width=20, force_terminal=False, _environ={}))
+
+    def show(self, view: dict[str, Any], later: float = 0.0) -> list[str]:
+        """The lines that one look adds."""
+        self.now += later
+        self._out.seek(0)
+        self._out.truncate()
+        self._log.show(view)
+        return self._out.getvalue().splitlines()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    return Lines(monkeypatch)
+
+
+def two_workers(**over: Any) -> dict[str, Any]:
+    return a_view(workers=[worker(0), worker(1)], **over)
+
+
+def test_a_line_tells_the_state_of_the_job(lines: Lines) -> None:
+    (line,) = lines.show(two_workers(limit_end=None))
+    assert line == (
+        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
+        " | ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15 | worker_w0 750 worker_w1 751"
+    )
+
+
+def test_steps_are_called_steps_everywhere(lines: Lines) -> None:
+    view = in_units("steps", "steps", items=750, items_expected=1500, rate=12.5)
+    shown = screen(view, 120)
+    assert "  50.0% 750/1500 steps  12.5 steps/s\n" in shown
+    assert "     STEPS " in shown
+    assert "items" not in shown.lower()
+    (line,) = lines.show(view)
+    assert " | 50.0% 750/1500 steps | 12.5 steps/s | " in line
+
+
+def test_a_line_is_written_when_something_has_changed(lines: Lines) -> None:
+    assert len(lines.show(two_workers())) == 1
+    assert lines.show(two_workers()) == []
+    assert lines.show(two_workers(items=4507), later=1) == []
+    assert len(lines.show(two_workers(items=4508), later=5)) == 1
+    assert lines.show(two_workers(items=4508), later=30) == []
+    assert len(lines.show(two_workers(items=4508), later=31)) == 1
+    assert len(lines.show(two_workers(items=4508, phase="completing"))) == 1
+
+
+def test_the_end_of_a_worker_is_a_line(lines: Lines) -> None:
+    lines.show(two_workers())
+    over = two_workers()
+    over["workers"][1] = worker(1, **dead("app_error", 3))
+    assert lines.show(over) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
+    assert lines.show(over) == []
+
+
+def test_a_restart_is_a_line_that_says_why_whether_or_not_the_end_was_seen(lines: Lines) -> None:
+    lines.show(two_workers())
+    evidence = ["killed by SIGKILL", "nothing tells who sent it"]
+    nothing = dict.fromkeys(("code", "signal"))
+    exits = [
+        {"reason": "killed_unknown", "time": NOW - 9 + run, "restart": run, "evidence": evidence, **nothing}
+        for run in range(2)
+    ]
+    again = two_workers()
+    again["workers"][1] = worker(1, restarts=1, exits=exits[:1])
+    words = "2025-11-22 04:13:32 worker_w1 on cn00 restarted (run 2) after killed_unknown"
+    assert lines.show(again) == [f"{words} (killed by SIGKILL; nothing tells who sent it)"]
+    assert lines.show(again) == []
+    again["workers"][1] = worker(1, restarts=2, exits=exits)
+    (line,) = lines.show(again)
+    assert line.startswith("2025-11-22 04:13:33 worker_w1 on cn00 restarted (run 3) after killed_unknown (")
+
+
+def test_restarts_of_before_the_first_look_have_their_own_times(lines: Lines) -> None:
+    exits = [
+        dead("app_error", 3)["exit"] | {"restart": run, "time": time} for run, time in ((0, NOW - 7200), (1, None))
+    ]
+    found = lines.show(a_view(workers=[worker(1, restarts=2, exits=exits)]))
+    assert [line.partition(" after")[0] for line in found[:2]] == [
+        "2025-11-22 02:13:41 worker_w1 on cn00 restarted (run 2)",
+        "2025-11-22 04:13:41 worker_w1 on cn00 restarted (run 3)",
+    ]
+
+
+def test_the_tokens_of_all_engines_stand_beside_their_readiness(lines: Lines) -> None:
+    view = serving_view("running", "running", output_tokens_per_second=181.6)
+    view["readiness"] |= {"ready": True, "since": NOW, "waiting": ""}
+    assert "\nready since 2025-11-22 04:13  182 tok/s\n" in screen(view, 100)
+    (line,) = lines.show(view)
+    assert " | ready since 2025-11-22 04:13 | no progress yet | 182 tok/s | " in line
+
+
+def late_view(**over: Any) -> dict[str, Any]:
+    """A job that ended since its second worker was not ready in time: both ended when they were asked to."""
+    asked = dead("completed", 0)
+    asked["exit"]["asked_to_end"] = True
+    missing = {"worker": "worker_w1", "rank": 1, "node": "cn00"}
+    evidence = ["not ready after 7 s", "worker_w1 is not ready: /health answers 503"]
+    cause = {**missing, "missing": [missing], "missing_total": 1, "reason": "launch_failed", "evidence": evidence}
+    return a_view(workers=[worker(0, **asked), worker(1, **asked)], cause=cause, **over)
+
+
+def test_who_was_not_ready_in_time_has_not_completed(lines: Lines) -> None:
+    lines.show(two_workers())
+    assert [line.partition(" on cn00 ")[2] for line in lines.show(late_view())] == [
+        "ended: completed when asked to end (exit status 0)",
+        "ended: launch_failed (not ready after 7 s; when asked to end: exit status 0)",
+    ]
+    rows = [line.split("  ") for line in screen(late_view(), 120).splitlines() if line.startswith("worker_w")]
+    assert [[cell.strip() for cell in row if cell.strip()][3] for row in rows] == ["completed", "! launch_failed"]
+    view = late_view()
+    evidence = ["never started: the job ended in the stage before", "the job was being stopped: not ready"]
+    view["workers"].append(worker(2, **dead("terminated_peer", None)) | {"state": "not_started"})
+    view["workers"][2]["exit"]["evidence"] = evidence
+    assert [line.partition(" on cn01 ")[2] for line in lines.show(view)] == [
+        "was not started (the job ended in the stage before; the job was being stopped: not ready)"
+    ]
+    nobody = late_view()
+    nobody["cause"] |= {"worker": "the model", "rank": None}
+    nobody["cause"]["missing"] = [{"worker": "the model", "rank": None, "node": "cn00"}]
+    assert "! launch_failed" not in screen(nobody, 120)
+
+
+def test_a_line_is_one_line_whatever_is_in_it(lines: Lines) -> None:
+    shown = lines.show(evil_view())
+    assert len(shown) == 3  # two ends and the state
+    assert all(character.isprintable() for line in shown for character in line)
+    assert "[red]b[/red]" in shown[0]
+
+
+def test_a_launch_that_is_not_verified_says_what_is_lacking() -> None:
+    lacking = ["cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)"]
+    shown = screen(a_view(launch={"verified": False, "lacking": lacking}), 120)
+    assert "! launch not verified: cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)" in shown
+    assert "not verified" not in screen(a_view(), 120)
+
+
+def test_a_line_tells_what_is_waited_for_and_when_it_is_there(lines: Lines) -> None:
+    view = serving_view("running", "waiting", limit_end=None)
+    (line,) = lines.show(view)
+    assert line == (
+        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 1/2 up"
+        " | not ready for 2m 10s: waiting for decode_w0 and the model"
+    )
+    view["readiness"]["waiting"] = "the model"
+    assert lines.show(view, later=1) == [], "not more often than progress"
+    assert len(lines.show(view, later=5)) == 1
+    view["readiness"] |= {"ready": True, "since": NOW, "waiting": ""}
+    (line,) = lines.show(view)
+    assert line.endswith(" | ready since 2025-11-22 04:13")
+
+
+def test_a_line_of_a_pending_job_tells_why(lines: Lines) -> None:
+    (line,) = lines.show(pending_view())
+    assert line.endswith("job 4459 PENDING/launching | workers 2 planned | waiting in the queue: Dependency")
+    assert len(lines.show(pending_view() | {"pending_reason": "Resources"})) == 1

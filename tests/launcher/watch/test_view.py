@@ -1,0 +1,579 @@
+"""What a job looks like from its run directory, made by hand."""
+
+import http.server
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
+from launcher.programs.wrapper import read_start_ticks
+from launcher.report.report import build_report
+from launcher.watch.picture import render
+from launcher.watch.serving_view import output_tokens_rate
+from launcher.watch.view import JobClient
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.gpu_status import gpu, gpus, of_worker, use
+from tests.support.launcher import settled_run_dir
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A local job of two workers whose orchestrator is this very process."""
+    made = settled_run_dir(tmp_path, {"name": "job", "workers": [{"count": 2, "command": "true"}]})
+    write(made / "orchestrator.json", orchestrator())
+    return made
+
+
+def orchestrator(attempt: int = 0) -> dict[str, Any]:
+    """What an orchestrator in this very process would have written down."""
+    return {
+        "schema": 1,
+        "job_id": "local-1",
+        "pid": os.getpid(),
+        "start_ticks": read_start_ticks(os.getpid()),
+        "host": os.uname().nodename,
+        "hosts": ["here"],
+        "attempt": attempt,
+        "start": 1000.0,
+        "local": True,
+    }
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def record(run_dir: Path, kind: str, rank: int = 0, **facts: Any) -> None:
+    stem = run_files.record_name(f"worker_w{rank}", rank, 0, 0)
+    write(run_dir / f"workers/{stem}.{kind}.json", {"schema": 1, "worker": f"worker_w{rank}", "rank": rank, **facts})
+
+
+def status(**worker: Any) -> dict[str, Any]:
+    """A status page that knows one worker."""
+    entry = {"rank": 0, "worker": "worker_w0", "state": "running", "items": 5, "items_expected": 10, **worker}
+    empty: dict[str, Any] = {"outputs": [], "filesystems": [], "events": []}
+    job = {"phase": "running", "end": None}
+    return {"schema": 1, "time": 2000.0, "final": False, "job": job, "workers": [entry], **empty}
+
+
+@pytest.fixture
+def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """A sidecar that answers with this object."""
+    page: dict[str, Any] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(page).encode() if page else b"{"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        write(run_dir / "sidecars/here.json", {"attempt": 0, "address": address, "labels": {}})
+        yield page
+        server.shutdown()
+
+
+def test_a_job_without_records_waits(run_dir: Path) -> None:
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["phase"], view["items"]) == ("RUNNING", "launching", None)
+    assert [(worker["state"], worker["up"]) for worker in view["workers"]] == [("not_found", False)] * 2
+
+
+def test_the_sidecar_is_asked_and_its_words_count(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    record(run_dir, "start", pid=77, start=1500.0)
+    write(run_dir / "status/here.json", status(items=1))
+    sidecar.update(status(items=7, rate=2.0, pid=77))
+    view = JobClient(run_dir).look()
+    assert (view["phase"], view["items"], view["rate"]) == ("launching", 7, 2.0)
+    assert (view["nodes"][0]["source"], view["nodes"][0]["error"]) == ("http", None)
+    assert (view["workers"][0]["pid"], view["workers"][0]["items_expected"]) == (77, 10)
+
+
+def both(page: dict[str, Any], *entries: dict[str, Any]) -> None:
+    """Let the sidecar tell of two workers that run."""
+    known = [{"rank": rank, "worker": f"worker_w{rank}", **entry} for rank, entry in enumerate(entries)]
+    page.update({**status(), "workers": known})
+
+
+def test_the_work_of_workers_in_step_is_that_of_the_slowest(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
+    both(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
+    keys = ("unit", "items", "items_expected", "items_processed", "rate")
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
+    assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
+    both(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
+    assert [JobClient(run_dir).look()[key] for key in keys] == ["items", 14, 20, 14, 4.0]
+    both(sidecar, {**entry, "unit": "items"}, entry)
+    assert [JobClient(run_dir).look()[key] for key in keys] == [None] * 5
+
+
+def test_what_engines_make_is_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    keys = ("output_tokens_per_second", "input_tokens_per_second")
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    both(sidecar, {"state": "running", keys[0]: 100.5, keys[1]: 8.0}, {"state": "running", keys[0]: 80.0})
+    view = JobClient(run_dir).look()
+    assert view["output_tokens_per_second"] == 180.5
+    assert [[worker[key] for key in keys] for worker in view["workers"]] == [[100.5, 8.0], [80.0, None]]
+    both(sidecar, {"state": "running"}, {"state": "running", keys[1]: 8.0})
+    assert JobClient(run_dir).look()["output_tokens_per_second"] is None
+
+
+@pytest.mark.parametrize("total", [None, 72])
+def test_the_total_of_a_job_that_has_ended_is_that_of_its_report(total: int | None, run_dir: Path) -> None:
+    """The sidecar has seen the bar of the last run alone."""
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    write(run_dir / "status/here.json", status(items=16, items_expected=24, unit="requests"))
+    write(run_dir / "orchestrator.json", {"attempt": 0, "local": True, "pid": 1, "host": "h", "start": 1000.0})
+    report = build_report(run_dir, now=2000.0, ended=True)
+    report |= {"items": 16, "items_expected": total, "unit": "requests"}
+    report["workers"][0] |= {"items": 16, "items_expected": total, "unit": "requests"}
+    write(run_dir / "report.json", report)
+    view = JobClient(run_dir).look()
+    assert (view["items"], view["items_expected"]) == (16, total)
+    assert (view["workers"][0]["items"], view["workers"][0]["items_expected"]) == (16, total)
+
+
+def test_what_prefill_workers_and_those_that_have_ended_make_does_not_count() -> None:
+    def worker(rate: float | None, role: str = "decode", *, up: bool = True) -> dict[str, Any]:
+        return {"role": role, "up": up, "output_tokens_per_second": rate}
+
+    assert output_tokens_rate([worker(10.0), worker(5.0, "prefill"), worker(7.0, up=False), worker(None)]) == 10.0
+    assert output_tokens_rate([worker(0.0)]) == 0.0
+    assert output_tokens_rate([worker(5.0, "prefill"), worker(None)]) is None
+    assert output_tokens_rate([]) is None
+
+
+def test_of_a_silent_sidecar_the_last_written_status_counts(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    record(run_dir, "start", pid=77, start=1500.0)
+    write(run_dir / "status/here.json", status(items=3))
+    assert not sidecar  # it answers with a broken page
+    view = JobClient(run_dir).look()
+    assert view["items"] == 3
+    assert view["nodes"][0]["source"] == "file"
+    assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
+
+
+def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    record(run_dir, "start", pid=77, start=1500.0)
+    sidecar.update(status(state="not_found", items=None))
+    (first, _) = JobClient(run_dir).look()["workers"]
+    assert (first["up"], first["state"]) == (True, "running")
+
+
+def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    run_files.write_state(str(run_dir), "completing")
+    sidecar.update(status())
+    assert JobClient(run_dir).look()["phase"] == "completing"
+
+
+def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    run_files.write_state(str(run_dir), "running")
+    sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
+    assert JobClient(run_dir).look()["phase"] == "checkpointing"
+
+
+def test_where_the_first_worker_alone_writes_its_time_left_is_that_of_the_job(
+    run_dir: Path, sidecar: dict[str, Any]
+) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    eta = {"seconds": 60.0, "low": 50.0, "high": 80.0}
+    both(sidecar, {"state": "running", "items": 7, "eta": eta}, {"state": "running", "items": None, "eta": None})
+    view = JobClient(run_dir).look()
+    assert (view["eta"], view["time_limit_met_probability"]) == (eta, None)
+
+
+def test_the_time_left_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    for rank in range(2):
+        record(run_dir, "start", rank, pid=77, start=1500.0)
+    sure, unsure = {"seconds": 60.0, "low": 55.0, "high": 70.0}, {"seconds": 50, "low": 20, "high": 90}
+    entry = {"state": "running", "items": 7}
+    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": unsure})
+    assert JobClient(run_dir).look()["eta"] == {"seconds": 60.0, "low": 55.0, "high": 90.0}
+    both(sidecar, {**entry, "eta": sure}, {**entry, "eta": None})
+    assert JobClient(run_dir).look()["eta"] is None, "one that runs cannot tell"
+
+
+def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    both(sidecar, {"state": "running"}, {"state": "running"})
+    sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
+    assert JobClient(run_dir).look()["first_to_stop"] == "worker_w1"
+
+
+def test_a_worker_that_has_ended_is_shown_as_it_ended(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    record(run_dir, "start", pid=77, start=1500.0)
+    record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=3, signal=None)
+    sidecar.update(status(items=7))
+    view = JobClient(run_dir).look()
+    assert (view["workers"][0]["up"], view["workers"][0]["state"]) == (False, "dead")
+    assert view["workers"][0]["exit"]["reason"] == "app_error"
+    assert view["cause"]["worker"] == "worker_w0"
+
+
+def test_files_that_are_half_written_are_passed_over(run_dir: Path) -> None:
+    for name in ("status/here.json", "sidecars/here.json", "report.json", "workers/worker_w0_rank0_a0_r0.start.json"):
+        (run_dir / name).write_text('{"a": ')
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["workers"][0]["state"], view["nodes"]) == ("RUNNING", "not_found", [])
+
+
+def test_once_there_is_a_report_it_says_how_much_was_done(run_dir: Path) -> None:
+    """As of a benchmark, whose position is that of its last run alone."""
+    record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=0, signal=None)
+    write(run_dir / "status/here.json", status(items=10, unit="requests"))
+    report = build_report(run_dir, now=2000.0, ended=True)
+    done = {"items": 24, "items_expected": 30, "items_processed": 24}
+    report["workers"][0].update(done)
+    write(run_dir / "report.json", {**report, **done})
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 30]
+    assert [view["workers"][0][key] for key in done] == [24, 30, 24]
+
+
+def test_the_report_of_an_earlier_attempt_is_not_that_of_this_one(run_dir: Path) -> None:
+    write(run_dir / "report.json", {"attempt": 0, "state": "FAILED"})
+    write(run_dir / "orchestrator.json", orchestrator(attempt=1))
+    assert JobClient(run_dir).look()["state"] == "RUNNING"
+
+
+def test_a_job_whose_orchestrator_is_gone_is_unknown(run_dir: Path) -> None:
+    write(run_dir / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
+    assert JobClient(run_dir).look()["state"] == "UNKNOWN"
+
+
+def test_of_each_group_the_fullest_file_system_is_shown_and_one_that_hangs_before_all(run_dir: Path) -> None:
+    def space(group: str, available: int | None, responding: bool = True) -> dict[str, Any]:
+        return {"group": group, "available_bytes": available, "size_bytes": 100, "responding": responding}
+
+    write(run_dir / "status/n0.json", {**status(), "filesystems": [space("output", 50), space("run", 50)]})
+    write(run_dir / "status/n1.json", {**status(), "filesystems": [space("output", 40), space("run", None, False)]})
+    write(run_dir / "status/n2.json", {**status(), "filesystems": [space("output", None), space("run", 10)]})
+    found = {entry["group"]: entry for entry in JobClient(run_dir).look()["filesystems"]}
+    assert (found["output"]["available_bytes"], found["run"]["responding"]) == (40, False)
+
+
+def test_files_of_all_nodes_are_told_together(run_dir: Path) -> None:
+    def group(**over: Any) -> dict[str, Any]:
+        known = {"group": "output", "files": 2, "bytes": 10, "growth_bytes_per_second": 1.5, "mtime": 5.0}
+        return {**known, "records": 3, "stalled": True, "files_invalid": 0, "invalid": [], "workers": {}, **over}
+
+    bad = {"file": "a", "format": "npy", "reason": "is cut"}
+    write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
+    other = group(records=None, stalled=False, files_invalid=1, invalid=[bad], workers={"1": {"stalled": True}})
+    write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
+    view = JobClient(run_dir).look()
+    (found,) = view["outputs"]
+    assert found == {
+        "group": "output",
+        "files": 4,
+        "bytes": 20,
+        "growth_bytes_per_second": 3.0,
+        "mtime": 5.0,
+        "records": 3,
+        "stalled": False,
+        "stalled_ranks": [1],
+        "files_invalid": 1,
+        "invalid": [bad],
+    }
+    assert view["checkpoints"] == {"count": 2}
+
+
+def test_what_the_sidecar_says_of_gpus_is_joined_with_the_worker_and_the_node(
+    run_dir: Path, sidecar: dict[str, Any]
+) -> None:
+    node = gpus(gpu(0), gpu(1))
+    record(run_dir, "start", pid=77, start=1500.0)
+    write(run_dir / "status/here.json", {**status(**of_worker(1)), "gpus": node})
+    sidecar.update({**status(**of_worker(1, gpu_use=[use(0)], gpu_misplaced="uses GPU 0")), "gpus": node})
+    view = JobClient(run_dir).look()
+    assert view["gpus"] == [{"node": "here", **node}]
+    first, second = view["workers"]
+    assert [(device["gpu"], device["planned"]) for device in first["gpu_devices"]] == [("1", True), ("0", False)]
+    assert first["gpu_misplaced"] == "uses GPU 0"
+    assert (second["gpu_devices"], second["gpu_misplaced"]) == ([], None)
+
+
+def test_a_job_without_gpus_has_none_in_its_view(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    sidecar.update({**status(), "gpus": {}})
+    view = JobClient(run_dir).look()
+    assert (view["gpus"], view["workers"][0]["gpu_devices"]) == ([], [])
+
+
+# What waits, and for what
+
+
+SERVING = """
+name: serve
+workers:
+  - {role: prefill, count: 1, gpus: 0, command: "engine --port {http_port}"}
+  - {role: decode, count: 1, gpus: 0, command: "engine --port {http_port}"}
+model: {path: "hf:a/M", name: m}
+frontend: {type: custom, command: "front --port {http_port}"}
+benchmark: {type: sa-bench, command: "bench", isl: 128, osl: 8, concurrencies: "1"}
+"""
+PREFILL, DECODE, FRONTEND, BENCHMARK = "prefill_w0", "decode_w0", "frontend_0", "benchmark"
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Path:
+    """A local job of two workers that serve, a front end and a benchmark."""
+    made = settled_run_dir(tmp_path, yaml.safe_load(SERVING))
+    write(made / "orchestrator.json", orchestrator())
+    return made
+
+
+def begin(run_dir: Path, *names: str) -> None:
+    """Leave the start records of these tasks."""
+    ranks = {task.worker: task.rank for task in read_manifest(run_dir).tasks}
+    for name in names:
+        stem = run_files.record_name(name, ranks[name], 0, 0)
+        start = {"schema": 1, "worker": name, "rank": ranks[name], "pid": 77, "start": 1500.0}
+        write(run_dir / f"workers/{stem}.start.json", start)
+
+
+def polled(run_dir: Path, **over: Any) -> None:
+    """Leave what the poller has found."""
+    told = {"schema": 1, "attempt": 0, "ready": False, "since": None, "timeout_s": 60.0, "waiting": "the model"}
+    write(run_dir / "readiness.json", {**told, "seen": {"decode": 0}, "expected": {"decode": 1}, "rules": [], **over})
+
+
+def states(view: dict[str, Any]) -> dict[str, str]:
+    return {worker["worker"]: worker["state"] for worker in view["workers"]}
+
+
+def test_tasks_of_a_stage_to_come_wait(serving: Path) -> None:
+    missing = dict.fromkeys((PREFILL, DECODE), "not_found")
+    assert states(JobClient(serving).look()) == {**missing, FRONTEND: "waiting", BENCHMARK: "waiting"}
+    begin(serving, PREFILL)
+    found = {PREFILL: "running", DECODE: "not_found", FRONTEND: "waiting", BENCHMARK: "waiting"}
+    assert states(JobClient(serving).look()) == found, "the stage of the one that is missing has begun"
+    begin(serving, DECODE, FRONTEND)
+    view = JobClient(serving).look()
+    assert states(view) == {**dict.fromkeys((PREFILL, DECODE, FRONTEND), "running"), BENCHMARK: "waiting"}
+    assert [worker["service"] for worker in view["workers"]] == [True, True, True, False]
+    begin(serving, BENCHMARK)
+    assert states(JobClient(serving).look())[BENCHMARK] == "running"
+
+
+def test_of_somebody_elses_plan_the_benchmark_is_known(serving: Path) -> None:
+    (serving / "plan.json").unlink()  # as good as one that only its owner may read
+    missing = dict.fromkeys((PREFILL, DECODE, FRONTEND), "not_found")
+    view = JobClient(serving).look()
+    assert (states(view), view["readiness"]) == ({**missing, BENCHMARK: "waiting"}, None)
+    polled(serving)
+    assert JobClient(serving).look()["readiness"]["waiting"] == "the model"
+
+
+def test_nothing_waits_in_a_job_that_does_not_run(serving: Path) -> None:
+    write(serving / "orchestrator.json", {**orchestrator(), "pid": 2**22 + 1})
+    view = JobClient(serving).look()
+    assert (set(states(view).values()), view["state"]) == ({"not_found"}, "UNKNOWN")
+    assert view["readiness"] is None
+
+
+def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
+    unknown: dict[str, Any] = {"ready": False, "since": None, "not_ready_since": 1000.0, "waiting": "", "workers": {}}
+    assert JobClient(serving).look()["readiness"] == unknown, "nobody has answered yet"
+    polled(serving, attempt=1)
+    assert JobClient(serving).look()["readiness"] == unknown, "of another attempt"
+    polled(serving)
+    workers = {"decode": {"ready": 0, "expected": 1}}
+    assert JobClient(serving).look()["readiness"] == {**unknown, "waiting": "the model", "workers": workers}
+    polled(serving, ready=True, since=1060.0, waiting="", seen={"decode": 1})
+    assert JobClient(serving).look()["readiness"] == {
+        "ready": True,
+        "since": 1060.0,
+        "not_ready_since": None,
+        "waiting": "",
+        "workers": {"decode": {"ready": 1, "expected": 1}},
+    }
+
+
+def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None:
+    polled(serving)
+    run_files.write_state(str(serving), "running")
+
+    def since(*told: tuple[float, str]) -> float | None:
+        lines = [{"time": moment, "job_id": "local-1", "event": name} for moment, name in told]
+        (serving / "events.jsonl").write_text(
+            '1", "event": "ready"}\n' + "".join(f"{json.dumps(line)}\n" for line in lines)
+        )
+        found = JobClient(serving).look()["readiness"]["not_ready_since"]
+        return None if found is None else float(found)
+
+    assert since((1060.0, "ready"), (1200.0, "not ready"), (1210.0, "worker started")) == 1200.0
+    assert since((1060.0, "ready")) is None, "the orchestrator has not said so yet"
+    assert since((900.0, "not ready")) is None, "that was the attempt before"
+
+
+def test_a_job_without_services_waits_for_nothing(run_dir: Path) -> None:
+    view = JobClient(run_dir).look()
+    assert (view["readiness"], view["pending_reason"]) == (None, None)
+    assert not any(worker["service"] for worker in view["workers"])
+
+
+@pytest.mark.parametrize("over", ["stop", "completing", "report"])
+def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> None:
+    polled(serving)
+    assert JobClient(serving).look()["readiness"] is not None
+    if over == "report":
+        write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
+    else:
+        stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
+        run_files.write_state(str(serving), "launching" if stop else "completing", stop)
+    assert JobClient(serving).look()["readiness"] is None
+
+
+def test_a_job_in_the_queue_has_slurms_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    client = JobClient(settled_run_dir(tmp_path, yaml.safe_load(SERVING), job_id="4459"))
+    slurm.say("squeue", "out", "PENDING|Dependency\n")
+    for _ in range(3):
+        view = client.look()
+    assert len(slurm.calls("squeue")) == 1
+    assert (view["state"], view["pending_reason"]) == ("PENDING", "Dependency")
+    assert set(states(view)) == {PREFILL, DECODE, FRONTEND, BENCHMARK}
+    assert (view["readiness"]["ready"], view["readiness"]["not_ready_since"]) == (False, None)
+
+
+@pytest.fixture
+def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeSlurm]:
+    """A job of Slurm whose first attempt has run, and the queue that it may be in."""
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment().items():
+        monkeypatch.setenv(name, value)
+    made = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
+    write(made / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    record(made, "start", pid=1, start=1000.0)
+    record(made, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
+    run_files.write_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
+    write(made / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
+    return made, slurm
+
+
+def left_report(run_dir: Path, **facts: Any) -> dict[str, Any]:
+    report = {**build_report(run_dir, now=2000.0, ended=True), "requeued": False, **facts}
+    write(run_dir / "report.json", report)
+    return report
+
+
+def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=True)
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    view = JobClient(run_dir).look()
+    assert [view[key] for key in ("state", "phase", "attempt", "pending_reason")] == [
+        *("PENDING", "launching", 1, "BeginTime"),
+    ]
+    told = {"attempt": 0, "state": "TIMEOUT", "items": 5, "items_expected": 10, "unit": "items"}
+    assert view["requeued"] == told
+    assert (view["report"], view["cause"], view["start"], view["end"], view["items"]) == (None,) * 5
+    (worker,) = view["workers"]
+    assert (worker["up"], worker["exit"], worker["start"], worker["state"]) == (False, None, None, "not_found")
+    picture = Console(width=140, file=io.StringIO(), color_system=None)
+    picture.print(render(view))
+    shown = picture.file.getvalue()  # type: ignore[attr-defined]
+    words = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
+    assert words in shown
+    assert "planned" in shown
+    assert "!" not in shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "requeued", "state"),
+    [
+        ("PENDING|Resources", False, "PENDING"),  # by Slurm itself, as after a preemption
+        ("REQUEUE_HOLD|JobHeldAdmin", False, "PENDING"),
+        ("RUNNING|None", False, "TIMEOUT"),  # its batch step ends
+        ("COMPLETING|None", True, "PENDING"),
+        ("", True, "TIMEOUT"),  # it was cancelled in the queue
+        ("", False, "TIMEOUT"),
+    ],
+)
+def test_after_an_attempt_the_queue_says_whether_there_is_another(
+    queued: tuple[Path, FakeSlurm], answer: str, requeued: bool, state: str
+) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=requeued)
+    slurm.say("squeue", "out", f"{answer}\n")
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["report"] is None) == (state, state == "PENDING")
+
+
+def test_a_job_without_a_report_waits_too_after_its_node_has_failed(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    client = JobClient(run_dir)
+    view = client.look()
+    assert (view["state"], view["attempt"], view["requeued"]["state"]) == ("PENDING", 1, None)
+    assert client.report()["state"] == "PENDING"
+
+
+def test_the_queue_is_asked_anew_once_there_is_a_report(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    client = JobClient(run_dir)
+    assert client.look()["state"] == "RUNNING"
+    left_report(run_dir)
+    slurm.say("squeue", "out", "PENDING|Resources\n")
+    assert [client.look()["state"] for _ in range(3)] == ["PENDING"] * 3
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_a_job_that_has_just_started_was_not_queued_again(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    (run_dir / "orchestrator.json").unlink()
+    slurm.say("squeue", "out", "PENDING|Resources\n")
+    client = JobClient(run_dir)
+    assert [client.look()["state"] for _ in range(2)] == ["PENDING"] * 2
+    assert len(slurm.calls("squeue")) == 1
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
+    views = [client.look() for _ in range(3)]
+    assert [(view["state"], view["attempt"], view["requeued"]) for view in views] == [("RUNNING", 0, None)] * 3
+    assert len(slurm.calls("squeue")) == 2
+
+
+@pytest.mark.parametrize("change", [{"attempt": 1}, {"start": 2000.0}, {"pid": 1}])
+def test_the_queue_is_asked_anew_once_there_is_another_orchestrator(
+    change: dict[str, Any], queued: tuple[Path, FakeSlurm]
+) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "PENDING|BeginTime\n")
+    client = JobClient(run_dir)
+    assert client.look()["state"] == "PENDING"
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    write(run_dir / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False, **change})
+    assert [client.look()["state"] for _ in range(2)] == ["RUNNING"] * 2
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_the_next_attempt_is_no_longer_one_that_waits(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    left_report(run_dir, requeued=True)
+    write(run_dir / "orchestrator.json", {**orchestrator(1), "job_id": "4459", "local": False})
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    view = JobClient(run_dir).look()
+    assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)

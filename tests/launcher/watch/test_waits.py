@@ -1,0 +1,70 @@
+"""What a job waits for, in words."""
+
+import time
+from typing import Any
+
+import pytest
+
+from launcher.watch.waits import wait_words
+
+NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def waits(state: str = "RUNNING", reason: str | None = None, **readiness: Any) -> str:
+    """Words on a job; without anything of its readiness nothing is waited for."""
+    unknown = {"ready": False, "since": None, "not_ready_since": None, "waiting": ""}
+    found = {**unknown, **readiness} if readiness else None
+    return wait_words({"state": state, "time": NOW, "pending_reason": reason, "readiness": found})
+
+
+def test_a_job_without_services_waits_for_nothing() -> None:
+    assert waits() == ""
+    assert waits("COMPLETED") == ""
+
+
+def test_services_are_ready_since_a_moment() -> None:
+    assert waits(ready=True, since=NOW - 60) == "ready since 2025-11-22 04:12"
+
+
+def test_who_is_waited_for_is_told_with_the_time_it_takes() -> None:
+    assert waits(not_ready_since=NOW - 130, waiting="the model") == "not ready for 2m 10s: waiting for the model"
+    assert waits(waiting="4 prefills and 1 decodes") == "not ready: waiting for 4 prefills and 1 decodes"
+    assert waits(not_ready_since=NOW + 3) == "not ready for 0s: nobody has answered yet", "clocks of nodes differ"
+
+
+def test_a_job_that_has_not_begun_waits_in_the_queue() -> None:
+    assert waits("PENDING", "Dependency", waiting="the model") == "waiting in the queue: Dependency"
+    assert waits("PENDING") == "not started yet"
+
+
+@pytest.mark.parametrize(
+    ("over", "reason", "words"),
+    [
+        (
+            {"state": "TIMEOUT", "items": 141, "items_expected": 400, "unit": None},
+            "BeginTime",
+            "requeued (attempt 1 ended TIMEOUT at 141/400 items), waiting in the queue for attempt 2: BeginTime",
+        ),
+        (
+            {"state": "PREEMPTED", "items": 70, "items_expected": None, "unit": "steps"},
+            None,
+            "requeued (attempt 1 ended PREEMPTED at 70 steps), waiting in the queue for attempt 2",
+        ),
+        (
+            {"state": None, "items": None, "items_expected": None, "unit": None},
+            "Resources",
+            "requeued (attempt 1 ended), waiting in the queue for attempt 2: Resources",
+        ),
+    ],
+)
+def test_a_job_that_is_queued_again_says_what_it_was_and_what_it_waits_for(
+    over: dict[str, Any], reason: str | None, words: str
+) -> None:
+    view = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
+    assert wait_words({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == words

@@ -1,0 +1,32 @@
+"""The fake Slurm of ``tests/bin``, as a test sees it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.support.launcher import ROOT, clean_environment
+
+BIN = ROOT / "tests" / "bin"
+
+
+class FakeSlurm:
+    """A folder in which the fake commands note their calls and find their answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def environment(self, **over: str) -> dict[str, str]:
+        """An environment in which the fake commands are found first."""
+        return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", FAKE_SLURM=str(self.folder), **over)
+
+    def say(self, command: str, what: str, text: str | int) -> None:
+        """What a command answers: its ``out``, ``err``, ``status`` or ``sleep``."""
+        (self.folder / f"{command}.{what}").write_text(str(text))
+
+    def calls(self, command: str | None = None) -> list[dict[str, Any]]:
+        """The calls so far, oldest first."""
+        path = self.folder / "calls.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call for call in found if command in (None, call["command"])]

@@ -1,0 +1,281 @@
+"""What several tests of the launcher share: hard names, plans, real commands with deadlines."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+
+from launcher.rundir import rundir
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+from launcher.plan.plan import Plan, RunFacts
+from launcher.planner.planner import make_plan
+from launcher.steps.batch_script import render_sbatch
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUJOB = Path(sys.executable).with_name("gpujob")
+EMBED = ROOT / "examples" / "embed" / "embed.py"
+
+HARD_NAMES = (
+    "a space",
+    "it's",
+    'a "quote"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'; touch pwned; '",
+    "two\nlines",
+    "Übung 日本",
+    "a) b (",
+    "node[01-03,7]",
+    "-n",
+    "%j",
+    "#SBATCH --hold",
+    "*?~&|<>!",
+    "{rank}",
+    "back\\slash",
+)
+"""Names that somebody will give to a job or a folder one day; none holds a slash."""
+
+OURS = ("GPUJOB_", "SLURM_", "SBATCH_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "XDG_", "NO_COLOR")
+
+T = TypeVar("T")
+
+
+def job_spec(**over: Any) -> JobSpec:
+    """A job of one worker, with other values for the keys given."""
+    return JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **over})
+
+
+def plan_of(
+    spec: JobSpec | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    *,
+    job_dir: str = "/home/ana/jobs",
+    workdir: str = "/home/ana/work",
+    local: bool = False,
+) -> Plan:
+    """The plan of a job, with everything that differs from machine to machine held fixed."""
+    return make_plan(
+        spec or job_spec(),
+        ClusterSpec.model_validate(cluster or {}),
+        job_dir=Path(job_dir),
+        workdir=Path(workdir),
+        user="ana",
+        timestamp="20251122_041341",
+        python="/opt/gpujob/bin/python3",
+        local=local,
+    )
+
+
+def facts_of(plan: Plan, *hosts: str) -> RunFacts:
+    """What is known when the plan runs as job 4459."""
+    return RunFacts("4459", plan.run_dir("4459"), hosts or tuple(f"cn{index:02}" for index in range(plan.nodes)))
+
+
+def settled_run_dir(
+    folder: Path, spec: Mapping[str, Any], *, kill_wait_s: float = 5.0, job_id: str = "local-1"
+) -> Path:
+    """A run directory as ``gpujob run`` makes it, before anything of the job has started."""
+    plan = make_plan(
+        job_spec(**spec),
+        ClusterSpec(),
+        job_dir=folder,
+        workdir=folder,
+        user="ana",
+        timestamp="20251122_041341",
+        python=sys.executable,
+        local=True,
+        kill_wait_s=kill_wait_s,
+    )
+    return rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, job_id)
+
+
+def clean_environment(**over: str) -> dict[str, str]:
+    """The environment of these tests without what a job or a launcher around them has put there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | over
+
+
+def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
+    """The first true value of ``condition``; fails when there is none in time."""
+    end = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
+        time.sleep(0.02)
+
+
+def processes_with(text: str | Path) -> dict[int, list[str]]:
+    """Command lines, by pid, of the other processes that have ``text`` in their arguments or environment."""
+    needle, found = os.fsencode(text), {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it has ended, or is somebody else's
+        if needle in words or needle in environment:
+            found[int(entry.name)] = [os.fsdecode(word) for word in words.split(b"\0")[:-1]]
+    return found
+
+
+def kill_all_with(folder: Path) -> None:
+    """Kill whatever a test has started with files in a folder of its own."""
+    for _ in range(3):
+        for pid in processes_with(f"{folder}/"):  # with the slash: another folder's name may begin alike
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one while there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def gpujob(
+    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """A command of ``gpujob`` from its start to its end, its output through pipes."""
+    return subprocess.run(
+        [str(GPUJOB), *map(str, words)],
+        cwd=cwd,
+        env=clean_environment() if env is None else dict(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=timeout,
+        check=False,
+    )
+
+
+class LocalJob:
+    """``gpujob run`` of a job in a folder of its own; what is left of it is killed at the end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: Mapping[str, Any],
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.output_file = folder / ".output"
+        (folder / "job.yaml").write_text(yaml.safe_dump(dict(spec), allow_unicode=True))
+        with self.output_file.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*prefix, str(GPUJOB), "run", "job.yaml", *options],
+                cwd=folder,
+                env=clean_environment() if env is None else dict(env),
+                stdin=stdin,
+                stdout=out if stdout is None else stdout,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        kill_all_with(self.folder)
+
+    def wait(self, timeout: float = 90.0) -> int:
+        """Exit status of the command."""
+        return self.process.wait(timeout)
+
+    @property
+    def output(self) -> str:
+        """What the command has printed so far."""
+        return self.output_file.read_text(errors="surrogateescape")
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, as soon as it is there."""
+        return poll(lambda: next(self.folder.glob("logs/local-*"), None), f"a run directory in {self.folder}")
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run directory."""
+        return read_json(self.run_dir / name)
+
+    def report(self) -> dict[str, Any]:
+        """The report of the job that has ended."""
+        found = self.json("report.json")
+        assert found, self.output + (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
+        return found
+
+    def log(self) -> str:
+        """What the orchestrator has said."""
+        return (self.run_dir / "log.out").read_text() + (self.run_dir / "log.err").read_text()
+
+    def worker(self, rank: int, restart: int = 0, role: str = "worker") -> dict[str, Any]:
+        """The start record of one run of a worker, as soon as it is there."""
+        path = self.run_dir / "workers" / f"{role}_w{rank}_rank{rank}_a0_r{restart}.start.json"
+        return poll(lambda: read_json(path), f"{path.name} of {self.folder}")
+
+    def sidecar_pid(self) -> int:
+        """The process that serves the metrics, as soon as it is there."""
+
+        def look() -> int | None:
+            found = processes_with(self.run_dir)
+            wanted = ["-m", "exporter", "sidecar", "--run-dir", str(self.run_dir)]
+            served = (
+                pid
+                for pid, words in found.items()
+                if words[-5:] == wanted and "launcher.programs.supervisor" not in words
+            )
+            return next(served, None)
+
+        return poll(look, f"a sidecar of {self.run_dir}")
+
+    def phase(self, name: str, timeout: float = 60.0) -> None:
+        """Wait until the job is in this phase, which has to last: it is looked for now and then."""
+        poll(lambda: self.json("state.json").get("phase") == name, f"phase {name} of {self.run_dir}", timeout)
+
+    def lines(self) -> int:
+        """Records in the output files."""
+        return sum(path.read_bytes().count(b"\n") for path in self.run_dir.glob("output_worker_*.jsonl"))
+
+    def lines_of(self, rank: int) -> int:
+        """Records in the output file of one worker."""
+        path = self.run_dir / f"output_worker_{rank}.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def left_over(self) -> dict[int, list[str]]:
+        """Processes of the job that still run."""
+        return processes_with(f"{self.folder}/")
+
+
+def embed_job(options: str = "", *, items: int = 300, rate: float = 100, count: int = 2, **over: Any) -> dict[str, Any]:
+    """A job of the example workload that takes ``items / count / rate`` seconds and a little more."""
+    program = shlex.quote(str(EMBED))
+    command = (
+        f"python3 {program} --corpus {program} --items {items} --rate {rate:g} --log-every 10 --checkpoint-every 20"
+    )
+    return {
+        "name": "embed",
+        "workers": [{"role": "worker", "count": count, "command": f"{command} {options}".strip()}],
+        "patterns": {"output": "output_worker_*.jsonl", "checkpoints": "checkpoint_*.json"},
+        "progress": {"total_items": items},
+        "monitoring": {"check_interval": 0.5, "linger": 0},
+        **over,
+    }
