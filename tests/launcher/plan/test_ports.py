@@ -204,6 +204,6 @@ def test_the_ports_in_force_are_those_of_the_plan_with_the_offset() -> None:
     }
 
 
-def test_the_readme_has_the_table() -> None:
+def test_the_page_of_ports_has_the_table() -> None:
     rows = [f"| `{name}` | {kind.base} | {kind.width} | {kind.meaning} |" for name, kind in TABLE.items()]
-    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in (ROOT / "docs" / "reference" / "ports.md").read_text(encoding="utf-8")

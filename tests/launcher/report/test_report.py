@@ -349,9 +349,9 @@ def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
     text = render_report(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
-    failed = clock_text(START + 90)
+    moment = clock_text(START + 90)
     assert text[first : text.index("\n- no final")].splitlines() == [
-        f"- cause: {names} and 5 more: launch_failed at {failed}: not ready after 60 s: missing worker_w0",
+        f"- cause: {names} and 5 more: launch_failed at {moment}: not ready after 60 s: missing worker_w0",
         "    - worker_w0 is not ready: refused",
         "    - cn01_worker_w0.out:",
         "        - loading \\| 10 %",

@@ -167,9 +167,9 @@ def test_a_log_with_a_hole_at_its_top_is_text(tmp_path: Path) -> None:
     assert place_of(found) == (4, 200_000 + LOG.index(b"Processed 14"))
 
 
-def test_the_readme_names_every_pack() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    assert not [name for name in pack_names() if f"`{name}`" not in readme]
+def test_the_page_of_packs_names_every_pack() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "log-packs.md").read_text(encoding="utf-8")
+    assert not [name for name in pack_names() if f"`{name}`" not in page]
 
 
 UNREADABLE = """gpujob: 2 logs cannot be read
