@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from bench.eta_score import Estimator
 from bench.eta_traces import Line, Trace, traces, twins
-from exporter.progress.eta import Estimate
-from exporter.progress.eta import Estimator as OneWorker
+from exporter.progress.eta import EtaEstimate
+from exporter.progress.eta import EtaEstimator as OneWorker
 
 SEED = 1
 LOOKS = 150
@@ -141,10 +141,10 @@ class Pooled:
         totals = [total for _, total in self._workers.values() if total is not None]
         self._peer.update(t, sum(done for done, _ in self._workers.values()), sum(totals))
 
-    def estimate(self, now: float) -> Estimate | None:
+    def estimate(self, now: float) -> EtaEstimate | None:
         """Seconds left without an interval."""
         seconds = self._peer.seconds()
-        return None if seconds is None else Estimate(seconds, seconds, seconds)
+        return None if seconds is None else EtaEstimate(seconds, seconds, seconds)
 
     def alarms(self, now: float) -> dict[str, bool] | None:
         """What the rule of the peer raises; None when it has none."""

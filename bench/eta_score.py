@@ -1,7 +1,7 @@
 """Our estimator behind the interface of the scorer of progress traces: ``bench.eta_score:Estimator``."""
 
-from exporter.progress.eta import Alarms, Estimate, peer_pace, slowest
-from exporter.progress.eta import Estimator as OneWorker
+from exporter.progress.eta import EstimatorWarnings, EtaEstimate, median_peer_pace, slowest_eta
+from exporter.progress.eta import EtaEstimator as OneWorker
 
 
 class Estimator:
@@ -22,12 +22,12 @@ class Estimator:
         else:
             self._unfinished.add(worker)
 
-    def estimate(self, now: float) -> Estimate | None:
+    def estimate(self, now: float) -> EtaEstimate | None:
         """Seconds left of the job."""
-        peers = peer_pace(worker.pace for worker in self._workers.values()) if len(self._workers) > 1 else None
-        return slowest(self._workers[name].estimate(now, peers) for name in self._unfinished)
+        peers = median_peer_pace(worker.pace for worker in self._workers.values()) if len(self._workers) > 1 else None
+        return slowest_eta(self._workers[name].estimate(now, peers) for name in self._unfinished)
 
-    def alarms(self, now: float) -> Alarms:
+    def alarms(self, now: float) -> EstimatorWarnings:
         """What seems wrong with any of the workers."""
         found = [self._workers[name].alarms(now) for name in self._unfinished]
         return {

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.clock import spread
 from exporter.contract.clock import SystemClock
-from exporter.machine.process_exits import Ending, ExitWatch
+from exporter.machine.process_exits import ProcessEnd, ProcessExitWatch
 from exporter.machine.process_tree import ProcessTree
 from exporter.machine.procfs import read_start_ticks
 
@@ -96,9 +96,9 @@ def _start(parent: "subprocess.Popen[str]") -> list[int]:
 
 async def _by_watch(pids: list[int]) -> tuple[list[float], int]:
     """Delays in milliseconds, and how many statuses were right at once."""
-    watch, killed, delays, told = ExitWatch(SystemClock()), dict.fromkeys(pids, 0.0), [], 0
+    watch, killed, delays, told = ProcessExitWatch(SystemClock()), dict.fromkeys(pids, 0.0), [], 0
 
-    def notice(ending: Ending) -> None:
+    def notice(ending: ProcessEnd) -> None:
         nonlocal told
         delays.append((time.perf_counter() - killed[ending.pid]) * 1000)
         told += ending.status == signal.SIGKILL

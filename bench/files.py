@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.clock import spread
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch
-from exporter.files.outputs.growth import FilesGrowth
-from exporter.files.outputs.outputs_reader import OutputWatch, OwnerOf
+from exporter.files.outputs.growth import GroupGrowth
+from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
 
 FILES = 100_000
 ROUNDS = 15
@@ -39,7 +39,7 @@ def nobody(_: str) -> None:
     """No file has a worker's number."""
 
 
-EVERYTHING = OwnerOf(nobody, frozenset(), frozenset(), rest=True)
+EVERYTHING = FileOwnership(nobody, frozenset(), frozenset(), rest=True)
 
 
 def measure() -> dict[str, Any]:
@@ -175,7 +175,7 @@ def growth_error(dice: random.Random) -> float:
         size += pieces * record
         written = size / rate
         writes.append((START + written // TICK_S * TICK_S, size))
-    growth, last, seen, place, worst = FilesGrowth(), (START, 0), 0, 0, 0.0
+    growth, last, seen, place, worst = GroupGrowth(), (START, 0), 0, 0, 0.0
     now = START + dice.random() * look_s
     while now < writes[-1][0]:
         while writes[place][0] <= now:

@@ -100,7 +100,7 @@ def _prepare(run_dir: Path) -> None:
         listen_address="127.0.0.1:0",
     )
     (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
-    run_files.write_state(str(run_dir), "running")
+    run_files.write_job_state(str(run_dir), "running")
 
 
 def _start(run_dir: Path, rank: int, restart: int, chosen: random.Random) -> _Run:

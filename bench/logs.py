@@ -13,10 +13,10 @@ from typing import Any
 from bench.clock import spread
 from bench.log_corpus import FLOOD, SHARES, Truth, write_log
 from exporter.logs.lexicon import GENERIC, Lexicon
-from exporter.logs.packs_reader import read_errors, read_packs
-from exporter.logs.patterns import Kind, Pattern, compile_pattern
-from exporter.logs.search.engine import Engine
-from exporter.logs.search.findings import Findings
+from exporter.logs.packs_reader import read_error_patterns, read_packs
+from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
+from exporter.logs.search.engine import SearchEngine
+from exporter.logs.search.findings import LogFindings
 
 BYTES = 64 << 20
 """Of the log of each profile."""
@@ -34,26 +34,28 @@ FILES, LOOKS, LINES = 32, 40, 25
 """Of a live job: logs, looks at each, and lines that a look finds: 100 lines a second, four looks a second."""
 
 PATTERNS: tuple[Pattern, ...] = (
-    compile_pattern("documents", r"Encoded (\d+) of (\d+) documents", kind=Kind.POSITION, unit="items"),
-    compile_pattern("step", r"Step (\d+)/(\d+)", kind=Kind.POSITION, unit="steps"),
-    compile_pattern("bar", r"\d{1,3}%\|[^|]{0,400}\| (\d{1,18})/(\d{1,18}) \[", kind=Kind.POSITION, unit="items"),
-    compile_pattern("rate", r"(\d{1,18}\.?\d{0,18}) docs?/s", kind=Kind.VALUE),
-    compile_pattern("round", r"Round (\d+)", kind=Kind.VALUE),
-    compile_pattern("loss", r"train_loss=\s*(\d+\.?\d*)", kind=Kind.VALUE),
+    compile_pattern("documents", r"Encoded (\d+) of (\d+) documents", kind=PatternKind.POSITION, unit="items"),
+    compile_pattern("step", r"Step (\d+)/(\d+)", kind=PatternKind.POSITION, unit="steps"),
+    compile_pattern(
+        "bar", r"\d{1,3}%\|[^|]{0,400}\| (\d{1,18})/(\d{1,18}) \[", kind=PatternKind.POSITION, unit="items"
+    ),
+    compile_pattern("rate", r"(\d{1,18}\.?\d{0,18}) docs?/s", kind=PatternKind.VALUE),
+    compile_pattern("round", r"Round (\d+)", kind=PatternKind.VALUE),
+    compile_pattern("loss", r"train_loss=\s*(\d+\.?\d*)", kind=PatternKind.VALUE),
     compile_pattern(
         "stats",
         r"Engine stats: .{0,80}?running: (?P<running>\d{1,9}).{0,80}?tokens/s: (?P<speed>\d{1,9}\.?\d{0,9})",
-        kind=Kind.VALUE,
+        kind=PatternKind.VALUE,
     ),
-    compile_pattern("oom", r"out of memory|OOM|CUDA failure", kind=Kind.ERROR),
-    compile_pattern("net", r"connection refused|timed out|network is down", kind=Kind.ERROR),
-    compile_pattern("data", r"corrupt|bad checksum|parse error", kind=Kind.ERROR),
+    compile_pattern("oom", r"out of memory|OOM|CUDA failure", kind=PatternKind.ERROR),
+    compile_pattern("net", r"connection refused|timed out|network is down", kind=PatternKind.ERROR),
+    compile_pattern("data", r"corrupt|bad checksum|parse error", kind=PatternKind.ERROR),
 )
 SEARCHED: tuple[Pattern, ...] = (
     *PATTERNS[:7],
-    compile_pattern("oom", r"ERROR.{0,80}(?:out of memory|OOM|CUDA failure)", kind=Kind.ERROR),
-    compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=Kind.ERROR),
-    compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=Kind.ERROR),
+    compile_pattern("oom", r"ERROR.{0,80}(?:out of memory|OOM|CUDA failure)", kind=PatternKind.ERROR),
+    compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=PatternKind.ERROR),
+    compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=PatternKind.ERROR),
 )
 """The same, with errors that the literals alone do not decide."""
 MTAIL_PROGRAM = "\n".join(
@@ -114,7 +116,7 @@ def measure() -> dict[str, Any]:
 
 def _real() -> tuple[Pattern, ...]:
     """What a sidecar searches for: the ten patterns as those of a job, those of any program, and all errors."""
-    lexicon = Lexicon(read_packs(), read_errors(), PATTERNS, GENERIC)
+    lexicon = Lexicon(read_packs(), read_error_patterns(), PATTERNS, GENERIC)
     return (*lexicon.progress(GENERIC), *lexicon.errors)
 
 
@@ -123,7 +125,7 @@ class _Run:
 
     def __init__(self, name: str, path: Path, truth: Truth, patterns: Sequence[Pattern]) -> None:
         self.name, self.path, self.truth, self.patterns = name, path, truth, patterns
-        self.engine, self.size = Engine(patterns), path.stat().st_size
+        self.engine, self.size = SearchEngine(patterns), path.stat().st_size
         self.ours: list[float] = []
         self.reading: list[float] = []
 
@@ -172,7 +174,7 @@ def _chunks(path: Path) -> Iterator[tuple[bytearray, int, int]]:
         os.close(descriptor)
 
 
-def _search(path: Path, engine: Engine) -> Findings:
+def _search(path: Path, engine: SearchEngine) -> LogFindings:
     scan = engine.begin()
     for buffer, end, offset in _chunks(path):
         scan.feed(buffer, end, offset)
@@ -180,7 +182,7 @@ def _search(path: Path, engine: Engine) -> Findings:
         return scan.finish(lambda offset, size: os.pread(log.fileno(), size, offset))
 
 
-def _check(found: Findings, truth: Truth) -> None:
+def _check(found: LogFindings, truth: Truth) -> None:
     """Stop when anything differs from what was written."""
     positions = {p.pattern: (p.done, p.total) for p in found.positions if p.pattern in truth.positions}
     values = {name: ranks[None].number for name, ranks in found.values.items() if name in truth.values}
@@ -192,7 +194,7 @@ def _check(found: Findings, truth: Truth) -> None:
 def _plain(text: bytes, patterns: Sequence[Pattern]) -> tuple[dict[str, int], dict[str, Any]]:
     """Each pattern in each line, as one would write it first."""
     counts, last = dict[str, int](), dict[str, Any]()
-    searches = [(pattern.name, pattern.kind is Kind.ERROR, pattern.regex.search) for pattern in patterns]
+    searches = [(pattern.name, pattern.kind is PatternKind.ERROR, pattern.regex.search) for pattern in patterns]
     for line in re.split(rb"[\r\n]", text):
         for name, is_error, search in searches:
             if match := search(line):
@@ -207,7 +209,7 @@ def _live(path: Path, patterns: Sequence[Pattern]) -> dict[str, Any]:
     """What following the logs of a busy node costs: a few lines at each look."""
     lines = path.read_bytes()[: 8 << 20].splitlines(keepends=True)
     pieces = [b"".join(lines[start : start + LINES]) for start in range(0, LINES * FILES * LOOKS, LINES)]
-    engine, costs = Engine(patterns), list[float]()
+    engine, costs = SearchEngine(patterns), list[float]()
     engine.scan(pieces[0])  # automata are made when they are first needed
     for _ in range(ROUNDS):
         begun = time.process_time()

@@ -133,7 +133,7 @@ def prepare(run_dir: Path, gpus: int = 0) -> None:
         listen_address="127.0.0.1:0",
     )
     (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
-    run_files.write_state(str(run_dir), "running")
+    run_files.write_job_state(str(run_dir), "running")
 
 
 def record_start(run_dir: Path, rank: int, pid: int) -> None:

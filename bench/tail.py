@@ -20,8 +20,8 @@ from typing import Any
 from bench.clock import cpu_s
 from bench.log_corpus import write_log
 from bench.logs import MTAIL_PROGRAM, PATTERNS
-from exporter.logs.inotify_reader import Wakeups
-from exporter.logs.search.engine import Engine
+from exporter.logs.inotify_reader import InotifyWatches
+from exporter.logs.search.engine import SearchEngine
 from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
 
 FILES, LINES_PER_S = 32, 100
@@ -56,7 +56,7 @@ Consume = Callable[[LogTail], None]
 
 def measure() -> dict[str, Any]:
     """Shares of a core in percent."""
-    engine = Engine(PATTERNS)
+    engine = SearchEngine(PATTERNS)
 
     def read(tail: LogTail) -> None:
         for _ in tail.pieces():
@@ -108,7 +108,7 @@ def _share(
     paths: list[Path], consume: Consume, interval_s: float, seconds: float = SECONDS, settling: int = 1
 ) -> tuple[float, float]:
     """Percent of a core that following these logs takes, and bytes a second that came, after so many first looks."""
-    wakeups = Wakeups()
+    wakeups = InotifyWatches()
     tails = [LogTail(str(path), wakeups) for path in paths]
 
     def look() -> None:

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from exporter import __version__
-from exporter.collecting.collector import Context
+from exporter.collecting.collector import CollectorContext
 from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.identity import Identity, identify
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
-from exporter.machine.file_host import FileHost
+from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
-from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.sidecar import Sidecar, parse_listen_address
 
 USAGE = 2
@@ -175,7 +175,7 @@ def _watch_launched(arguments: argparse.Namespace) -> NoReturn:
     sidecar = _make(manifest, identity)
     sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
     _be_modest()
-    server = service.Service(sidecar)
+    server = service.HttpService(sidecar)
     asyncio.run(server.run(_listen(sidecar, port)))
     _leave(sidecar, START_AGAIN if server.start_again else 0)
 
@@ -184,7 +184,7 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     """Watch a job that others have started, and say how it ended."""
     from exporter.attach import outcome
     from exporter.attach import settings as attach
-    from exporter.attach.finder import Finder
+    from exporter.attach.finder import WorkerFinder
     from exporter.sidecar import service
 
     file, config = flags["config"], dict[str, Any]()
@@ -196,24 +196,24 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
     address = arguments.listen or attach.LISTEN_ADDRESS
     host, port = parse_listen_address(address)
     listening = service.open_socket(host, port) if port else None  # before anything is written
-    for notice in attach.notices(settings):
+    for notice in attach.setting_notices(settings):
         print(f"gpujob-exporter: {notice}", file=sys.stderr)
-    attached = attach.attach(settings, os.environ, address)
+    attached = attach.attach_to_job(settings, os.environ, address)
     run_dir = attached.manifest.run_dir
     print(f"gpujob-exporter: the run directory is {run_dir}; gpujob watch {run_dir} shows the job", file=sys.stderr)
     sidecar = _make(attached.manifest, attached.identity)
     sidecar.host = host
-    finder = Finder(sidecar, attached.search)
-    sidecar.slots.append(Slot(finder, sidecar.context.clock))
+    finder = WorkerFinder(sidecar, attached.search)
+    sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
     _be_modest()
-    server = service.Service(sidecar)
+    server = service.HttpService(sidecar)
     asyncio.run(server.run(listening or _listen(sidecar, port)))
     if finder.outcome is None:
         finder.leave()
         print("gpujob-exporter: the watching has ended, the job has not been touched", file=sys.stderr)
         _leave(sidecar, INTERRUPTED if server.stopped_by == signal.SIGINT else 0)
     try:
-        print(outcome.summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
+        print(outcome.end_summary(sidecar.status(), finder.outcome, str(run_dir)), flush=True)
     except (OSError, UnicodeError):
         pass  # nobody reads it any more, or cannot in this locale; the report has it all
     _leave(sidecar, finder.outcome.exit_status)
@@ -221,15 +221,15 @@ def _watch_attached(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> 
 
 def _make(manifest: Manifest, identity: Identity) -> Sidecar:
     clock = SystemClock()
-    kernel, files, gpus = KernelLog(clock, identity.start), FileHost(clock), GpuHost(READERS, clock)
-    return Sidecar(Context(manifest, identity, clock, kernel=kernel, files=files, gpus=gpus))
+    kernel, files, gpus = KernelLog(clock, identity.start), FileWatchHost(clock), GpuHost(READERS, clock)
+    return Sidecar(CollectorContext(manifest, identity, clock, kernel=kernel, files=files, gpus=gpus))
 
 
 def _listen(sidecar: Sidecar, port: int) -> socket.socket:
     """A listening socket; for port 0 on the port that this sidecar had before, if it has been restarted."""
     from exporter.sidecar import service
 
-    if port == 0 and (known := service.known_port(sidecar)) is not None:
+    if port == 0 and (known := service.earlier_port(sidecar)) is not None:
         try:
             return service.open_socket(sidecar.host, known)
         except ExporterError:
@@ -277,7 +277,7 @@ def _check_monitor_config(file: str) -> None:
     from exporter.attach.monitor_config import read_monitor_config
 
     settings = attach.merge_settings({}, read_monitor_config(file))
-    for notice in attach.notices(settings):
+    for notice in attach.setting_notices(settings):
         print(f"gpujob-exporter: {notice}", file=sys.stderr)
     print(
         f"{file}: job {settings.job_name!r}, {settings.num_workers} workers, {len(settings.gpu_ids)} GPUs, "

@@ -2,7 +2,7 @@
 
 Installed as the top-level module ``gpujob_entry``, a name nobody else uses.
 A console script of ours runs with the user's ``PYTHONPATH``, where a folder
-named ``launcher`` or ``exporter`` would be imported instead of this package;
+named ``launcher`` or ``gpujob_exporter`` would be imported instead of this package;
 ``-I`` leaves out ``PYTHONPATH``, the working directory and the user's site.
 """
 
@@ -15,7 +15,7 @@ def gpujob() -> None:
     _become("launcher")
 
 
-def exporter() -> None:
+def gpujob_exporter() -> None:
     """Become ``python -I -m exporter``."""
     _become("exporter")
 

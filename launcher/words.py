@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def clock(moment: object) -> str:
+def clock_text(moment: object) -> str:
     """A moment on this machine's clock; a dash when it is not known."""
     if not isinstance(moment, int | float):
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
-def plain(text: object) -> str:
+def plain_text(text: object) -> str:
     """One line for a table: user text can hold anything."""
     return " ".join(str(text).replace("|", "\\|").split())
 
 
-def duration_words(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """``2h 34m``, ``1m 05s``, ``12 s``; a dash when it is not known."""
     if seconds is None:
         return "-"
@@ -31,13 +31,13 @@ def duration_words(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
-def first_of(names: Sequence[str], most: int, total: int | None = None) -> str:
+def first_names(names: Sequence[str], most: int, total: int | None = None) -> str:
     """``a, b and 3 more``: the first names, and how many there are beside them."""
     more = (len(names) if total is None else total) - min(most, len(names))
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def who_words(entry: Mapping[str, Any]) -> str:
+def worker_text(entry: Mapping[str, Any]) -> str:
     """``decode_w0 (rank 2) on cn01``."""
     rank = f" (rank {entry['rank']})" if entry["rank"] is not None else ""
     return f"{entry['worker']}{rank} on {entry['node']}"
@@ -46,4 +46,6 @@ def who_words(entry: Mapping[str, Any]) -> str:
 def end_line(end: Mapping[str, Any]) -> str:
     """Who has ended, when and why; with ``run``, counted from 1, in which of its runs."""
     run = f", run {end['run']}," if "run" in end else ""
-    return f"{who_words(end)}{run} ended by {end['reason']} at {clock(end['time'])}: {'; '.join(end['evidence'])}"
+    return (
+        f"{worker_text(end)}{run} ended by {end['reason']} at {clock_text(end['time'])}: {'; '.join(end['evidence'])}"
+    )

@@ -61,15 +61,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print tests and seconds of each room, the slowest room first."""
     if not config.getoption("--by-room"):
         return
-    count, seconds = Counter[str](), Counter[str]()
+    count, seconds = Counter[str](), dict[str, float]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 room = "/".join(Path(report.location[0]).parts[1:-1])
-                seconds[room] += report.duration
+                seconds[room] = seconds.get(room, 0.0) + report.duration
                 count[room] += report.when == "call"
     terminalreporter.section("by room")
-    for room, spent in seconds.most_common():
+    for room, spent in sorted(seconds.items(), key=lambda entry: -entry[1]):
         terminalreporter.write_line(f"{spent:8.1f} s {count[room]:6d} tests  {room or 'tests'}")
 
 

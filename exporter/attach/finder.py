@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from exporter.attach import outcome
-from exporter.attach.workers_reader import PID_FILE_NAME, Sighting, WorkerSearch
-from exporter.collecting.collector import Status
+from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
+from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Task
-from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.machine.procfs import read_pid_namespace
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersCollector
@@ -39,7 +39,7 @@ log = logging.getLogger("gpujob.finder")
 
 
 @dataclass(frozen=True)
-class _Run:
+class _FoundRun:
     """One run of a worker, as in its start record."""
 
     pid: int
@@ -50,7 +50,7 @@ class _Run:
     session: int | None
 
 
-class Finder:
+class WorkerFinder:
     """Looks every second until all workers are found, then every check interval for those that come back."""
 
     name = "finder"
@@ -59,7 +59,7 @@ class Finder:
 
     def __init__(self, sidecar: Sidecar, search: WorkerSearch) -> None:
         context = sidecar.context
-        self.outcome: outcome.Outcome | None = None
+        self.outcome: outcome.AttachedOutcome | None = None
         """How the job has ended, once it has and the last values are in."""
         self._sidecar = sidecar
         self._search = search
@@ -110,7 +110,7 @@ class Finder:
     def render(self, snapshot: tuple[dict[str, Any], ...], out: Samples) -> None:
         """Nothing beyond whether looking works: workers have series of their own."""
 
-    def describe(self, snapshot: tuple[dict[str, Any], ...], status: Status) -> None:
+    def describe(self, snapshot: tuple[dict[str, Any], ...], status: NodeStatus) -> None:
         status.events.extend(snapshot)
 
     # -- records -----------------------------------------------------------------------------------
@@ -119,13 +119,13 @@ class Finder:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return self._folder / f"{stem}.start.json"
 
-    def _read_runs(self, task: Task) -> list[_Run]:
+    def _read_runs(self, task: Task) -> list[_FoundRun]:
         """Runs that an earlier sidecar of this directory has found."""
-        runs: list[_Run] = []
+        runs: list[_FoundRun] = []
         while (record := run_files.read_json(self._path(task, len(runs)))) is not None:
             directory, session = record.get("directory"), record.get("session")
             try:
-                run = _Run(
+                run = _FoundRun(
                     int(str(record["pid"])),
                     int(str(record["start_ticks"])),
                     float(str(record["start"])),
@@ -138,7 +138,7 @@ class Finder:
             runs.append(run)
         return runs
 
-    def _write_run(self, task: Task, sighting: Sighting) -> None:
+    def _write_run(self, task: Task, sighting: WorkerCandidate) -> None:
         runs, identity = self._runs[task.rank], self._context.identity
         run_files.write_json(
             self._path(task, len(runs)),
@@ -160,7 +160,7 @@ class Finder:
             },
         )
         runs.append(
-            _Run(
+            _FoundRun(
                 sighting.pid,
                 sighting.start_ticks,
                 sighting.start,
@@ -216,7 +216,7 @@ class Finder:
             log.warning("processes that look like workers are not watched: %s", detail)
             self._tell(now, "warning", "surplus", detail)
 
-    def _place(self, sighting: Sighting, ends: Mapping[int, float | None], now: float) -> int | None:
+    def _place(self, sighting: WorkerCandidate, ends: Mapping[int, float | None], now: float) -> int | None:
         """The worker that this process is, if that one is missing or has ended."""
         if sighting.number is not None:
             ranks = [sighting.number] if sighting.number in self._tasks else []
@@ -277,7 +277,7 @@ class Finder:
         """Publish a phase; ``ended`` is completing with no worker left."""
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
-            run_files.write_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
+            run_files.write_job_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
             if shown != self._shown:
                 self._shown = shown
                 self._log.write("phase", phase=shown)
@@ -301,29 +301,31 @@ class Finder:
     def _conclude(self, now: float) -> None:
         status = self._sidecar.status()  # the last values are in it by now
         self._keep(status["events"])
-        severities = lexicon_of(self._manifest).severities
+        severities = lexicon_of_job(self._manifest).severities
         critical = {name for name, severity in severities.items() if severity == "critical"}
         missing = None if self._all_found() else self._missing
-        judged = outcome.judge(status, critical, missing)
+        judged = outcome.find_outcome(status, critical, missing)
         run_dir = self._manifest.run_dir
         try:
             run_files.write_json(
                 run_dir / run_files.REPORT_FILE,
-                outcome.report(status, judged, str(run_dir), self._all_ended_since or now, self._diagnoses()),
+                outcome.build_attached_report(
+                    status, judged, str(run_dir), self._all_ended_since or now, self._diagnoses()
+                ),
             )
         except OSError as error:
             log.warning("cannot write the report: %s", error.strerror)
         self.outcome = judged
         self._enter("finished")
 
-    def _diagnoses(self) -> dict[str, outcome.Diagnosis]:
+    def _diagnoses(self) -> dict[str, outcome.DiagnosisRef]:
         """What there is of diagnoses, by worker."""
-        run_dir, found = self._manifest.run_dir, dict[str, outcome.Diagnosis]()
+        run_dir, found = self._manifest.run_dir, dict[str, outcome.DiagnosisRef]()
         for task in self._tasks.values():
             place = f"{run_files.DIAGNOSTICS_DIR}/{task.worker}"
             body = run_files.read_json(run_dir / f"{place}.json")
             if body is not None:
-                found[task.worker] = outcome.Diagnosis(f"{place}.txt", body)
+                found[task.worker] = outcome.DiagnosisRef(f"{place}.txt", body)
         return found
 
     def leave(self) -> None:
@@ -344,7 +346,7 @@ class Finder:
         )
 
 
-def _may_follow(before: _Run, sighting: Sighting) -> bool:
+def _may_follow(before: _FoundRun, sighting: WorkerCandidate) -> bool:
     """Whether a process can be the next run of a worker: another program may have the name of the job as well.
 
     A worker comes back by what it was found by. One that was found by its name may come back by

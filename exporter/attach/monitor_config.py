@@ -11,7 +11,7 @@ import yaml
 
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import LogPattern
-from exporter.logs.patterns import Kind, compile_all
+from exporter.logs.patterns import PatternKind, pattern_problems
 
 MOST_BYTES = 1 << 20
 SEVERITIES = ("critical", "warning", "info")
@@ -23,11 +23,11 @@ Check = Callable[[Any], Any]
 """Gives the value to use, or raises _Wrong or _WrongParts."""
 
 
-class _Wrong(Exception):
+class _InvalidValue(Exception):
     """Why a value cannot be used, in words that follow it."""
 
 
-class _WrongParts(Exception):
+class _InvalidParts(Exception):
     """What is wrong within a value, each with its place behind that of the value."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ def read_monitor_config(path: str, given: Collection[str] = ()) -> dict[str, Any
 def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) -> dict[str, Any]:
     """The settings in a text; raises ExporterError with every problem."""
     try:
-        body = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+        body = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -74,7 +74,7 @@ def parse_monitor_config(text: str, source: str, given: Collection[str] = ()) ->
     return found
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML whose mappings say a key once: of two, the library would keep the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -113,9 +113,9 @@ def _walk(
                 usable = check(value)
                 if setting is not None:
                     found[setting] = usable
-            except _Wrong as error:
+            except _InvalidValue as error:
                 problems.append(f"{here}: {_shown(value, here)} {error}")
-            except _WrongParts as error:
+            except _InvalidParts as error:
                 problems += [f"{here}{problem}" for problem in error.problems]
 
 
@@ -145,11 +145,11 @@ def _shown(value: object, place: str) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Wrong("is not a text; write it in quotes")
+        raise _InvalidValue("is not a text; write it in quotes")
     if not value.strip():
-        raise _Wrong("is empty")
+        raise _InvalidValue("is empty")
     if "\0" in value:
-        raise _Wrong("holds a NUL character")
+        raise _InvalidValue("holds a NUL character")
     return value
 
 
@@ -160,16 +160,16 @@ def _secret(value: Any) -> str:
 
 def _glob(value: Any) -> str:
     if "/" in (text := _text(value)):
-        raise _Wrong("is not a pattern of file names; the directory stands under paths")
+        raise _InvalidValue("is not a pattern of file names; the directory stands under paths")
     return text
 
 
 def _whole(least: int) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _Wrong("is not a whole number")
+            raise _InvalidValue("is not a whole number")
         if value < least:
-            raise _Wrong(f"must be {least} or more")
+            raise _InvalidValue(f"must be {least} or more")
         return value
 
     return check
@@ -177,41 +177,41 @@ def _whole(least: int) -> Check:
 
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _Wrong("is not a number of seconds")
+        raise _InvalidValue("is not a number of seconds")
     if value <= 0:
-        raise _Wrong("must be above 0")
+        raise _InvalidValue("must be above 0")
     return float(value)
 
 
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Wrong("is not true or false")
+        raise _InvalidValue("is not true or false")
     return value
 
 
 def _gpu_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise _Wrong("is not a list; for example [0, 1, 2, 3]")
+        raise _InvalidValue("is not a list; for example [0, 1, 2, 3]")
     wrong = [
         f"[{index}]: {_shown(entry, '')} is not the number of a GPU"
         for index, entry in enumerate(value)
         if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0
     ]
     if wrong:
-        raise _WrongParts(wrong)
+        raise _InvalidParts(wrong)
     return tuple(value)
 
 
-def _pattern_problems(name: str, text: Any, kind: Kind | None = None) -> list[str]:
+def _pattern_problems(name: str, text: Any, kind: PatternKind | None = None) -> list[str]:
     """What is wrong with one pattern."""
     if not isinstance(text, str) or not text:
         return [f"{_shown(text, '')} is not a regular expression"]
-    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
+    return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
 
 
 def _progress_patterns(value: Any) -> tuple[LogPattern, ...]:
     if not isinstance(value, dict):
-        raise _Wrong("is not a mapping of names to regular expressions")
+        raise _InvalidValue("is not a mapping of names to regular expressions")
     found, wrong = dict[str, LogPattern](), list[str]()
     for key, text in value.items():
         name = _EXPORTER_NAMES.get(str(key), str(key))
@@ -220,13 +220,13 @@ def _progress_patterns(value: Any) -> tuple[LogPattern, ...]:
         wrong += [f".{key}: {problem}" for problem in _pattern_problems(name, text)]
         found[name] = LogPattern(name, text)
     if wrong:
-        raise _WrongParts(wrong)
+        raise _InvalidParts(wrong)
     return tuple(found.values())
 
 
 def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
     if not isinstance(value, list):
-        raise _Wrong("is not a list; each entry has a pattern and a severity")
+        raise _InvalidValue("is not a list; each entry has a pattern and a severity")
     found, wrong = dict[str, LogPattern](), list[str]()
     for index, entry in enumerate(value):
         if not isinstance(entry, dict) or "pattern" not in entry:
@@ -240,7 +240,7 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
             known = ", ".join(f'"{word}"' for word in SEVERITIES)
             wrong.append(f"[{index}].severity: {_shown(severity, '')} is not one of {known}")
         pattern = entry["pattern"]
-        if problems := _pattern_problems("error", pattern, Kind.ERROR):
+        if problems := _pattern_problems("error", pattern, PatternKind.ERROR):
             wrong += [f"[{index}].pattern: {problem}" for problem in problems]
             continue
         name = str(entry.get("name") or re.sub(r"\W+", "_", pattern).strip("_")[:64] or f"pattern_{index}")
@@ -248,7 +248,7 @@ def _error_patterns(value: Any) -> tuple[LogPattern, ...]:
             name += "_"
         found[name] = LogPattern(name, pattern, str(severity))
     if wrong:
-        raise _WrongParts(wrong)
+        raise _InvalidParts(wrong)
     return tuple(found.values())
 
 

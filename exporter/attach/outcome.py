@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.gpus.analysis.node_status import Told, account, account_words, worker_devices, worker_troubles
-from exporter.progress.work import Work, unit_word, work_of
-from exporter.workers.exit_reason import CONSEQUENCES, first_cause
+from exporter.gpus.analysis.node_status import Told, account_gpus, account_text, worker_devices, worker_gpu_problems
+from exporter.progress.work import JobWork, job_work, unit_word
+from exporter.workers.exit_reason import CONSEQUENCES, first_failure
 
 COMPLETE_SHARE = 0.99
 """Share of the work that counts as all of it."""
@@ -16,7 +16,7 @@ EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttachedOutcome:
     """The state of the job, and sentences that say why."""
 
     state: str
@@ -28,14 +28,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class DiagnosisRef:
     """What has been written of the failure of a worker: where, relative to the run directory, and its facts."""
 
     place: str
     body: Mapping[str, Any]
 
 
-def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> Outcome:
+def find_outcome(status: Mapping[str, Any], critical: Collection[str], missing: str | None) -> AttachedOutcome:
     """What the ends of the workers amount to; ``critical`` are the error patterns that speak for a failure.
 
     Where nobody knows a worker's exit status, the items or steps that its log counts decide: all of them is a
@@ -48,21 +48,21 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
     failed = [
         f"{worker['worker']} ended by {worker['exit']['reason']}"
         for worker in workers
-        if worker["exit"] is not None and not is_unknown(worker) and worker["exit"]["reason"] != "completed"
+        if worker["exit"] is not None and not has_unknown_end(worker) and worker["exit"]["reason"] != "completed"
     ]
-    doubtful = [worker for worker in workers if is_unknown(worker) or worker["exit"] is None]
-    work = work_of(workers)
+    doubtful = [worker for worker in workers if has_unknown_end(worker) or worker["exit"] is None]
+    work = job_work(workers)
     done, total = work.done, _total(status, work)
     enough = done is not None and total is not None and done >= COMPLETE_SHARE * total
     counted = f"{done} of {total} {unit_word({'unit': work.unit})} were done"
     share = f"{counted}; {COMPLETE_SHARE * 100:.0f} % are enough"
-    short = short_of_their_own(status)
+    short = incomplete_warnings(status)
     if failed:
-        return Outcome("FAILED", (*failed, *not_found))
+        return AttachedOutcome("FAILED", (*failed, *not_found))
     if not doubtful and work.counts_items and done is not None and total is not None and not enough:
-        return Outcome("INCOMPLETE", (share, *not_found))
+        return AttachedOutcome("INCOMPLETE", (share, *not_found))
     if not doubtful:
-        return Outcome("COMPLETED", (*not_found, *short))
+        return AttachedOutcome("COMPLETED", (*not_found, *short))
     for worker in doubtful:
         found = [name for name, count in (worker.get("log_errors") or {}).items() if count and name in critical]
         if found:
@@ -73,15 +73,17 @@ def judge(status: Mapping[str, Any], critical: Collection[str], missing: str | N
     if not enough:
         failed += not_found
     if failed:
-        return Outcome("FAILED", tuple(failed))
+        return AttachedOutcome("FAILED", tuple(failed))
     if enough:
-        return Outcome("COMPLETED", (counted,))
-    return Outcome("UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short))
+        return AttachedOutcome("COMPLETED", (counted,))
+    return AttachedOutcome(
+        "UNKNOWN", ("nobody knows how every worker ended, nor how many items were done of how many", *short)
+    )
 
 
-def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
+def incomplete_warnings(status: Mapping[str, Any]) -> list[str]:
     """Warnings of workers that have exited with 0 before the total of their own logs, where no other is known."""
-    work = work_of(status["workers"])
+    work = job_work(status["workers"])
     counts = [(worker, worker.get("items"), worker.get("items_expected")) for worker in status["workers"]]
     known = [(worker, items, total) for worker, items, total in counts if items is not None and total]
     totals, done = {total for _, _, total in known}, sum(items for _, items, _ in known)
@@ -98,7 +100,7 @@ def short_of_their_own(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def is_unknown(worker: Mapping[str, Any]) -> bool:
+def has_unknown_end(worker: Mapping[str, Any]) -> bool:
     """Whether a worker has ended without anybody knowing its status, or a reason in its stead."""
     ended = worker["exit"]
     return (
@@ -109,7 +111,7 @@ def is_unknown(worker: Mapping[str, Any]) -> bool:
     )
 
 
-def _total(status: Mapping[str, Any], work: Work) -> int | None:
+def _total(status: Mapping[str, Any], work: JobWork) -> int | None:
     """What the job has to do, as far as that is sure: its own total of items, or that of workers in step."""
     total: int | None = status["job"].get("total_items")
     if work.counts_items_of(total):
@@ -117,7 +119,7 @@ def _total(status: Mapping[str, Any], work: Work) -> int | None:
     return work.expected if work.in_step or work.bars else None
 
 
-def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
+def end_summary(status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str) -> str:
     """The end of the job for people: a line for each worker."""
     job, width = status["job"], max(len(worker["worker"]) for worker in status["workers"])
     lines = [f"job {job['job_id']} {_plain(job['job_name'])}: {outcome.state}"]
@@ -126,8 +128,8 @@ def summary(status: Mapping[str, Any], outcome: Outcome, run_dir: str) -> str:
         for worker in status["workers"]
     ]
     told = [*outcome.why, *_gpu_words(status)]
-    if status.get("gpus") and (gpus := account({status["node"]["name"]: status})):
-        told.append(f"GPUs: {account_words(gpus)}")
+    if status.get("gpus") and (gpus := account_gpus({status["node"]["name"]: status})):
+        told.append(f"GPUs: {account_text(gpus)}")
     return "\n".join([*lines, *map(_plain, told), f"run directory: {run_dir}"])
 
 
@@ -138,7 +140,7 @@ def _gpu_words(status: Mapping[str, Any]) -> list[str]:
         f"{worker['worker']}: {trouble.words}"
         for worker in status["workers"]
         if worker["exit"] is not None and worker["exit"]["reason"] != "completed"
-        for trouble in worker_troubles(worker, worker_devices(worker, told), told)
+        for trouble in worker_gpu_problems(worker, worker_devices(worker, told), told)
     ]
 
 
@@ -146,7 +148,7 @@ def _end_words(worker: Mapping[str, Any]) -> list[str]:
     ended = worker["exit"]
     if ended is None:
         return ["not found" if worker["pid"] is None else "running"]
-    if is_unknown(worker):
+    if has_unknown_end(worker):
         return ["exit status unknown"]
     if ended["signal"] is not None:
         return [ended["reason"], str(ended["signal"])]
@@ -165,7 +167,7 @@ def _plain(text: str) -> str:
 
 
 def unfinished_report(
-    status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, Diagnosis]
+    status: Mapping[str, Any], run_dir: str, now: float, clock: str, diagnoses: Mapping[str, DiagnosisRef]
 ) -> dict[str, Any]:
     """The report of a job whose watching has ended before it; ``clock`` is the time of the day."""
     seen = [worker for worker in status["workers"] if "rank" in worker]  # others have not been looked at yet
@@ -173,17 +175,17 @@ def unfinished_report(
     words = f"{running} worker was" if running == 1 else f"{running} workers were"
     why = f"the watching was ended at {clock}; {words} running then"
     stopped = {"reason": "unknown", "cause": why, "time": now}
-    made = report(status, Outcome("UNKNOWN", (why,)), run_dir, now, diagnoses)
+    made = build_attached_report(status, AttachedOutcome("UNKNOWN", (why,)), run_dir, now, diagnoses)
     return made | {"cause": None, "stopped": stopped}
 
 
-def report(
-    status: Mapping[str, Any], outcome: Outcome, run_dir: str, end: float, diagnoses: Mapping[str, Diagnosis]
+def build_attached_report(
+    status: Mapping[str, Any], outcome: AttachedOutcome, run_dir: str, end: float, diagnoses: Mapping[str, DiagnosisRef]
 ) -> dict[str, Any]:
     """What ``gpujob report`` and ``gpujob watch`` show of a job that has ended; ``diagnoses`` are by worker."""
     job, node, launch = status["job"], status["node"]["name"], status["launch"]
     workers = [_report_worker(worker, status.get("gpus") or {}) for worker in status["workers"]]
-    work = work_of(workers)
+    work = job_work(workers)
     duration = end - job["start"] if job["start"] is not None else None
     cause = _cause(workers)
     if cause is not None:
@@ -210,7 +212,7 @@ def report(
         "items_processed": work.processed,
         "throughput_items_per_second": work.processed / duration if work.processed is not None and duration else None,
         "verification": {"verified": False, "checks": checks},
-        "gpus": account({node: status}, status.get("events") or ()),
+        "gpus": account_gpus({node: status}, status.get("events") or ()),
         "launch": launch if launch.get("final") else None,
         "tolerated": [],  # nobody says of these workers that the job can do without them
         "restarted": [],  # nor does anybody start them again
@@ -232,8 +234,8 @@ def _report_worker(worker: Mapping[str, Any], gpus: Told) -> dict[str, Any]:
 
 def _cause(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The first failure in time."""
-    ended = [worker for worker in workers if worker["exit"] is not None and not is_unknown(worker)]
-    index = first_cause([(worker["exit"]["time"], worker["exit"]["reason"]) for worker in ended])
+    ended = [worker for worker in workers if worker["exit"] is not None and not has_unknown_end(worker)]
+    index = first_failure([(worker["exit"]["time"], worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
     worker = ended[index]
@@ -246,7 +248,7 @@ def _failed(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [worker["worker"] for worker in workers if worker["exit"] and worker["exit"]["reason"] not in CONSEQUENCES]
 
 
-def _diagnosis(found: Diagnosis | None, cause: Mapping[str, Any], attempt: int) -> str | None:
+def _diagnosis(found: DiagnosisRef | None, cause: Mapping[str, Any], attempt: int) -> str | None:
     """Where the diagnosis of this end is: not that of an earlier run or attempt."""
     if found is None or found.body.get("attempt") != attempt:
         return None

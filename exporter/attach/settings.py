@@ -16,7 +16,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from exporter.attach.workers_reader import PID_FILE_NAME, Sighting, Wanted, WorkerSearch, read_process
+from exporter.attach.workers_reader import (
+    PID_FILE_NAME,
+    WorkerCandidate,
+    WorkerSearch,
+    WorkerSearchCriteria,
+    read_process,
+)
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.identity import Identity, identify
@@ -32,7 +38,7 @@ log = logging.getLogger("gpujob.attach")
 
 
 @dataclass(frozen=True)
-class Settings:
+class AttachSettings:
     """What is known of the job, by the names of the flags; paths are absolute, times in seconds."""
 
     job_name: str
@@ -66,10 +72,10 @@ class Settings:
 
 REQUIRED = ("job_name", "num_workers", "output_dir", "log_dir")
 _FROM_THE_FILE = ("progress_patterns", "error_patterns", "email_enabled", "slack_enabled", "terminal")
-FLAGS = tuple(item.name for item in fields(Settings) if item.name not in _FROM_THE_FILE)
+FLAGS = tuple(item.name for item in fields(AttachSettings) if item.name not in _FROM_THE_FILE)
 
 
-def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
+def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> AttachSettings:
     """Flags over what a file gives; raises ExporterError for all that is missing."""
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     missing = [flag_of(name) for name in REQUIRED if name not in given]
@@ -81,7 +87,7 @@ def merge_settings(flags: Mapping[str, Any], config: Mapping[str, Any]) -> Setti
     for name in ("output_dir", "log_dir", "checkpoint_dir", "pid_file", "state_dir"):
         if given.get(name) is not None:
             given[name] = os.path.abspath(os.path.expanduser(given[name]))
-    return Settings(**{**given, "gpu_ids": tuple(given.get("gpu_ids", ()))})
+    return AttachSettings(**{**given, "gpu_ids": tuple(given.get("gpu_ids", ()))})
 
 
 def flag_of(setting: str) -> str:
@@ -89,7 +95,7 @@ def flag_of(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
-def notices(settings: Settings) -> list[str]:
+def setting_notices(settings: AttachSettings) -> list[str]:
     """What a person must know who expects the settings to do more than they do; no secrets."""
     found = []
     place = "alertmanager/alertmanager.yml"
@@ -122,7 +128,7 @@ def gpus_of_workers(gpu_ids: tuple[int, ...], workers: int) -> tuple[tuple[int, 
 
 
 @dataclass(frozen=True)
-class Attached:
+class AttachedJob:
     """A job that can be watched."""
 
     manifest: Manifest
@@ -130,12 +136,14 @@ class Attached:
     search: WorkerSearch
 
 
-def attach(settings: Settings, environ: Mapping[str, str], listen_address: str) -> Attached:
+def attach_to_job(settings: AttachSettings, environ: Mapping[str, str], listen_address: str) -> AttachedJob:
     """Look for the job, and make its run directory or go on with one that an earlier sidecar has left."""
     job = settings.slurm_job_id or environ.get("SLURM_JOB_ID")
     gpus = gpus_of_workers(settings.gpu_ids, settings.num_workers)
     pid_file = Path(settings.pid_file or Path(settings.log_dir, PID_FILE_NAME))
-    search = WorkerSearch(Wanted(settings.job_name, gpus, pid_file, settings.pid_file is not None, job), environ)
+    search = WorkerSearch(
+        WorkerSearchCriteria(settings.job_name, gpus, pid_file, settings.pid_file is not None, job), environ
+    )
     now = time.time()
     run_dir = _run_dir(settings, job or f"pid-{os.getpid()}", now)
     earlier = _earlier(run_dir, settings)
@@ -165,10 +173,10 @@ def attach(settings: Settings, environ: Mapping[str, str], listen_address: str) 
         hostname,
     )
     _write(manifest, identity, hostname)
-    return Attached(manifest, identity, search)
+    return AttachedJob(manifest, identity, search)
 
 
-def _run_dir(settings: Settings, job_id: str, now: float) -> Path:
+def _run_dir(settings: AttachSettings, job_id: str, now: float) -> Path:
     if settings.state_dir is not None:
         path = Path(settings.state_dir)
         try:
@@ -188,7 +196,7 @@ def _run_dir(settings: Settings, job_id: str, now: float) -> Path:
     return path
 
 
-def _earlier(run_dir: Path, settings: Settings) -> Mapping[str, object]:
+def _earlier(run_dir: Path, settings: AttachSettings) -> Mapping[str, object]:
     """What an earlier sidecar has written of itself; empty for a new directory."""
     if not (run_dir / run_files.MANIFEST_FILE).exists():
         return {}
@@ -207,7 +215,7 @@ def _earlier(run_dir: Path, settings: Settings) -> Mapping[str, object]:
     return earlier
 
 
-def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[Sighting, ...]) -> dict[str, str]:
+def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[WorkerCandidate, ...]) -> dict[str, str]:
     """Cluster, partition, user and time limit of a Slurm job, from our environment or else a worker's."""
     told: Mapping[str, str] | None = environ if job is not None and environ.get("SLURM_JOB_ID") == job else None
     for sighting in sightings:
@@ -216,7 +224,7 @@ def _slurm_facts(job: str | None, environ: Mapping[str, str], sightings: tuple[S
     return {name: value for name, value in (told or {}).items() if name in _SLURM_FACTS}
 
 
-def _owner(sightings: tuple[Sighting, ...]) -> str:
+def _owner(sightings: tuple[WorkerCandidate, ...]) -> str:
     uid = os.getuid()
     if sightings:
         try:
@@ -230,7 +238,7 @@ def _owner(sightings: tuple[Sighting, ...]) -> str:
 
 
 def _manifest(
-    settings: Settings,
+    settings: AttachSettings,
     run_dir: Path,
     gpus: tuple[tuple[int, ...], ...],
     facts: Mapping[str, str],
@@ -273,7 +281,7 @@ def _write(manifest: Manifest, identity: Identity, hostname: str) -> None:
             (run_dir / folder).mkdir(exist_ok=True)
         (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of the launch before
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
-        run_files.write_state(str(run_dir), "launching")
+        run_files.write_job_state(str(run_dir), "launching")
         run_files.write_json(
             run_dir / run_files.ORCHESTRATOR_FILE,
             {

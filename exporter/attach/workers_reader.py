@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.machine.procfs import CLOCK_TICKS, parse_stat, read_environment
+from exporter.machine.procfs import CLOCK_TICKS, parse_process_stat, read_environment
 
 MOST_PROCESSES = 65536
 MOST_ARGUMENT_BYTES = 65536
@@ -61,7 +61,7 @@ _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessInfo:
     """One process at one look; ``words`` is its command line, empty for processes of others and zombies."""
 
     pid: int
@@ -71,7 +71,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class WorkerCandidate:
     """A process that is, as far as one can tell, a worker."""
 
     pid: int
@@ -96,10 +96,10 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Look:
+class WorkerSearchResult:
     """What one look has found, those of one finder in the order of the workers."""
 
-    sightings: tuple[Sighting, ...] = ()
+    sightings: tuple[WorkerCandidate, ...] = ()
     gone: Mapping[int, str] = field(default_factory=dict)
     """Why the process that a file names for a worker is not it, by worker."""
     problems: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WorkerSearchCriteria:
     """Which workers are looked for."""
 
     job_name: str
@@ -128,9 +128,9 @@ def read_boot_time() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def read_processes(proc: str = "/proc") -> dict[int, Process]:
+def read_processes(proc: str = "/proc") -> dict[int, ProcessInfo]:
     """All processes that can be seen, by pid; command lines of this user's alone."""
-    own, found = os.getuid(), dict[int, Process]()
+    own, found = os.getuid(), dict[int, ProcessInfo]()
     with os.scandir(proc) as entries:
         for entry in entries:
             if not entry.name.isdigit():
@@ -144,15 +144,15 @@ def read_processes(proc: str = "/proc") -> dict[int, Process]:
                 mine = entry.stat().st_uid == own
             except OSError:
                 continue
-            found[process.pid] = process if mine else Process(process.pid, process.parent, process.start_ticks)
+            found[process.pid] = process if mine else ProcessInfo(process.pid, process.parent, process.start_ticks)
     return found
 
 
-def read_process(pid: int, proc: str = "/proc") -> Process | None:
+def read_process(pid: int, proc: str = "/proc") -> ProcessInfo | None:
     """One process, or None when it is not there."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as source:
-            stat = parse_stat(source.read(4096))
+            stat = parse_process_stat(source.read(4096))
     except (OSError, ValueError, IndexError):
         return None
     try:
@@ -161,10 +161,10 @@ def read_process(pid: int, proc: str = "/proc") -> Process | None:
     except OSError:
         text = b""
     words = tuple(os.fsdecode(word) for word in text.rstrip(b"\0").split(b"\0")) if text else ()
-    return Process(pid, stat.parent, stat.start_ticks, words)
+    return ProcessInfo(pid, stat.parent, stat.start_ticks, words)
 
 
-def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
+def ancestors(pid: int, processes: Mapping[int, ProcessInfo]) -> set[int]:
     """The parents of a process, up to the first."""
     found: set[int] = set()
     while pid in processes and (pid := processes[pid].parent) not in found and pid > 0:
@@ -175,13 +175,15 @@ def ancestors(pid: int, processes: Mapping[int, Process]) -> set[int]:
 class WorkerSearch:
     """Looks for the workers of one job, again and again."""
 
-    def __init__(self, wanted: Wanted, environ: Mapping[str, str], proc: str = "/proc", own_pid: int | None = None):
+    def __init__(
+        self, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str = "/proc", own_pid: int | None = None
+    ):
         self._wanted = wanted
         self._environ = environ
         self._proc = proc
         self._own_pid = own_pid if own_pid is not None else os.getpid()
 
-    def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> Look:
+    def look(self, known: Iterable[int] = (), *, by_name: bool = True) -> WorkerSearchResult:
         """What is there now. ``known`` are workers that run: they and their relatives are passed over.
 
         The name of the job is not looked for when a file of pids tells of a worker.
@@ -202,21 +204,21 @@ class WorkerSearch:
                 sightings.append(sighting)
                 taken.add(sighting.pid)
                 above |= parents
-        return Look(tuple(sightings), named.gone, named.problems)
+        return WorkerSearchResult(tuple(sightings), named.gone, named.problems)
 
 
-def _sighting(process: Process, found_by: str, number: int | None, boot: float, proc: str) -> Sighting:
+def _sighting(process: ProcessInfo, found_by: str, number: int | None, boot: float, proc: str) -> WorkerCandidate:
     start, pid = boot + process.start_ticks / CLOCK_TICKS, process.pid
     try:
         directory = os.readlink(f"{proc}/{pid}/cwd")
     except OSError:
         directory = None
-    return Sighting(
+    return WorkerCandidate(
         pid, process.start_ticks, start, found_by, number, directory, _session(process, proc), _shown(process.words)
     )
 
 
-def _session(process: Process, proc: str) -> int | None:
+def _session(process: ProcessInfo, proc: str) -> int | None:
     """The session that a process was started in: that of its parent where it leads one of its own."""
     session = _read_session(process.pid, proc)
     if session != process.pid:
@@ -262,7 +264,9 @@ def parse_pids(text: str, *, finished: bool) -> list[int]:
     return pids
 
 
-def read_pid_file(wanted: Wanted, barred: set[int], boot: float, proc: str = "/proc") -> Look:
+def read_pid_file(
+    wanted: WorkerSearchCriteria, barred: set[int], boot: float, proc: str = "/proc"
+) -> WorkerSearchResult:
     """The processes that the file names, by their place in it; nothing while there is no such file.
 
     A process that started after the file was last written is not the one that was written down.
@@ -273,9 +277,9 @@ def read_pid_file(wanted: Wanted, barred: set[int], boot: float, proc: str = "/p
             facts, text = os.fstat(source.fileno()), source.read(MOST_PID_FILE_BYTES)
         pids = parse_pids(text.decode("ascii", "replace"), finished=time.time() - facts.st_mtime > UNFINISHED_S)
     except FileNotFoundError:
-        return Look(problems=(f"{path}: is not there",) if wanted.must_exist else ())
+        return WorkerSearchResult(problems=(f"{path}: is not there",) if wanted.must_exist else ())
     except (OSError, ValueError) as error:
-        return Look(problems=(f"{path}: {getattr(error, 'strerror', None) or error}",))
+        return WorkerSearchResult(problems=(f"{path}: {getattr(error, 'strerror', None) or error}",))
     sightings, gone, seen = [], dict[int, str](), set[int]()
     for number, pid in enumerate(pids):
         process = read_process(pid, proc)
@@ -290,20 +294,20 @@ def read_pid_file(wanted: Wanted, barred: set[int], boot: float, proc: str = "/p
         else:
             sightings.append(_sighting(process, "pid_file", number, boot, proc))
         seen.add(pid)
-    return Look(tuple(sightings), gone)
+    return WorkerSearchResult(tuple(sightings), gone)
 
 
 # -- steps of a Slurm job ------------------------------------------------------------------------------
 
 
 def find_by_slurm_step(
-    processes: Mapping[int, Process],
-    wanted: Wanted,
+    processes: Mapping[int, ProcessInfo],
+    wanted: WorkerSearchCriteria,
     environ: Mapping[str, str],
     barred: set[int],
     boot: float,
     proc: str = "/proc",
-) -> list[Sighting]:
+) -> list[WorkerCandidate]:
     """The topmost process of each task of the job's ordinary steps on this node, but those of our own step.
 
     A task is a worker whatever it runs: a shell around the program is watched with what it starts.
@@ -320,7 +324,7 @@ def find_by_slurm_step(
         if step is None or task is None or step >= FIRST_SPECIAL_STEP or str(step) == own_step:
             continue
         tasks[pid] = (step, task)
-    first: dict[tuple[int, int], Process] = {}
+    first: dict[tuple[int, int], ProcessInfo] = {}
     for pid, task_of in tasks.items():
         process = processes[pid]
         if tasks.get(process.parent) != task_of and (
@@ -340,13 +344,13 @@ def find_by_slurm_step(
 
 
 def find_by_name(
-    processes: Mapping[int, Process],
-    wanted: Wanted,
+    processes: Mapping[int, ProcessInfo],
+    wanted: WorkerSearchCriteria,
     environ: Mapping[str, str],
     barred: set[int],
     boot: float,
     proc: str = "/proc",
-) -> list[Sighting]:
+) -> list[WorkerCandidate]:
     """Processes whose command line holds the job's name as a word, oldest first.
 
     Of a process and its descendants the topmost counts: loaders and the like are part of it. Editors,
@@ -380,11 +384,11 @@ def find_by_name(
         below = [found for child in children.get(pid, ()) for found in chosen.pop(child, ())]
         itself = pid in numbers and (named[pid] or bool(numbers[pid]))
         starter = _program(processes[pid].words) in _SHELLS | _STARTERS and not numbers.get(pid)
-        chosen[pid] = below if not itself or starter or _are_told_apart(below, numbers) else [pid]
+        chosen[pid] = below if not itself or starter or _are_distinguished(below, numbers) else [pid]
     candidates = sorted(
         (pid for found in chosen.values() for pid in found), key=lambda pid: (processes[pid].start_ticks, pid)
     )
-    source = _telling_source([numbers[pid] for pid in candidates])
+    source = _most_distinguishing_source([numbers[pid] for pid in candidates])
     return [_sighting(processes[pid], "name", numbers[pid].get(source), boot, proc) for pid in candidates]
 
 
@@ -408,7 +412,9 @@ def _program(words: Sequence[str]) -> str:
     return base
 
 
-def _numbers(process: Process, wanted: Wanted, environ: Mapping[str, str], proc: str) -> dict[str, int]:
+def _numbers(
+    process: ProcessInfo, wanted: WorkerSearchCriteria, environ: Mapping[str, str], proc: str
+) -> dict[str, int]:
     """Which worker the arguments and the environment of a process say that it is, by source.
 
     A variable that this process has with the same value was there before any worker.
@@ -442,7 +448,7 @@ def _whole(text: str | None) -> int | None:
     return int(head) if head.isascii() and head.isdigit() and len(head) <= 10 else None
 
 
-def _are_told_apart(pids: Sequence[int], numbers: Mapping[int, Mapping[str, int]]) -> bool:
+def _are_distinguished(pids: Sequence[int], numbers: Mapping[int, Mapping[str, int]]) -> bool:
     """Whether one source gives these processes two numbers at least."""
     given: dict[str, set[int]] = {}
     for pid in pids:
@@ -451,7 +457,7 @@ def _are_told_apart(pids: Sequence[int], numbers: Mapping[int, Mapping[str, int]
     return any(len(distinct) > 1 for distinct in given.values())
 
 
-def _telling_source(numbers: Sequence[Mapping[str, int]]) -> str:
+def _most_distinguishing_source(numbers: Sequence[Mapping[str, int]]) -> str:
     """The source that tells most of them apart; one that says the same of all of them tells nothing."""
     best, most = "", 0
     for source in ("arguments", *_NUMBER_VARIABLES, _GPUS):

@@ -8,13 +8,13 @@ from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock, SystemClock
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, Task
-from exporter.machine.file_host import FileHost
+from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
-from exporter.machine.process_exits import ExitWatch
+from exporter.machine.process_exits import ProcessExitWatch
 
 if TYPE_CHECKING:  # only annotations name them: a collector is defined before the GPUs are
     from exporter.gpus.host_reader import GpuHost
-    from exporter.gpus.records import GpuLook
+    from exporter.gpus.records import GpuReading
 
 Snapshot = TypeVar("Snapshot")
 
@@ -45,7 +45,7 @@ class Board:
     """Moments at which its last checkpoint files were written, in order."""
     running: frozenset[int] = frozenset()
     """Ranks of this node's workers that are there while the job is running, not before or after that phase."""
-    gpus: "GpuLook | None" = None
+    gpus: "GpuReading | None" = None
     """The last look at all GPUs that this sidecar sees."""
     own_gpus: tuple[str, ...] = ()
     """UUIDs of the job's own among them, in the order of the plan."""
@@ -70,19 +70,19 @@ class Board:
 
 
 @dataclass(frozen=True)
-class Context:
+class CollectorContext:
     """What every collector is made from."""
 
     manifest: Manifest
     identity: Identity
     clock: Clock
     proc: str = "/proc"
-    exits: ExitWatch = field(default_factory=lambda: ExitWatch(SystemClock()))
+    exits: ProcessExitWatch = field(default_factory=lambda: ProcessExitWatch(SystemClock()))
     """Told by the kernel when a process ends."""
     kernel: KernelLog | None = None
     """The kernel's log, where there is one to read."""
     board: Board = field(default_factory=Board)
-    files: FileHost = field(default_factory=lambda: FileHost(SystemClock(), process=False))
+    files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), process=False))
     """What looks at files that may hang."""
     gpus: "GpuHost | None" = None
     """What reads the GPUs."""
@@ -94,7 +94,7 @@ class Context:
 
 
 @dataclass
-class Status:
+class NodeStatus:
     """One node's status as JSON-ready values; each collector fills in what it knows."""
 
     job: dict[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Collector(Protocol[Snapshot]):
 
     def render(self, snapshot: Snapshot, out: Samples, /) -> None: ...
 
-    def describe(self, snapshot: Snapshot, status: Status, /) -> None:
+    def describe(self, snapshot: Snapshot, status: NodeStatus, /) -> None:
         """Add what the snapshot holds to the status page."""
         ...
 

@@ -43,7 +43,7 @@ class Family:
         return PREFIX + self.name
 
 
-class Row:
+class SeriesGroup:
     """Series that share labels: a worker's, say. Made by ``Samples.row``.
 
     The text of a sample is made when its series begins, and again when its value changes.
@@ -105,16 +105,16 @@ class Samples:
     def __init__(self, constant_labels: Mapping[str, str]) -> None:
         self._constant = [f'{name}="{_escape(value)}"' for name, value in constant_labels.items()]
         self._lines: dict[Family, list[str]] = {}
-        self._rows: dict[tuple[tuple[str, object], ...], Row] = {}
+        self._rows: dict[tuple[tuple[str, object], ...], SeriesGroup] = {}
         self.add = self.row().add
-        """Add one sample with all of its labels, in any order; see ``Row.add``."""
+        """Add one sample with all of its labels, in any order; see ``SeriesGroup.add``."""
 
-    def row(self, **labels: object) -> Row:
+    def row(self, **labels: object) -> SeriesGroup:
         """What adds samples that have these labels, and perhaps others."""
         key = tuple(labels.items())
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = Row(labels, self._constant, self._lines)
+            row = self._rows[key] = SeriesGroup(labels, self._constant, self._lines)
         return row
 
     def mark(self) -> dict[Family, int]:

@@ -14,7 +14,7 @@ def _state_path(run_dir: str | os.PathLike[str], node: str, kind: str) -> str:
     return os.path.join(run_dir, STATE_DIR, f"{node}.{kind}.json")
 
 
-def read_state(
+def load_saved_state(
     run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, *, kind: str
 ) -> dict[str, Any] | None:
     """What was kept of this ``kind`` for this attempt of the job; None when there is none to go on from."""
@@ -30,7 +30,7 @@ def read_state(
     return found if isinstance(found, dict) else None
 
 
-def write_state(
+def save_state(
     run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, found: dict[str, Any], *, kind: str
 ) -> str | None:
     """Keep ``found`` in place of what was kept of this ``kind``; why that was not possible, or None."""

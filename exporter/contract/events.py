@@ -19,7 +19,7 @@ class EventLog:
     def write(self, event: str, **facts: object) -> None:
         """One event, now. A full disk costs the line, not the job."""
         line = json.dumps(
-            {"time": time.time(), "job_id": self._job_id, "event": event, **_times_apart(facts)},
+            {"time": time.time(), "job_id": self._job_id, "event": event, **_rename_time_fact(facts)},
             ensure_ascii=False,
         )
         try:
@@ -29,6 +29,6 @@ class EventLog:
             pass
 
 
-def _times_apart(facts: dict[str, object]) -> dict[str, object]:
+def _rename_time_fact(facts: dict[str, object]) -> dict[str, object]:
     """A fact called ``time`` is when it happened, not when it was written down."""
     return {("happened" if name == "time" else name): value for name, value in facts.items()}

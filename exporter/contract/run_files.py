@@ -76,7 +76,7 @@ def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = T
         raise
 
 
-def write_urgent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> None:
+def write_json_with_reserve(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> None:
     """``write_json`` for what must not be lost: on a full disk the run directory's reserve is given up for it."""
     try:
         write_json(path, value)
@@ -86,7 +86,7 @@ def write_urgent(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], 
         write_json(path, value)
 
 
-def write_json_once(path: str | os.PathLike[str], value: object) -> bool:
+def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
     """``write_json`` unless the file is there already; whether it was written."""
     target = os.fspath(path)
     mine = f"{target}.{os.getpid()}.new"
@@ -130,7 +130,7 @@ def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
     return f"{worker}_rank{rank}_a{attempt}_r{restart}"
 
 
-def write_state(
+def write_job_state(
     run_dir: str, phase: str, stop: dict[str, object] | None = None, *, workers_ended: bool = False
 ) -> None:
     """Publish the phase of the job, and whether all its workers have ended.

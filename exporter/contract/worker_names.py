@@ -18,7 +18,7 @@ def _number_after(words: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:^|[^A-Za-z])({alternatives})[-_]?w?(\d+)(?!\d)", re.IGNORECASE)
 
 
-def worker_rank(name: str, ranks: Mapping[tuple[str, int], int], *, sure: bool = False) -> int | None:
+def rank_in_file_name(name: str, ranks: Mapping[tuple[str, int], int], *, sure: bool = False) -> int | None:
     """The rank of the worker that a file name such as ``output_worker_3.jsonl`` tells, or None.
 
     Only a number behind a word for a worker counts: ``checkpoint_500.pt`` is nobody's, and ``node0_gpu3`` counts

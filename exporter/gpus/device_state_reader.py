@@ -19,7 +19,7 @@ log = logging.getLogger("gpujob.gpus")
 
 
 @dataclass(eq=False)
-class Seat:
+class DeviceTracker:
     """One GPU. Moments are monotonic."""
 
     gpu: Gpu

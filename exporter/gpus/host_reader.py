@@ -12,9 +12,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from exporter.contract.clock import Clock
-from exporter.gpus.device_state_reader import NOW, Part, Seat
-from exporter.gpus.late_calls import Asker, Late
-from exporter.gpus.records import Driver, DriverReplaced, DriverState, GpuEvent, GpuLook, GpuReader, GpuUnavailable
+from exporter.gpus.device_state_reader import NOW, DeviceTracker, Part
+from exporter.gpus.late_calls import DriverCall, LateCalls
+from exporter.gpus.records import (
+    DriverState,
+    GpuDriver,
+    GpuDriverReplaced,
+    GpuEvent,
+    GpuReader,
+    GpuReading,
+    GpuUnavailable,
+)
 from exporter.machine.thread_name import name_thread
 
 CALL_S = 2.0
@@ -68,15 +76,15 @@ class GpuHost:
         }
         """How old what is told may be."""
         self._changed = threading.Condition()
-        self._thread: Asker | None = None
-        self._late = Late()
+        self._thread: DriverCall | None = None
+        self._late = LateCalls()
         self._reader: GpuReader | None = None
-        self._driver: Driver | None = None
+        self._driver: GpuDriver | None = None
         self._state: DriverState = "ok"
         self._words: str | None = None
         self._told = False
         """Whether the driver has said which GPUs there are, or why it says nothing."""
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, DeviceTracker] = {}
         self._events: deque[GpuEvent] = deque(maxlen=MOST_EVENTS)
         self._absent: Mapping[str, str] = {}
         self._replaced = False
@@ -93,7 +101,7 @@ class GpuHost:
         self._closed = threading.Event()
         self._let_go = False
 
-    def look(self, wait_s: float) -> GpuLook:
+    def look(self, wait_s: float) -> GpuReading:
         """The present state of all GPUs, read now where it is due; what is not there after ``wait_s`` is as it was.
 
         Activity, processes and condition that are too old are left out.
@@ -128,7 +136,7 @@ class GpuHost:
         return self._closed.wait(wait_s) and self._let_go
 
     def events(self) -> tuple[GpuEvent, ...]:
-        """Errors that the driver has told of, up to this moment; see ``GpuLook``."""
+        """Errors that the driver has told of, up to this moment; see ``GpuReading``."""
         with self._changed:
             return tuple(self._events)
 
@@ -151,7 +159,7 @@ class GpuHost:
         return self._reader is None or self._replaced
 
     def _start(self) -> None:
-        self._thread = Asker()
+        self._thread = DriverCall()
         threading.Thread(target=self._run, args=(self._thread,), name="gpus", daemon=True).start()
 
     def _watch(self, now: float) -> float:
@@ -180,14 +188,14 @@ class GpuHost:
             self._start()
         return self._call_s / 4
 
-    def _blame(self, late: Asker) -> None:
+    def _blame(self, late: DriverCall) -> None:
         """Note that what it asks for hangs."""
         if late.seat is not None and late.part is not None:
             late.seat.hang(late.part, self._clock.monotonic())
         else:
             log.warning("the driver hangs: no list of GPUs")
 
-    def _state_now(self) -> GpuLook:
+    def _state_now(self) -> GpuReading:
         state, words = self._state, self._words
         thread = self._thread
         if self._late.driver_hangs:
@@ -196,7 +204,7 @@ class GpuHost:
             late = time.monotonic() - thread.began > self._call_s
             state, words = ("hanging", f"{thread.part} has not come back") if late else (state, words)
         now = self._clock.monotonic()
-        return GpuLook(
+        return GpuReading(
             time=self._clock.time(),
             state=state,
             words=words,
@@ -211,7 +219,7 @@ class GpuHost:
 
     # -- the thread that asks --------------------------------------------------------------------
 
-    def _run(self, me: Asker) -> None:
+    def _run(self, me: DriverCall) -> None:
         while True:
             with self._changed:
                 if me.late:
@@ -230,7 +238,7 @@ class GpuHost:
         self._let_go = self._leave()
         self._closed.set()
 
-    def _next(self, me: Asker) -> bool:
+    def _next(self, me: DriverCall) -> bool:
         """Choose what to ask for; False when nothing is due in this round."""
         if self._served == self._asked:
             return False
@@ -259,7 +267,7 @@ class GpuHost:
                 return True
         return False
 
-    def _do(self, me: Asker) -> None:
+    def _do(self, me: DriverCall) -> None:
         """Ask, and note what comes; of a thread that was given up meanwhile nothing is noted."""
         part, seat, reader = me.part, me.seat, me.reader
         told: object
@@ -289,7 +297,7 @@ class GpuHost:
             if self._is_shut():
                 return  # it was replaced meanwhile
             self._absent = self._absent if absent is None else absent
-            if isinstance(told, DriverReplaced):
+            if isinstance(told, GpuDriverReplaced):
                 self._replace(told)
             elif seat is not None and part is not None:
                 self._note(seat, part, told)
@@ -297,7 +305,7 @@ class GpuHost:
                 self._note_gpus(told)
                 self._changed.notify_all()  # from now on a call that hangs is known sooner
 
-    def _open(self) -> tuple[GpuReader, Driver]:
+    def _open(self) -> tuple[GpuReader, GpuDriver]:
         """The first reader that opens; raises GpuUnavailable with the reason that says most.
 
         The library is let go of before, where it was open already: what it knows is of another driver.
@@ -352,7 +360,7 @@ class GpuHost:
         self._gpus_due = now + self._slow_s
         known, self._seats = self._seats, {}
         for gpu in told:
-            seat = self._seats[gpu.uuid] = known.get(gpu.uuid) or Seat(gpu)
+            seat = self._seats[gpu.uuid] = known.get(gpu.uuid) or DeviceTracker(gpu)
             seat.gpu = gpu
         if self._listening is None and self._reader is not None:
             self._listening = threading.Thread(
@@ -360,7 +368,7 @@ class GpuHost:
             )
             self._listening.start()
 
-    def _note(self, seat: Seat, part: Part, told: object) -> None:
+    def _note(self, seat: DeviceTracker, part: Part, told: object) -> None:
         now = self._clock.monotonic()
         if part in seat.due:
             interval_s = self._medium_s if part == "processes" else self._slow_s
@@ -371,7 +379,7 @@ class GpuHost:
             seat.due[part] = now + interval_s
         seat.note(part, told, now, self._clock.time(), self._medium_s)
 
-    def _replace(self, error: DriverReplaced) -> None:
+    def _replace(self, error: GpuDriverReplaced) -> None:
         """Have the driver opened anew, after a while that is longer each time."""
         if self._state != "version_mismatch":
             log.warning("the driver was replaced: %s", error)
@@ -385,7 +393,7 @@ class GpuHost:
             seat.due.update(dict.fromkeys(seat.due, NOW))
         self._changed.notify_all()
 
-    def _came_back(self, me: Asker) -> None:
+    def _came_back(self, me: DriverCall) -> None:
         """Ask a device again, a while after its call is back; the thread itself ends."""
         self._late.askers.remove(me)
         self._late.note_answer(time.monotonic())
@@ -404,7 +412,7 @@ class GpuHost:
             events: tuple[GpuEvent, ...] = ()
             try:
                 events, failing = reader.wait_event(EVENT_WAIT_S), False
-            except DriverReplaced as error:
+            except GpuDriverReplaced as error:
                 with self._changed:
                     if reader is self._reader and not self._replaced:
                         self._replace(error)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Gpu:
+class InventoryGpu:
     """One GPU at one look."""
 
     index: int
@@ -14,15 +14,15 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class GpuInventory:
     """What the driver says. ``cuda`` is the newest version it supports, as (major, minor)."""
 
     driver: str
     cuda: tuple[int, int]
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[InventoryGpu, ...]
 
 
-def read_inventory() -> Inventory | str:
+def read_gpu_inventory() -> GpuInventory | str:
     """The inventory, or why there is none."""
     try:
         import pynvml  # lazy: costs time and memory, and most machines that ask have no GPU
@@ -42,9 +42,9 @@ def read_inventory() -> Inventory | str:
                 free, total = int(memory.free), int(memory.total)
             except pynvml.NVMLError_NotSupported:
                 free = total = 0  # memory that is the host's own
-            gpus.append(Gpu(index, _text(pynvml.nvmlDeviceGetName(handle)), free, total))
+            gpus.append(InventoryGpu(index, _text(pynvml.nvmlDeviceGetName(handle)), free, total))
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return Inventory(driver, (version // 1000, version % 1000 // 10), tuple(gpus))
+        return GpuInventory(driver, (version // 1000, version % 1000 // 10), tuple(gpus))
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
     finally:

@@ -6,7 +6,7 @@ those.
 
 from dataclasses import dataclass, field
 
-from exporter.gpus.device_state_reader import Part, Seat
+from exporter.gpus.device_state_reader import DeviceTracker, Part
 from exporter.gpus.records import GpuReader
 
 MOST_LATE = 3
@@ -14,11 +14,11 @@ MOST_LATE = 3
 
 
 @dataclass(eq=False)
-class Asker:
+class DriverCall:
     """A thread that asks: whom and for what, and since when. Moments are those of the machine's clock."""
 
     part: Part | None = None
-    seat: Seat | None = None
+    seat: DeviceTracker | None = None
     reader: GpuReader | None = None
     began: float = 0.0
     late: bool = False
@@ -30,12 +30,12 @@ class Asker:
 
 
 @dataclass
-class Late:
+class LateCalls:
     """Those that were given up and are not back."""
 
-    askers: list[Asker] = field(default_factory=list)
+    askers: list[DriverCall] = field(default_factory=list)
 
-    def add(self, asker: Asker) -> None:
+    def add(self, asker: DriverCall) -> None:
         """Give one up. It is to blame where the driver has answered since the last one, if there is one."""
         asker.late = True
         asker.blamed = all(other.answer is not None for other in self.askers)
@@ -46,7 +46,7 @@ class Late:
         for asker in self.askers:
             asker.answer = now if asker.answer is None else asker.answer
 
-    def blame(self, now: float, after_s: float) -> list[Asker]:
+    def blame(self, now: float, after_s: float) -> list[DriverCall]:
         """Those who are to blame from now on: the driver answers others for so long, and not them."""
         found = [it for it in self.askers if not it.blamed and it.answer is not None and now - it.answer > after_s]
         for asker in found:

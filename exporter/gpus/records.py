@@ -130,7 +130,7 @@ class GpuEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class GpuDriver:
     """What reads the GPUs: versions as the vendor writes them, CUDA's (ROCm's) as ``12.8``."""
 
     vendor: str
@@ -154,7 +154,7 @@ class GpuFailed(Exception):
         self.state: DeviceState = state
 
 
-class DriverReplaced(Exception):
+class GpuDriverReplaced(Exception):
     """The driver was unloaded or replaced under us: the library must be opened anew, if need be by a new process."""
 
 
@@ -167,7 +167,7 @@ class GpuReader(Protocol):
 
     vendor: str
 
-    def open(self) -> Driver:
+    def open(self) -> GpuDriver:
         """Load the library and begin; raises GpuUnavailable."""
         ...
 
@@ -217,13 +217,13 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuLook:
+class GpuReading:
     """All GPUs that this process sees, at one moment."""
 
     time: float
     state: DriverState
     words: str | None = None
-    driver: Driver | None = None
+    driver: GpuDriver | None = None
     gpus: tuple[GpuState, ...] = ()
     events: tuple[GpuEvent, ...] = ()
     """All since the reader began, the oldest first; at most the last thousand."""

@@ -16,18 +16,18 @@ from collections.abc import Callable
 from exporter.gpus.records import GpuReader
 
 
-def nvidia() -> GpuReader:
+def open_nvidia() -> GpuReader:
     """NVIDIA's, by NVML."""
     from exporter.gpus.nvidia.reader import NvmlReader  # lazy: only the vendor that is there costs memory
 
     return NvmlReader()
 
 
-def amd() -> GpuReader:
+def open_amd() -> GpuReader:
     """AMD's, by amdsmi."""
     from exporter.gpus.amd.reader import AmdReader  # lazy: only the vendor that is there costs memory
 
     return AmdReader()
 
 
-READERS: tuple[Callable[[], GpuReader], ...] = (nvidia, amd)
+READERS: tuple[Callable[[], GpuReader], ...] = (open_nvidia, open_amd)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exporter.gpus.analysis.users import visible_devices
+from exporter.gpus.analysis.users import parse_visible_devices
 from exporter.workers.exit_reason import CONSEQUENCES
 
 Level = Literal["issue", "warning"]
@@ -27,7 +27,7 @@ SETTLE_S = 5.0
 
 
 @dataclass(frozen=True)
-class WorkerLaunch:
+class WorkerLaunchFacts:
     """What has been seen of one worker so far. None is "nothing could be seen", not "nothing is there"."""
 
     worker: str
@@ -59,7 +59,7 @@ class WorkerLaunch:
 
 
 @dataclass(frozen=True)
-class NodeLaunch:
+class NodeLaunchFacts:
     """What has been seen of the node."""
 
     output_dir: str | None = None
@@ -76,7 +76,7 @@ class NodeLaunch:
 
 
 @dataclass(frozen=True)
-class Lack:
+class LaunchProblem:
     """One worker, or the node itself, that a check has not found in order."""
 
     worker: str | None
@@ -85,13 +85,13 @@ class Lack:
 
 
 @dataclass(frozen=True)
-class LaunchCheck:
+class NodeLaunchCheck:
     """The answer of one check; ``passed`` is None as long as there is time for what is lacking."""
 
     name: str
     passed: bool | None
     detail: str
-    lacking: tuple[Lack, ...] = ()
+    lacking: tuple[LaunchProblem, ...] = ()
 
     @property
     def level(self) -> Level:
@@ -100,19 +100,19 @@ class LaunchCheck:
 
 
 def check_launch(
-    workers: Sequence[WorkerLaunch],
-    node: NodeLaunch,
+    workers: Sequence[WorkerLaunchFacts],
+    node: NodeLaunchFacts,
     *,
     elapsed_s: float,
     launch_timeout_s: float,
     over: bool = False,
-) -> tuple[LaunchCheck, ...]:
+) -> tuple[NodeLaunchCheck, ...]:
     """One answer for each check that applies to this node; ``over`` tells that nothing more will come."""
     final = over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
     planned = [worker for worker in workers if worker.gpus]
     told = [worker for worker in workers if node.tells_devices or not worker.devices_unset] if node.has_gpus else []
-    checks: list[LaunchCheck | None] = [
+    checks: list[NodeLaunchCheck | None] = [
         _each("processes", workers, _not_started, final, "started"),
         _count(workers, settle_s, final=final, over=over),
         _each("gpus", told, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"),
@@ -128,7 +128,7 @@ def check_launch(
     return tuple(check for check in checks if check is not None)
 
 
-def verified(checks: Iterable[LaunchCheck]) -> bool:
+def is_launch_verified(checks: Iterable[NodeLaunchCheck]) -> bool:
     """Whether everything is there that a launch cannot do without."""
     return all(check.passed is True for check in checks if check.level == "issue")
 
@@ -139,36 +139,36 @@ NOT_SEEN = ""
 
 def _each(
     name: str,
-    workers: Sequence[WorkerLaunch],
-    problem: Callable[[WorkerLaunch], str | None],
+    workers: Sequence[WorkerLaunchFacts],
+    problem: Callable[[WorkerLaunchFacts], str | None],
     final: bool,
     word: str,
-) -> LaunchCheck | None:
+) -> NodeLaunchCheck | None:
     """The check that asks the same of each worker; None when it has nobody, or nothing could be seen in time."""
     found = [(worker, problem(worker)) for worker in workers]
     unseen = sum(what == NOT_SEEN for _, what in found)
     if not workers or (final and unseen == len(found)):
         return None
-    lacking = tuple(Lack(worker.worker, worker.rank, what) for worker, what in found if what)
+    lacking = tuple(LaunchProblem(worker.worker, worker.rank, what) for worker, what in found if what)
     well = len(found) - len(lacking) - unseen
     passed = True if not lacking and (final or not unseen) else False if final else None
-    return LaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {word}", lacking), lacking)
+    return NodeLaunchCheck(name, passed, _detail(f"{well} of {len(found)} workers {word}", lacking), lacking)
 
 
-def _detail(words: str, lacking: Sequence[Lack]) -> str:
+def _detail(words: str, lacking: Sequence[LaunchProblem]) -> str:
     names = ", ".join(f"{lack.worker} (rank {lack.rank})" for lack in lacking if lack.worker is not None)
     return f"{words}; not {names}" if names else words
 
 
-def _not_started(worker: WorkerLaunch) -> str | None:
+def _not_started(worker: WorkerLaunchFacts) -> str | None:
     if worker.started:
         return None
     return f"it could not be started: {worker.evidence}" if worker.reason else "no process of it has been seen"
 
 
-def _count(workers: Sequence[WorkerLaunch], settle_s: float, *, final: bool, over: bool) -> LaunchCheck:
+def _count(workers: Sequence[WorkerLaunchFacts], settle_s: float, *, final: bool, over: bool) -> NodeLaunchCheck:
     """Workers that live, none twice; one that has completed, or was ended from outside, does not lack."""
-    lacking: list[Lack] = []
+    lacking: list[LaunchProblem] = []
     young = 0
     by_pid: dict[int, str] = {}
     for worker in workers:
@@ -185,24 +185,24 @@ def _count(workers: Sequence[WorkerLaunch], settle_s: float, *, final: bool, ove
         elif worker.age_s is None or worker.age_s < settle_s:
             young += not final
         if found is not None:
-            lacking.append(Lack(worker.worker, worker.rank, found))
+            lacking.append(LaunchProblem(worker.worker, worker.rank, found))
         if worker.up and worker.pid is not None:
             by_pid.setdefault(worker.pid, worker.worker)
     well = len(workers) - len(lacking)
     passed = None if young and not lacking else True if not lacking else False if final else None
-    return LaunchCheck(
+    return NodeLaunchCheck(
         "count", passed, _detail(f"{well} of {len(workers)} workers alive or completed", lacking), tuple(lacking)
     )
 
 
-def _wrong_gpus(worker: WorkerLaunch, workers: Sequence[WorkerLaunch]) -> str | None:
+def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts]) -> str | None:
     if worker.misplaced is not None:
         return f"it {worker.misplaced}"
     if worker.devices_unset:
         return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:
         return None if worker.reason is not None else NOT_SEEN
-    seen, wanted = visible_devices(worker.devices), len(worker.gpus)
+    seen, wanted = parse_visible_devices(worker.devices), len(worker.gpus)
     if len(seen) != wanted:
         return (
             f'CUDA_VISIBLE_DEVICES is "{worker.devices}", {_devices(len(seen))}; '
@@ -211,7 +211,7 @@ def _wrong_gpus(worker: WorkerLaunch, workers: Sequence[WorkerLaunch]) -> str | 
     for other in workers:
         if other.rank == worker.rank or other.devices is None or not other.up or not worker.up:
             continue
-        theirs = visible_devices(other.devices)
+        theirs = parse_visible_devices(other.devices)
         shared = sorted(set(seen) & set(theirs))
         # one that has too many is at fault alone
         if shared and len(theirs) == len(other.gpus) and not set(worker.gpus) & set(other.gpus):
@@ -223,46 +223,46 @@ def _devices(count: int) -> str:
     return f"{count} device{'' if count == 1 else 's'}"
 
 
-def _positions(worker: WorkerLaunch) -> str:
+def _positions(worker: WorkerLaunchFacts) -> str:
     return f" (GPU {', '.join(map(str, worker.gpus))})" if worker.gpus else ""
 
 
-def _unused_gpus(worker: WorkerLaunch) -> str | None:
+def _unused_gpus(worker: WorkerLaunchFacts) -> str | None:
     if worker.device_files is None:
         return None if worker.reason is not None else NOT_SEEN
     return None if worker.device_files else "neither it nor a process of it has opened a GPU"
 
 
-def _no_log(worker: WorkerLaunch) -> str | None:
+def _no_log(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.log_files else "it has no log file"
 
 
-def _empty_log(worker: WorkerLaunch) -> str | None:
+def _empty_log(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.log_bytes else "its log is empty"
 
 
-def _works(worker: WorkerLaunch) -> bool:
+def _works(worker: WorkerLaunchFacts) -> bool:
     """Whether it has work of which a position is expected."""
     return worker.critical and not worker.service
 
 
-def _no_progress(worker: WorkerLaunch) -> str | None:
+def _no_progress(worker: WorkerLaunchFacts) -> str | None:
     return None if worker.items is not None else "its log tells no position"
 
 
-def _directory(node: NodeLaunch, final: bool) -> LaunchCheck | None:
+def _directory(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
     if node.output_dir is None:
         return None
     if node.output_problem is None:
-        return LaunchCheck("output_dir", True, f"{node.output_dir} can be written to")
-    lack = Lack(None, None, node.output_problem)
-    return LaunchCheck("output_dir", False if final else None, node.output_problem, (lack,))
+        return NodeLaunchCheck("output_dir", True, f"{node.output_dir} can be written to")
+    lack = LaunchProblem(None, None, node.output_problem)
+    return NodeLaunchCheck("output_dir", False if final else None, node.output_problem, (lack,))
 
 
-def _output(node: NodeLaunch, final: bool) -> LaunchCheck | None:
+def _output(node: NodeLaunchFacts, final: bool) -> NodeLaunchCheck | None:
     if node.output_files is None:
         return None
     if node.output_files:
-        return LaunchCheck("output", True, f"{node.output_files} output files")
-    lack = Lack(None, None, "there is no output file yet")
-    return LaunchCheck("output", False if final else None, "no output file yet", (lack,))
+        return NodeLaunchCheck("output", True, f"{node.output_files} output files")
+    lack = LaunchProblem(None, None, "there is no output file yet")
+    return NodeLaunchCheck("output", False if final else None, "no output file yet", (lack,))

@@ -7,17 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.contract.worker_names import worker_rank
-from exporter.launch.checks import LEVELS, LaunchCheck, NodeLaunch, WorkerLaunch, check_launch, verified
-from exporter.launch.facts_reader import WriteWatch, read_open_gpus, read_size
-from exporter.logs.lexicon_reader import own_patterns
-from exporter.logs.patterns import Kind
-from exporter.logs.places_reader import extra_logs, log_paths
-from exporter.machine.file_host import Hanging
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.launch.checks import (
+    LEVELS,
+    NodeLaunchCheck,
+    NodeLaunchFacts,
+    WorkerLaunchFacts,
+    check_launch,
+    is_launch_verified,
+)
+from exporter.launch.facts_reader import WriteWatch, read_file_size, read_open_gpus
+from exporter.logs.lexicon_reader import compile_job_patterns
+from exporter.logs.patterns import PatternKind
+from exporter.logs.places_reader import find_extra_logs, log_paths
+from exporter.machine.file_host import WatchHanging
 from exporter.machine.procfs import read_environment
 
 CHECK = Family(
@@ -61,10 +68,10 @@ class LaunchCollector:
     name = "launch"
     families = (CHECK, VERIFIED)
 
-    def __init__(self, context: Context, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, context: CollectorContext, status: Callable[[], Mapping[str, Any]]) -> None:
         self._context = context
         self._status = status
-        self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
+        self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._begun: float | None = None
         self._last = LaunchSnapshot(verified=False, final=False, checks={})
         self._opened: dict[int, int] = {}
@@ -113,7 +120,7 @@ class LaunchCollector:
         elif not all(_has_read(status["collectors"].get(name)) for name in SOURCES):
             return before  # what has not been looked at yet is not lacking
         entries = {entry["rank"]: entry for entry in status["workers"] if "rank" in entry}
-        logs = extra_logs(manifest, self._rank_of)
+        logs = find_extra_logs(manifest, self._rank_of)
         driver = status.get("gpus", {}).get("driver_state") == "ok"
         workers = [
             self._worker(task, entries.get(task.rank, {}), logs, now, drivers_word=driver)
@@ -134,7 +141,7 @@ class LaunchCollector:
             checks = {name: checks[name] for name in LEVELS if name in checks}
         everything = all(check["passed"] for check in checks.values())
         return LaunchSnapshot(
-            verified=before.verified or verified(found),
+            verified=before.verified or is_launch_verified(found),
             final=over or everything or elapsed_s >= manifest.launch_timeout_s,
             checks=checks,
         )
@@ -152,7 +159,7 @@ class LaunchCollector:
 
     def _worker(
         self, task: Task, entry: Mapping[str, Any], extra: Mapping[int, list[Path]], now: float, *, drivers_word: bool
-    ) -> WorkerLaunch:
+    ) -> WorkerLaunchFacts:
         identity, manifest = self._context.identity, self._context.manifest
         pid, start, ended = entry.get("pid"), entry.get("start"), entry.get("exit") or {}
         reason = ended.get("reason")
@@ -167,8 +174,8 @@ class LaunchCollector:
         elif task.gpus and pid is not None and entry.get("rss_bytes") is not None:
             opened = self._open_gpus(pid)
         paths = log_paths(task, manifest.run_dir, identity.node, identity.attempt, int(entry.get("restarts") or 0))
-        sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_size(path)) is not None]
-        return WorkerLaunch(
+        sizes = [size for path in {*paths, *extra.get(task.rank, [])} if (size := read_file_size(path)) is not None]
+        return WorkerLaunchFacts(
             worker=task.worker,
             rank=task.rank,
             gpus=task.gpus,
@@ -203,7 +210,7 @@ class LaunchCollector:
                 self._opened[pid] = opened
         return self._opened.get(pid)
 
-    def _node(self, status: Mapping[str, Any]) -> NodeLaunch:
+    def _node(self, status: Mapping[str, Any]) -> NodeLaunchFacts:
         manifest = self._context.manifest
         reported = next((found for found in status["outputs"] if found["group"] == "output"), None)
         files = None
@@ -217,13 +224,13 @@ class LaunchCollector:
         later = {task.rank for task in manifest.tasks if task.later}
         told = (worker for worker in status["workers"] if worker.get("rank") not in later)
         known = any(worker.get("items") is not None for worker in told)
-        return NodeLaunch(
+        return NodeLaunchFacts(
             output_dir=str(self._directory) if self._directory is not None else None,
             output_problem=self._problem(),
             output_files=files,
             gives_progress=known
             or manifest.total_items is not None
-            or any(pattern.kind is Kind.POSITION for pattern in own_patterns(manifest.progress)),
+            or any(pattern.kind is PatternKind.POSITION for pattern in compile_job_patterns(manifest.progress)),
             has_gpus=any(task.gpus for task in manifest.tasks),
             tells_devices=not manifest.attached,
         )
@@ -233,7 +240,7 @@ class LaunchCollector:
         if self._writable is None:
             return None
         (found,) = self._context.files.look([self._writable], self._context.clock.time())
-        if isinstance(found, Hanging):
+        if isinstance(found, WatchHanging):
             return f"{self._directory} does not answer: its file system, {found.mount or 'which is not known,'} hangs"
         if isinstance(found, Exception):
             raise found
@@ -246,7 +253,7 @@ class LaunchCollector:
             out.add(CHECK, None if passed is None else int(passed), check=name)
         out.add(VERIFIED, int(snapshot.verified))
 
-    def describe(self, snapshot: LaunchSnapshot, status: Status) -> None:
+    def describe(self, snapshot: LaunchSnapshot, status: NodeStatus) -> None:
         status.launch.update(
             verified=snapshot.verified, final=snapshot.final, checks=[dict(check) for check in snapshot.checks.values()]
         )
@@ -257,7 +264,7 @@ def _has_read(reading: Mapping[str, Any] | None) -> bool:
     return reading is None or reading["duration_s"] is not None or bool(reading["overdue"])
 
 
-def _describe(check: LaunchCheck) -> dict[str, Any]:
+def _describe(check: NodeLaunchCheck) -> dict[str, Any]:
     return {
         "name": check.name,
         "level": check.level,

@@ -61,7 +61,7 @@ def why_not_writable(directory: Path) -> str | None:
     return None if space.f_bavail else f"{directory} is on a file system that is full"
 
 
-def read_size(path: Path) -> int | None:
+def read_file_size(path: Path) -> int | None:
     """Bytes of a file, or None when there is none."""
     try:
         return path.stat().st_size

@@ -1,8 +1,8 @@
 """Whether the services of a job are ready, and which of its workers have registered; on its first node."""
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
-from exporter.launch.readiness_reader import Readiness, read_readiness
+from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
 
 READY = Family(
     "ready",
@@ -25,23 +25,23 @@ class ReadinessCollector:
     name = "readiness"
     families = (READY, WORKERS, EXPECTED, TIMEOUT)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._run_dir = context.manifest.run_dir
         self._attempt = context.identity.attempt
         self._is_first = context.identity.node_index == 0
         self.interval_s = LOOK_S if self._is_first else NEVER_MIND_S
 
-    def read(self) -> Readiness | None:
+    def read(self) -> PublishedReadiness | None:
         return read_readiness(self._run_dir, self._attempt) if self._is_first else None
 
-    def render(self, readiness: Readiness, out: Samples) -> None:
+    def render(self, readiness: PublishedReadiness, out: Samples) -> None:
         out.add(READY, int(readiness.ready))
         out.add(TIMEOUT, readiness.timeout_s)
         for entry in readiness.roles:
             out.add(WORKERS, entry.seen, role=entry.role)
             out.add(EXPECTED, entry.expected, role=entry.role)
 
-    def describe(self, readiness: Readiness, status: Status) -> None:
+    def describe(self, readiness: PublishedReadiness, status: NodeStatus) -> None:
         status.job["readiness"] = {
             "ready": readiness.ready,
             "since": readiness.since,

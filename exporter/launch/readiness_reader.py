@@ -17,7 +17,7 @@ class RoleReadiness:
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class PublishedReadiness:
     """Whether the services of a job take work."""
 
     ready: bool
@@ -30,13 +30,13 @@ class Readiness:
     roles: tuple[RoleReadiness, ...]
 
 
-def read_readiness(run_dir: Path, attempt: int) -> Readiness | None:
+def read_readiness(run_dir: Path, attempt: int) -> PublishedReadiness | None:
     """What was last found in this attempt; None where nobody polls, or has yet."""
     body: Any = run_files.read_json(run_dir / run_files.READINESS_FILE)
     if body is None or body.get("attempt") != attempt:
         return None
     try:
-        return Readiness(
+        return PublishedReadiness(
             ready=body["ready"] is True,
             since=None if body["since"] is None else float(body["since"]),
             timeout_s=float(body["timeout_s"]),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from exporter.machine.mounts import Mount, mount_of, mount_table
+from exporter.machine.mounts import MountPoint, mount_of, mount_table
 
 LOCAL = frozenset(("btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"))
 """Types of file systems to which nobody writes but through this kernel."""
@@ -32,7 +32,7 @@ _EVENTS_BYTES = 4096
 log = logging.getLogger("gpujob.wakeups")
 
 
-class Watch:
+class InotifyWatch:
     """One file, as one reader of it sees it."""
 
     __slots__ = ("number", "quiet")
@@ -44,31 +44,31 @@ class Watch:
         """That of the kernel: readers of the same file share it."""
 
 
-class Wakeups:
+class InotifyWatches:
     """The watches of one follower of logs, all of one thread.
 
     Each is for one change: a file that is written to costs its writer one event, however often that is.
     """
 
-    def __init__(self, mounts: Callable[[], Sequence[Mount]] | None = None) -> None:
+    def __init__(self, mounts: Callable[[], Sequence[MountPoint]] | None = None) -> None:
         self._mounts = mounts or mount_table().current
         self._fd = -1
         self._failed = False
         self._others: set[int] = set()
         """Devices to which others write as well."""
-        self._watches: dict[int, list[Watch]] = {}
+        self._watches: dict[int, list[InotifyWatch]] = {}
 
     def __del__(self) -> None:
         self.close()  # a user may have 128 of them
 
-    def watch(self, path: str, device: int) -> Watch | None:
+    def watch(self, path: str, device: int) -> InotifyWatch | None:
         """Watch the file at an absolute path, last seen on this device (``st_dev``); None where it cannot be watched.
 
         What the caller knew of the file before is to be asked again after this: it may have changed in between.
         """
         if self._failed or device in self._others or len(self._watches) >= MOST_WATCHES:
             return None
-        if not tells_of_writes(path, device, self._mounts()):
+        if not sees_all_writes(path, device, self._mounts()):
             self._others.add(device)
             return None
         if os.path.realpath(path) != path:
@@ -82,7 +82,7 @@ class Wakeups:
                 log.debug("logs are asked for changes one by one: %s", error)
                 self._failed = True
             return None
-        watch = Watch(number)
+        watch = InotifyWatch(number)
         self._watches.setdefault(number, []).append(watch)
         return watch
 
@@ -106,7 +106,7 @@ class Wakeups:
             for watch in self._watches.pop(number, ()):
                 watch.quiet = False
 
-    def drop(self, watch: Watch) -> None:
+    def drop(self, watch: InotifyWatch) -> None:
         """Watch no longer."""
         if not watch.quiet:
             return  # it has ended by itself
@@ -129,7 +129,7 @@ class Wakeups:
             self._fd = -1
 
 
-def tells_of_writes(path: str, device: int, mounts: Sequence[Mount]) -> bool:
+def sees_all_writes(path: str, device: int, mounts: Sequence[MountPoint]) -> bool:
     """Whether the kernel knows of all that is written to this file; decided by the table of mounts alone."""
     types = {mount.fstype for mount in mounts if mount.device == device}
     if types:

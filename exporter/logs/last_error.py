@@ -77,7 +77,7 @@ _ERROR, _CRASH, _SUMMARY, _HINT = "error", "crash", "summary", "hint"
 
 
 @dataclass
-class _Entry:
+class _ErrorEntry:
     """One exception of a chain, or the line of another error."""
 
     kind: str
@@ -93,7 +93,7 @@ class _Failure:
     weight: str
     stream: str
     first: int
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[_ErrorEntry] = field(default_factory=list)
     state: str = ""
     indent: int = 0
     in_group: bool = False
@@ -119,7 +119,7 @@ class _Failure:
         gap = [f"  ... {self.left_out} lines left out ..."] if self.left_out else []
         return (*self.head, *gap, *self.tail)
 
-    def cause(self) -> _Entry:
+    def cause(self) -> _ErrorEntry:
         """The first in time; a group comes after the exceptions in it."""
         if self.in_group and len(self.entries) > 1 and "sub-exception" in self.entries[0].text:
             return self.entries[1]
@@ -195,7 +195,7 @@ _TRIGGER = re.compile(
 )
 
 
-class _Reader:
+class _ErrorScanner:
     """Goes through the lines of a log once and notes what fails; ``critical`` are patterns that tell of an error."""
 
     def __init__(self, critical: Sequence[Pattern]) -> None:
@@ -280,7 +280,7 @@ class _Reader:
             return False
         failure.add(text)
         kind = match[1].rpartition(".")[2]
-        failure.entries.append(_Entry(kind, text, place, failure.source))
+        failure.entries.append(_ErrorEntry(kind, text, place, failure.source))
         if kind == "ChildFailedError":
             failure.weight = _SUMMARY
         failure.state, failure.since = "after", 0
@@ -349,15 +349,15 @@ class _Reader:
             self._continues(place, stream, text)
         elif _FATAL.match(text):
             failure = self._begin(_CRASH, stream, place, "stack")
-            failure.entries.append(_Entry("fatal_python_error", text, place))
+            failure.entries.append(_ErrorEntry("fatal_python_error", text, place))
             failure.add(text)
         elif match := _TERMINATE.search(text):
             failure = self._begin(_CRASH, stream, place, "native")
-            failure.entries.append(_Entry(match[1] or "terminate", text, place))
+            failure.entries.append(_ErrorEntry(match[1] or "terminate", text, place))
             failure.add(text)
         elif (found := self._told_by(text)) is not None:
             weight, kind = found
-            failure = _Failure(weight, stream, place, [_Entry(kind, text, place)])
+            failure = _Failure(weight, stream, place, [_ErrorEntry(kind, text, place)])
             self.found.append(failure)
 
     def _told_by(self, text: str) -> tuple[str, str] | None:
@@ -380,7 +380,7 @@ class _Reader:
         """What was found, in the order of the lines; a traceback whose end is cut ends with its last frame."""
         for failure in self.found:
             if not failure.entries and failure.last_frame:
-                failure.entries.append(_Entry("traceback", failure.last_frame, failure.first, failure.source))
+                failure.entries.append(_ErrorEntry("traceback", failure.last_frame, failure.first, failure.source))
         return [failure for failure in self.found if failure.entries]
 
 
@@ -394,11 +394,11 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
     """
     skipped = max(0, len(text) - MOST_BYTES)
     lines = text[skipped:].split(b"\n")
-    reader = _Reader([pattern for pattern in errors if pattern.severity == "critical"])
+    reader = _ErrorScanner([pattern for pattern in errors if pattern.severity == "critical"])
     for place, raw in enumerate(lines):
         reader.feed(place, raw)
     found = reader.close()
-    chosen, led_to = _choose(found)
+    chosen, led_to = _choose_failure(found)
     if chosen is None:
         return None
     cause = chosen.cause()
@@ -421,7 +421,7 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
     )
 
 
-def _choose(found: Sequence[_Failure]) -> tuple[_Failure | None, str | None]:
+def _choose_failure(found: Sequence[_Failure]) -> tuple[_Failure | None, str | None]:
     """The failure that counts, and what it has led to."""
     for weights in ((_ERROR, _CRASH), (_SUMMARY,), (_HINT,)):
         candidates = [failure for failure in found if failure.weight in weights]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from exporter.logs.search.findings import UNITS
-from exporter.logs.packs import AutoPack, Pack
-from exporter.logs.patterns import Kind, Pattern, compile_pattern
-from exporter.logs.search.engine import Engine
+from exporter.logs.packs import PackDetector, Pack
+from exporter.logs.patterns import PatternKind, Pattern, compile_pattern
+from exporter.logs.search.engine import SearchEngine
 
 AUTO, GENERIC = "auto", "generic"
 
@@ -13,7 +13,7 @@ UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"
 """What a position counts, by the name of its pattern."""
 
 
-def own_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
+def compile_job_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
     """A pattern of a job file; PatternError when it cannot be used.
 
     One with a severity is an error. ``resume`` says where the work goes on. A position is one with a group ``done``,
@@ -21,15 +21,15 @@ def own_pattern(name: str, text: str, severity: str | None = None) -> Pattern:
     is the value of that name. All others are values.
     """
     if severity is not None:
-        return compile_pattern(name, text, severity, kind=Kind.ERROR, own=True)
+        return compile_pattern(name, text, severity, kind=PatternKind.ERROR, own=True)
     unit = UNIT_OF.get(name)
     if name == "resume":
-        return compile_pattern(name, text, kind=Kind.RESUME, unit=unit, own=True)
-    pattern = compile_pattern(name, text, kind=Kind.VALUE, own=True)
+        return compile_pattern(name, text, kind=PatternKind.RESUME, unit=unit, own=True)
+    pattern = compile_pattern(name, text, kind=PatternKind.VALUE, own=True)
     groups = pattern.regex.groupindex
     counts = unit is not None and not groups and pattern.regex.groups >= (2 if unit == "epochs" else 1)
     if name == UNITS[0] or "done" in groups or counts:
-        return compile_pattern(name, text, kind=Kind.POSITION, unit=unit, own=True)
+        return compile_pattern(name, text, kind=PatternKind.POSITION, unit=unit, own=True)
     return pattern
 
 
@@ -48,17 +48,17 @@ class Lexicon:
         self.pack = pack
         self._clock = clock
         own = tuple(own)
-        named = {pattern.name: pattern for pattern in (*errors, *own) if pattern.kind is Kind.ERROR}
+        named = {pattern.name: pattern for pattern in (*errors, *own) if pattern.kind is PatternKind.ERROR}
         self.errors = tuple(named.values())
         self.severities = {pattern.name: pattern.severity or "warning" for pattern in self.errors}
         """Of each error pattern, by its name."""
-        self._own = tuple(pattern for pattern in own if pattern.kind is not Kind.ERROR)
+        self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, SearchEngine] = {}
 
-    def auto(self) -> AutoPack | None:
+    def auto(self) -> PackDetector | None:
         """What finds out the pack of one worker from its lines; None where the job file names it."""
-        return AutoPack(tuple(self._packs.values())) if self.pack == AUTO else None
+        return PackDetector(tuple(self._packs.values())) if self.pack == AUTO else None
 
     def pack_of(self, *texts: bytes) -> str:
         """The pack of a log of which these are parts: the one that the job file names, or what its lines speak for."""
@@ -86,24 +86,24 @@ class Lexicon:
 
     def preference(self, pack: str) -> tuple[str, ...]:
         """Names of the patterns that give a position, the preferred first; whole epochs, the coarsest, come last."""
-        positions = [pattern for pattern in self.progress(pack) if pattern.kind is Kind.POSITION]
+        positions = [pattern for pattern in self.progress(pack) if pattern.kind is PatternKind.POSITION]
         return tuple(dict.fromkeys(p.name for p in sorted(positions, key=lambda p: p.unit == "epochs")))
 
     def epoch_bases(self, pack: str) -> dict[str, int]:
         """The number of the first epoch, by pattern."""
-        return {p.name: p.epoch_base for p in self.progress(pack) if p.kind is Kind.POSITION}
+        return {p.name: p.epoch_base for p in self.progress(pack) if p.kind is PatternKind.POSITION}
 
     def value_names(self, pack: str) -> set[str]:
         """Names of the values that logs of this pack may give."""
         return {name for unit in self.engine(pack).late if unit.is_value for name in unit.extractor.names}
 
-    def engine(self, pack: str) -> Engine:
+    def engine(self, pack: str) -> SearchEngine:
         """The engine for logs of this pack."""
         if pack not in self._engines:
-            self._engines[pack] = Engine((*self.progress(pack), *self.errors), self._clock)
+            self._engines[pack] = SearchEngine((*self.progress(pack), *self.errors), self._clock)
         return self._engines[pack]
 
     @property
-    def engines(self) -> dict[str, Engine]:
+    def engines(self) -> dict[str, SearchEngine]:
         """Those that have been asked for, by pack."""
         return self._engines

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from exporter.logs.search.findings import MARKS, UNITS
-from exporter.logs.patterns import Kind, Pattern, PatternError, compile_pattern
+from exporter.logs.patterns import PatternKind, Pattern, PatternError, compile_pattern
 
 GENERIC = "generic"
 LEVELS = (0, 1, 2, 3)
@@ -37,21 +37,21 @@ _MACROS = {
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KINDS = {
-    "position": (Kind.POSITION, {"name", "unit", "regex"}, {"epoch_base"}),
-    "resume": (Kind.RESUME, {"unit", "regex"}, {"name"}),
-    "value": (Kind.VALUE, {"name", "regex"}, {"sets"}),
-    "pairs": (Kind.PAIRS, {"name", "line", "keys"}, set[str]()),
-    "mark": (Kind.MARK, {"name", "regex", "begins"}, set[str]()),
-    "error": (Kind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
+    "position": (PatternKind.POSITION, {"name", "unit", "regex"}, {"epoch_base"}),
+    "resume": (PatternKind.RESUME, {"unit", "regex"}, {"name"}),
+    "value": (PatternKind.VALUE, {"name", "regex"}, {"sets"}),
+    "pairs": (PatternKind.PAIRS, {"name", "line", "keys"}, set[str]()),
+    "mark": (PatternKind.MARK, {"name", "regex", "begins"}, set[str]()),
+    "error": (PatternKind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
 }
 """Of each table of patterns: its kind, the keys that it needs, and those that it may have."""
 _HEAD = {"name": str, "title": str, "about": str, "level": int, "detect": list, "also": list, "also_unit": str}
 _GROUPS = {
-    Kind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
-    Kind.RESUME: {"done", "total", "epoch", "epochs", "percent", "rank"},
-    Kind.PAIRS: {"rank", "skip"},
-    Kind.MARK: set[str](),
-    Kind.ERROR: set[str](),
+    PatternKind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
+    PatternKind.RESUME: {"done", "total", "epoch", "epochs", "percent", "rank"},
+    PatternKind.PAIRS: {"rank", "skip"},
+    PatternKind.MARK: set[str](),
+    PatternKind.ERROR: set[str](),
 }
 """Named groups that a pattern may have; those of a value are names of values."""
 _SEVERITIES = ("critical", "warning", "info")
@@ -64,7 +64,7 @@ class PackError(ValueError):
 
 
 @dataclass(frozen=True)
-class Sample:
+class PackSample:
     """One or more records as the producer writes them, and all that they say."""
 
     text: bytes
@@ -89,7 +89,7 @@ class Pack:
     """Those for positions in the order in which they are preferred."""
     detect: tuple[Pattern, ...]
     """Each is another kind of evidence that a log is this producer's."""
-    samples: tuple[Sample, ...]
+    samples: tuple[PackSample, ...]
     also: tuple[str, ...] = ()
     """Packs of what this producer builds upon: their lines stand in its logs."""
     also_unit: str | None = None
@@ -227,12 +227,12 @@ def _caret(error: PatternError, regex: str) -> list[str]:
     return [] if error.position is None else error.caret(regex).split("\n")
 
 
-def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> Sample:
+def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> PackSample:
     problems += [f"{place}.{key}: unknown key (known: text, gives)" for key in table if key not in ("text", "gives")]
     text, gives = table.get("text"), table.get("gives")
     if not isinstance(text, str) or not isinstance(gives, dict):
         problems.append(f"{place}: needs a text, and a table of what it gives, which is {{}} for nothing")
-        return Sample(b"")
+        return PackSample(b"")
     problems += [
         f"{place}.gives.{key}: unknown key (known: {', '.join(sorted(_GIVES))})" for key in gives if key not in _GIVES
     ]
@@ -250,7 +250,7 @@ def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> Sample
             for key in position
             if key not in _POSITION_KEYS
         ]
-    return Sample(
+    return PackSample(
         text=text.encode(),
         positions=tuple(positions),
         values=gives.get("values", {}),
@@ -261,7 +261,7 @@ def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> Sample
     )
 
 
-def complete(packs: Iterable[Pack]) -> tuple[Pack, ...]:
+def resolve_inheritance(packs: Iterable[Pack]) -> tuple[Pack, ...]:
     """The packs, each with what it takes from others; PackError for one that is not there or takes from itself."""
     named = {pack.name: pack for pack in packs}
     return tuple(_completed(pack, named, ()) for pack in named.values())
@@ -269,7 +269,7 @@ def complete(packs: Iterable[Pack]) -> tuple[Pack, ...]:
 
 def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -> Pack:
     patterns, also = list(pack.patterns), list(pack.also)
-    own = {pattern.name for pattern in patterns if pattern.kind is not Kind.MARK}
+    own = {pattern.name for pattern in patterns if pattern.kind is not PatternKind.MARK}
     for name in pack.also:
         if name not in named or name in (*within, pack.name):
             raise PackError(f'{pack.name}.toml: 1 problem\n  also: there is no other pack "{name}" to take from')
@@ -278,7 +278,7 @@ def _completed(pack: Pack, named: Mapping[str, Pack], within: tuple[str, ...]) -
         for pattern in other.patterns:
             if pattern.name in own:
                 continue
-            counts = pattern.kind in (Kind.POSITION, Kind.RESUME) and pack.also_unit is not None
+            counts = pattern.kind in (PatternKind.POSITION, PatternKind.RESUME) and pack.also_unit is not None
             patterns.append(replace(pattern, unit=pack.also_unit) if counts else pattern)
     return replace(pack, patterns=tuple(patterns), also=tuple(also))
 
@@ -309,7 +309,7 @@ def _matching(pattern: Pattern, text: bytes) -> Iterator[int]:
             place = text.find(literal, stop)
 
 
-class AutoPack:
+class PackDetector:
     """Finds out the pack of one log from its first records.
 
     Evidence of one program counts more than that of a framework, and that more than a library's,

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from exporter.logs.packs import Pack, complete, parse_pack
+from exporter.logs.packs import Pack, resolve_inheritance, parse_pack
 from exporter.logs.patterns import Pattern
 
 PACKS = Path(__file__).resolve().parents[1] / "packs"
@@ -19,11 +19,11 @@ def pack_names() -> tuple[str, ...]:
 @cache
 def read_packs() -> tuple[Pack, ...]:
     """Every pack, with what it takes from others."""
-    return complete(_read(name) for name in pack_names())
+    return resolve_inheritance(_read(name) for name in pack_names())
 
 
 @cache
-def read_errors() -> tuple[Pattern, ...]:
+def read_error_patterns() -> tuple[Pattern, ...]:
     """The error patterns of every job."""
     return _read(ERRORS).patterns
 

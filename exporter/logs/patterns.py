@@ -15,7 +15,7 @@ from exporter.logs.search.findings import UNITS
 from exporter.logs.search.literals import needs_line_end, required_literals
 
 
-class Kind(StrEnum):
+class PatternKind(StrEnum):
     """What a match says."""
 
     POSITION = "position"
@@ -49,7 +49,7 @@ class Pattern:
     """One pattern: searched in the bytes of one record, without its end and its colours."""
 
     name: str
-    kind: Kind
+    kind: PatternKind
     text: bytes
     """The regular expression."""
     unit: str | None = None
@@ -89,7 +89,7 @@ def compile_pattern(
     pattern: str,
     severity: str | None = None,
     *,
-    kind: Kind,
+    kind: PatternKind,
     unit: str | None = None,
     error_class: str | None = None,
     begins: bool = True,
@@ -103,7 +103,7 @@ def compile_pattern(
 
     With ``later`` it is compiled, and a fault of it told, when it is first used.
     """
-    if kind in (Kind.POSITION, Kind.RESUME):
+    if kind in (PatternKind.POSITION, PatternKind.RESUME):
         unit = unit or UNITS[0]
         if unit not in UNITS:
             raise PatternError(f'unknown unit "{unit}" (known: {", ".join(UNITS)})')
@@ -147,7 +147,7 @@ def _compile(encoded: bytes) -> re.Pattern[bytes]:
         raise PatternError(str(error)) from error
 
 
-def compile_all(patterns: Iterable[tuple[str, str]], kind: Kind | None = None) -> list[str]:
+def pattern_problems(patterns: Iterable[tuple[str, str]], kind: PatternKind | None = None) -> list[str]:
     """What is wrong with a user's patterns, (name, regular expression) each; all of it at once.
 
     Without a kind they are of progress, and each has to hold a number.
@@ -161,7 +161,7 @@ def compile_all(patterns: Iterable[tuple[str, str]], kind: Kind | None = None) -
             )
         seen.add(name)
         try:
-            pattern = compile_pattern(name, text, kind=kind or Kind.VALUE, own=True)
+            pattern = compile_pattern(name, text, kind=kind or PatternKind.VALUE, own=True)
         except PatternError as error:
             shown = "".join(f"\n    {line}" for line in error.caret(text).split("\n"))
             problems.append(
@@ -177,7 +177,7 @@ def _problems(pattern: Pattern, text: str) -> Iterator[str]:
     named = pattern.regex.groupindex
     numbers = pattern.regex.groups - sum(name in named for name in ("rank", "skip"))
     shown = '"' + text.replace("\n", "\\n").replace("\r", "\\r") + '"'
-    if pattern.kind in (Kind.POSITION, Kind.RESUME, Kind.VALUE) and numbers < 1:
+    if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME, PatternKind.VALUE) and numbers < 1:
         yield f"{shown} has no group for the number; put parentheses around it, as in Epoch (\\d+)"
     if needs_line_end(pattern.regex):
         yield f"{shown} goes over the end of a line and so never matches; describe what stands in one line"

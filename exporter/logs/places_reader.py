@@ -9,8 +9,8 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.machine.folders import read_files
-from exporter.logs.tail_reader import originals
+from exporter.machine.folders import list_files
+from exporter.logs.tail_reader import rotated_from
 
 SETTLED_S = 2.0
 """A folder changed within this time may have been changed again without a new mtime."""
@@ -42,7 +42,7 @@ def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: i
     return run_dir / run_files.PROGRESS_DIR / f"{name}.jsonl"
 
 
-def extra_logs(
+def find_extra_logs(
     manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
 ) -> dict[int, list[Path]]:
     """Files of the job's own log pattern by the rank that ``rank_of`` finds in their names.
@@ -55,7 +55,7 @@ def extra_logs(
     if group is None or group.pattern is None:
         return found
     directory = manifest.directory(group)
-    files = [file for file in read_files(directory, group.pattern) if since is None or file.mtime >= since]
+    files = [file for file in list_files(directory, group.pattern) if since is None or file.mtime >= since]
     ranks = {file.name: rank_of(file.name) for file in files}
     for name, rank in ranks.items():
         if rank is not None and not _is_rotated(name, rank, ranks):
@@ -65,12 +65,12 @@ def extra_logs(
 
 def _is_rotated(name: str, rank: int, ranks: Mapping[str, int | None]) -> bool:
     """Whether a file was rotated away from one of these; a name that tells another rank is another worker's."""
-    return any(ranks.get(log) == rank for log in _originals(name))
+    return any(ranks.get(log) == rank for log in _rotated_from(name))
 
 
-def _originals(name: str) -> tuple[str, ...]:
+def _rotated_from(name: str) -> tuple[str, ...]:
     """The logs of which rotation may have given this name, packed or not."""
-    return tuple(originals(_PACKED.sub("", name)))
+    return tuple(rotated_from(_PACKED.sub("", name)))
 
 
 class LogFinder:
@@ -120,7 +120,7 @@ class LogFinder:
                         known[name] = self._known.get(name) or (
                             self._rank_of(name),
                             self._directory / name,
-                            _originals(name),
+                            _rotated_from(name),
                         )
         except OSError:
             return False  # what was found before stays until the folder can be read again
@@ -134,7 +134,7 @@ class LogFinder:
         return True
 
 
-def read_begin(path: Path, most_bytes: int) -> bytes:
+def read_first_bytes(path: Path, most_bytes: int) -> bytes:
     """The first bytes of a file, or nothing when it cannot be read."""
     try:
         with path.open("rb") as source:
@@ -143,7 +143,7 @@ def read_begin(path: Path, most_bytes: int) -> bytes:
         return b""
 
 
-def read_end(path: Path, most_bytes: int) -> bytes:
+def read_last_bytes(path: Path, most_bytes: int) -> bytes:
     """The last bytes of a file, or nothing when it cannot be read."""
     try:
         with path.open("rb") as source:

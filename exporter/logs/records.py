@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
 
 
-def records(buffer: bytes | bytearray, end: int) -> int:
+def record_ends(buffer: bytes | bytearray, end: int) -> int:
     """Record ends in the first ``end`` bytes; a return and a newline after it are one."""
     count = 0
     for start in range(0, end, PART_BYTES):
@@ -28,7 +28,7 @@ def records(buffer: bytes | bytearray, end: int) -> int:
     return count - buffer.count(b"\r\n", 0, end) if buffer.find(b"\r\n", 0, end) >= 0 else count
 
 
-class Chunk:
+class LogChunk:
     """Whole records, without their colours, and where they stand in the file."""
 
     def __init__(self, buffer: Buffer, end: int, offset: int) -> None:

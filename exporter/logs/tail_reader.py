@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from exporter.logs.inotify_reader import Wakeups, Watch
+from exporter.logs.inotify_reader import InotifyWatches, InotifyWatch
 
 CHUNK_BYTES = 1 << 20
 """Read at once, and the longest record that is passed on whole."""
@@ -57,7 +57,7 @@ _spare: list[bytearray] = []
 """Buffers that no look is using: one for each thread that reads logs."""
 
 
-class Piece(NamedTuple):
+class TailedRecords(NamedTuple):
     """Whole records: the first ``end`` bytes of ``buffer``, which is used again for the next piece.
 
     A record of more than 1 MiB comes in several pieces, each as if it were a record. A ``\\n`` that was written
@@ -83,7 +83,7 @@ class LogTail:
     its blocks are free only then.
     """
 
-    def __init__(self, path: str, wakeups: Wakeups | None = None) -> None:
+    def __init__(self, path: str, wakeups: InotifyWatches | None = None) -> None:
         """With ``wakeups`` a look finds all that had come when these were last drained, and need not ask the file."""
         self.path = path
         self.bytes_read = 0
@@ -109,7 +109,7 @@ class LogTail:
         # the path, and facts of the file there with which there is nothing new
         self._still: tuple[bytes, tuple[int, ...]] | None = None
         self._wakeups = wakeups
-        self._watch: Watch | None = None  # of the file at the path, while it is still
+        self._watch: InotifyWatch | None = None  # of the file at the path, while it is still
         self._trusted = 0  # looks that go by the watch
         self._watch_in = STILL_LOOKS  # looks that find the file still, before it is watched
         self._reset()
@@ -153,7 +153,7 @@ class LogTail:
             if not self.more:
                 return
 
-    def pieces(self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None) -> Iterator[Piece]:
+    def pieces(self, most_bytes: int = 64 * CHUNK_BYTES, until: Callable[[], bool] | None = None) -> Iterator[TailedRecords]:
         """Whole records that came since the last look, of one generation: ``more`` says whether to look again at once.
 
         Reads at most ``most_bytes``, and after the first chunk only while ``until`` does not hold.
@@ -177,10 +177,10 @@ class LogTail:
         facts, leaving = chosen
         self.size = facts.st_size
         self.mtime = facts.st_mtime
-        written = _written(facts)
+        written = _write_version(facts)
         if not leaving and written == self._quiet and self._offset >= facts.st_size:
             if self.problem is None:
-                self._still = os.fsencode(self.path), _identity(facts)
+                self._still = os.fsencode(self.path), _file_identity(facts)
             return
         self._quiet = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
@@ -193,7 +193,7 @@ class LogTail:
                 if rest:
                     # the last words of the file that was rotated away
                     buffer[: len(rest)] = rest
-                    yield Piece(buffer, len(rest), self._offset - len(rest))
+                    yield TailedRecords(buffer, len(rest), self._offset - len(rest))
                 self._quiet = written
                 if rest or self.bytes_read > before:
                     self.more = True
@@ -262,7 +262,7 @@ class LogTail:
         }
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any], wakeups: Wakeups | None = None) -> "LogTail":
+    def restore(cls, path: str, state: Mapping[str, Any], wakeups: InotifyWatches | None = None) -> "LogTail":
         """A tail that goes on where another one was; from the top when ``state`` is not what ``state()`` gives."""
         tail = cls(path, wakeups)
         try:
@@ -284,7 +284,7 @@ class LogTail:
     def _is_still(self, path: bytes, known: tuple[int, ...]) -> bool:
         """Whether the file at the path is the one that was there, as it was; then the next looks may go by a watch."""
         try:
-            if _identity(os.stat(path)) != known:
+            if _file_identity(os.stat(path)) != known:
                 return False
         except OSError:
             return False  # what that means is asked elsewhere
@@ -314,9 +314,9 @@ class LogTail:
         if self._parked is not None:
             if self.problem is not None:
                 return None
-            if found is not None and _same(found) == self._parked:
+            if found is not None and _stable_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
-                self._still = os.fsencode(self.path), _identity(found)
+                self._still = os.fsencode(self.path), _file_identity(found)
                 return None
         if self._inode is not None:
             self._resume(found)
@@ -354,7 +354,7 @@ class LogTail:
         if old.st_nlink or found is not None or self.problem is not None:
             self._gone = None
             return False
-        now, written = time.monotonic(), _written(old)
+        now, written = time.monotonic(), _write_version(old)
         if self._gone is None or self._gone[1] != written:
             self._gone = now, written
         return now - self._gone[0] >= GONE_S
@@ -370,10 +370,10 @@ class LogTail:
             and time.time() - found.st_mtime > SETTLED_S
         ):
             self.close()
-            self._parked = _same(found)
+            self._parked = _stable_identity(found)
 
     def _unread(self, old: os.stat_result) -> bool:
-        return _written(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
+        return _write_version(old) != self._quiet or old.st_size != self._offset or self._offset > self._begin
 
     def _awaits(self, old: os.stat_result, found: os.stat_result | None) -> bool:
         """Whether the next file is still to be written to: a writer may go on in the old one until it opens that."""
@@ -572,7 +572,7 @@ class LogTail:
 
     def _read(
         self, buffer: bytearray, most_bytes: int, until: Callable[[], bool] | None, enough: int | None
-    ) -> Generator[Piece, None, bool]:
+    ) -> Generator[TailedRecords, None, bool]:
         """Pieces from the open file, up to its end or at least to the byte ``enough``; whether that was reached."""
         view, held, left = memoryview(buffer), self._offset - self._begin, most_bytes
         back = max(0, len(self._mark) - held)
@@ -606,7 +606,7 @@ class LogTail:
                 held = filled - end
                 if end:
                     self._begin += end
-                    yield Piece(buffer, end, self._begin - end)
+                    yield TailedRecords(buffer, end, self._begin - end)
                     if held:
                         view[:held] = view[end:filled]
                 if enough is not None and self._offset >= enough:
@@ -643,7 +643,7 @@ class LogTail:
         self._begin = self._offset = place
 
 
-def originals(name: str) -> Iterator[str]:
+def rotated_from(name: str) -> Iterator[str]:
     """The logs of which rotation may have given this name, as far as the name alone tells.
 
     ``rank_0_1.log`` is none: a short number behind ``_`` or ``-`` may as well be another log's.
@@ -665,17 +665,17 @@ def _between(name: str, head: str, tail: str) -> str | None:
     return middle if known else None
 
 
-def _written(facts: os.stat_result) -> tuple[int, int, int]:
+def _write_version(facts: os.stat_result) -> tuple[int, int, int]:
     """What changes when a file is written to."""
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
+def _file_identity(facts: os.stat_result) -> tuple[int, ...]:
     """Which file it is, and what changes when it is written to."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _same(facts: os.stat_result) -> tuple[int, ...]:
+def _stable_identity(facts: os.stat_result) -> tuple[int, ...]:
     """What stays the same while this file stays at its path and is not written to."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 

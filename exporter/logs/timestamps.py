@@ -110,7 +110,7 @@ def _epoch(number: bytes) -> float | None:
     return moment if EPOCH_LEAST <= moment <= EPOCH_MOST else None
 
 
-class StampReader:
+class TimestampReader:
     """Reads the time at the head of records of one log, quickest when they all write it in one way.
 
     ``reference`` is a moment near which the records were written: a time without its year, or

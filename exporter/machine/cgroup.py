@@ -53,7 +53,7 @@ class MemoryCgroup:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFacts:
+class CgroupMemory:
     """Memory of one cgroup and all below it, at one look; None is what this kernel does not tell."""
 
     used_bytes: int
@@ -108,7 +108,7 @@ def _effective(version: int, mount: str, path: str) -> MemoryCgroup | None:
     return None
 
 
-class KeptFile:
+class OpenCgroupFile:
     """A small file of a cgroup, opened once and read again and again."""
 
     __slots__ = ("_fd", "_path")
@@ -134,7 +134,7 @@ class KeptFile:
             self._fd = -1
 
 
-class MemoryReader:
+class MemoryCgroupReader:
     """Memory of one cgroup, looked at again and again.
 
     The root of a hierarchy is the machine and has no facts. What a container or a namespace shows as the top of
@@ -144,12 +144,12 @@ class MemoryReader:
     def __init__(self, cgroup: MemoryCgroup) -> None:
         names = V1_FILES if cgroup.version == 1 else V2_FILES
         self.cgroup = cgroup
-        self._files = {key: KeptFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
+        self._files = {key: OpenCgroupFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
         # of all cgroups the root alone has release_agent in v1; in v2 it alone has no memory.current
         self._whole_machine = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
         above = () if cgroup.version == 1 else tuple(cgroup.upwards())
         self._limits = [
-            KeptFile(f"{holder.directory}/{name}") for holder in above for name in ("memory.max", "memory.high")
+            OpenCgroupFile(f"{holder.directory}/{name}") for holder in above for name in ("memory.max", "memory.high")
         ]
 
     def close(self) -> None:
@@ -157,25 +157,25 @@ class MemoryReader:
         for file in (*self._files.values(), *self._limits):
             file.close()
 
-    def read(self) -> MemoryFacts | None:
+    def read(self) -> CgroupMemory | None:
         """One look, or None when the cgroup is gone, may not be read, or is the whole machine."""
-        used = parse_number(self._files["used"].read())
+        used = parse_cgroup_number(self._files["used"].read())
         if used is None or self._whole_machine:
             return None
-        stat = parse_stat(self._files["stat"].read())
+        stat = parse_memory_stat(self._files["stat"].read())
         if self.cgroup.version == 1:
             limits = [stat.get("hierarchical_memory_limit")]
             cache = stat.get("total_active_file"), stat.get("total_inactive_file")
             pressure: dict[str, float] = {}  # of v2 alone
         else:
-            limits = [parse_number(file.read()) for file in self._limits]
+            limits = [parse_cgroup_number(file.read()) for file in self._limits]
             cache = stat.get("active_file"), stat.get("inactive_file")
-            pressure = parse_pressure(self._files["pressure"].read())
+            pressure = parse_memory_pressure(self._files["pressure"].read())
         active, inactive = cache
-        return MemoryFacts(
+        return CgroupMemory(
             used_bytes=used,
             limit_bytes=min((limit for limit in limits if limit is not None and limit < V1_UNLIMITED), default=None),
-            peak_bytes=parse_number(self._files["peak"].read()),
+            peak_bytes=parse_cgroup_number(self._files["peak"].read()),
             # the two are not of the same moment
             working_set_bytes=None if active is None or inactive is None else max(0, used - active - inactive),
             oom_kills=oom_kills.parse_oom_kills(self._files["oom"].read()),
@@ -184,13 +184,13 @@ class MemoryReader:
         )
 
 
-def parse_number(text: str) -> int | None:
+def parse_cgroup_number(text: str) -> int | None:
     """The one number of a file; None for ``max`` and for anything else."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def parse_stat(text: str) -> dict[str, int]:
+def parse_memory_stat(text: str) -> dict[str, int]:
     """Numbers by their keys from ``memory.stat``."""
     found = {}
     for line in text.splitlines():
@@ -200,12 +200,12 @@ def parse_stat(text: str) -> dict[str, int]:
     return found
 
 
-def parse_pressure(text: str) -> dict[str, float]:
+def parse_memory_pressure(text: str) -> dict[str, float]:
     """Seconds waited so far, by kind (``some``, ``full``), from ``memory.pressure``."""
     found = {}
     for line in text.splitlines():
         kind, _, rest = line.partition(" ")
-        total = parse_number(rest.rpartition("total=")[2])
+        total = parse_cgroup_number(rest.rpartition("total=")[2])
         if total is not None and kind in ("some", "full"):
             found[kind] = total / 1e6
     return found

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 Tell = Callable[[int, Any], None]
 
 
-class Watch(Protocol):
+class FileWatch(Protocol):
     """What is looked at: made and asked on one thread alone, which may wait for ever."""
 
     def look(self, now: float, /) -> Any:
@@ -33,7 +33,7 @@ class Watch(Protocol):
         ...
 
 
-def directory_of(make: Callable[[], Watch]) -> str | None:
+def watched_directory(make: Callable[[], FileWatch]) -> str | None:
     """The directory that a ``functools.partial`` is about: the first of its arguments that is an absolute path."""
     values = (*getattr(make, "args", ()), *getattr(make, "keywords", {}).values())
     for value in values:
@@ -42,10 +42,10 @@ def directory_of(make: Callable[[], Watch]) -> str | None:
     return None
 
 
-class Looker:
+class WatchThread:
     """One watch on its thread, which begins with the first look."""
 
-    def __init__(self, name: str, make: Callable[[], Callable[[], Watch]], tell: Tell) -> None:
+    def __init__(self, name: str, make: Callable[[], Callable[[], FileWatch]], tell: Tell) -> None:
         """``make`` gives the maker of the watch; ``tell`` is called on the watch's thread."""
         self._name, self._make, self._tell = name, make, tell
         self._asked: SimpleQueue[float | None] = SimpleQueue()
@@ -63,12 +63,12 @@ class Looker:
         self._asked.put(None)
 
     def _run(self) -> None:
-        watch: Watch | None = None
+        watch: FileWatch | None = None
         while (now := self._asked.get()) is not None:
             try:
                 if watch is None:
                     make = self._make()
-                    place = directory_of(make)
+                    place = watched_directory(make)
                     if place is not None:
                         self._tell(PLACE, os.path.realpath(place))
                     watch = make()
@@ -76,7 +76,7 @@ class Looker:
             except OSError as error:
                 self._tell(ERROR, _plain(error))
             except Exception as error:  # noqa: BLE001 - whatever fails in a watch costs that watch alone
-                self._tell(FAILURE, f"{type(error).__name__}: {error}{_where(error)}")
+                self._tell(FAILURE, f"{type(error).__name__}: {error}{_innermost_line(error)}")
 
 
 def _plain(error: OSError) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, (str, bytes, os.PathLike))
 
 
-def _where(error: BaseException) -> str:
+def _innermost_line(error: BaseException) -> str:
     """The innermost line of an exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -99,13 +99,13 @@ def _where(error: BaseException) -> str:
     return "" if trace is None else f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
 
 
-class _Helper:
+class _HelperServer:
     """The process: takes messages from its socket, and never does anything that could hang on this thread."""
 
     def __init__(self, link: int) -> None:
         self._link = link
         self._sending = threading.Lock()
-        self._lookers: dict[int, Looker] = {}
+        self._lookers: dict[int, WatchThread] = {}
 
     def run(self) -> None:
         """Until the other end is closed."""
@@ -118,7 +118,7 @@ class _Helper:
             name, now, make = pickle.loads(body)  # noqa: S301 - from the sidecar that started this
             looker = self._lookers.get(number)
             if looker is None:
-                looker = self._lookers[number] = Looker(name, _unpickled(make), self._teller(number))
+                looker = self._lookers[number] = WatchThread(name, _unpickled(make), self._teller(number))
             looker.look(now)
 
     def _teller(self, number: int) -> Tell:
@@ -137,9 +137,9 @@ class _Helper:
                 os.kill(os.getpid(), signal.SIGKILL)  # nobody is there any more
 
 
-def _unpickled(make: bytes) -> Callable[[], Callable[[], Watch]]:
-    def loaded() -> Callable[[], Watch]:
-        found: Callable[[], Watch] = pickle.loads(make)  # noqa: S301 - see above
+def _unpickled(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
+    def loaded() -> Callable[[], FileWatch]:
+        found: Callable[[], FileWatch] = pickle.loads(make)  # noqa: S301 - see above
         return found
 
     return loaded
@@ -162,7 +162,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # Slurm and terminals signal all processes: the sidecar ends this one
     _end_with_the_parent()
     try:
-        _Helper(0).run()
+        _HelperServer(0).run()
     except (OSError, EOFError):
         pass
     os.kill(os.getpid(), signal.SIGKILL)  # a thread that hangs must not hold the others up

@@ -25,13 +25,13 @@ from exporter.machine.file_helper import (
     HEAD,
     PLACE,
     READY,
-    Looker,
-    Watch,
-    directory_of,
+    FileWatch,
+    WatchThread,
     read_exactly,
+    watched_directory,
 )
-from exporter.machine.mounts import Mount, any_remote, mount_of, mount_table
-from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_stat
+from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, mount_table
+from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_process_stat
 
 LOOK_WAIT_S = 1.0
 """How long a collector waits for all of its watches together."""
@@ -44,7 +44,7 @@ SOON_S = 60.0
 log = logging.getLogger("gpujob.files")
 
 
-class Hanging(Exception):
+class WatchHanging(Exception):
     """A look that has not come back: since when (monotonic), and on which mount if that is known."""
 
     def __init__(self, since: float, mount: str | None) -> None:
@@ -52,22 +52,22 @@ class Hanging(Exception):
         self.since, self.mount = since, mount
 
 
-class LookFailed(Exception):
+class WatchFailed(Exception):
     """A look has raised something that is no OSError."""
 
 
-class HelperEnded(OSError):
+class FileHelperEnded(OSError):
     """Nobody could look: the process that looks at files has ended or is not up."""
 
 
-class Watched:
-    """One watch, one look at a time; made by ``FileHost.watch``.
+class WatchHandle:
+    """One watch, one look at a time; made by ``FileWatchHost.watch``.
 
     One thread at a time asks. An answer that nobody has taken stays until it is taken, so that nothing that a watch
     tells once is lost.
     """
 
-    def __init__(self, name: str, directory: str | None, host: "FileHost") -> None:
+    def __init__(self, name: str, directory: str | None, host: "FileWatchHost") -> None:
         self.name = name
         self._directory = directory
         self._host = host
@@ -108,7 +108,7 @@ class Watched:
                 self._begun, self._late = None, False
         if answer is None:
             self._host.check()
-            raise Hanging(begun, self.mount)
+            raise WatchHanging(begun, self.mount)
         kind, value = answer
         if isinstance(value, bytes):
             value = pickle.loads(value)  # noqa: S301 - from the process that this one has started
@@ -117,8 +117,8 @@ class Watched:
         if kind == ERROR:
             raise OSError(*value)
         if kind == READY:
-            raise HelperEnded(value)
-        raise LookFailed(f"{self.name}: {value}")
+            raise FileHelperEnded(value)
+        raise WatchFailed(f"{self.name}: {value}")
 
     @property
     def responding(self) -> bool:
@@ -126,7 +126,7 @@ class Watched:
         return not self._late
 
     @property
-    def filesystem(self) -> Mount | None:
+    def filesystem(self) -> MountPoint | None:
         """The mount that the directory lies on, links followed if a look has come that far; touches no file."""
         place = self._place or self._directory
         return None if place is None else mount_of(place, self._host.mounts.current())
@@ -149,7 +149,7 @@ class Watched:
                 self._changed.notify_all()
 
 
-class FileHost:
+class FileWatchHost:
     """Watches of one sidecar, used by several collectors from their own threads."""
 
     def __init__(self, clock: Clock, process: bool | None = None, proc: str = "/proc") -> None:
@@ -158,30 +158,30 @@ class FileHost:
         self.mounts = mount_table(proc)
         if process is None:
             mounts = self.mounts.current()
-            process = any_remote(mounts) or not mounts
-        self._side: _Threads | _Process = _Process(clock) if process else _Threads()
+            process = has_remote_mount(mounts) or not mounts
+        self._side: _ThreadHost | _ProcessHost = _ProcessHost(clock) if process else _ThreadHost()
 
     @property
     def process(self) -> bool:
         """Whether another process looks."""
-        return isinstance(self._side, _Process)
+        return isinstance(self._side, _ProcessHost)
 
     @property
     def pid(self) -> int | None:
         """That process, while it runs."""
-        return self._side.pid if isinstance(self._side, _Process) else None
+        return self._side.pid if isinstance(self._side, _ProcessHost) else None
 
-    def watch(self, name: str, make: Callable[[], Watch]) -> Watched:
+    def watch(self, name: str, make: Callable[[], FileWatch]) -> WatchHandle:
         """A watch that ``make`` makes on its own thread at the first look.
 
         ``make`` is a ``functools.partial`` of a class at the top of a module, with arguments that can be pickled;
         the first of them that is an absolute path is the directory that it is about.
         """
-        watched = Watched(name, directory_of(make), self)
+        watched = WatchHandle(name, watched_directory(make), self)
         self._side.add(watched, make)
         return watched
 
-    def look(self, watches: Sequence[Watched], now: float, wait_s: float = LOOK_WAIT_S) -> list[Any]:
+    def look(self, watches: Sequence[WatchHandle], now: float, wait_s: float = LOOK_WAIT_S) -> list[Any]:
         """What each answers, with no more than ``wait_s`` for all: the answer, or the exception of ``result``.
 
         One that was hanging before is not waited for.
@@ -193,16 +193,16 @@ class FileHost:
         for watched in watches:
             try:
                 found.append(watched.result(max(0.0, end - time.monotonic()) if watched.responding else 0.0))
-            except (Hanging, LookFailed, OSError) as error:
+            except (WatchHanging, WatchFailed, OSError) as error:
                 found.append(error)
         return found
 
-    def begin(self, watched: Watched, now: float) -> None:
-        """Have a look begun; for ``Watched``."""
+    def begin(self, watched: WatchHandle, now: float) -> None:
+        """Have a look begun; for ``WatchHandle``."""
         self._side.begin(watched, now)
 
     def check(self) -> None:
-        """Find out whether those who look are still there; for ``Watched``."""
+        """Find out whether those who look are still there; for ``WatchHandle``."""
         self._side.check()
 
     def close(self) -> None:
@@ -211,16 +211,16 @@ class FileHost:
         self.mounts.close()
 
 
-class _Threads:
+class _ThreadHost:
     """Looks on threads of this process."""
 
     def __init__(self) -> None:
-        self._lookers: dict[Watched, Looker] = {}
+        self._lookers: dict[WatchHandle, WatchThread] = {}
 
-    def add(self, watched: Watched, make: Callable[[], Watch]) -> None:
-        self._lookers[watched] = Looker(watched.name, lambda: make, watched.tell)
+    def add(self, watched: WatchHandle, make: Callable[[], FileWatch]) -> None:
+        self._lookers[watched] = WatchThread(watched.name, lambda: make, watched.tell)
 
-    def begin(self, watched: Watched, now: float) -> None:
+    def begin(self, watched: WatchHandle, now: float) -> None:
         self._lookers[watched].look(now)
 
     def check(self) -> None:
@@ -231,15 +231,15 @@ class _Threads:
             looker.end()
 
 
-class _Process:
+class _ProcessHost:
     """Looks in a process of its own, started for the first of them, and again when it has ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._numbers: dict[Watched, int] = {}
-        self._makers: dict[Watched, bytes] = {}
-        self._helper: _Helper | None = None
+        self._numbers: dict[WatchHandle, int] = {}
+        self._makers: dict[WatchHandle, bytes] = {}
+        self._helper: _HelperProcess | None = None
         self._closed = False
         self._delay_s = LEAST_DELAY_S
         self._not_before = float("-inf")
@@ -249,13 +249,13 @@ class _Process:
         helper = self._helper
         return None if helper is None or helper.process is None else helper.process.pid
 
-    def add(self, watched: Watched, make: Callable[[], Watch]) -> None:
+    def add(self, watched: WatchHandle, make: Callable[[], FileWatch]) -> None:
         body = pickle.dumps(make)
         with self._lock:
             self._numbers[watched] = len(self._numbers) + 1
             self._makers[watched] = body
 
-    def begin(self, watched: Watched, now: float) -> None:
+    def begin(self, watched: WatchHandle, now: float) -> None:
         helper = self._running()
         if helper is None or not helper.is_up():
             watched.tell(READY, "the process that looks at files is not up")
@@ -268,10 +268,10 @@ class _Process:
             self._lost(helper)
             watched.tell(READY, "the process that looks at files has ended")
 
-    def _running(self) -> "_Helper | None":
+    def _running(self) -> "_HelperProcess | None":
         with self._lock:
             if self._helper is None and not self._closed and self._clock.monotonic() >= self._not_before:
-                self._helper = _Helper(self._clock.monotonic(), self._lost)
+                self._helper = _HelperProcess(self._clock.monotonic(), self._lost)
             return self._helper
 
     def check(self) -> None:
@@ -280,7 +280,7 @@ class _Process:
         if helper is not None and helper.is_dead():
             self._lost(helper)
 
-    def _lost(self, helper: "_Helper") -> None:
+    def _lost(self, helper: "_HelperProcess") -> None:
         """Have everything made anew by the next helper."""
         with self._lock:
             if self._helper is not helper:
@@ -308,15 +308,15 @@ class _Process:
             helper.end()
 
 
-class _Helper:
+class _HelperProcess:
     """One run of the process, and the thread that starts it and hears what it says.
 
     The thread lasts as long as the process: the kernel ends the process with the thread that has started it.
     """
 
-    def __init__(self, started: float, on_end: Callable[["_Helper"], None]) -> None:
+    def __init__(self, started: float, on_end: Callable[["_HelperProcess"], None]) -> None:
         self.started = started
-        self.known: dict[int, tuple[Watched, int]] = {}
+        self.known: dict[int, tuple[WatchHandle, int]] = {}
         """By number, what it has been told to watch, and the last look that it was asked for."""
         self.process: subprocess.Popen[bytes] | None = None
         self._on_end = on_end
@@ -353,7 +353,7 @@ class _Helper:
         except OSError:
             return False
         try:
-            return parse_stat(os.read(fd, STAT_BYTES)).state in ENDED
+            return parse_process_stat(os.read(fd, STAT_BYTES)).state in ENDED
         except OSError:
             return True
         finally:
@@ -412,4 +412,13 @@ class _Helper:
         self._link.close()
 
 
-__all__ = ["FAILURE", "LOOK_WAIT_S", "FileHost", "Hanging", "HelperEnded", "LookFailed", "Watch", "Watched"]
+__all__ = [
+    "FAILURE",
+    "LOOK_WAIT_S",
+    "FileHelperEnded",
+    "FileWatch",
+    "FileWatchHost",
+    "WatchFailed",
+    "WatchHandle",
+    "WatchHanging",
+]

@@ -16,7 +16,7 @@ class FileFacts:
     mtime: float
 
 
-def read_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
+def list_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
     """Regular files directly in ``directory`` whose names match the glob, by name.
 
     A directory that does not exist (yet) has none. Temporary names that start with a dot match
@@ -53,7 +53,7 @@ RECENT_S = 5.0
 LOOK_ANYWAY_EVERY = 5
 
 
-class FolderNews:
+class FolderChangeCheck:
     """Asked at each look of somebody who would otherwise ask for many files of a folder one by one.
 
     Some file systems tell a change to the second, and their clock may be another one: so it counts for a while, and

@@ -7,7 +7,7 @@ from exporter.machine.procfs import read_environment
 _NAMES = ("GPUJOB_JOB_ID", "GPUJOB_RANK")
 
 
-def find_leftovers(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
+def find_leftover_processes(job_id: str, rank: int, proc: str = "/proc") -> set[int]:
     """Processes of this user whose environment says that they belong to this worker; wrappers do not count.
 
     Walks all of ``/proc``: for rare occasions.

@@ -47,7 +47,7 @@ class OomVictim:
 
 
 @dataclass(frozen=True, slots=True)
-class Xid:
+class KernelXid:
     """An error that the NVIDIA driver reported for a GPU."""
 
     pci: str
@@ -62,7 +62,7 @@ class KernelEvent:
     """What happened, and when in epoch seconds."""
 
     time: float
-    what: OomVictim | Xid
+    what: OomVictim | KernelXid
 
 
 def parse_line(record: bytes) -> KernelLine | None:
@@ -76,7 +76,7 @@ def parse_line(record: bytes) -> KernelLine | None:
     return KernelLine(int(match[2]) / 1e6, match[3].decode("utf-8", "replace"))
 
 
-def parse_event(text: str) -> OomVictim | Xid | None:
+def parse_event(text: str) -> OomVictim | KernelXid | None:
     """What a line says of a process killed for memory or of a GPU's error; None for all others.
 
     A kill has up to two lines: one with the cgroup (since Linux 5.0), and one that says that it was done.
@@ -87,7 +87,7 @@ def parse_event(text: str) -> OomVictim | Xid | None:
         return OomVictim(int(match[1]))
     if match := _XID.match(text):
         pid, instance = (None if match[name] is None else int(match[name]) for name in ("pid", "instance"))
-        return Xid(match["pci"], int(match["code"]), pid, instance)
+        return KernelXid(match["pci"], int(match["code"]), pid, instance)
     return None
 
 

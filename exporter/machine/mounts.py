@@ -20,7 +20,7 @@ _KERNELS_OWN = ("/proc/", "/sys/", "/dev/")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     """One mount; ``source`` is the device, the server's export or whatever the type puts there."""
 
     point: str
@@ -35,7 +35,7 @@ class Mount(NamedTuple):
         return self.fstype in NETWORK or self.fstype.startswith("fuse.")
 
 
-def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
     """The mounts in the order of ``/proc/PID/mountinfo``; lines that are none are passed over."""
     found = []
     for line in text.split("\n"):
@@ -46,7 +46,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
             device = os.makedev(*map(int, fields[2].split(":")))
         except (ValueError, IndexError, TypeError):
             continue
-        found.append(Mount(_plain(point), _plain(fstype), _plain(source), device))
+        found.append(MountPoint(_plain(point), _plain(fstype), _plain(source), device))
     return tuple(found)
 
 
@@ -55,13 +55,13 @@ def _plain(field: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field) if "\\" in field else field
 
 
-def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+def mount_of(path: str, mounts: Sequence[MountPoint]) -> MountPoint | None:
     """The mount that an absolute path lies on, by its text alone: nothing is touched.
 
     The longest mount point that leads the path; of several at one point the last, which covers the others.
     """
     place = os.path.normpath(path)
-    best: Mount | None = None
+    best: MountPoint | None = None
     for mount in mounts:
         point = mount.point.rstrip("/")
         leads = place == point or place.startswith(f"{point}/")
@@ -70,12 +70,12 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return best
 
 
-def any_remote(mounts: Sequence[Mount]) -> bool:
+def has_remote_mount(mounts: Sequence[MountPoint]) -> bool:
     """Whether any file system that a job could write to is remote."""
     return any(mount.remote and not f"{mount.point}/".startswith(_KERNELS_OWN) for mount in mounts)
 
 
-def is_apart(mount: Mount | None, shared: Mount | None) -> bool:
+def is_node_local(mount: MountPoint | None, shared: MountPoint | None) -> bool:
     """Whether a directory on ``mount`` is one of this node alone, where all nodes see what is on ``shared``.
 
     That is the mount of the run directory: where not even that is remote, as on one machine that plays several nodes,
@@ -91,9 +91,9 @@ class MountTable:
         self._path = os.path.join(proc, "self", "mountinfo")
         self._lock = threading.Lock()
         self._fd = -1
-        self._mounts: tuple[Mount, ...] = ()
+        self._mounts: tuple[MountPoint, ...] = ()
 
-    def current(self) -> tuple[Mount, ...]:
+    def current(self) -> tuple[MountPoint, ...]:
         """All mounts; those that were last known where they cannot be read, none before that."""
         with self._lock:
             try:

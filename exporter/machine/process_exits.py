@@ -23,7 +23,7 @@ _GONE = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessEnd:
     """The end of one process."""
 
     pid: int
@@ -36,16 +36,16 @@ class Ending:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedExit:
     fd: int
     start_ticks: int
-    ending: Ending | None = None
+    ending: ProcessEnd | None = None
 
 
 _Key = tuple[int, int | None]
 
 
-class ExitWatch:
+class ProcessExitWatch:
     """Tells of the ends of processes that need not be our children.
 
     A pidfd is readable once its process has ended, and never means another process. The status stands in ``/proc``
@@ -56,13 +56,13 @@ class ExitWatch:
     """
 
     def __init__(self, clock: Clock, proc: str = "/proc") -> None:
-        self.on_exit: Callable[[Ending], None] | None = None
+        self.on_exit: Callable[[ProcessEnd], None] | None = None
         """Called by ``dispatch`` for each end, in its thread."""
         self._clock = clock
         self._proc = proc
         self._lock = threading.Lock()
         self._epoll = select.epoll()
-        self._watched: dict[_Key, _Watched] = {}
+        self._watched: dict[_Key, _WatchedExit] = {}
         self._keys: dict[int, _Key] = {}
         """By descriptor, of those that have not ended."""
 
@@ -102,11 +102,11 @@ class ExitWatch:
             except OSError:
                 os.close(fd)
                 return False  # the user's limit of watches is reached
-            self._watched[key] = _Watched(fd, found)
+            self._watched[key] = _WatchedExit(fd, found)
             self._keys[fd] = key
             return True
 
-    def dispatch(self) -> tuple[Ending, ...]:
+    def dispatch(self) -> tuple[ProcessEnd, ...]:
         """The ends since the last call, without waiting; where there are very many, the next call has the rest."""
         endings = []
         with self._lock:  # also while asking: a descriptor that is closed meanwhile could be another's by then
@@ -114,7 +114,7 @@ class ExitWatch:
                 self._epoll.unregister(fd)
                 key = self._keys.pop(fd)
                 watched = self._watched[key]
-                watched.ending = Ending(*key, self._clock.time(), None, None)
+                watched.ending = ProcessEnd(*key, self._clock.time(), None, None)
                 self._complete(watched)
                 endings.append(watched.ending)
         if self.on_exit is not None:
@@ -122,7 +122,7 @@ class ExitWatch:
                 self.on_exit(ending)
         return tuple(endings)
 
-    def ended(self, pid: int, start_ticks: int | None) -> Ending | None:
+    def ended(self, pid: int, start_ticks: int | None) -> ProcessEnd | None:
         """The end of a watched process that ``dispatch`` has told of."""
         with self._lock:
             watched = self._watched.get((pid, start_ticks))
@@ -140,7 +140,7 @@ class ExitWatch:
             watched = self._watched.get((pid, start_ticks))
             if watched is not None:
                 if watched.ending is None:
-                    return _ask(pid, watched, self._proc)[0]
+                    return _read_wait_status(pid, watched, self._proc)[0]
                 self._complete(watched)
                 return watched.ending.status
         return None if start_ticks is None else read_zombie_status(pid, start_ticks, self._proc)
@@ -160,7 +160,7 @@ class ExitWatch:
             self._watched = {}
             self._epoll.close()
 
-    def _close(self, watched: _Watched) -> None:
+    def _close(self, watched: _WatchedExit) -> None:
         if watched.fd >= 0:
             if self._keys.pop(watched.fd, None) is not None:
                 # closing would not do while a child between fork and exec holds it too
@@ -168,16 +168,18 @@ class ExitWatch:
             os.close(watched.fd)
             watched.fd = -1
 
-    def _complete(self, watched: _Watched) -> None:
+    def _complete(self, watched: _WatchedExit) -> None:
         """Add the status to an ending, and give the descriptor back that is of no more use then."""
         if watched.ending is not None and watched.ending.status is None:
-            status, source = _ask(watched.ending.pid, watched, self._proc)
+            status, source = _read_wait_status(watched.ending.pid, watched, self._proc)
             if status is not None:
                 watched.ending = replace(watched.ending, status=status, source=source)
                 self._close(watched)
 
 
-def _ask(pid: int, watched: _Watched, proc: str) -> tuple[int | None, Literal["pidfd", "zombie"] | None]:
+def _read_wait_status(
+    pid: int, watched: _WatchedExit, proc: str
+) -> tuple[int | None, Literal["pidfd", "zombie"] | None]:
     """Wait status of a process and who tells it."""
     status = _exit_status(watched.fd)
     if status is not None:

@@ -23,11 +23,11 @@ from exporter.machine.procfs import (
     READ,
     STAT_BYTES,
     ProcessStat,
-    parse_io,
-    parse_stat,
+    parse_process_io,
+    parse_process_stat,
     read_children,
-    read_file,
-    read_names,
+    read_proc_file,
+    read_proc_names,
 )
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -46,7 +46,7 @@ PSS_REST = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class TreeSample:
+class ProcessTreeSample:
     """One look at a worker and all its descendants. IO is None where the kernel denies it."""
 
     state: str
@@ -59,8 +59,8 @@ class TreeSample:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeDetails:
-    """What costs more to know than a ``TreeSample``, of the worker and its first descendants.
+class ProcessTreeDetails:
+    """What costs more to know than a ``ProcessTreeSample``, of the worker and its first descendants.
 
     None and empty where the kernel denies it. Sums are over those that may be read.
     """
@@ -97,7 +97,7 @@ def _open_to_keep(path: str) -> int:
     return _NOT_KEPT
 
 
-class _Watched:
+class _OpenProcess:
     """One process: its open descriptors, and what it said last."""
 
     __slots__ = (
@@ -125,7 +125,7 @@ class _Watched:
         self.folder = f"{proc}/{pid}"
         self.stat_fd = os.open(f"{self.folder}/stat", READ)
         try:
-            stat = parse_stat(os.pread(self.stat_fd, STAT_BYTES, 0))
+            stat = parse_process_stat(os.pread(self.stat_fd, STAT_BYTES, 0))
         except (OSError, ValueError) as error:
             os.close(self.stat_fd)
             raise ProcessLookupError(f"process {pid} is not there") from error
@@ -150,10 +150,10 @@ class _Watched:
         if self.stat_fd >= 0:
             return os.pread(self.stat_fd, STAT_BYTES, 0)
         try:
-            text = read_file(f"{self.folder}/stat", STAT_BYTES)
+            text = read_proc_file(f"{self.folder}/stat", STAT_BYTES)
         except FileNotFoundError as error:
             raise ProcessLookupError(f"process {self.pid} is not there") from error
-        if parse_stat(text).start_ticks != self.start_ticks:
+        if parse_process_stat(text).start_ticks != self.start_ticks:
             raise ProcessLookupError(f"process {self.pid} is another one now")
         return text
 
@@ -161,7 +161,7 @@ class _Watched:
         """Its ``io``, or nothing where that has been denied once."""
         if self.io_fd >= 0:
             return os.pread(self.io_fd, IO_BYTES, 0)
-        return b"" if self.io_fd == _DENIED else read_file(f"{self.folder}/io", IO_BYTES)
+        return b"" if self.io_fd == _DENIED else read_proc_file(f"{self.folder}/io", IO_BYTES)
 
     def is_there(self) -> bool:
         """Whether it has not been reaped, so that its pid cannot have become another's."""
@@ -175,9 +175,9 @@ class _Watched:
         """A process whose first thread has ended shows that one as a zombie, while its others live on."""
         if stat.state != "zombie" or stat.threads < 2:
             return stat
-        for thread in read_names(f"{self.folder}/task"):
+        for thread in read_proc_names(f"{self.folder}/task"):
             try:
-                other = parse_stat(read_file(f"{self.folder}/task/{thread}/stat", STAT_BYTES))
+                other = parse_process_stat(read_proc_file(f"{self.folder}/task/{thread}/stat", STAT_BYTES))
             except (OSError, ValueError):
                 continue
             if other.state not in ENDED:
@@ -185,7 +185,7 @@ class _Watched:
         return stat
 
 
-class _Machine:
+class _ChildrenOfAll:
     """Children of every process of the machine, for all trees together.
 
     One pass over the names in ``/proc`` and the ``stat`` of those that are new finds children of all threads, for
@@ -220,7 +220,7 @@ class _Machine:
             facts = known.get(pid)
             if facts is None or facts[0] != inode:
                 try:
-                    facts = inode, parse_stat(read_file(f"{self._proc}/{pid}/stat", STAT_BYTES)).parent
+                    facts = inode, parse_process_stat(read_proc_file(f"{self._proc}/{pid}/stat", STAT_BYTES)).parent
                 except (OSError, ValueError):
                     continue
             self._parents[pid] = facts
@@ -228,7 +228,7 @@ class _Machine:
         self._children = children
 
 
-_machine = functools.lru_cache(maxsize=4)(_Machine)
+_machine = functools.lru_cache(maxsize=4)(_ChildrenOfAll)
 
 
 class ProcessTree:
@@ -249,12 +249,12 @@ class ProcessTree:
     def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
         self._proc = proc
         self.pid = pid
-        self._processes: dict[int, _Watched] = {}
+        self._processes: dict[int, _OpenProcess] = {}
         """The worker first, and every parent before its children: see ``read``."""
         self._children_fd = _NOT_KEPT
         self._children_text = b""
         try:
-            worker = _Watched(pid, proc, keep=True)
+            worker = _OpenProcess(pid, proc, keep=True)
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise
@@ -288,7 +288,7 @@ class ProcessTree:
             os.close(self._children_fd)
             self._children_fd = _NOT_KEPT
 
-    def read(self) -> TreeSample | None:
+    def read(self) -> ProcessTreeSample | None:
         """One look, or None when the worker has ended and been reaped; its descendants then stay watched.
 
         A parent is read before its children: what it has been given of a child that it waited for is then never
@@ -300,7 +300,7 @@ class ProcessTree:
         self._find_descendants(time.monotonic() - self.SHARED_S if whole else None)
         self._looks += 1
         worker = self._processes[self.pid]
-        ended: list[_Watched] = []
+        ended: list[_OpenProcess] = []
         growth: dict[int, list[int]] = {}
         pread = os.pread
         for watched in self._processes.values():
@@ -319,7 +319,7 @@ class ProcessTree:
                     continue  # it has hardly run nor waited for a child, and its bytes can wait
                 reaped_ticks = 0
             else:
-                stat = parse_stat(text)
+                stat = parse_process_stat(text)
                 if stat.state in ENDED:
                     if stat.state == "dead" and watched is not worker:
                         ended.append(watched)  # its parent has been given its use already
@@ -340,14 +340,14 @@ class ProcessTree:
                 text = b""  # denied, or no descriptor is free
             if text != watched.io_text and text:
                 watched.io_text = text
-                read, write = parse_io(text)
+                read, write = parse_process_io(text)
                 read_bytes, watched.read_bytes = read - watched.read_bytes, read
                 write_bytes, watched.write_bytes = write - watched.write_bytes, write
                 self._io_known = True
             if reaped_ticks or read_bytes or write_bytes:
                 growth[watched.pid] = [max(0, reaped_ticks), max(0, read_bytes), max(0, write_bytes)]
         self._settle(growth, ended)
-        return TreeSample(
+        return ProcessTreeSample(
             state=worker.state,
             cpu_s=self._ticks / CLOCK_TICKS,
             rss_bytes=self._rss_pages * PAGE_SIZE,
@@ -357,7 +357,7 @@ class ProcessTree:
             io_write_bytes=self._write_bytes if self._io_known else None,
         )
 
-    def _settle(self, growth: Mapping[int, list[int]], ended: Iterable[_Watched]) -> None:
+    def _settle(self, growth: Mapping[int, list[int]], ended: Iterable[_OpenProcess]) -> None:
         """Add what processes were given of their children and their bytes, less what had been counted before.
 
         A process that is gone has a claim on its parent for what it had been counted with, since the kernel gives
@@ -408,7 +408,7 @@ class ProcessTree:
             if pid in self._processes:
                 continue
             try:
-                watched = _Watched(pid, self._proc)
+                watched = _OpenProcess(pid, self._proc)
             except OSError:
                 continue  # it has ended, or no descriptor is free
             if watched.parent not in self._processes:
@@ -440,14 +440,14 @@ class ProcessTree:
         living = []
         for watched in islice(self._processes.values(), 1, None):
             try:
-                stat = watched.living(parse_stat(watched.read_stat()))
+                stat = watched.living(parse_process_stat(watched.read_stat()))
             except OSError:
                 continue
             if stat.state not in ENDED:
                 living.append(watched.pid)
         return tuple(living)
 
-    def details(self) -> TreeDetails:
+    def details(self) -> ProcessTreeDetails:
         """A closer look, for a slower pace; it takes milliseconds."""
         looked_at = list(islice(self._processes.values(), MOST_PROCESSES))
         open_files: int | None = None
@@ -471,7 +471,7 @@ class ProcessTree:
                 self._switches = voluntary + grown[0], involuntary + grown[1]
                 watched.switches = switches
         voluntary_switches, involuntary_switches = self._switches or (None, None)
-        return TreeDetails(
+        return ProcessTreeDetails(
             pss_bytes=self._read_pss(looked_at),
             open_files=open_files,
             voluntary_switches=voluntary_switches,
@@ -480,7 +480,7 @@ class ProcessTree:
             devices=tuple(sorted(devices)),
         )
 
-    def _read_pss(self, looked_at: Iterable[_Watched]) -> int | None:
+    def _read_pss(self, looked_at: Iterable[_OpenProcess]) -> int | None:
         """The kernel walks all their pages for it, so that a large worker has it seldom: meanwhile the last value."""
         pss_bytes, due = self._pss
         if time.monotonic() < due:
@@ -527,7 +527,7 @@ def _is_ordinary(target: str) -> bool:
 def _numbers(path: str, size: int, *names: bytes) -> list[int] | None:
     """Values of the lines ``Name: value`` in a file of ``/proc``; None unless all are there."""
     try:
-        lines = read_file(path, size).splitlines()
+        lines = read_proc_file(path, size).splitlines()
     except OSError:
         return None
     found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(b":") for line in lines) if name in names}

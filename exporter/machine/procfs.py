@@ -40,7 +40,7 @@ class ProcessStat(NamedTuple):
     rss_pages: int
 
 
-def parse_stat(text: bytes) -> ProcessStat:
+def parse_process_stat(text: bytes) -> ProcessStat:
     """Facts from ``/proc/PID/stat``; the command may hold spaces and parentheses, so the last ``)`` counts."""
     fields = text[text.rindex(b")") + 2 :].split(None, 22)
     return ProcessStat(
@@ -54,13 +54,13 @@ def parse_stat(text: bytes) -> ProcessStat:
     )
 
 
-def parse_io(text: bytes) -> tuple[int, int]:
+def parse_process_io(text: bytes) -> tuple[int, int]:
     """``read_bytes`` and ``write_bytes`` of ``/proc/PID/io``: what reached the storage layer."""
     fields = text.split(None, 12)
     return int(fields[9]), int(fields[11])
 
 
-def read_file(path: str, size: int) -> bytes:
+def read_proc_file(path: str, size: int) -> bytes:
     """The first ``size`` bytes of a file; raises OSError."""
     fd = os.open(path, READ)
     try:
@@ -69,7 +69,7 @@ def read_file(path: str, size: int) -> bytes:
         os.close(fd)
 
 
-def read_names(folder: str) -> list[str]:
+def read_proc_names(folder: str) -> list[str]:
     """Names in a folder of ``/proc``; none when its process is gone or somebody else's."""
     try:
         return os.listdir(folder)
@@ -80,7 +80,7 @@ def read_names(folder: str) -> list[str]:
 def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -> list[int]:
     """Children of a process; those started by its first thread alone when ``every_thread`` is false."""
     children: list[int] = []
-    for thread in read_names(f"{proc}/{pid}/task") if every_thread else [str(pid)]:
+    for thread in read_proc_names(f"{proc}/{pid}/task") if every_thread else [str(pid)]:
         try:
             fd = os.open(f"{proc}/{pid}/task/{thread}/children", READ)
         except OSError:
@@ -98,7 +98,7 @@ def read_children(pid: int, proc: str = "/proc", *, every_thread: bool = True) -
 def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """When a process was started, in clock ticks since the machine was; None when it is not there."""
     try:
-        return parse_stat(read_file(f"{proc}/{pid}/stat", STAT_BYTES)).start_ticks
+        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).start_ticks
     except (OSError, ValueError):
         return None
 
@@ -147,7 +147,7 @@ def read_environment(pid: int, names: Collection[str], proc: str = "/proc") -> d
 def is_zombie(pid: int, proc: str = "/proc") -> bool:
     """Whether a process has ended and nobody has waited for it yet."""
     try:
-        return parse_stat(read_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED
+        return parse_process_stat(read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)).state in ENDED
     except (OSError, ValueError):
         return False
 
@@ -165,8 +165,8 @@ def read_zombie_status(pid: int, start_ticks: int | None, proc: str = "/proc") -
     except OSError:
         permitted = False
     try:
-        text = read_file(f"{proc}/{pid}/stat", STAT_BYTES)
-        stat, status = parse_stat(text), int(text[text.rindex(b")") + 2 :].split()[49])
+        text = read_proc_file(f"{proc}/{pid}/stat", STAT_BYTES)
+        stat, status = parse_process_stat(text), int(text[text.rindex(b")") + 2 :].split()[49])
     except (OSError, ValueError):
         return None
     if stat.state not in ENDED or stat.threads > 1 or start_ticks not in (None, stat.start_ticks):

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.collecting.saved_state import read_state, write_state
+from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.worker_names import worker_rank
-from exporter.logs.inotify_reader import Wakeups
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.lexicon import Lexicon
-from exporter.logs.lexicon_reader import lexicon_of
+from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.places_reader import LogFinder, log_paths, progress_path
-from exporter.machine.folders import FolderNews
+from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta as pace
 from exporter.progress.earlier_attempt_reader import read_earlier_attempts
-from exporter.progress.eta import Prior, peer_pace
-from exporter.progress.history_reader import RunHistory, read_history
-from exporter.progress.phases import phase
-from exporter.progress.resumes import Earlier, reached_before
-from exporter.progress.worker_logs_reader import PROGRESS_FILE, LogFacts, WorkerLogs
+from exporter.progress.eta import RunPrior, median_peer_pace
+from exporter.progress.history_reader import RunHistory, read_run_history
+from exporter.progress.phases import job_phase
+from exporter.progress.resumes import EarlierProgress, earlier_positions
+from exporter.progress.worker_logs_reader import PROGRESS_FILE, WorkerLogFacts, WorkerLogs
 
 ITEMS = Family("worker_items", "Position of the worker: items done as its log says.", labels=WORKER_LABELS)
 ITEMS_EXPECTED = Family("worker_items_expected", "Items the worker has to do in all.", labels=WORKER_LABELS)
@@ -115,8 +115,8 @@ log = logging.getLogger("gpujob.logs")
 class LogsSnapshot:
     """What one look has found."""
 
-    workers: tuple[LogFacts, ...]
-    pace: pace.Pace
+    workers: tuple[WorkerLogFacts, ...]
+    pace: pace.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
     """What the user should be told of the patterns."""
@@ -133,25 +133,25 @@ class LogsCollector:
         *pace.FAMILIES,
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         manifest = context.manifest
         self._context = context
         self.interval_s = manifest.check_interval_s
         self._from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
-        self._finder = _finder(manifest)
-        self._deadline = deadline(context)
+        self._finder = _extra_log_finder(manifest)
+        self._deadline = job_deadline(context)
         self._records = manifest.run_dir / run_files.WORKERS_DIR
-        self._news = FolderNews(self._records)
+        self._news = FolderChangeCheck(self._records)
         self._progress = manifest.run_dir / run_files.PROGRESS_DIR
-        self._progress_news = FolderNews(self._progress)
+        self._progress_news = FolderChangeCheck(self._progress)
         self._stale: set[int] = set()
         """Numbers of the workers whose records, or progress files, may have come since they were last looked for."""
-        self._wakeups = Wakeups()
+        self._wakeups = InotifyWatches()
         self._lexicon: Lexicon | None = None
         self._workers: list[WorkerLogs] = []
         """Made at the first look, as is the lexicon: what they begin with is read from files, which may hang."""
-        self._priors: dict[str, Prior] = {}
-        self._earlier: dict[int, Earlier] = {}
+        self._priors: dict[str, RunPrior] = {}
+        self._earlier: dict[int, EarlierProgress] = {}
         self._restored: set[int] = set()
         """Ranks whose state has been read and not been tried yet."""
         self._next = 0
@@ -165,10 +165,10 @@ class LogsCollector:
     def _follow(self, lexicon: Lexicon) -> list[WorkerLogs]:
         """The workers of this node, where a sidecar before this one has left them."""
         context, manifest = self._context, self._context.manifest
-        saved = read_state(*self._place, kind="logs") or {}
-        self._priors = earlier_runs(manifest.job_name)
+        saved = load_saved_state(*self._place, kind="logs") or {}
+        self._priors = load_run_history(manifest.job_name)
         attempts = read_earlier_attempts(manifest.run_dir, context.identity.attempt)
-        self._earlier = reached_before(attempts, {task.rank for task in context.tasks})
+        self._earlier = earlier_positions(attempts, {task.rank for task in context.tasks})
         found = []
         for task in context.tasks:
             worker, state = self._fresh(task, lexicon), saved.get(str(task.rank))
@@ -192,7 +192,7 @@ class LogsCollector:
         clock = self._context.clock
         now, until = clock.time(), clock.monotonic() + LOOK_S
         if self._lexicon is None:
-            lexicon = lexicon_of(self._context.manifest)
+            lexicon = lexicon_of_job(self._context.manifest)
             self._workers = self._follow(lexicon)
             self._lexicon = lexicon
         self._wakeups.drain()
@@ -209,7 +209,7 @@ class LogsCollector:
                 break
         self._save(workers)
         peers = {
-            role: peer_pace(worker.pace for worker in workers if worker.task.role == role)
+            role: median_peer_pace(worker.pace for worker in workers if worker.task.role == role)
             for role in {worker.task.role for worker in workers}
         }
         board = self._context.board
@@ -218,7 +218,7 @@ class LogsCollector:
         )
         if board.gpus is not None:
             board.progress = {worker.task.rank: worker.progress(now) for worker in workers}
-        board.phase = phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
+        board.phase = job_phase(((w.marks, w.last_rise) for w in workers if not w.ended), now)
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:
@@ -226,7 +226,7 @@ class LogsCollector:
                 timeouts[name] += given_up
         return LogsSnapshot(
             workers=facts,
-            pace=pace.pace(
+            pace=pace.job_outlook(
                 *(facts, now, self._deadline, board.checkpoints),
                 self._context.manifest.checkpoint_interval_s,
             ),
@@ -309,7 +309,7 @@ class LogsCollector:
             return
         self._saved_at = now
         state = {str(worker.task.rank): worker.state() for worker in workers}
-        problem = write_state(*self._place, state, kind="logs")
+        problem = save_state(*self._place, state, kind="logs")
         if problem is not None and self._unsaved is None:
             log.warning("positions in logs are not saved: %s; a new sidecar would read them from the top", problem)
         elif problem is None and self._unsaved is not None:
@@ -349,9 +349,9 @@ class LogsCollector:
             row.add(LOG_LAG, facts.lag_bytes)
         for name, given_up in snapshot.timeouts:
             out.add(TIMEOUTS, given_up, pattern=name)
-        pace.render(snapshot.pace, snapshot.workers, out)
+        pace.render_outlook(snapshot.pace, snapshot.workers, out)
 
-    def describe(self, snapshot: LogsSnapshot, status: Status) -> None:
+    def describe(self, snapshot: LogsSnapshot, status: NodeStatus) -> None:
         for facts in snapshot.workers:
             status.worker(facts.task.rank).update(
                 items=facts.position,
@@ -384,30 +384,30 @@ class LogsCollector:
                     {**told, "worker": facts.task.worker, "rank": facts.task.rank, "detail": facts.unmatched}
                 )
         status.job["pattern_notes"] = [*snapshot.notes]
-        pace.describe(snapshot.pace, status)
+        pace.describe_outlook(snapshot.pace, status)
 
 
-def earlier_runs(job_name: str) -> dict[str, Prior]:
+def load_run_history(job_name: str) -> dict[str, RunPrior]:
     """What the last run of a job of this name tells of its workers, by role; nothing where that takes long.
 
     The home directory may hang where the run directory does not.
     """
     runs: queue.SimpleQueue[Sequence[RunHistory]] = queue.SimpleQueue()
     threading.Thread(
-        target=lambda: runs.put(read_history(job_name, os.environ)), name="earlier-runs", daemon=True
+        target=lambda: runs.put(read_run_history(job_name, os.environ)), name="earlier-runs", daemon=True
     ).start()
     found = {}
     try:
         for run in runs.get(timeout=HISTORY_S):
             for role, prior in run.prior.items():
                 with contextlib.suppress(ValueError):
-                    found[role] = Prior.from_json(prior)
+                    found[role] = RunPrior.from_json(prior)
     except queue.Empty:
         log.warning("earlier runs of the job are not known: their file gave no answer in %g s", HISTORY_S)
     return found
 
 
-def deadline(context: Context) -> float | None:
+def job_deadline(context: CollectorContext) -> float | None:
     """When the time limit of the job is over, as far as it is known."""
     identity, limit_s = context.identity, context.manifest.time_limit_s
     if identity.end is not None:
@@ -415,10 +415,10 @@ def deadline(context: Context) -> float | None:
     return identity.start + limit_s if identity.start is not None and limit_s is not None else None
 
 
-def _finder(manifest: Manifest) -> LogFinder | None:
+def _extra_log_finder(manifest: Manifest) -> LogFinder | None:
     """What finds log files beside those of the tasks."""
     group = manifest.logs
     if group is None or group.pattern is None:
         return None
-    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
+    rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
     return LogFinder(manifest.directory(group), group.pattern, rank_of)

@@ -18,7 +18,7 @@ RANK_FRESH_S = 600.0
 
 
 @dataclass(slots=True)
-class Epochs:
+class EpochCounter:
     """Batches of all epochs in one count, where the counter in the log begins again at each epoch."""
 
     base: int
@@ -84,7 +84,7 @@ class Epochs:
 
 
 @dataclass(slots=True)
-class Count:
+class LogCounter:
     """One counter of a log, through records out of order, resets, and other counters written in the same way."""
 
     done: float | None = None
@@ -163,7 +163,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Counted:
+class RankCounters:
     """What one pattern has counted, by data-parallel rank."""
 
     unit: str
@@ -177,12 +177,12 @@ class Counted:
     """Whether its records have named the epoch, by a pattern of its own."""
     offset: int | None = None
     """Where its last record begins."""
-    counts: dict[int | None, Count] = field(default_factory=dict)
-    epochs: dict[int | None, Epochs] = field(default_factory=dict)
+    counts: dict[int | None, LogCounter] = field(default_factory=dict)
+    epochs: dict[int | None, EpochCounter] = field(default_factory=dict)
     highest: float = 0.0
     """Highest count of the slowest rank in this run."""
 
-    def present(self) -> list[Count]:
+    def present(self) -> list[LogCounter]:
         """Counts of the ranks that are not gone, in this run if any has counted in it."""
         counts = [count for count in self.counts.values() if count.done is not None]
         counts = [count for count in counts if not count.begins] or counts

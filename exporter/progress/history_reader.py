@@ -46,7 +46,7 @@ class RunHistory:
     """What is known beforehand of the workers of each role; JSON-ready."""
 
 
-def run_history(
+def build_run_history(
     workers: Sequence[Mapping[str, Any]], total: int | None, seconds: float, now: float
 ) -> RunHistory | None:
     """A run that has completed, from the last status of its workers; None when none of them has told its course.
@@ -66,7 +66,7 @@ def run_history(
     return RunHistory(now, len(workers), total, seconds, middle)
 
 
-def history_path(name: str, environ: Mapping[str, str]) -> Path | None:
+def run_history_path(name: str, environ: Mapping[str, str]) -> Path | None:
     """The file of the jobs of this name; None when there is no place for one."""
     if HISTORY_VARIABLE in environ:
         folder = environ[HISTORY_VARIABLE]
@@ -81,18 +81,18 @@ def history_path(name: str, environ: Mapping[str, str]) -> Path | None:
     return Path(folder, f"{word}-{number}.json")
 
 
-def read_history(name: str, environ: Mapping[str, str]) -> tuple[RunHistory, ...]:
+def read_run_history(name: str, environ: Mapping[str, str]) -> tuple[RunHistory, ...]:
     """The last runs of the jobs of this name that completed, oldest first."""
-    path = history_path(name, environ)
+    path = run_history_path(name, environ)
     return _read(path) if path is not None else ()
 
 
-def write_history(name: str, environ: Mapping[str, str], run: RunHistory) -> bool:
+def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) -> bool:
     """Add a run to the history of its job; whether it was kept. Of more than a few the oldest go.
 
     Of two that end in the same moment one may be lost.
     """
-    path = history_path(name, environ)
+    path = run_history_path(name, environ)
     if path is None:
         return False
     runs = [*_read(path), run][-MOST_RUNS:]

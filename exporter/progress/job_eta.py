@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collecting.collector import WORKER_LABELS, Status, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
-from exporter.progress.eta import Estimate, slowest
-from exporter.progress.outlook import Standing, checkpoint_before, first_to_stop, lags, met_probability, next_checkpoint
-from exporter.progress.worker_logs_reader import LogFacts
+from exporter.progress.eta import EtaEstimate, slowest_eta
+from exporter.progress.outlook import (
+    WorkerPosition,
+    checkpoint_meets_deadline,
+    first_to_stop,
+    lags,
+    next_checkpoint,
+    time_limit_met_probability,
+)
+from exporter.progress.worker_logs_reader import WorkerLogFacts
 
 JOB_ETA = Family(
     "eta_seconds",
@@ -38,12 +45,12 @@ STEP_S = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class JobOutlook:
     """How the job gets on, as far as this node's workers tell."""
 
     read_at: float
     deadline: float | None = None
-    eta: Estimate | None = None
+    eta: EtaEstimate | None = None
     met_probability: float | None = None
     checkpoint_next: float | None = None
     checkpoint_fits: bool | None = None
@@ -52,44 +59,44 @@ class Pace:
     """Rank of the worker whose progress ended first, of those that have stalled."""
 
 
-def pace(
-    workers: Sequence[LogFacts],
+def job_outlook(
+    workers: Sequence[WorkerLogFacts],
     now: float,
     deadline: float | None,
     saved: Sequence[float],
     checkpoint_interval_s: float | None = None,
-) -> Pace:
+) -> JobOutlook:
     """The pace of the job; ``saved`` are the moments of the last checkpoints as their files tell.
 
     ``checkpoint_interval_s`` is the one that the job file gives.
     """
     running = [facts for facts in workers if not facts.ended and facts.position is not None]
     unknown = any(facts.eta is None for facts in running)
-    eta = slowest([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
+    eta = slowest_eta([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
     logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)
     begun, durations = (logged.checkpoints, logged.checkpoint_seconds) if logged is not None else ((), ())
     saves, took = (begun, durations) if begun else (tuple(saved), ())
     due = next_checkpoint(saves, took, now, checkpoint_interval_s) if running else None
     standings = [
-        Standing(facts.task.rank, facts.position, facts.expected, f"{facts.task.role} {facts.unit}")
+        WorkerPosition(facts.task.rank, facts.position, facts.expected, f"{facts.task.role} {facts.unit}")
         for facts in workers
         if facts.position is not None
     ]
     rises = {facts.task.rank: facts.last_rise for facts in running if facts.last_rise is not None}
     stalled = {facts.task.rank for facts in running if facts.stalled}
-    return Pace(
+    return JobOutlook(
         read_at=now,
         deadline=deadline,
         eta=eta,
-        met_probability=met_probability(now, deadline, eta),
+        met_probability=time_limit_met_probability(now, deadline, eta),
         checkpoint_next=due,
-        checkpoint_fits=checkpoint_before(deadline, due),
+        checkpoint_fits=checkpoint_meets_deadline(deadline, due),
         lags=lags(standings),
         first_to_stop=first_to_stop(rises, stalled, STEP_S),
     )
 
 
-def render(found: Pace, workers: Sequence[LogFacts], out: Samples) -> None:
+def render_outlook(found: JobOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
     """Its samples."""
     out.add(DEADLINE, found.deadline)
     if found.eta is not None:
@@ -104,7 +111,7 @@ def render(found: Pace, workers: Sequence[LogFacts], out: Samples) -> None:
         out.row(**worker_labels(facts.task)).add(LAG, found.lags.get(facts.task.rank))
 
 
-def describe(found: Pace, status: Status) -> None:
+def describe_outlook(found: JobOutlook, status: NodeStatus) -> None:
     """What the status page says of it."""
     status.job.update(
         eta=found.eta._asdict() if found.eta is not None else None,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.progress.eta import Estimate
+from exporter.progress.eta import EtaEstimate
 
 Z_OF_QUANTILE = 1.2815515655446004
 """Standard normal deviate of the quantiles 0.1 (below the middle) and 0.9 (above it)."""
@@ -21,7 +21,7 @@ OVERDUE_MOST = 0.5
 """A checkpoint that is later than this part of the interval: the rhythm is broken, and the next one unknown."""
 
 
-def met_probability(now: float, deadline: float | None, eta: Estimate | None) -> float | None:
+def time_limit_met_probability(now: float, deadline: float | None, eta: EtaEstimate | None) -> float | None:
     """Probability that the work is done by the deadline, and 1 once it is; None without a deadline or an estimate.
 
     The time left has a log-normal distribution through the three quantiles of the estimate, with a spread of its own
@@ -60,7 +60,7 @@ def next_checkpoint(
     return max(now, begun[-1] + interval_s) + (statistics.median(durations) if durations else 0.0)
 
 
-def checkpoint_before(deadline: float | None, moment: float | None) -> bool | None:
+def checkpoint_meets_deadline(deadline: float | None, moment: float | None) -> bool | None:
     """Whether a checkpoint due at that moment is whole before the deadline; None when either is unknown."""
     return None if deadline is None or moment is None else moment <= deadline
 
@@ -69,7 +69,7 @@ LEAST_WORKERS = 3
 """Of two, neither is the one out of line."""
 
 
-class Standing(NamedTuple):
+class WorkerPosition(NamedTuple):
     """How far one worker is."""
 
     rank: int
@@ -79,7 +79,7 @@ class Standing(NamedTuple):
     """Workers of one kind, such as a role and a unit, do alike work and can be compared."""
 
 
-def lags(workers: Sequence[Standing]) -> dict[int, float]:
+def lags(workers: Sequence[WorkerPosition]) -> dict[int, float]:
     """By which part of it each worker lags behind the median of its kind: 0 for one that is level or ahead, 1 at most.
 
     Compared is the share done of the own total, or what is done where no total is known. Workers of which no lag is

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter.logs.search.findings import Mark
+from exporter.logs.search.findings import ActivityMark
 
 PHASES = ("checkpointing", "evaluating")
 """Marks that are a phase of the job, the one that is believed first at the head."""
@@ -19,7 +19,7 @@ KEPT = 32
 
 
 @dataclass
-class Marks:
+class WorkerActivities:
     """The marks of one worker."""
 
     since: dict[str, float] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Marks:
     """Moments at which the last ones of each name began, or ended where a log tells the end only."""
     durations: dict[str, deque[float]] = field(default_factory=dict)
 
-    def take(self, mark: Mark, t: float) -> None:
+    def take(self, mark: ActivityMark, t: float) -> None:
         """A record of this moment says what the worker does now, or that it has ended."""
         begun = self.begun.setdefault(mark.name, deque(maxlen=KEPT))
         since = self.since.get(mark.name)
@@ -67,7 +67,7 @@ class Marks:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Marks":
+    def from_state(cls, state: Mapping[str, Any]) -> "WorkerActivities":
         """Marks that go on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
         return cls(
             dict(state["since"]),
@@ -76,7 +76,7 @@ class Marks:
         )
 
 
-def phase(workers: Iterable[tuple[Marks, float | None]], now: float) -> str | None:
+def job_phase(workers: Iterable[tuple[WorkerActivities, float | None]], now: float) -> str | None:
     """Phase of the job by the marks and the last progress of its workers: what more than half of them are at.
 
     Only workers that have ever logged a mark of that name are asked, so rank 0 alone decides when no other logs it.

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from exporter.logs.search.findings import MARKS, UNITS, Findings, Mark, Position, Value
+from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
 
 MOST_RECORD_BYTES = 64 * 1024
 MOST_NAMES = 32
@@ -43,19 +43,19 @@ _RESUMED = re.compile(rb'"resumed"\s*:\s*true')
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ProgressUpdate:
     """What one record says."""
 
-    position: Position | None = None
-    values: dict[str, Value] = field(default_factory=dict)
-    mark: Mark | None = None
-    """Begins for the phases of ``findings.MARKS``; any other phase is the work itself, and ends what has begun."""
+    position: LogPosition | None = None
+    values: dict[str, LogValue] = field(default_factory=dict)
+    mark: ActivityMark | None = None
+    """Begins for the phases of ``parse_updates.MARKS``; any other phase is the work itself, and ends what has begun."""
     rank: int | None = None
     """Whose values these are."""
 
 
 @dataclass
-class Updates(Findings):
+class ProgressUpdates(LogFindings):
     """What a piece of the file says."""
 
     records: int = 0
@@ -66,7 +66,7 @@ class Updates(Findings):
     """What the worker is at after them, if not at its work."""
 
 
-def parse_update(record: bytes, offset: int) -> Update | None:
+def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:
     """The update in one record that begins at ``offset``; None when it is none, or says nothing.
 
     A count that is no whole number from 0 up, or more than all, makes the record unusable; a fraction is rounded down.
@@ -94,7 +94,7 @@ def parse_update(record: bytes, offset: int) -> Update | None:
     resumed = told.get("resumed") or False
     if not all(isinstance(word, str) for word in words.values()) or not isinstance(resumed, bool):
         return None
-    update = Update(
+    update = ProgressUpdate(
         _position(counts, words.get("unit", ""), resumed, offset),
         dict(_values(told, offset)),
         _mark(words["phase"], offset) if "phase" in words else None,
@@ -110,7 +110,7 @@ def _count(given: object) -> int | None:
     return int(given)
 
 
-def _position(counts: dict[str, int], unit: str, resumed: bool, offset: int) -> Position | None:
+def _position(counts: dict[str, int], unit: str, resumed: bool, offset: int) -> LogPosition | None:
     epoch, epochs = counts.get("epoch"), counts.get("epochs")
     if "done" in counts:
         unit = _UNIT_OF.get(unit.strip().lower(), "items")  # images, rows and samples are items
@@ -119,15 +119,15 @@ def _position(counts: dict[str, int], unit: str, resumed: bool, offset: int) -> 
         unit, done, total, epoch, epochs = "epochs", epoch, epochs, None, None
     else:
         return None
-    return Position(PATTERN, unit, offset, done, total, epoch, epochs, counts.get("rank"), resumed)
+    return LogPosition(PATTERN, unit, offset, done, total, epoch, epochs, counts.get("rank"), resumed)
 
 
-def _mark(phase: str, offset: int) -> Mark:
+def _mark(phase: str, offset: int) -> ActivityMark:
     name = phase.strip().lower()
-    return Mark(name, True, offset) if name in MARKS else Mark(WORKING, False, offset)
+    return ActivityMark(name, True, offset) if name in MARKS else ActivityMark(WORKING, False, offset)
 
 
-def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, Value]]:
+def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, LogValue]]:
     """The first so many further numbers, by safe names."""
     names: set[str] = set()
     for key, given in told.items():
@@ -136,7 +136,7 @@ def _values(told: dict[str, object], offset: int) -> Iterator[tuple[str, Value]]
         name = _safe_name(key)
         if name and (name in names or len(names) < MOST_NAMES):
             names.add(name)
-            yield name, Value(_float(given), offset)
+            yield name, LogValue(_float(given), offset)
 
 
 def _float(given: float) -> float:
@@ -151,13 +151,13 @@ def _safe_name(text: str) -> str:
     return _UNSAFE.sub("_", text)[:_NAME_LENGTH]
 
 
-def findings(text: bytes, offset: int, known: Collection[str] = (), phase: str | None = None) -> Updates:
+def parse_updates(text: bytes, offset: int, known: Collection[str] = (), phase: str | None = None) -> ProgressUpdates:
     """What whole records say, of which the first begins at ``offset``.
 
     ``known`` are the names of this worker's values so far: beyond ``MOST_NAMES`` no new one is taken.
-    ``phase`` is what the worker was at before, as the last ``Updates`` have told: only a change is a mark.
+    ``phase`` is what the worker was at before, as the last ``ProgressUpdates`` have told: only a change is a mark.
     """
-    found = Updates(phase=phase)
+    found = ProgressUpdates(phase=phase)
     names = set(known)
     for start, record in _records(text):
         found.records += 1
@@ -176,11 +176,11 @@ def findings(text: bytes, offset: int, known: Collection[str] = (), phase: str |
     return found
 
 
-def _change_phase(found: Updates, mark: Mark) -> None:
+def _change_phase(found: ProgressUpdates, mark: ActivityMark) -> None:
     phase = mark.name if mark.begins else None
     if phase != found.phase:
         if found.phase is not None:
-            found.marks.append(Mark(found.phase, False, mark.offset))
+            found.marks.append(ActivityMark(found.phase, False, mark.offset))
         if phase is not None:
             found.marks.append(mark)
     found.phase = phase

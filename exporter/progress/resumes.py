@@ -23,7 +23,7 @@ RISES = 3
 """After so many it is known how fast a worker is: of a pause between two of them the others tell."""
 
 
-class Earlier(NamedTuple):
+class EarlierProgress(NamedTuple):
     """How far an earlier run has come."""
 
     unit: str
@@ -33,13 +33,13 @@ class Earlier(NamedTuple):
     """The first position of a run that has begun at nothing; None where that is not known."""
 
 
-def reached_before(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, Earlier]:
+def earlier_positions(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, EarlierProgress]:
     """How far the workers of these ranks had come, by rank, each in the first of these attempts that tells it.
 
     Of each attempt these are its reports or statuses; whatever is in them, they tell positions or nothing. Once all
     are known no further attempt is asked for.
     """
-    found: dict[int, Earlier] = {}
+    found: dict[int, EarlierProgress] = {}
     for pages in attempts:
         for rank, earlier in _positions(pages):
             if rank in ranks:
@@ -49,7 +49,7 @@ def reached_before(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[i
     return found
 
 
-def _positions(pages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Earlier]]:
+def _positions(pages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, EarlierProgress]]:
     for page in pages:
         workers = page.get("workers")
         for worker in workers if isinstance(workers, list) else ():
@@ -58,7 +58,7 @@ def _positions(pages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Earlie
             rank, unit = worker.get("rank"), worker.get("unit")
             done, total, first = (_count(worker.get(key)) for key in ("items", "items_expected", "items_first"))
             if isinstance(rank, int) and isinstance(unit, str) and done is not None:
-                yield rank, Earlier(unit, done, total, first)
+                yield rank, EarlierProgress(unit, done, total, first)
 
 
 def _count(value: object) -> float | None:
@@ -67,7 +67,7 @@ def _count(value: object) -> float | None:
     return value
 
 
-def is_resume(done: float, total: float | None, earlier: Earlier) -> bool | None:
+def is_resume(done: float, total: float | None, earlier: EarlierProgress) -> bool | None:
     """Whether a run whose first position is ``done`` goes on with the work of an earlier one; None if it may.
 
     It does not where it says no more than a run that has begun at nothing has said first, and it does from half of
@@ -91,7 +91,7 @@ def may_be_resume(done: float, total: float | None, after_s: float) -> bool:
 
 
 @dataclass(slots=True)
-class Beginning:
+class UndecidedStart:
     """A first position of which is not known whether it has been worked for, until the pace after it tells.
 
     It has where the worker, at up to three times its fastest pace since, could have come so far since its run began,
@@ -114,7 +114,7 @@ class Beginning:
     rises: int = 0
 
     @classmethod
-    def at(cls, done: float, t: float, began: float) -> "Beginning":
+    def at(cls, done: float, t: float, began: float) -> "UndecidedStart":
         """A first position at ``t`` of a run that has begun at ``began``."""
         return cls(done, t - began, t, done, t)
 
@@ -152,13 +152,13 @@ Key = tuple[str, int | None]
 """Pattern and data-parallel rank of a count."""
 
 
-class Beginnings:
+class UndecidedStarts:
     """First positions of the counts of one run that are not decided."""
 
     def __init__(self) -> None:
-        self.open: dict[Key, Beginning] = {}
+        self.open: dict[Key, UndecidedStart] = {}
 
-    def hold(self, key: Key, beginning: Beginning) -> None:
+    def hold(self, key: Key, beginning: UndecidedStart) -> None:
         """From now on the records of this count are asked."""
         self.open[key] = beginning
 
@@ -194,8 +194,8 @@ class Beginnings:
         return [[name, rank, asdict(beginning)] for (name, rank), beginning in self.open.items()]
 
     @classmethod
-    def from_state(cls, state: list[tuple[str, int | None, Mapping[str, Any]]]) -> "Beginnings":
+    def from_state(cls, state: list[tuple[str, int | None, Mapping[str, Any]]]) -> "UndecidedStarts":
         """Those that ``state`` gave; TypeError or ValueError where that is malformed."""
         found = cls()
-        found.open = {(name, rank): Beginning(**fields) for name, rank, fields in state}
+        found.open = {(name, rank): UndecidedStart(**fields) for name, rank, fields in state}
         return found

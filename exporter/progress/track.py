@@ -5,19 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from exporter.logs.search.findings import ADDED_UP, Mark, Position, Value
-from exporter.progress.counters import Count, Counted, Epochs
-from exporter.progress.resumes import Beginning, Beginnings, Earlier, is_resume, may_be_resume
+from exporter.logs.search.findings import ADDED_UP, ActivityMark, LogPosition, LogValue
+from exporter.progress.counters import EpochCounter, LogCounter, RankCounters
+from exporter.progress.resumes import EarlierProgress, UndecidedStart, UndecidedStarts, is_resume, may_be_resume
 
 
-def expected_items(total_of_job: int | None, workers: int, index: int) -> int | None:
+def items_of_worker(total_of_job: int | None, workers: int, index: int) -> int | None:
     """Share of one of so many workers when a job's items are dealt out in turn; None without a total."""
     if total_of_job is None or workers <= 0:
         return None
     return total_of_job // workers + (index < total_of_job % workers)
 
 
-def share_of(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool]], rank: int) -> int | None:
+def items_of_rank(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool]], rank: int) -> int | None:
     """Share of the worker of the task with this rank when a job's items are dealt out to the workers of its role.
 
     ``tasks`` are all of the job, as (role, worker, rank, whether it is critical). Every task of a worker has the
@@ -31,7 +31,7 @@ def share_of(total_of_job: int | None, tasks: Iterable[tuple[str, str, int, bool
     if len({role for role, *_ in tasks}) > 1 and {role for role, _, _, critical in tasks if critical} != {own[0]}:
         return None
     workers = list(dict.fromkeys(worker for role, worker, *_ in tasks if role == own[0]))
-    return expected_items(total_of_job, len(workers), workers.index(own[1]))
+    return items_of_worker(total_of_job, len(workers), workers.index(own[1]))
 
 
 EPOCH_BASE = 1
@@ -40,7 +40,7 @@ EVALUATING_MOST_S = 3600.0
 MOST_RANKS = 4096
 
 
-class Track:
+class ProgressTrack:
     """Progress of one worker over all its runs, from the positions in its logs.
 
     - Of each pattern the first log that gives positions counts: a worker may write the same lines to two. A source of
@@ -70,7 +70,7 @@ class Track:
         epochs: int | None = None,
         steps: int | None = None,
         share: int | None = None,
-        earlier: Earlier | None = None,
+        earlier: EarlierProgress | None = None,
     ) -> None:
         """``epochs``, ``steps`` and ``share`` (of items): how many there are in all where the log does not say.
 
@@ -87,7 +87,7 @@ class Track:
         """When the present run has begun; None where that is not known, and then its first position is work done."""
         self.thinned = False
         """Whether of what is taken now not every position is there: its first is then none to be judged."""
-        self._beginnings = Beginnings()
+        self._beginnings = UndecidedStarts()
         self.pattern: str | None = None
         self.processed: float | None = None
         self.last_rise: float | None = None
@@ -98,7 +98,7 @@ class Track:
         not of one count."""
         self._before: tuple[str, float] | None = None
         """Unit and work of the runs before this one."""
-        self._patterns: dict[str, Counted] = {}
+        self._patterns: dict[str, RankCounters] = {}
         self._order = 0
         self._evaluating_since: float | None = None
         self._epoch_base = EPOCH_BASE
@@ -185,12 +185,12 @@ class Track:
             self.processed = (self.processed or 0) + worked
             self._patterns[name].counts[rank].first = worked
 
-    def mark(self, mark: Mark, t: float) -> None:
+    def mark(self, mark: ActivityMark, t: float) -> None:
         """A record says what the worker does now."""
         if mark.name == "evaluating":
             self._evaluating_since = t if mark.begins else None
 
-    def update(self, source: str, position: Position, t: float, order: int = 0) -> bool:
+    def update(self, source: str, position: LogPosition, t: float, order: int = 0) -> bool:
         """Takes a position that a source gave at a moment; whether it says where the work stands."""
         if self._goes_straight_on(source, position, t, order):
             return True
@@ -202,7 +202,7 @@ class Track:
         self._note_record(source, position)
         return self._take(position, t)
 
-    def _goes_straight_on(self, source: str, position: Position, t: float, order: int) -> bool:
+    def _goes_straight_on(self, source: str, position: LogPosition, t: float, order: int) -> bool:
         """Whether nothing but the count in force rises, as nearly all records say; if so, it is taken.
 
         What is asked here leaves only one way through what ``update`` would do else, which takes four times as long.
@@ -249,12 +249,12 @@ class Track:
             # what it has counted in an earlier run goes on
             self._patterns = {name: force} if force is not None and goes_on else {}
             self.pattern = name if goes_on else None
-        pattern = self._patterns.setdefault(name, Counted(unit))
+        pattern = self._patterns.setdefault(name, RankCounters(unit))
         if pattern.source is None:
             pattern.source = source
         return pattern.source == source
 
-    def _resume(self, position: Position, t: float) -> None:
+    def _resume(self, position: LogPosition, t: float) -> None:
         """The work goes on at a position."""
         self._beginnings.drop()
         self._resumed = (position.unit, position.done, position.total)
@@ -273,7 +273,7 @@ class Track:
                 count.done, count.seen = position.done, t
                 count.total = position.total if position.total is not None else count.total
 
-    def _note_record(self, source: str, position: Position) -> None:
+    def _note_record(self, source: str, position: LogPosition) -> None:
         """Remembers which patterns count in the same records in which others name the epoch."""
         pattern = self._patterns[position.pattern]
         pattern.offset = position.offset
@@ -284,7 +284,7 @@ class Track:
         elif self._epoch_record == [source, position.offset]:
             pattern.of_epoch = True
 
-    def _note_epoch(self, position: Position) -> None:
+    def _note_epoch(self, position: LogPosition) -> None:
         """Remembers in which epoch the worker is."""
         epoch = position.epoch
         if epoch is None and position.unit == "epochs":
@@ -307,7 +307,7 @@ class Track:
                 if rank in pattern.epochs:
                     count.total = None
 
-    def _take(self, position: Position, t: float) -> bool:
+    def _take(self, position: LogPosition, t: float) -> bool:
         done: float = position.done
         total: float | None = position.total
         name, rank = position.pattern, position.rank
@@ -321,7 +321,7 @@ class Track:
             if len(pattern.counts) >= MOST_RANKS:
                 return False
             base = self._bases.get(pattern.unit, self._from)
-            count = pattern.counts[rank] = Count(base=base)
+            count = pattern.counts[rank] = LogCounter(base=base)
         self._note_epoch(position)
         if pattern.unit != "epochs" and self.epoch is not None:
             over = self._over_epochs(pattern, count, position, t, evaluating)
@@ -365,7 +365,9 @@ class Track:
             self._evaluating_since = None  # it does its work again, whether the log has said so or not
         return True
 
-    def _beginning(self, unit: str, count: Count, done: float, total: float | None, t: float) -> Beginning | None:
+    def _beginning(
+        self, unit: str, count: LogCounter, done: float, total: float | None, t: float
+    ) -> UndecidedStart | None:
         """The first position of a count in this run, where what follows must tell whether it has been worked for.
 
         Where it has not, or may not have been, the count goes on from it.
@@ -375,17 +377,17 @@ class Track:
         earlier = self._earlier if self._earlier is not None and self._earlier.unit == unit else None
         if count.done is not None:
             known = count.first if count.first is not None or earlier is None else earlier.first
-            earlier = Earlier(unit, count.done, count.total, known)
+            earlier = EarlierProgress(unit, count.done, count.total, known)
         resumes = is_resume(done, total, earlier) if earlier is not None else None
         open_ = resumes is None and self.began is not None and may_be_resume(done, total, t - self.began)
         if resumes or open_:
             count.base = None
         else:
             count.first = done
-        return Beginning.at(done, t, self.began) if open_ and self.began is not None else None
+        return UndecidedStart.at(done, t, self.began) if open_ and self.began is not None else None
 
     def _over_epochs(
-        self, pattern: Counted, count: Count, position: Position, t: float, evaluating: bool
+        self, pattern: RankCounters, count: LogCounter, position: LogPosition, t: float, evaluating: bool
     ) -> tuple[float, float | None] | None:
         """(done, total) over all epochs where the counter begins again at each; None when it is another counter.
 
@@ -397,7 +399,7 @@ class Track:
         if epoch is None or pattern.whole:
             return batch, size
         if over is None:
-            over = Epochs(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
+            over = EpochCounter(self._epoch_bases.get(position.pattern, EPOCH_BASE) if told_here else self._epoch_base)
             if told_here or pattern.of_epoch or pattern.unit == "batches":
                 if not count.begins and over.where(epoch, epochs):
                     count.begins, count.base = True, None  # what it has counted was of one epoch
@@ -419,7 +421,7 @@ class Track:
             return None
         return over.count(batch, size, index, epochs)
 
-    def _begins_again(self, over: Epochs, count: Count, batch: float, size: float | None) -> bool:
+    def _begins_again(self, over: EpochCounter, count: LogCounter, batch: float, size: float | None) -> bool:
         """Whether the counter was within one epoch, as it begins again in the next; what it has counted is taken over.
 
         It does too when it ends, or gives way to a shorter one, while further epochs are to come.
@@ -437,7 +439,7 @@ class Track:
         over.step = step
         return True
 
-    def _choose(self, name: str, pattern: Counted) -> bool:
+    def _choose(self, name: str, pattern: RankCounters) -> bool:
         """Whether a pattern that has just been seen is in force."""
         if self.pattern is None or self.pattern == name:
             self.pattern = name
@@ -477,19 +479,19 @@ class Track:
         epochs: int | None = None,
         steps: int | None = None,
         share: int | None = None,
-        earlier: Earlier | None = None,
-    ) -> "Track":
+        earlier: EarlierProgress | None = None,
+    ) -> "ProgressTrack":
         """A track that goes on from what ``state`` gave; KeyError, TypeError or ValueError where that is malformed."""
         track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share, earlier=earlier)
         for name, entry in dict(state["patterns"]).items():
-            pattern = track._patterns[name] = Counted(**{key: entry[key] for key in _PATTERN_STATE})
-            pattern.counts = {rank: Count(**fields) for rank, fields in entry["counts"]}
-            pattern.epochs = {rank: Epochs(**fields) for rank, fields in entry["epochs"]}
+            pattern = track._patterns[name] = RankCounters(**{key: entry[key] for key in _PATTERN_STATE})
+            pattern.counts = {rank: LogCounter(**fields) for rank, fields in entry["counts"]}
+            pattern.epochs = {rank: EpochCounter(**fields) for rank, fields in entry["epochs"]}
         for name in _STATE:
             setattr(track, name, state[name])
         if track.pattern is not None and track.pattern not in track._patterns:
             raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
-        track._beginnings = Beginnings.from_state(state["beginnings"])
+        track._beginnings = UndecidedStarts.from_state(state["beginnings"])
         if state["resumed"] is not None:
             unit, done, total = state["resumed"]
             track._resumed = (unit, done, total)
@@ -506,7 +508,7 @@ ADDED_ENDINGS = ("_per_second", "_requests")
 """Names of values of which each data-parallel rank has its own part end so."""
 
 
-def total_of_ranks(name: str, values: Mapping[int | None, Value], now: float, fresh_s: float) -> float | None:
+def combine_ranks(name: str, values: Mapping[int | None, LogValue], now: float, fresh_s: float) -> float | None:
     """One number of what the data-parallel ranks of a worker said under one name: a sum, else the last.
 
     Rates and requests are added up.

@@ -14,7 +14,7 @@ BATCH_LEAST = 1.5
 
 
 @dataclass(frozen=True)
-class Work:
+class JobWork:
     """How far a job is. Everything is None before the first position, and where workers count different things."""
 
     units: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Work:
         return total_items or self.expected if self.counts_items_of(total_items) else self.expected
 
 
-def work_of(workers: Iterable[Mapping[str, Any]]) -> Work:
+def job_work(workers: Iterable[Mapping[str, Any]]) -> JobWork:
     """The work of workers with ``unit`` (None: items), ``items``, ``items_expected``, and ``items_processed``.
 
     What workers share is added up. Of workers in step the slowest counts: of those whose total is known, if it is of
@@ -65,18 +65,18 @@ def work_of(workers: Iterable[Mapping[str, Any]]) -> Work:
     whole = len(known) == len(workers)
     bars = bool(known) and all(worker.get("pattern") in BARS for worker in known)
     if len(units) > 1:
-        return Work(units, whole=whole)
+        return JobWork(units, whole=whole)
     if not units or units[0] in ADDED_UP:
         done, expected, processed = (_sum(workers, key) for key in ("items", "items_expected", "items_processed"))
-        return Work(units, done, expected, processed, whole, bars)
+        return JobWork(units, done, expected, processed, whole, bars)
     known = [worker for worker in known if worker.get("critical", True)] or known
     known = [worker for worker in known if worker.get("items_expected")] or known
     slowest = min(known, key=lambda worker: worker["items"] / (worker.get("items_expected") or 1))
     done, expected, processed = (slowest.get(key) for key in ("items", "items_expected", "items_processed"))
-    return Work(units, done, expected, processed, whole)
+    return JobWork(units, done, expected, processed, whole)
 
 
-def rate_of(workers: Iterable[Mapping[str, Any]], work: Work) -> float | None:
+def job_rate(workers: Iterable[Mapping[str, Any]], work: JobWork) -> float | None:
     """Units per second of the job: the rates of ``workers`` added up, or the lowest where they are in step."""
     rates = [float(worker["rate"]) for worker in workers if worker.get("rate") is not None]
     if not rates or len(work.units) > 1:

@@ -9,19 +9,20 @@ from typing import Any, NamedTuple
 
 from exporter.collecting.collector import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
-from exporter.logs.inotify_reader import Wakeups
+from exporter.logs.inotify_reader import InotifyWatches
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
-from exporter.logs.search.engine import SMALL_BYTES, Scan, records
-from exporter.logs.search.findings import Findings, Mark, Position, Value
+from exporter.logs.records import record_ends
+from exporter.logs.search.engine import SMALL_BYTES, FileSearch
+from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.logs.tail_reader import LogTail
-from exporter.logs.timestamps import StampReader, zone_offset
+from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
-from exporter.progress.eta import Estimate, Estimator, Prior
-from exporter.progress.phases import Marks
-from exporter.progress.resumes import Earlier
-from exporter.progress.track import Track, share_of, total_of_ranks
+from exporter.progress.eta import EtaEstimate, EtaEstimator, RunPrior
+from exporter.progress.phases import WorkerActivities
+from exporter.progress.resumes import EarlierProgress
+from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
 
 VALUE_FRESH_S = 900.0
 """A logged value older than this is no longer shown: silence is not the last value."""
@@ -49,7 +50,7 @@ LOG, PROGRESS_FILE = 0, 1
 """Order of sources: what a worker writes for us counts before what its log says."""
 
 
-class LogFacts(NamedTuple):
+class WorkerLogFacts(NamedTuple):
     """What the logs of one worker have said so far."""
 
     task: Task
@@ -66,7 +67,7 @@ class LogFacts(NamedTuple):
     last_rise: float | None = None
     rate: float | None = None
     average_rate: float | None = None
-    eta: Estimate | None = None
+    eta: EtaEstimate | None = None
     confidence: str | None = None
     stalled: bool | None = None
     slowdown: float | None = None
@@ -89,7 +90,7 @@ class LogFacts(NamedTuple):
     lag_bytes: int = 0
     problems: tuple[str, ...] = ()
     """Files that cannot be read, and why."""
-    prior: Prior | None = None
+    prior: RunPrior | None = None
     """What a later run of the same job may expect."""
     unmatched: str | None = None
     """What its log looks like, when it has told nothing for some minutes,"""
@@ -99,12 +100,12 @@ class LogFacts(NamedTuple):
 
 
 @dataclass
-class _Source:
+class _LogSource:
     """One file that tells of a worker."""
 
     tail: LogTail
     order: int = LOG
-    stamps: StampReader = field(default_factory=StampReader)
+    stamps: TimestampReader = field(default_factory=TimestampReader)
     zone_s: float | None = None
     """To be added to times in it, once it is known."""
     live: bool = False
@@ -121,9 +122,9 @@ class WorkerLogs:
         task: Task,
         manifest: Manifest,
         lexicon: Lexicon,
-        prior: Prior | None = None,
-        wakeups: Wakeups | None = None,
-        earlier: Earlier | None = None,
+        prior: RunPrior | None = None,
+        wakeups: InotifyWatches | None = None,
+        earlier: EarlierProgress | None = None,
     ) -> None:
         """``wakeups`` are those of all workers: whoever looks at them drains these before each round.
 
@@ -132,8 +133,8 @@ class WorkerLogs:
         self.task = task
         self.restart = -1
         """The run that is followed; -1 before the first."""
-        self.marks = Marks()
-        self._sources: dict[str, _Source] = {}
+        self.marks = WorkerActivities()
+        self._sources: dict[str, _LogSource] = {}
         self._wakeups = wakeups
         self._manifest = manifest
         self._lexicon = lexicon
@@ -148,7 +149,7 @@ class WorkerLogs:
         self._estimator = self._new_estimator()
         self._changes = -1
         """Of the count in the track that the estimator has seen; another one is no work that follows from it."""
-        self._values: dict[str, dict[int | None, Value]] = {}
+        self._values: dict[str, dict[int | None, LogValue]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
         self._told_errors: tuple[tuple[str, str, int], ...] | None = None
         """The same for ``facts``, made anew after a change."""
@@ -166,19 +167,23 @@ class WorkerLogs:
     def _share(self) -> int | None:
         """Items of this worker, as the job file says."""
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
-        return share_of(self._manifest.total_items, tasks, self.task.rank)
+        return items_of_rank(self._manifest.total_items, tasks, self.task.rank)
 
-    def _new_track(self, state: Mapping[str, Any] | None) -> Track:
+    def _new_track(self, state: Mapping[str, Any] | None) -> ProgressTrack:
         preference, bases = self._lexicon.preference(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_file.PATTERN] = 0  # as the loop that prints them counts
         known: dict[str, Any] = {"epoch_bases": bases, "share": self._share, "earlier": self._earlier}
         known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
-        return Track(preference, **known) if state is None else Track.from_state(state, preference, **known)
+        return (
+            ProgressTrack(preference, **known)
+            if state is None
+            else ProgressTrack.from_state(state, preference, **known)
+        )
 
-    def _new_estimator(self) -> Estimator:
+    def _new_estimator(self) -> EtaEstimator:
         """One that knows nothing but how an earlier run went that counted the same."""
         fits = self._prior is not None and self._prior.unit == self._track.unit
-        return Estimator(self._prior if fits else None)
+        return EtaEstimator(self._prior if fits else None)
 
     # -- what is followed ------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class WorkerLogs:
         """The tail of a file that is followed from now on; None when it is followed already."""
         if path in self._sources:
             return None
-        self._sources[path] = _Source(LogTail(path, self._wakeups), order, lasting=lasting)
+        self._sources[path] = _LogSource(LogTail(path, self._wakeups), order, lasting=lasting)
         return self._sources[path].tail
 
     @property
@@ -245,7 +250,7 @@ class WorkerLogs:
         if ended and not self.unread:
             self._track.settle()
 
-    def _read(self, source: _Source, now: float, until: Callable[[], bool]) -> None:
+    def _read(self, source: _LogSource, now: float, until: Callable[[], bool]) -> None:
         """What is new in one file, of one generation after the other."""
         left, tail = LOOK_BYTES, source.tail
         while left > 0:
@@ -253,7 +258,7 @@ class WorkerLogs:
             for piece in tail.pieces(left, until):
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
-                self._lines += records(text, piece.end)
+                self._lines += record_ends(text, piece.end)
                 self._track.thinned = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._take(source, self._told(bytes(memoryview(text)[: piece.end]), piece.offset), now)
@@ -270,7 +275,7 @@ class WorkerLogs:
                 break
         source.live = source.live or not tail.lag_bytes
 
-    def _engine(self, text: bytearray, end: int, scan: Scan | None, source: _Source, now: float) -> Scan:
+    def _engine(self, text: bytearray, end: int, scan: FileSearch | None, source: _LogSource, now: float) -> FileSearch:
         """The scan that takes the next piece: that of another pack once the lines show that it is another."""
         choice = self._choose_pack(text, end, now)
         if choice != self._pack:
@@ -298,14 +303,14 @@ class WorkerLogs:
                 self._asked_at = now
         return self._auto.choice or self._pack
 
-    def _findings_of(self, source: _Source, text: bytes) -> Findings:
+    def _findings_of(self, source: _LogSource, text: bytes) -> LogFindings:
         if source.order == PROGRESS_FILE:
             return self._told(text, 0)
         return self._lexicon.engine(self._pack).scan(text, source.stamps)
 
-    def _told(self, text: bytes, offset: int) -> Findings:
+    def _told(self, text: bytes, offset: int) -> LogFindings:
         """What the worker has written into its progress file."""
-        found = progress_file.findings(text, offset, self._values, self._told_phase)
+        found = progress_file.parse_updates(text, offset, self._values, self._told_phase)
         self._told_phase, self._unusable = found.phase, self._unusable + found.unusable
         return found
 
@@ -320,7 +325,7 @@ class WorkerLogs:
 
     # -- taking ----------------------------------------------------------------------------------
 
-    def _take(self, source: _Source, found: Findings, now: float) -> None:
+    def _take(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """What a piece says, in the order of its records; positions of one moment are one reading of the estimator."""
         self._learn_zone(source, found, now)
         if found.errors:
@@ -334,17 +339,17 @@ class WorkerLogs:
         reading: tuple[float, float] | None = None
         if RUNNING in found.values and WAITING in found.values:
             requests = [
-                total_of_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
+                combine_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
             ]
             self._estimator.queue(*(number or 0.0 for number in requests))
-        told: list[Position | Mark] = [*found.positions, *found.marks]
+        told: list[LogPosition | ActivityMark] = [*found.positions, *found.marks]
         for record in sorted(told, key=lambda record: record.offset):
             t = self._moment(source, record.stamp, now)
             arrival = now if source.live else t
             if reading is not None and reading[0] != t:
                 self._estimate(*reading)
                 reading = None
-            if isinstance(record, Mark):
+            if isinstance(record, ActivityMark):
                 if reading is not None:
                     self._estimate(*reading)
                     reading = None
@@ -358,16 +363,16 @@ class WorkerLogs:
         if reading is not None:
             self._estimate(*reading)
 
-    def _set_value(self, name: str, rank: int | None, value: Value, t: float) -> None:
+    def _set_value(self, name: str, rank: int | None, value: LogValue, t: float) -> None:
         of_ranks = self._values.setdefault(name, {})
         if rank not in of_ranks and len(of_ranks) >= MOST_RANKS:
             for old in [old for old, last in of_ranks.items() if t - (last.stamp or 0.0) >= VALUE_FRESH_S]:
                 del of_ranks[old]
             if len(of_ranks) >= MOST_RANKS:
                 return
-        of_ranks[rank] = Value(value.number, value.offset, t)
+        of_ranks[rank] = LogValue(value.number, value.offset, t)
 
-    def _take_mark(self, mark: Mark, t: float, arrival: float) -> None:
+    def _take_mark(self, mark: ActivityMark, t: float, arrival: float) -> None:
         self._track.mark(mark, t)
         self.marks.take(mark, t)
         if mark.begins:
@@ -385,16 +390,16 @@ class WorkerLogs:
             self._estimator = self._new_estimator()
         self._estimator.update(t, done, total, arrival)
 
-    def _moment(self, source: _Source, stamp: float | None, now: float) -> float:
+    def _moment(self, source: _LogSource, stamp: float | None, now: float) -> float:
         """When a record was written, as its own time says; else now."""
         if stamp is None or source.zone_s is None:
             return now
         t = min(stamp + source.zone_s, now)
         return now if source.live and now - t > LATE_S else t
 
-    def _learn_zone(self, source: _Source, found: Findings, now: float) -> None:
+    def _learn_zone(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """What is to be added to times without a zone: clocks of logs are those of the node, or UTC."""
-        told: list[Position | Mark | Value] = [*found.positions, *found.marks]
+        told: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
         told += [value for of_ranks in found.values.values() for value in of_ranks.values()]
         stamps = [record.stamp for record in told if record.stamp is not None]
         if not stamps:
@@ -420,7 +425,7 @@ class WorkerLogs:
         """Seconds per item, while it works."""
         return None if self._ended else self._estimator.pace
 
-    def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> LogFacts:
+    def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> WorkerLogFacts:
         """What is known at this moment.
 
         ``peers`` is the usual pace of workers like this one; ``busy``: whether its GPUs work, where that is known.
@@ -435,10 +440,10 @@ class WorkerLogs:
         sources = self._sources.values()
         values = []
         for name, of_ranks in self._values.items():
-            number = total_of_ranks(name, of_ranks, now, VALUE_FRESH_S)
+            number = combine_ranks(name, of_ranks, now, VALUE_FRESH_S)
             if number is not None:
                 values.append((name, number, max(value.stamp or 0.0 for value in of_ranks.values())))
-        return LogFacts(
+        return WorkerLogFacts(
             task=self.task,
             read_at=now,
             pack=self._pack,
@@ -478,7 +483,7 @@ class WorkerLogs:
         if self._ended or self.task.later:
             return None
         age_s = math.inf if self.began is None else now - self.began  # what a run before has said is not of now
-        found = total_of_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
+        found = combine_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
         return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
@@ -490,7 +495,7 @@ class WorkerLogs:
             stalled = alarms["stalled"] and not self._ended
         total = track.total if track.total is not None else self._share
         # a server without requests may say so once and then nothing
-        requests = [total_of_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
+        requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
             last_rise=track.last_rise,
             stalled=stalled,
@@ -554,11 +559,11 @@ class WorkerLogs:
         self.restart = int(state["restart"])
         self._pack = str(state["pack"])
         self._track = self._new_track(state["track"])
-        self._estimator = Estimator.from_state(state["estimator"])
-        self.marks = Marks.from_state(state["marks"])
+        self._estimator = EtaEstimator.from_state(state["estimator"])
+        self.marks = WorkerActivities.from_state(state["marks"])
         self._changes = int(state["changes"])
         for name, rank, number, offset, t in state["values"]:
-            self._values.setdefault(name, {})[rank] = Value(number, offset, t)
+            self._values.setdefault(name, {})[rank] = LogValue(number, offset, t)
         self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
         self._told_errors = None
         self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
@@ -568,7 +573,7 @@ class WorkerLogs:
             if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
                 raise TypeError(f"{path!r} is no log, or has no position")  # counts without a position count twice
             followed = LogTail.restore(path, tail, self._wakeups)
-            self._sources[path] = _Source(followed, order, zone_s=zone_s, lasting=lasting)
+            self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
 
 
 def _whole(number: float | None) -> float | None:

@@ -30,7 +30,7 @@ LEAST_DEADLINE_S = 10.0
 log = logging.getLogger("gpujob.refresh")
 
 
-class Slot:
+class CollectorSlot:
     """One collector with its thread and its last snapshot."""
 
     def __init__(self, collector: Collector[Any], clock: Clock, deadline_s: float | None = None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from exporter.collecting.collector import Collector, Context
+from exporter.collecting.collector import Collector, CollectorContext
 from exporter.files.checkpoints.collector import CheckpointsCollector
 from exporter.files.disks.collector import DiskCollector
 from exporter.files.outputs.collector import OutputsCollector
@@ -18,7 +18,7 @@ from exporter.sidecar.self_collector import SelfCollector
 from exporter.workers.collector import WorkersCollector
 from exporter.workers.memory_collector import MemoryCollector
 
-COLLECTORS: tuple[Callable[[Context], Collector[Any]], ...] = (
+COLLECTORS: tuple[Callable[[CollectorContext], Collector[Any]], ...] = (
     JobCollector,
     ReadinessCollector,
     WorkersCollector,

@@ -8,7 +8,7 @@ import math
 import threading
 from typing import NamedTuple
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
@@ -20,11 +20,11 @@ MOST_FIGURES = 64
 EXAMPLE = '{"name": "gflops", "value": 511.26}'
 
 
-class FigureError(ValueError):
+class FigureOfMeritError(ValueError):
     """What is wrong with a figure, and what would be right."""
 
 
-class Figure(NamedTuple):
+class FigureOfMerit(NamedTuple):
     """One figure of merit; ``time`` is when it came, epoch seconds."""
 
     name: str
@@ -32,28 +32,28 @@ class Figure(NamedTuple):
     time: float
 
 
-def parse_figure(body: bytes) -> tuple[str, float]:
+def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
     """Name, as a safe label, and value in the body of a request; raises FigureError."""
     try:
         told = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FigureError(f"the body is not JSON: send an object like {EXAMPLE}") from error
+        raise FigureOfMeritError(f"the body is not JSON: send an object like {EXAMPLE}") from error
     if not isinstance(told, dict):
-        raise FigureError(f"the body is not a JSON object: send one like {EXAMPLE}")
+        raise FigureOfMeritError(f"the body is not a JSON object: send one like {EXAMPLE}")
     missing = [key for key in ("name", "value") if key not in told]
     if missing:
-        raise FigureError(f"{' and '.join(missing)} missing: send an object like {EXAMPLE}")
+        raise FigureOfMeritError(f"{' and '.join(missing)} missing: send an object like {EXAMPLE}")
     name, value = told["name"], told["value"]
     if not isinstance(name, str) or not name.strip():
-        raise FigureError(f"name: {_shown(name)} is not a text that names the figure")
+        raise FigureOfMeritError(f"name: {_shown(name)} is not a text that names the figure")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FigureError(f"value: {_shown(value)} is not a number")
+        raise FigureOfMeritError(f"value: {_shown(value)} is not a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise FigureError(f"value: {_shown(value)} is not a finite number")
+        raise FigureOfMeritError(f"value: {_shown(value)} is not a finite number")
     return safe_label(name.strip()), number
 
 
@@ -72,42 +72,42 @@ class FomCollector:
     interval_s = 5.0
     families = (FIGURE, FIGURE_TIME)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._clock = context.clock
         self._lock = threading.Lock()
         self._figures = _earlier_figures(context)
 
-    def take(self, body: bytes) -> Figure:
+    def take(self, body: bytes) -> FigureOfMerit:
         """Keep the figure of one request; raises FigureError. Called by the web server."""
-        name, value = parse_figure(body)
-        figure = Figure(name, value, self._clock.time())
+        name, value = parse_figure_of_merit(body)
+        figure = FigureOfMerit(name, value, self._clock.time())
         with self._lock:
             if name not in self._figures and len(self._figures) >= MOST_FIGURES:
-                raise FigureError(f"name: {name} would be one more than {MOST_FIGURES} figures; use names again")
+                raise FigureOfMeritError(f"name: {name} would be one more than {MOST_FIGURES} figures; use names again")
             self._figures[name] = figure
         return figure
 
-    def read(self) -> tuple[Figure, ...]:
+    def read(self) -> tuple[FigureOfMerit, ...]:
         with self._lock:
             return tuple(self._figures.values())
 
-    def render(self, figures: tuple[Figure, ...], out: Samples) -> None:
+    def render(self, figures: tuple[FigureOfMerit, ...], out: Samples) -> None:
         for figure in figures:
             out.add(FIGURE, figure.value, name=figure.name)
             out.add(FIGURE_TIME, figure.time, name=figure.name)
 
-    def describe(self, figures: tuple[Figure, ...], status: Status) -> None:
+    def describe(self, figures: tuple[FigureOfMerit, ...], status: NodeStatus) -> None:
         status.figures_of_merit += [figure._asdict() for figure in figures]
 
 
-def _earlier_figures(context: Context) -> dict[str, Figure]:
+def _earlier_figures(context: CollectorContext) -> dict[str, FigureOfMerit]:
     identity = context.identity
     status = run_files.read_json(context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json") or {}
     told = status.get("figures_of_merit")
     if status.get("attempt") != identity.attempt or not isinstance(told, list):
         return {}
     try:
-        figures = [Figure(str(entry["name"]), float(entry["value"]), float(entry["time"])) for entry in told]
+        figures = [FigureOfMerit(str(entry["name"]), float(entry["value"]), float(entry["time"])) for entry in told]
     except (KeyError, TypeError, ValueError):
         return {}
     return {figure.name: figure for figure in figures[:MOST_FIGURES]}

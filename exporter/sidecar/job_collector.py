@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 
@@ -45,7 +45,7 @@ class JobCollector:
         LAUNCH_TIMEOUT,
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._manifest = context.manifest
         self._identity = context.identity
         self._tasks = context.tasks
@@ -77,7 +77,7 @@ class JobCollector:
         out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
         out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
 
-    def describe(self, job: JobSnapshot, status: Status) -> None:
+    def describe(self, job: JobSnapshot, status: NodeStatus) -> None:
         identity = self._identity
         status.job.update(
             job_id=identity.job_id,

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from exporter import __version__
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.machine.procfs import read_self_rss_bytes
 
@@ -28,7 +28,7 @@ class SelfCollector:
     interval_s = 5.0
     families = (INFO, CPU, RSS)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._proc = context.proc
 
     def read(self) -> SelfSnapshot:
@@ -39,5 +39,5 @@ class SelfCollector:
         out.add(CPU, cost.cpu_s)
         out.add(RSS, cost.rss_bytes)
 
-    def describe(self, cost: SelfSnapshot, status: Status) -> None:
+    def describe(self, cost: SelfSnapshot, status: NodeStatus) -> None:
         status.job["exporter"] = {"version": __version__, "cpu_s": cost.cpu_s, "rss_bytes": cost.rss_bytes}

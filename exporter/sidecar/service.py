@@ -16,8 +16,8 @@ from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.sidecar.background_reads import Slot
-from exporter.sidecar.figures_collector import FigureError, FomCollector
+from exporter.sidecar.background_reads import CollectorSlot
+from exporter.sidecar.figures_collector import FigureOfMeritError, FomCollector
 from exporter.sidecar.job_collector import JobCollector
 from exporter.sidecar.sidecar import ScrapeLog, Sidecar
 from exporter.workers.collector import WorkersCollector
@@ -86,7 +86,7 @@ def is_loopback(peer: str | None) -> bool:
     return (mapped or address).is_loopback
 
 
-class Service:
+class HttpService:
     """The web server of one sidecar."""
 
     def __init__(self, sidecar: Sidecar) -> None:
@@ -143,7 +143,7 @@ class Service:
             if isinstance(slot.collector, FomCollector):
                 try:
                     slot.collector.take(body)
-                except FigureError as error:
+                except FigureOfMeritError as error:
                     return web.json_response({"error": str(error)}, status=400)
                 slot.request()  # so that a scrape right after this shows it
                 return web.json_response({"status": "ok"})
@@ -266,7 +266,7 @@ class Service:
         self._sidecar.final = True
         await self._read_all([self._sidecar.publisher], write_s)
 
-    async def _read_all(self, slots: Sequence[Slot], timeout_s: float) -> bool:
+    async def _read_all(self, slots: Sequence[CollectorSlot], timeout_s: float) -> bool:
         """Wait for a fresh read of these collectors, a hanging one left behind; whether all have answered."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -290,7 +290,7 @@ class Service:
         return all(slot.has_served(ticket) for slot, ticket in tickets)
 
 
-def known_port(sidecar: Sidecar) -> int | None:
+def earlier_port(sidecar: Sidecar) -> int | None:
     """Port that an earlier sidecar of this node and attempt has published: a restarted one should keep it."""
     identity, manifest = sidecar.context.identity, sidecar.context.manifest
     known = run_files.read_json(manifest.run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}

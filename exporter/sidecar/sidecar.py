@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from exporter.collecting.collector import Collector, Context, Status
+from exporter.collecting.collector import Collector, CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
-from exporter.collecting.saved_state import read_state, write_state
+from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.launch.collector import LaunchCollector
 from exporter.sidecar import background_reads, collectors
-from exporter.sidecar.background_reads import Slot
+from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
@@ -61,7 +61,7 @@ class DriverRestarts:
     It is given ever more rarely: a driver that says so of itself time and again is not mended by a new process.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         identity = context.identity
         self._clock = context.clock
         self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
@@ -69,7 +69,7 @@ class DriverRestarts:
 
     def take(self) -> bool:
         """Whether it may be done now; it counts as done then."""
-        kept = read_state(*self._place, kind=RESTARTS_KIND) or {}
+        kept = load_saved_state(*self._place, kind=RESTARTS_KIND) or {}
         now, times, last = self._clock.time(), kept.get("times"), kept.get("last")
         if not isinstance(times, int) or not isinstance(last, int | float):
             times, last = 0, 0.0
@@ -77,14 +77,14 @@ class DriverRestarts:
         if times and abs(now - last) < pause_s:
             refused: str | None = f"the last new start was less than {pause_s:g} s ago"
         else:  # without a record the next process would not know of this one
-            refused = write_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
+            refused = save_state(*self._place, {"times": times + 1, "last": now}, kind=RESTARTS_KIND)
         if refused is not None and not self._refused:
             log.warning("the GPU driver was replaced, and this goes on without GPUs: %s", refused)
         self._refused = refused is not None
         return not self._refused
 
 
-class Publisher:
+class StatusPublisher:
     """Tells the run directory where this sidecar listens, and its status, for readers that cannot reach the port.
 
     It stands in a slot like a collector, on a thread of its own: the run directory may hang.
@@ -136,27 +136,27 @@ class Publisher:
     def render(self, snapshot: bool, out: Samples) -> None:
         """Nothing to show beyond whether publishing works."""
 
-    def describe(self, snapshot: bool, status: Status) -> None:
+    def describe(self, snapshot: bool, status: NodeStatus) -> None:
         """Nothing to add."""
 
 
 class Sidecar:
     """Everything of a sidecar but the web server."""
 
-    def __init__(self, context: Context, made: Sequence[Collector[Any]] | None = None) -> None:
+    def __init__(self, context: CollectorContext, made: Sequence[Collector[Any]] | None = None) -> None:
         self.context = context
         if made is None:
             made = [
                 *(factory(context) for factory in collectors.COLLECTORS),
                 LaunchCollector(context, self.status),  # last: its facts are those of the others
             ]
-        self.slots = [Slot(collector, context.clock) for collector in made]
+        self.slots = [CollectorSlot(collector, context.clock) for collector in made]
         self.host = ""
         """Address it listens on; empty for all of this node."""
         self.port: int | None = None
         """Port it listens on, once it does."""
-        self.diagnostics = Slot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
-        self.publisher = Slot(Publisher(self), context.clock)
+        self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
+        self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
         self.final = False
         """Whether the last values have been read: nothing changes any more."""
         self.may_start_again = False
@@ -207,7 +207,7 @@ class Sidecar:
 
     def status(self) -> dict[str, Any]:
         """The status page of the last snapshots."""
-        status = Status()
+        status = NodeStatus()
         for slot in self.slots:
             snapshot = slot.snapshot
             if snapshot is not None:

@@ -5,14 +5,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.machine.folders import FolderNews
-from exporter.machine.process_tree import TreeDetails
-from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_stop, signal_name
-from exporter.workers.runs_reader import Exit, WorkerFacts, WorkerRuns
+from exporter.machine.folders import FolderChangeCheck
+from exporter.machine.process_tree import ProcessTreeDetails
+from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
+from exporter.workers.runs_reader import WorkerExit, WorkerReading, WorkerRuns
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
@@ -66,14 +66,14 @@ LAST_TIME = Family(
     labels=(*WORKER_LABELS, "reason"),
 )
 
-_DETAILS = tuple(item.name for item in dataclasses.fields(TreeDetails))
+_DETAILS = tuple(item.name for item in dataclasses.fields(ProcessTreeDetails))
 
 
 @dataclass(frozen=True)
 class WorkersSnapshot:
     """All workers of this node, and what happened to them lately."""
 
-    workers: tuple[WorkerFacts, ...]
+    workers: tuple[WorkerReading, ...]
     events: tuple[dict[str, Any], ...]
 
 
@@ -102,16 +102,16 @@ class WorkersCollector:
         LAST_TIME,
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._events: deque[dict[str, Any]] = deque(maxlen=50)
-        self._news = FolderNews(context.manifest.run_dir / run_files.WORKERS_DIR)
+        self._news = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
         self._workers = [WorkerRuns(context, task, self._event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # where nobody else does it
         now, state = self._context.clock.time(), self._read_state()
-        stop = parse_stop(state)
+        stop = parse_job_stop(state)
         failures = [
             (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
         ]
@@ -175,7 +175,7 @@ class WorkersCollector:
                 for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
                     row.add(LAST_TIME, end, reason=reason)
 
-    def describe(self, snapshot: WorkersSnapshot, status: Status) -> None:
+    def describe(self, snapshot: WorkersSnapshot, status: NodeStatus) -> None:
         for facts in snapshot.workers:
             entry = status.worker(facts.task.rank)
             entry.update(
@@ -201,7 +201,7 @@ class WorkersCollector:
         status.events.extend(snapshot.events)
 
 
-def describe_exit(ended: Exit) -> dict[str, Any]:
+def describe_exit(ended: WorkerExit) -> dict[str, Any]:
     """One end as a JSON object."""
     return {
         "reason": ended.reason,

@@ -31,7 +31,7 @@ OLDER_EVERY = 5
 """One of so many is kept of what came before: 5 minutes in all."""
 
 
-class LogEnd(Protocol):
+class LogEndView(Protocol):
     """The end of one log; see ``exporter.workers.diagnosis_reader``."""
 
     @property
@@ -46,7 +46,7 @@ class LogEnd(Protocol):
     def lines_before(self) -> int | None: ...
 
 
-class RunFiles(Protocol):
+class RunFilesView(Protocol):
     """What one run of a task has left; see ``exporter.workers.diagnosis_reader``."""
 
     @property
@@ -70,10 +70,10 @@ class RunFiles(Protocol):
     @property
     def state(self) -> Mapping[str, Any]: ...
     @property
-    def logs(self) -> Sequence[LogEnd]: ...
+    def logs(self) -> Sequence[LogEndView]: ...
 
 
-class Course:
+class RecentSamples:
     """The last minutes of one worker: every sample of the last half minute, every fifth of the time before."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ _WORKER_KEYS = frozenset({"rss_bytes", "threads", "children", "cpu_s", "items"})
 
 
 @dataclass(frozen=True)
-class Moment:
+class NodeSituation:
     """What the sidecar of the node knew at the time; a launcher without one gives what it has."""
 
     time: float
@@ -128,8 +128,8 @@ class Moment:
     """Of processes that still run, by what they are."""
 
 
-def build_failure(
-    files: RunFiles, moment: Moment, ended: Mapping[str, Any], errors: Sequence[Pattern]
+def build_failure_diagnosis(
+    files: RunFilesView, moment: NodeSituation, ended: Mapping[str, Any], errors: Sequence[Pattern]
 ) -> dict[str, Any]:
     """The diagnosis of an end; ``ended`` has its reason and the evidence for it, as the status and the report do.
 
@@ -138,13 +138,15 @@ def build_failure(
     return _build("failure", files, moment, {"exit": _exit(files, ended)}, errors)
 
 
-def build_stall(files: RunFiles, moment: Moment, since: float | None, errors: Sequence[Pattern]) -> dict[str, Any]:
+def build_stall_diagnosis(
+    files: RunFilesView, moment: NodeSituation, since: float | None, errors: Sequence[Pattern]
+) -> dict[str, Any]:
     """The diagnosis of a worker that runs and has made no progress ``since`` then."""
     return _build("stall", files, moment, {"since": since}, errors)
 
 
 def _build(
-    kind: str, files: RunFiles, moment: Moment, what: Mapping[str, Any], errors: Sequence[Pattern]
+    kind: str, files: RunFilesView, moment: NodeSituation, what: Mapping[str, Any], errors: Sequence[Pattern]
 ) -> dict[str, Any]:
     status = moment.status
     workers = {int(entry["rank"]): entry for entry in status.get("workers", ())}
@@ -186,7 +188,7 @@ _RECORD_KEYS = (
 )
 
 
-def _exit(files: RunFiles, ended: Mapping[str, Any]) -> dict[str, Any]:
+def _exit(files: RunFilesView, ended: Mapping[str, Any]) -> dict[str, Any]:
     record = {**files.start, **files.ended}
     found = {key: ended.get(key) for key in ("reason", "evidence", "code", "signal")}
     found |= {key: record[key] for key in _RECORD_KEYS if record.get(key) is not None}
@@ -202,13 +204,13 @@ def _exit(files: RunFiles, ended: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_this_run(own: Mapping[str, Any], files: RunFiles) -> dict[str, Any]:
+def _of_this_run(own: Mapping[str, Any], files: RunFilesView) -> dict[str, Any]:
     """The entry of a worker without what the run after it does to GPUs."""
     kept = own.get("restarts") == files.restart
     return {key: value for key, value in own.items() if kept or not key.startswith("gpu_") or key == "gpu_plan"}
 
 
-def _process(own: Mapping[str, Any], files: RunFiles, details: Mapping[str, Any] | None) -> dict[str, Any]:
+def _process(own: Mapping[str, Any], files: RunFilesView, details: Mapping[str, Any] | None) -> dict[str, Any]:
     """What was last known of the process, as far as it is about this run of the worker."""
     found: dict[str, Any] = {}
     if own.get("restarts") == files.restart:
@@ -227,9 +229,9 @@ def _peer(entry: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _last_error(logs: Sequence[LogEnd], errors: Sequence[Pattern]) -> dict[str, Any] | None:
+def _last_error(logs: Sequence[LogEndView], errors: Sequence[Pattern]) -> dict[str, Any] | None:
     """The most telling last error of all logs: one with a traceback before others, of two alike the later log's."""
-    best: tuple[tuple[bool, bool], LogEnd, LogError] | None = None
+    best: tuple[tuple[bool, bool], LogEndView, LogError] | None = None
     for log in logs:
         error = last_error(log.text, errors)
         if error is not None and (best is None or (error.certain, bool(error.traceback)) >= best[0]):
@@ -251,7 +253,7 @@ def _last_error(logs: Sequence[LogEnd], errors: Sequence[Pattern]) -> dict[str, 
     }
 
 
-def _log(log: LogEnd) -> dict[str, Any]:
+def _log(log: LogEndView) -> dict[str, Any]:
     text = "\n".join(plain_line(raw, None) for raw in log.text.split(b"\n"))
     lines = redact(text).rstrip("\n").split("\n")
     kept = [line if len(line) <= LINE_LENGTH else f"{line[:LINE_LENGTH]} ..." for line in lines[-LOG_LINES:]]
@@ -276,7 +278,7 @@ def _fitted(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def render(body: Mapping[str, Any]) -> str:
+def render_diagnosis(body: Mapping[str, Any]) -> str:
     """The diagnosis for people: what has happened first, the ends of the logs last."""
     for lines in (LOG_LINES, 50, 25, 10, 5):
         text = "\n".join(_text(body, lines)) + "\n"
@@ -292,7 +294,7 @@ def _text(body: Mapping[str, Any], log_lines: int) -> Iterator[str]:
     yield from _error_text(body)
     yield from _section("GPUs of the worker", _gpu_text(body))
     yield from _section("Progress", _pairs(body["progress"]))
-    yield from _section("Last minutes", _course_text(body))
+    yield from _section("Last minutes", _samples_text(body))
     yield from _section("Process", _pairs(body["process"]))
     yield from _section("Memory of the job on this node", _pairs(body["memory"]))
     yield from _section("Disk space", _disk_text(body["filesystems"]))
@@ -391,7 +393,7 @@ _COLUMNS = (
 )
 
 
-def _course_text(body: Mapping[str, Any]) -> Iterator[str]:
+def _samples_text(body: Mapping[str, Any]) -> Iterator[str]:
     course = body["course"]
     if not course:
         return

@@ -6,18 +6,24 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.contract.worker_names import worker_rank
-from exporter.logs.packs_reader import read_errors
-from exporter.logs.places_reader import extra_logs
-from exporter.machine.job_processes import find_leftovers
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.packs_reader import read_error_patterns
+from exporter.logs.places_reader import find_extra_logs
+from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.procfs import read_start_ticks
 from exporter.machine.python_stacks import find_py_spy, python_processes, read_stacks
-from exporter.workers.diagnosis import Course, Moment, build_failure, build_stall, render
-from exporter.workers.diagnosis_reader import RunFiles, is_written, read_run_files, write_diagnostics
+from exporter.workers.diagnosis import (
+    NodeSituation,
+    RecentSamples,
+    build_failure_diagnosis,
+    build_stall_diagnosis,
+    render_diagnosis,
+)
+from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
 LOOK_S = 1.0
@@ -30,7 +36,7 @@ NO_PY_SPY = {"workers of this node": "no stack: py-spy is not installed"}
 
 log = logging.getLogger("gpujob.diagnostics")
 
-Build = Callable[[RunFiles, Moment], dict[str, Any]]
+Build = Callable[[RunFiles, NodeSituation], dict[str, Any]]
 
 
 class DiagnosticsCollector:
@@ -44,11 +50,11 @@ class DiagnosticsCollector:
     interval_s = LOOK_S
     families: tuple[Family, ...] = ()
 
-    def __init__(self, context: Context, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, context: CollectorContext, status: Callable[[], dict[str, Any]]) -> None:
         self._context = context
         self._status = status
         self._tasks = {task.rank: task for task in context.tasks}
-        self._courses: dict[tuple[int, int], Course] = {}
+        self._courses: dict[tuple[int, int], RecentSamples] = {}
         """By rank and restart."""
         self._details: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._done: set[tuple[int, int]] = set()
@@ -79,7 +85,7 @@ class DiagnosticsCollector:
         if run not in self._courses:
             self._courses.pop((task.rank, run[1] - 2), None)
             self._details.pop((task.rank, run[1] - 2), None)
-            self._courses[run] = Course()
+            self._courses[run] = RecentSamples()
         self._courses[run].add(now, entry, status["memory"], status.get("gpus") or {})
 
     def _new(self, task: Task, entry: Mapping[str, Any]) -> Iterator[tuple[int, Build]]:
@@ -88,12 +94,12 @@ class DiagnosticsCollector:
             run = task.rank, int(ended["restart"])
             if run not in self._done and ended["reason"] not in CONSEQUENCES:
                 self._done.add(run)
-                yield run[1], partial(build_failure, ended=ended, errors=read_errors())
+                yield run[1], partial(build_failure_diagnosis, ended=ended, errors=read_error_patterns())
         if not entry.get("stalled") or not entry["up"]:
             self._stalls.pop(task.rank, None)
         elif (stall := (int(entry["restarts"]), entry.get("last_progress"))) != self._stalls.get(task.rank):
             self._stalls[task.rank] = stall
-            yield stall[0], partial(build_stall, since=stall[1], errors=read_errors())
+            yield stall[0], partial(build_stall_diagnosis, since=stall[1], errors=read_error_patterns())
 
     def _diagnose(self, now: float, status: Mapping[str, Any], fresh: list[tuple[Task, int, Build]]) -> None:
         found = []
@@ -102,9 +108,9 @@ class DiagnosticsCollector:
             run = task.rank, restart
             files = self._files(task, restart)
             course = self._courses[run].samples() if run in self._courses else []
-            moment = Moment(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
+            moment = NodeSituation(now, status, course, self._details.get(run), {} if with_stacks else NO_PY_SPY)
             body = build(files, moment)
-            if not course and is_written(self._context.manifest.run_dir, body):
+            if not course and has_diagnosis(self._context.manifest.run_dir, body):
                 continue  # by an earlier sidecar, which knew the minutes before
             found.append((files, moment, build))
             self._write(body)
@@ -113,13 +119,13 @@ class DiagnosticsCollector:
         # first of all the files: taking stacks takes seconds, which a node that is being stopped may not have
         stacks = self._stacks(status, {task.rank for task, _, _ in fresh})
         for files, moment, build in found:
-            self._write(build(files, Moment(now, status, moment.course, moment.details, stacks)))
+            self._write(build(files, NodeSituation(now, status, moment.course, moment.details, stacks)))
 
     def _files(self, task: Task, restart: int) -> RunFiles:
         context = self._context
         manifest, identity = context.manifest, context.identity
-        rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
-        more = extra_logs(manifest, rank_of).get(task.rank, ())
+        rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
+        more = find_extra_logs(manifest, rank_of).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
     def _stacks(self, status: Mapping[str, Any], ranks: set[int]) -> dict[str, str]:
@@ -135,7 +141,7 @@ class DiagnosticsCollector:
                 others += task.rank not in ranks
                 roots, what = [int(entry["pid"])] if self._is_here(task, entry) else [], ""
             elif not entry["up"] and task.rank in ranks:
-                roots, what = sorted(find_leftovers(job_id, task.rank, proc)), ", left over"
+                roots, what = sorted(find_leftover_processes(job_id, task.rank, proc)), ", left over"
             else:
                 continue
             pids = list(dict.fromkeys(pid for root in roots for pid in python_processes(root, STACKS_OF_WORKER, proc)))
@@ -154,7 +160,7 @@ class DiagnosticsCollector:
 
     def _write(self, body: Mapping[str, Any]) -> None:
         try:
-            write_diagnostics(self._context.manifest.run_dir, body, render(body))
+            write_diagnosis(self._context.manifest.run_dir, body, render_diagnosis(body))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not (full and self._full):
@@ -164,5 +170,5 @@ class DiagnosticsCollector:
     def render(self, snapshot: int, out: Samples) -> None:
         """Nothing: what it finds is in files."""
 
-    def describe(self, snapshot: int, status: Status) -> None:
+    def describe(self, snapshot: int, status: NodeStatus) -> None:
         """Nothing to add."""

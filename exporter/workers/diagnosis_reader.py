@@ -111,13 +111,13 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
     return LogEnd(name, size, text, start, lines)
 
 
-def is_written(run_dir: Path, body: Mapping[str, Any]) -> bool:
+def has_diagnosis(run_dir: Path, body: Mapping[str, Any]) -> bool:
     """Whether a diagnosis of the same end, or of the same stall, is there; ``body`` needs no more than the names."""
     folder = run_dir / run_files.DIAGNOSTICS_DIR
     return any(_same(run_files.read_json(folder / f"{stem}.json"), body) for stem in (_own_stem(body), _stem(body)))
 
 
-def write_diagnostics(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
+def write_diagnosis(run_dir: Path, body: Mapping[str, Any], text: str) -> bool:
     """Write a diagnosis; false when there is one of the same end that says more.
 
     Raises OSError where it cannot be written; the text is written first, and as its beginning

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.gpus.analysis.xid import BLAMED_ON_PROGRAMS, blames_device, fatal_words, xid_words
+from exporter.gpus.analysis.xid import BLAMED_ON_PROGRAMS, blames_device, fatal_xid_text, xid_meaning
 
 REASONS = (
     "completed",
@@ -66,7 +66,7 @@ TIME_LIMIT_MARGIN_S = 60.0
 
 
 @dataclass(frozen=True)
-class Stop:
+class JobStop:
     """The launcher's notice that it is ending the job: the reason that workers inherit, why, and when."""
 
     reason: str
@@ -84,7 +84,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class _OfAGpu:
+class _GpuIncident:
     """Something that has met a GPU of the worker, and when that was told."""
 
     time: float
@@ -99,7 +99,7 @@ class _OfAGpu:
 
 
 @dataclass(frozen=True)
-class GpuFault(_OfAGpu):
+class GpuFault(_GpuIncident):
     """An error that the driver or the kernel reported about a GPU that the worker uses (an NVIDIA Xid)."""
 
     xid: int
@@ -107,7 +107,7 @@ class GpuFault(_OfAGpu):
 
 
 @dataclass(frozen=True)
-class GpuLoss(_OfAGpu):
+class LostGpu(_GpuIncident):
     """A GPU that the worker uses was seen to be lost, or to need a reset, and still was so when it ended."""
 
     gpu: str
@@ -129,7 +129,7 @@ _DEVICE_WORDS = re.compile(
 
 
 @dataclass(frozen=True)
-class LastWords:
+class LogEvidence:
     """What the end of a worker's log says. ``classes`` are names of error patterns that nothing has followed."""
 
     classes: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class LastWords:
 
 
 @dataclass(frozen=True)
-class Peer:
+class FailedPeer:
     """Another worker that failed, and when."""
 
     name: str
@@ -149,7 +149,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ExitEvidence:
     """What is known about one end. ``code`` and ``signal`` are both None when nobody knows the status."""
 
     code: int | None = None
@@ -169,15 +169,15 @@ class Evidence:
     """Signals that reached the wrapper from outside before the worker ended."""
     wrapper: str | None = None
     """How the wrapper ended that left no record."""
-    log: LastWords = LastWords()
+    log: LogEvidence = LogEvidence()
     gpu_faults: tuple[GpuFault, ...] = ()
-    gpu_losses: tuple[GpuLoss, ...] = ()
+    gpu_losses: tuple[LostGpu, ...] = ()
     disk_available_bytes: int | None = None
     """Space that was left in the run directory when it ended."""
-    stop: Stop | None = None
+    stop: JobStop | None = None
     node: str | None = None
     """Where it ran."""
-    peer: Peer | None = None
+    peer: FailedPeer | None = None
     """The first other worker that failed."""
     job_end: float | None = None
     """Time limit of the job as a moment."""
@@ -188,14 +188,14 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExitReason:
     """A reason with the evidence for it, as words."""
 
     reason: str
     evidence: tuple[str, ...]
 
 
-def verdict(evidence: Evidence) -> Verdict:
+def find_exit_reason(evidence: ExitEvidence) -> ExitReason:
     """The reason of one end.
 
     The order matters: a clean exit is a clean exit whatever else happened; an end that somebody
@@ -203,23 +203,23 @@ def verdict(evidence: Evidence) -> Verdict:
     and the log what the bare status says. A GPU's error outranks the log where no program goes on after it.
     So does the loss of a GPU, which is told whatever the reason of a failure is.
     """
-    judged = _judged(evidence)
+    judged = _reason_with_log(evidence)
     if judged.reason in ("completed", "launch_failed"):
         return judged
     losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
-    return Verdict(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
+    return ExitReason(judged.reason, (*judged.evidence, *(words for words in losses if words not in judged.evidence)))
 
 
-def needs_log(evidence: Evidence) -> bool:
+def needs_log_evidence(evidence: ExitEvidence) -> bool:
     """Whether the verdict asks what the log says: to read the end of one takes some 10 ms, and a job may have 512."""
-    return _judged_without_log(evidence) is None
+    return _reason_without_log(evidence) is None
 
 
-def _judged_without_log(evidence: Evidence) -> Verdict | None:
+def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     """The verdict on a start that has failed, a clean exit, and an end that was asked for; None for all others."""
     facts = [_status_words(evidence)]
     if evidence.launch_error:
-        return Verdict("launch_failed", (evidence.launch_error,))
+        return ExitReason("launch_failed", (evidence.launch_error,))
     if evidence.code == 0 and evidence.service:
         asking = [signal_name(entry) for entry in evidence.forwarded if entry in _ASKS_TO_END]
         if not asking:
@@ -230,12 +230,12 @@ def _judged_without_log(evidence: Evidence) -> Verdict | None:
         if evidence.survivors:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
             facts.append(f"it had left {count} in the background")
-        return Verdict("completed", tuple(facts))
+        return ExitReason("completed", tuple(facts))
     asked = _asked_to_end(evidence, bool(_signals_to_end(evidence)))
-    return None if asked is None else Verdict(asked[0], (*facts, asked[1]))
+    return None if asked is None else ExitReason(asked[0], (*facts, asked[1]))
 
 
-def _number_of(evidence: Evidence) -> int | None:
+def _number_of(evidence: ExitEvidence) -> int | None:
     """The signal it died of, also where a shell between us and the program says that as 128 and its number."""
     code = evidence.code
     if evidence.signal is None and code is not None and code - 128 in _KILLS:
@@ -243,40 +243,40 @@ def _number_of(evidence: Evidence) -> int | None:
     return evidence.signal
 
 
-def _signals_to_end(evidence: Evidence) -> tuple[int, ...]:
+def _signals_to_end(evidence: ExitEvidence) -> tuple[int, ...]:
     """Those from outside that ask for the end, whatever status they led to; another one only if it died of it."""
     number = _number_of(evidence)
     return tuple(entry for entry in evidence.forwarded if entry in _ASKS_TO_END or entry == number)
 
 
-def _judged(evidence: Evidence) -> Verdict:
-    if (early := _judged_without_log(evidence)) is not None:
+def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
+    if (early := _reason_without_log(evidence)) is not None:
         return early
     code, number, facts = evidence.code, _number_of(evidence), [_status_words(evidence)]
     if code == 0:
-        return Verdict("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
+        return ExitReason("app_error", ("a service ended with code 0 while the job needed it", *_log_words(evidence)))
     forwarded = _signals_to_end(evidence)
     kernel = _kernel_evidence(evidence, killed=number == signal.SIGKILL)
     if kernel is None and (evidence.oom_kills or 0) > 0:
         facts.append("the OOM killer took a process of its control group meanwhile")
     for found in (kernel, _log_evidence(evidence), _disk_evidence(evidence)):
         if found is not None:
-            return Verdict(found[0], (*facts, *found[1:]))
+            return ExitReason(found[0], (*facts, *found[1:]))
     if forwarded:
         facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} came from outside")
         return _ended_from_outside(evidence, tuple(facts))
     if number in _CRASHES or (number is None and code is not None):
         fault = _device_fault(evidence) or _program_fault(evidence)
         if fault is not None:
-            return Verdict("gpu_fault", (*facts, *_log_words(evidence), fault))
+            return ExitReason("gpu_fault", (*facts, *_log_words(evidence), fault))
     if number in _CRASHES:
-        return Verdict("crashed_signal", (*facts, *_log_words(evidence)))
+        return ExitReason("crashed_signal", (*facts, *_log_words(evidence)))
     if number is None and code is not None:
-        return Verdict("app_error", (*facts, *_log_words(evidence)))
+        return ExitReason("app_error", (*facts, *_log_words(evidence)))
     return _unexplained(evidence, number, facts)
 
 
-def _asked_to_end(evidence: Evidence, forwarded: bool) -> tuple[str, str] | None:
+def _asked_to_end(evidence: ExitEvidence, forwarded: bool) -> tuple[str, str] | None:
     """The reason of a teardown that reached this worker.
 
     It goes through the wrapper: that has passed a signal on, or was itself killed at the deadline
@@ -298,7 +298,7 @@ def _asked_to_end(evidence: Evidence, forwarded: bool) -> tuple[str, str] | None
     return None
 
 
-def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | None:
+def _kernel_evidence(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str] | None:
     """What the kernel says. A control group may be shared, or a child have been killed long before.
 
     So its count explains an end by SIGKILL, or one about which the log says nothing else.
@@ -310,7 +310,7 @@ def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | N
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}"
     for fault in evidence.gpu_faults:
-        if fatal_words(fault.xid) and fault.is_near(evidence.end):
+        if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
     for loss in evidence.gpu_losses:
         if loss.is_near(evidence.end):
@@ -318,11 +318,11 @@ def _kernel_evidence(evidence: Evidence, *, killed: bool) -> tuple[str, str] | N
     return None
 
 
-def _has_reason(log: LastWords) -> bool:
+def _has_reason(log: LogEvidence) -> bool:
     return any(reason in log.classes for reason in _LOG_REASONS)
 
 
-def _device_fault(evidence: Evidence) -> str | None:
+def _device_fault(evidence: ExitEvidence) -> str | None:
     """An error of a GPU that explains an end about which the log says nothing.
 
     It need not have ended the program, unless that could not go on after it: then it may also have hung for long.
@@ -333,25 +333,25 @@ def _device_fault(evidence: Evidence) -> str | None:
     return next(near, None) or _earlier_fault(evidence)
 
 
-def _earlier_fault(evidence: Evidence) -> str | None:
+def _earlier_fault(evidence: ExitEvidence) -> str | None:
     """An error of a GPU in the worker's life after which no program goes on, or its loss: what hangs ends late."""
     for fault in evidence.gpu_faults:
-        if (reason := fatal_words(fault.xid)) and fault.is_before(evidence.end):
+        if (reason := fatal_xid_text(fault.xid)) and fault.is_before(evidence.end):
             earlier = "" if evidence.end is None else f", {max(0.0, evidence.end - fault.time):.0f} s before its end"
             return f"{fault.words}{earlier}; {reason}"
     losses = (loss.told(evidence.end) for loss in evidence.gpu_losses if loss.is_before(evidence.end))
     return next(losses, None)
 
 
-def _program_fault(evidence: Evidence) -> str | None:
+def _program_fault(evidence: ExitEvidence) -> str | None:
     """The driver's word for what the program did to a GPU; what only follows from that is left out."""
     for fault in evidence.gpu_faults:
         if fault.xid in BLAMED_ON_PROGRAMS and fault.is_near(evidence.end):
-            return f"{fault.words}: {xid_words(fault.xid)}, by the program"
+            return f"{fault.words}: {xid_meaning(fault.xid)}, by the program"
     return None
 
 
-def _log_evidence(evidence: Evidence) -> tuple[str, ...] | None:
+def _log_evidence(evidence: ExitEvidence) -> tuple[str, ...] | None:
     """A reason, and words for it."""
     log, peer = evidence.log, evidence.peer
     after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
@@ -366,20 +366,20 @@ def _log_evidence(evidence: Evidence) -> tuple[str, ...] | None:
     return None
 
 
-def _blames_the_device(log: LastWords) -> bool:
+def _blames_the_device(log: LogEvidence) -> bool:
     """Whether the decisive line is of a GPU that is at fault, not of a program at fault on it."""
     found = _DEVICE_WORDS.search(log.line or "") if GPU_XID in log.classes else None
     return found is not None and (found["xid"] is None or blames_device(int(found["xid"])))
 
 
-def _disk_evidence(evidence: Evidence) -> tuple[str, str] | None:
+def _disk_evidence(evidence: ExitEvidence) -> tuple[str, str] | None:
     available = evidence.disk_available_bytes
     if evidence.code and available is not None and available < DISK_FULL_BYTES:
         return "disk_full", f"{available} bytes were left on the disk of the run directory"
     return None
 
 
-def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Verdict:
+def _unexplained(evidence: ExitEvidence, number: int | None, facts: list[str]) -> ExitReason:
     """A kill that no evidence of its own explains."""
     peer = evidence.peer
     if (
@@ -390,44 +390,44 @@ def _unexplained(evidence: Evidence, number: int | None, facts: list[str]) -> Ve
     ):
         facts.append(f"{peer.name} had ended by {peer.reason} {evidence.end - peer.end:.1f} s before")
         if number == signal.SIGTERM:
-            return Verdict("terminated_peer", tuple(facts))
+            return ExitReason("terminated_peer", tuple(facts))
     if evidence.attached and number in (signal.SIGTERM, signal.SIGKILL) and _at_the_limit(evidence):
-        return Verdict("time_limit", (*facts, "the time limit was reached"))
+        return ExitReason("time_limit", (*facts, "the time limit was reached"))
     if evidence.wrapper:
         facts.append(f"its wrapper {evidence.wrapper} and left no record: it ended with that")
     elif (number is not None or not evidence.attached) and (fault := _earlier_fault(evidence)) is not None:
-        return Verdict("gpu_fault", (*facts, fault, *_log_words(evidence)))
+        return ExitReason("gpu_fault", (*facts, fault, *_log_words(evidence)))
     if number is not None:
         facts.append("nothing tells who sent it")
     elif evidence.attached:
         facts.append("it was not started by gpujob, and the kernel does not tell its status")
     elif not evidence.wrapper:
         facts.append("no exit record was left")
-    return Verdict("killed_unknown", (*facts, *_log_words(evidence)))
+    return ExitReason("killed_unknown", (*facts, *_log_words(evidence)))
 
 
-def _ended_from_outside(evidence: Evidence, facts: tuple[str, ...]) -> Verdict:
+def _ended_from_outside(evidence: ExitEvidence, facts: tuple[str, ...]) -> ExitReason:
     """Somebody has asked it to end, and nobody has said why: the moment may tell."""
     if _at_the_limit(evidence):
-        return Verdict("time_limit", (*facts, "the time limit was reached"))
-    return Verdict("cancelled", facts)
+        return ExitReason("time_limit", (*facts, "the time limit was reached"))
+    return ExitReason("cancelled", facts)
 
 
-def _at_the_limit(evidence: Evidence) -> bool:
+def _at_the_limit(evidence: ExitEvidence) -> bool:
     end, limit = evidence.end, evidence.job_end
     if end is None or limit is None:
         return False
     return limit - TIME_LIMIT_MARGIN_S <= end <= limit + LIMIT_OVERRUN_S  # a job that outlives it was given more time
 
 
-def _log_words(evidence: Evidence) -> tuple[str, ...]:
+def _log_words(evidence: ExitEvidence) -> tuple[str, ...]:
     log = evidence.log
     if log.line is None:
         return ()
     return (f"the last error in its log: {log.line}" + (f" ({log.place})" if log.place else ""),)
 
 
-def _status_words(evidence: Evidence) -> str:
+def _status_words(evidence: ExitEvidence) -> str:
     if evidence.signal is not None:
         return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
     return "exit status unknown" if evidence.code is None else f"exit status {evidence.code}"
@@ -441,19 +441,19 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def first_cause(ends: Sequence[tuple[float, str]]) -> int | None:
+def first_failure(ends: Sequence[tuple[float, str]]) -> int | None:
     """Index of the first failure in time among (end, reason); the rest are its consequences."""
     failures = [(end, index) for index, (end, reason) in enumerate(ends) if reason not in CONSEQUENCES]
     return min(failures)[1] if failures else None
 
 
-def parse_stop(state: Mapping[str, Any]) -> Stop | None:
+def parse_job_stop(state: Mapping[str, Any]) -> JobStop | None:
     """The notice in a ``state.json``, or None while the job is not being stopped."""
     stop = state.get("stop")
     if not isinstance(stop, dict):
         return None
     try:
-        found = Stop(
+        found = JobStop(
             str(stop["reason"]),
             str(stop["cause"]),
             float(stop["time"]),
@@ -466,9 +466,9 @@ def parse_stop(state: Mapping[str, Any]) -> Stop | None:
     return found if found.reason in REASONS else None
 
 
-def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
+def evidence_of_record(record: Mapping[str, Any], **beside: Any) -> ExitEvidence:
     """The evidence in an exit record, together with what is known ``beside`` it (fields of Evidence)."""
-    return Evidence(
+    return ExitEvidence(
         code=record.get("code"),
         signal=record.get("signal"),
         core=bool(record.get("core")),
@@ -483,12 +483,12 @@ def exit_evidence(record: Mapping[str, Any], **beside: Any) -> Evidence:
         service=bool(record.get("service")),
         oom_victim=record.get("oom_victim"),
         gpu_faults=tuple(GpuFault(**fault) for fault in record.get("gpu_faults") or ()),
-        gpu_losses=tuple(GpuLoss(**loss) for loss in record.get("gpu_lost") or ()),
+        gpu_losses=tuple(LostGpu(**loss) for loss in record.get("gpu_lost") or ()),
         **beside,
     )
 
 
-def _signals_that_count(record: Mapping[str, Any], stop: Stop | None) -> Iterator[int]:
+def _signals_that_count(record: Mapping[str, Any], stop: JobStop | None) -> Iterator[int]:
     """Signals shortly before the end, or since the job was being stopped."""
     end = record.get("end")
     since = float("-inf") if end is None else end - SIGNAL_COUNTS_S

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 
 from exporter.logs.last_error import LogError, last_error
 from exporter.logs.lexicon import Lexicon
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.findings import Position
+from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.search.findings import LogPosition
 from exporter.logs.search.literals import safe_length
-from exporter.workers.exit_reason import LastWords
+from exporter.workers.exit_reason import LogEvidence
 
 _RECORD_END = re.compile(rb"[\r\n]")
 
 
-def last_words(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LastWords:
+def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvidence:
     """The words of a worker whose logs end with ``texts``, (name, text) each.
 
     Only what nothing has followed counts: an error that the work went on after has been got over.
@@ -25,7 +25,7 @@ def last_words(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LastWord
     engine, progress = lexicon.engine(pack), lexicon.progress(pack)
     for name, text in texts:
         moved = _last_move(engine.scan(text).positions)
-        final = text if moved is None else _behind(text, moved, progress)
+        final = text if moved is None else _text_after_position(text, moved, progress)
         error = last_error(final, lexicon.errors)
         words = final if error is None or not error.certain else _block(error)
         found = engine.scan(words).errors
@@ -35,13 +35,13 @@ def last_words(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LastWord
             rank = (error.certain, len(found), name, error)
             chosen = rank if chosen is None or rank[:2] >= chosen[:2] else chosen
     if chosen is None:
-        return LastWords(tuple(sorted(classes)))
+        return LogEvidence(tuple(sorted(classes)))
     _, _, name, error = chosen
     line = error.line if error.led_to is None else f"{error.line}, which led to {error.led_to}"
-    return LastWords(tuple(sorted(classes)), line, f"{error.source}, in {name}" if error.source else name)
+    return LogEvidence(tuple(sorted(classes)), line, f"{error.source}, in {name}" if error.source else name)
 
 
-def _last_move(positions: Iterable[Position]) -> int | None:
+def _last_move(positions: Iterable[LogPosition]) -> int | None:
     """Where the last record with a new position stands: a bar is drawn once more as it is torn down."""
     place, known = None, dict[tuple[str, int | None], tuple[int, int | None]]()
     for position in positions:
@@ -51,13 +51,13 @@ def _last_move(positions: Iterable[Position]) -> int | None:
     return place
 
 
-def _behind(text: bytes, offset: int, progress: Sequence[Pattern]) -> bytes:
+def _text_after_position(text: bytes, offset: int, progress: Sequence[Pattern]) -> bytes:
     """What follows the position in the record at ``offset``: an error may stand in the line of a progress bar."""
     ended = _RECORD_END.search(text, offset)
     record = text[offset : len(text) if ended is None else ended.start()]
     end = 0
     for pattern in progress:
-        if pattern.kind in (Kind.POSITION, Kind.RESUME) and len(record) <= safe_length(pattern.regex):
+        if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME) and len(record) <= safe_length(pattern.regex):
             for match in pattern.regex.finditer(record) if pattern.may_match(record) else ():
                 end = max(end, match.end())
     return text[offset + end :]

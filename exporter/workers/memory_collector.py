@@ -6,19 +6,19 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract import oom_kills, run_files
 from exporter.contract.manifest import Task
 from exporter.machine.cgroup import (
-    KeptFile,
+    CgroupMemory,
     MemoryCgroup,
-    MemoryFacts,
-    MemoryReader,
+    MemoryCgroupReader,
+    OpenCgroupFile,
     common_ancestor,
     read_memory_cgroup,
 )
-from exporter.machine.kernel_log import KernelLog, OomVictim, Xid
+from exporter.machine.kernel_log import KernelLog, KernelXid, OomVictim
 from exporter.machine.procfs import read_pid_namespace
 
 USED = Family("cgroup_memory_used_bytes", "Memory of the job on this node, page cache included.")
@@ -50,7 +50,7 @@ class MemorySnapshot:
     """The job's cgroup on this node and its facts; None is not known."""
 
     cgroup: MemoryCgroup | None = None
-    facts: MemoryFacts | None = None
+    facts: CgroupMemory | None = None
     oom_kills: int | None = None
     kmsg: str = "available"
     """Or why the kernel's log is not."""
@@ -61,7 +61,7 @@ class MemorySnapshot:
 
 
 @dataclass
-class _Run:
+class _MemoryRun:
     """One run of one worker: where its memory counts, and what its wrapper has said of kills there."""
 
     task: Task
@@ -73,10 +73,10 @@ class _Run:
 
 
 @dataclass
-class _Kills:
+class _OomKillCount:
     """Count of a cgroup of v1, whose last value stays when it is removed."""
 
-    file: KeptFile
+    file: OpenCgroupFile
     count: int = 0
 
     def look(self) -> int:
@@ -95,15 +95,15 @@ class MemoryCollector:
     name = "memory"
     families = (USED, LIMIT, PEAK, WORKING_SET, OOM_KILLS, PRESSURE)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._root = str(Path(context.proc).parent)
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
-        self._runs: dict[int, list[_Run]] = {task.rank: [] for task in context.tasks}
+        self._runs: dict[int, list[_MemoryRun]] = {task.rank: [] for task in context.tasks}
         self._own: MemoryCgroup | None = None
-        self._reader: MemoryReader | None = None
-        self._kills: dict[str, _Kills] = {}
+        self._reader: MemoryCgroupReader | None = None
+        self._kills: dict[str, _OomKillCount] = {}
         self._most_kills = 0
         self._log = context.kernel
         self._pid_namespace = read_pid_namespace(context.proc)
@@ -134,7 +134,7 @@ class MemoryCollector:
             xids=tuple(
                 {"pci": event.what.pci, "code": event.what.code, "pid": event.what.pid, "time": event.time}
                 for event in self._log.events
-                if isinstance(event.what, Xid)
+                if isinstance(event.what, KernelXid)
             )[-LISTED_XIDS:],
         )
 
@@ -152,15 +152,15 @@ class MemoryCollector:
             while (
                 record := self._record(task, len(runs), "start") or self._record(task, len(runs), "exit")
             ) is not None:
-                runs.append(_Run(task, len(runs), record))
+                runs.append(_MemoryRun(task, len(runs), record))
         for run in self._all_runs():
             if not run.ended:
                 self._follow(run)
 
-    def _all_runs(self) -> list[_Run]:
+    def _all_runs(self) -> list[_MemoryRun]:
         return [run for runs in self._runs.values() for run in runs]
 
-    def _follow(self, run: _Run) -> None:
+    def _follow(self, run: _MemoryRun) -> None:
         pid, namespace = run.record.get("pid"), run.record.get("pid_namespace")
         visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.cgroup is None and isinstance(pid, int) and visible:
@@ -175,7 +175,7 @@ class MemoryCollector:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return run_files.read_json(self._folder / f"{stem}.{kind}.json")
 
-    def _look(self) -> MemoryFacts | None:
+    def _look(self) -> CgroupMemory | None:
         if self._own is None:
             return None
         known = [
@@ -189,10 +189,10 @@ class MemoryCollector:
         if self._reader is None or self._reader.cgroup != job:
             if self._reader is not None:
                 self._reader.close()
-            self._reader = MemoryReader(job)
+            self._reader = MemoryCgroupReader(job)
         return self._reader.read()
 
-    def _count(self, facts: MemoryFacts) -> int | None:
+    def _count(self, facts: CgroupMemory) -> int | None:
         """OOM kills of the job on this node, which never fall.
 
         v2 counts them for all cgroups below. In v1 each has those of its own processes alone, and the one of a step
@@ -221,7 +221,7 @@ class MemoryCollector:
     def _kills_of(self, cgroup: MemoryCgroup) -> int:
         kills = self._kills.get(cgroup.directory)
         if kills is None:
-            kills = _Kills(KeptFile(f"{cgroup.directory}/{oom_kills.OOM_FILES[cgroup.version]}"))
+            kills = _OomKillCount(OpenCgroupFile(f"{cgroup.directory}/{oom_kills.OOM_FILES[cgroup.version]}"))
             self._kills[cgroup.directory] = kills
         return kills.look()
 
@@ -237,7 +237,7 @@ class MemoryCollector:
         out.add(PRESSURE, facts.pressure_some_s, kind="some")
         out.add(PRESSURE, facts.pressure_full_s, kind="full")
 
-    def describe(self, snapshot: MemorySnapshot, status: Status) -> None:
+    def describe(self, snapshot: MemorySnapshot, status: NodeStatus) -> None:
         facts = snapshot.facts
         status.memory.update(
             cgroup=(snapshot.cgroup.path or "/") if snapshot.cgroup is not None else None,

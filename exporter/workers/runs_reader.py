@@ -7,27 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exporter.collecting.collector import Context
+from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.contract.worker_names import worker_rank
-from exporter.logs.lexicon_reader import lexicon_of
-from exporter.logs.places_reader import extra_logs, log_paths, read_end
-from exporter.machine.job_processes import find_leftovers
-from exporter.machine.process_tree import ProcessTree, TreeDetails, TreeSample
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.lexicon_reader import lexicon_of_job
+from exporter.logs.places_reader import find_extra_logs, log_paths, read_last_bytes
+from exporter.machine.job_processes import find_leftover_processes
+from exporter.machine.process_tree import ProcessTree, ProcessTreeDetails, ProcessTreeSample
 from exporter.machine.procfs import read_pid_namespace, read_start_ticks
-from exporter.workers.exit_facts_reader import gpu_facts, oom_facts
+from exporter.workers.exit_facts_reader import gpu_exit_facts, oom_exit_facts
 from exporter.workers.exit_reason import (
     PEER_WINDOW_S,
-    Evidence,
-    Peer,
-    Stop,
-    exit_evidence,
-    parse_stop,
+    ExitEvidence,
+    FailedPeer,
+    JobStop,
+    evidence_of_record,
+    find_exit_reason,
+    parse_job_stop,
     signal_name,
-    verdict,
 )
-from exporter.workers.log_evidence import last_words
+from exporter.workers.log_evidence import log_evidence
 
 NO_RECORD_GRACE_S = 3.0
 """A process that is gone gets this long for its exit record to appear."""
@@ -46,7 +46,7 @@ Tell = Callable[[float | None, str, str, Task, str], None]
 
 
 @dataclass(frozen=True)
-class Exit:
+class WorkerExit:
     """One end of a worker, with its reason."""
 
     restart: int
@@ -58,7 +58,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerReading:
     """One worker at one look."""
 
     task: Task
@@ -67,17 +67,17 @@ class WorkerFacts:
     pid: int | None = None
     start: float | None = None
     restart: int = 0
-    sample: TreeSample | None = None
-    details: TreeDetails | None = None
+    sample: ProcessTreeSample | None = None
+    details: ProcessTreeDetails | None = None
     found_by: str | None = None
     cpu_s: float | None = None
     io_read_bytes: int | None = None
     io_write_bytes: int | None = None
-    exits: tuple[Exit, ...] = ()
+    exits: tuple[WorkerExit, ...] = ()
 
 
 @dataclass
-class _Run:
+class _WorkerRun:
     """One run of one worker."""
 
     restart: int
@@ -95,37 +95,39 @@ class _Run:
     """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
     wrapper_told: bool = False
     """Whether the kernel tells of the wrapper's end."""
-    sample: TreeSample | None = None
-    details: TreeDetails | None = None
+    sample: ProcessTreeSample | None = None
+    details: ProcessTreeDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
     exit_seen: bool = False
     """Whether its exit record is there, also while its verdict waits for a notice."""
-    ended: Exit | None = None
+    ended: WorkerExit | None = None
 
 
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: Context, task: Task, tell: Tell) -> None:
+    def __init__(self, context: CollectorContext, task: Task, tell: Tell) -> None:
         self.task = task
         self._context = context
         self._tell = tell
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
-        self._runs: list[_Run] = []
-        self._rank_of = partial(worker_rank, ranks=context.manifest.ranks_of_roles())
+        self._runs: list[_WorkerRun] = []
+        self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._pid_namespace = read_pid_namespace(context.proc)
 
-    def failures(self) -> list[Peer]:
+    def failures(self) -> list[FailedPeer]:
         """What its peers must know of its ends."""
-        return [Peer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None]
+        return [
+            FailedPeer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None
+        ]
 
     @property
     def pids(self) -> frozenset[int]:
         """Processes of its latest run as last found; none once that has ended."""
         return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
 
-    def look(self, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool = True) -> None:
+    def look(self, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool = True) -> None:
         """Go on with every run that has not ended; ``peers`` are the failures of others so far.
 
         ``fresh`` tells whether records may have come since the last look.
@@ -133,15 +135,15 @@ class WorkerRuns:
         # By name, not by listing: the folder holds the records of all nodes, and the ones looked for
         # are written on this node, so that even a network file system knows at once.
         while fresh and any(self._path(len(self._runs), kind).exists() for kind in ("start", "exit")):
-            self._runs.append(_Run(len(self._runs)))
+            self._runs.append(_WorkerRun(len(self._runs)))
         for run in self._runs:
             if run.ended is None:
                 self._follow(run, stop, peers, now, fresh=fresh)
 
-    def facts(self) -> WorkerFacts:
+    def facts(self) -> WorkerReading:
         """The worker as the last look has found it."""
         if not self._runs:
-            return WorkerFacts(self.task, up=False, state="not_found")
+            return WorkerReading(self.task, up=False, state="not_found")
         last = self._runs[-1]
         samples = [run.sample for run in self._runs if run.sample is not None]
         reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
@@ -152,7 +154,7 @@ class WorkerRuns:
             state = "zombie" if zombie else "dead"
         else:
             state = last.sample.state if last.sample is not None else "running"
-        return WorkerFacts(
+        return WorkerReading(
             self.task,
             up=alive and state not in ("zombie", "dead"),
             state=state,
@@ -174,7 +176,7 @@ class WorkerRuns:
 
     # -- while it runs -----------------------------------------------------------------------------
 
-    def _begin(self, run: _Run, record: Mapping[str, Any], now: float) -> None:
+    def _begin(self, run: _WorkerRun, record: Mapping[str, Any], now: float) -> None:
         pid = record.get("pid")
         if not isinstance(pid, int):
             return
@@ -218,7 +220,9 @@ class WorkerRuns:
             pass  # it has ended since: the next look shows it
         return tree
 
-    def _follow(self, run: _Run, stop: Stop | None, peers: Sequence[Peer], now: float, *, fresh: bool) -> None:
+    def _follow(
+        self, run: _WorkerRun, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool
+    ) -> None:
         if run.pid is None:
             self._begin(run, run_files.read_json(self._path(run.restart, "start")) or {}, now)
         stop = None if stop is not None and stop.follows_from(self.task.rank, run.restart) else stop
@@ -236,12 +240,12 @@ class WorkerRuns:
                 record = self._without_a_record(run, run.pid, now - run.gone_since, silent=silent)
         if record is not None:
             run.exit_seen = True
-            of_worker = parse_stop(
+            of_worker = parse_job_stop(
                 run_files.read_json(self._path(run.restart, "stop")) or {}
             )  # ended with its peers alone
             self._end(run, record, of_worker or stop, peers, now)
 
-    def _is_running(self, run: _Run, now: float) -> bool:
+    def _is_running(self, run: _WorkerRun, now: float) -> bool:
         """Look at its processes. A zombie that nobody reaps has ended."""
         if run.tree is None:
             return False
@@ -257,7 +261,7 @@ class WorkerRuns:
             run.details_due = now + DETAILS_EVERY_S
         return True
 
-    def _is_replaced_by_a_descendant(self, run: _Run, now: float) -> bool:
+    def _is_replaced_by_a_descendant(self, run: _WorkerRun, now: float) -> bool:
         """Whether a worker that nobody of ours has started goes on in the background: it has daemonised.
 
         What a worker that was killed leaves behind for a moment is no worker.
@@ -278,7 +282,7 @@ class WorkerRuns:
 
     # -- its end -------------------------------------------------------------------------------------
 
-    def _without_a_record(self, run: _Run, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
+    def _without_a_record(self, run: _WorkerRun, pid: int, waited: float, *, silent: bool) -> dict[str, Any] | None:
         """What the kernel tells of a run that leaves no record of its own; None while one may still come.
 
         ``silent`` tells that the wrapper is known to have ended.
@@ -297,14 +301,14 @@ class WorkerRuns:
             "start": run.start,
             "end": run.gone_since,
             "source": "kernel",
-            **status_facts(status),
+            **wait_status_facts(status),
         }
         if run.wrapper is not None:
-            wrapper = status_facts(self._status(*run.wrapper))
+            wrapper = wait_status_facts(self._status(*run.wrapper))
             number = wrapper["signal"]
             record["wrapper"] = f"was killed by {signal_name(number)}" if number is not None else "has ended"
         try:
-            run_files.write_json_once(self._path(run.restart, "exit"), record)
+            run_files.write_json_if_absent(self._path(run.restart, "exit"), record)
         except OSError:
             pass  # a full disk: the verdict stands all the same
         return record
@@ -312,7 +316,7 @@ class WorkerRuns:
     def _status(self, pid: int, start_ticks: int | None) -> int | None:
         return self._context.exits.status(pid, start_ticks)
 
-    def _wrapper_is_there(self, run: _Run) -> bool:
+    def _wrapper_is_there(self, run: _WorkerRun) -> bool:
         if run.wrapper is None:
             return False
         pid, start_ticks = run.wrapper
@@ -323,9 +327,11 @@ class WorkerRuns:
         found = read_start_ticks(pid, self._context.proc)
         return found is not None and start_ticks in (None, found)
 
-    def _end(self, run: _Run, record: Mapping[str, Any], stop: Stop | None, peers: Sequence[Peer], now: float) -> None:
+    def _end(
+        self, run: _WorkerRun, record: Mapping[str, Any], stop: JobStop | None, peers: Sequence[FailedPeer], now: float
+    ) -> None:
         """Judge one end, unless a notice that may explain it is still on its way."""
-        told = exit_evidence(record)
+        told = evidence_of_record(record)
         from_above = told.forwarded or (told.source == "kernel" and not self._context.manifest.attached)
         if from_above and stop is None and told.end is not None and now - told.end < NOTICE_GRACE_S:
             return
@@ -337,21 +343,21 @@ class WorkerRuns:
         self._forget(run)
         end = told.end if told.end is not None else now
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = exit_evidence(
+        evidence = evidence_of_record(
             record,
             stop=stop,
-            log=last_words(self._log_ends(run.restart, run.start), lexicon_of(self._context.manifest)),
+            log=log_evidence(self._log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,
         )
-        judged = verdict(evidence)
-        run.ended = Exit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
+        judged = find_exit_reason(evidence)
+        run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, judged.reason, judged.evidence)
         level = "info" if judged.reason == "completed" else "critical"
         self._tell(end, level, "worker ended", self.task, f"{judged.reason}: {'; '.join(judged.evidence)}")
 
-    def _found(self, run: _Run, told: Evidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    def _found(self, run: _WorkerRun, told: ExitEvidence, earlier: Mapping[str, Any]) -> dict[str, Any]:
         """Facts beside the exit record that only this node can see; they are kept for the report.
 
         With those that a sidecar before this one has found, ``earlier``.
@@ -359,7 +365,10 @@ class WorkerRuns:
         found: dict[str, Any] = {}
         pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
         if told.code != 0:
-            found = {**oom_facts(self._context, pids, since), **gpu_facts(self._context, self.task, pids, since)}
+            found = {
+                **oom_exit_facts(self._context, pids, since),
+                **gpu_exit_facts(self._context, self.task, pids, since),
+            }
         elif run.visible and (left := self._left_running(run, told)):
             found = {"survivors": left}
         if found:
@@ -371,14 +380,16 @@ class WorkerRuns:
                 pass  # a full disk
         return found
 
-    def _left_running(self, run: _Run, told: Evidence) -> int:
+    def _left_running(self, run: _WorkerRun, told: ExitEvidence) -> int:
         """Processes that it has put into the background: those of its session end with it or right after it."""
         left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _session(pid) != run.session}
         if run.start is not None and told.end is not None and told.end - run.start < QUICK_END_S:
-            left |= find_leftovers(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
+            left |= (
+                find_leftover_processes(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
+            )
         return len(left)
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: _WorkerRun) -> None:
         """Stop watching its processes."""
         if run.pid is not None:
             self._context.exits.forget(run.pid, run.tree.start_ticks if run.tree else None)
@@ -392,11 +403,11 @@ class WorkerRuns:
     def _log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
-        others = extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
-        return [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+        others = find_extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
+        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
 
 
-def status_facts(status: int | None) -> dict[str, Any]:
+def wait_status_facts(status: int | None) -> dict[str, Any]:
     """Code, signal and core flag of a wait status; all unknown for None."""
     if status is None:
         return {"code": None, "signal": None, "core": False}

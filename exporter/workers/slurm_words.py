@@ -32,7 +32,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class SlurmWords:
+class SlurmEndNotice:
     """Why Slurm ends the job, as an exit reason and in words, and which nodes have failed."""
 
     reason: str | None = None
@@ -40,21 +40,21 @@ class SlurmWords:
     failed_nodes: tuple[str, ...] = ()
 
 
-def parse_slurm_words(text: str) -> SlurmWords:
+def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
     """The words in an error log; no reason when nothing says that the job is being ended."""
     nodes = tuple(dict.fromkeys(_NODE_FAILURE.findall(text)))
     last = None
     for match in _CANCELLED.finditer(text):
         last = match
     if last is None:
-        return SlurmWords(failed_nodes=nodes)
+        return SlurmEndNotice(failed_nodes=nodes)
     why = last[1]
     if why is None:
-        return SlurmWords("cancelled", "Slurm: cancelled", nodes)
+        return SlurmEndNotice("cancelled", "Slurm: cancelled", nodes)
     reason, cause = _REASONS.get(why, ("cancelled", f"Slurm: cancelled due to {why.lower()}"))
     if reason == "node_failure" and nodes:
         cause = f"Slurm: node {', '.join(nodes)} has failed"
-    return SlurmWords(reason, cause, nodes)
+    return SlurmEndNotice(reason, cause, nodes)
 
 
 def has_timed_out(text: str) -> bool:

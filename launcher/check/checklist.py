@@ -5,16 +5,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from exporter.gpus.inventory_reader import Inventory, read_inventory
+from exporter.gpus.inventory_reader import GpuInventory, read_gpu_inventory
 from launcher.check import job_checks, preflight, site_facts
-from launcher.check.finding import Item, Status
+from launcher.check.finding import CheckFinding, Status
 from launcher.check.inputs import check_inputs
-from launcher.check.role_programs import environment_of, is_python, of_roles, place_of
+from launcher.check.role_programs import environment_of, is_python, job_file_place, role_commands
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.errors import ConfigError
 from launcher.plan.placeholders import shell_text_index
 from launcher.plan.plan import WORKERS
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 CHECKLIST_SCHEMA = 1
 
@@ -23,16 +23,16 @@ MARKS = {"ok": "ok", "warning": "WARNING", "error": "ERROR", "not checked": "-"}
 
 
 @dataclass(frozen=True)
-class Section:
+class ChecklistSection:
     """One part of the list."""
 
     name: str
-    items: tuple[Item, ...]
+    items: tuple[CheckFinding, ...]
 
 
-def make_checklist(subject: Subject) -> tuple[Section, ...]:
+def make_checklist(subject: PlannedJob) -> tuple[ChecklistSection, ...]:
     """All that can be looked at before the launch, however long it takes."""
-    inventory = read_inventory()
+    inventory = read_gpu_inventory()
     parts = (
         _environment(subject, inventory),
         _resources(subject, inventory),
@@ -44,7 +44,7 @@ def make_checklist(subject: Subject) -> tuple[Section, ...]:
         _job(subject),
         _monitoring(subject),
     )
-    return tuple(Section(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
+    return tuple(ChecklistSection(name, tuple(items)) for name, items in zip(NAMES, parts, strict=True))
 
 
 SECTION_OF = {
@@ -70,32 +70,34 @@ RESTS_ON = {"policy": ("workers[",), "sample": ("progress.patterns",)}
 """Places that an item is also about, beside its own, by its code."""
 
 
-def broken_checklist(
-    errors: Sequence[ConfigError], rest: tuple[Subject, frozenset[str]] | None = None, *, topology: bool = False
-) -> tuple[Section, ...]:
+def checklist_of_broken_job(
+    errors: Sequence[ConfigError], rest: tuple[PlannedJob, frozenset[str]] | None = None, *, topology: bool = False
+) -> tuple[ChecklistSection, ...]:
     """The list of a job whose files have mistakes: each in its section, and what can be told of the ``rest``.
 
     ``rest`` is the job without its mistakes, with the places that were taken out of its files. With ``topology``
     the files are in order and the workers do not fit.
     """
-    wrong: dict[str, list[Item]] = {name: [] for name in NAMES}
+    wrong: dict[str, list[CheckFinding]] = {name: [] for name in NAMES}
     for error in errors:
         for problem in error.problems:
             key = problem.partition(":")[0].partition(".")[0].partition("[")[0]
             fits = not (topology and key in ("workers", "resources"))
             section = SECTION_OF.get(key, "Job") if fits else "Resources"
-            wrong[section].append(Item(_code(problem, fits), "error", error.source, problem))
+            wrong[section].append(CheckFinding(_code(problem, fits), "error", error.source, problem))
     if rest is None:
-        skipped = Item("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
-        return tuple(Section(name, tuple(items) or (skipped,)) for name, items in wrong.items())
+        skipped = CheckFinding("job-file", "not checked", "-", "the job file, or the cluster's, has mistakes")
+        return tuple(ChecklistSection(name, tuple(items) or (skipped,)) for name, items in wrong.items())
     subject, taken = rest
     return tuple(
-        Section(section.name, (*wrong[section.name], *(item for item in section.items if not _spoilt(item, taken))))
+        ChecklistSection(
+            section.name, (*wrong[section.name], *(item for item in section.items if not _is_unreliable(item, taken)))
+        )
         for section in make_checklist(subject)
     )
 
 
-def _spoilt(item: Item, taken: Collection[str]) -> bool:
+def _is_unreliable(item: CheckFinding, taken: Collection[str]) -> bool:
     """Whether an item is about something that stands in for what was taken out, or says well of what had a mistake."""
     place = item.place
     if place in taken or ("workers" in taken and place.startswith("workers")):
@@ -109,11 +111,11 @@ def _code(problem: str, fits: bool) -> str:
     return found or ("job-file" if fits else "topology")
 
 
-def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
+def _environment(job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
     none = (
         []
         if job.spec.environment.required
-        else [Item("variables", "not checked", "environment.required", "the job file names none")]
+        else [CheckFinding("variables", "not checked", "environment.required", "the job file names none")]
     )
     return [
         *preflight.check_commands(job),
@@ -129,7 +131,7 @@ def _environment(job: Subject, inventory: Inventory | str) -> list[Item]:
     ]
 
 
-def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
+def _resources(job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
     known = None if isinstance(inventory, str) else len(inventory.gpus)
     return [
         *preflight.check_gpus_here(job, known),
@@ -143,25 +145,25 @@ def _resources(job: Subject, inventory: Inventory | str) -> list[Item]:
     ]
 
 
-def _output(job: Subject) -> list[Item]:
+def _output(job: PlannedJob) -> list[CheckFinding]:
     return [*preflight.check_directories(job), *preflight.check_output_files(job)]
 
 
-def _monitoring(job: Subject) -> list[Item]:
+def _monitoring(job: PlannedJob) -> list[CheckFinding]:
     items = []
     if not job.spec.monitoring.enabled:
         message = "nobody watches the job; leave it out to have progress, alerts and reasons"
-        items.append(Item("unwatched", "warning", "monitoring.enabled", message))
+        items.append(CheckFinding("unwatched", "warning", "monitoring.enabled", message))
     if job.spec.patterns.output is None:
-        only_serves = job_checks.only_serves(job.plan)
+        only_serves = job_checks.has_only_services(job.plan)
         message = "no output file is watched; " + (
             "a benchmark leaves its results, which are read" if only_serves else "name what the job writes"
         )
         level: Status = "not checked" if only_serves else "warning"
-        items.append(Item("no-output-pattern", level, "patterns.output", message))
+        items.append(CheckFinding("no-output-pattern", level, "patterns.output", message))
     own = len(job.spec.errors)
     words = f"{own} own pattern{'s' if own != 1 else ''} beside the standard ones"
-    items.append(Item("errors", "ok", "errors", words))
+    items.append(CheckFinding("errors", "ok", "errors", words))
     return [
         *items,
         *preflight.check_sample(job),
@@ -170,7 +172,7 @@ def _monitoring(job: Subject) -> list[Item]:
     ]
 
 
-def _job(job: Subject) -> list[Item]:
+def _job(job: PlannedJob) -> list[CheckFinding]:
     return [
         *_gpus_used(job),
         *_time_limit(job),
@@ -186,33 +188,33 @@ def _job(job: Subject) -> list[Item]:
     ]
 
 
-def _gpus_used(job: Subject) -> list[Item]:
+def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
     """Whether workers and GPUs come out even."""
     plan, items = job.plan, []
     asked = plan.gpus_per_node * plan.nodes
     used = sum(len(planned.task.gpus) for planned in plan.tasks)
     if used < asked:
         message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
-        items.append(Item("idle-gpus", "warning", "resources.gpus_per_node", message))
+        items.append(CheckFinding("idle-gpus", "warning", "resources.gpus_per_node", message))
     workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
-    for _, planned, _ in of_roles(job):
+    for _, planned, _ in role_commands(job):
         if asked and not planned.task.gpus and planned.stage == WORKERS:
             message = "its workers see no GPU while the job has some; set it if they need one"
-            items.append(Item("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
+            items.append(CheckFinding("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
     if not items:
         words = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
-        items.append(Item("workers", "ok", "workers", words))
+        items.append(CheckFinding("workers", "ok", "workers", words))
     return items
 
 
-def _time_limit(job: Subject) -> list[Item]:
+def _time_limit(job: PlannedJob) -> list[CheckFinding]:
     limit = job.plan.slurm["time_limit"]
     if limit:
-        return [Item("time-limit", "ok", "slurm.time_limit", _with_unit(limit))]
+        return [CheckFinding("time-limit", "ok", "slurm.time_limit", _with_unit(limit))]
     if job.local:
-        return [Item("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
+        return [CheckFinding("time-limit", "not checked", "slurm.time_limit", "a run on this machine has none")]
     message = "is not set, so the partition's default counts; set what the job needs, and a little more"
-    return [Item("no-time-limit", "warning", "slurm.time_limit", message)]
+    return [CheckFinding("no-time-limit", "warning", "slurm.time_limit", message)]
 
 
 def _with_unit(limit: str) -> str:
@@ -224,41 +226,41 @@ def _with_unit(limit: str) -> str:
     return f"{limit} (minutes:seconds)" if limit.count(":") == 1 else limit
 
 
-def _checkpoints(job: Subject) -> list[Item]:
+def _checkpoints(job: PlannedJob) -> list[CheckFinding]:
     group = next(group for group in job.plan.manifest.groups if group.name == "checkpoint")
-    if group.pattern is None and job_checks.only_serves(job.plan):
+    if group.pattern is None and job_checks.has_only_services(job.plan):
         return []
     if group.pattern is None:
         message = "no checkpoint is watched: after a failure all work would be done again; name its files"
-        return [Item("no-checkpoints", "warning", "patterns.checkpoints", message)]
+        return [CheckFinding("no-checkpoints", "warning", "patterns.checkpoints", message)]
     where = "the run directory" if group.directory == "." else f'"{group.directory}"'
     interval = job.spec.monitoring.checkpoint_interval
     often = "how often is learned from them" if interval is None else f"one each {interval:g} s"
-    return [Item("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
+    return [CheckFinding("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
 
 
-def _batch_size(job: Subject) -> list[Item]:
+def _batch_size(job: PlannedJob) -> list[CheckFinding]:
     if not job.plan.gpus_per_node:
         return []
     message = "what a worker takes of its GPUs shows once it runs; `gpujob watch` has it beside what they have"
-    return [Item("batch-size", "not checked", "GPU memory", message)]
+    return [CheckFinding("batch-size", "not checked", "GPU memory", message)]
 
 
-def _policy(job: Subject) -> list[Item]:
+def _policy(job: PlannedJob) -> list[CheckFinding]:
     """What happens when one worker of each role fails."""
     items = []
-    for _, planned, _ in of_roles(job):
+    for _, planned, _ in role_commands(job):
         restarts = f"is started again up to {planned.restart_max} times" if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
         words = f"one that fails {restarts}, then {end}" if restarts else f"one that fails {end}"
-        items.append(Item("policy", "ok", place_of(planned), words))
+        items.append(CheckFinding("policy", "ok", job_file_place(planned), words))
     return items
 
 
-def _buffering(job: Subject) -> list[Item]:
+def _buffering(job: PlannedJob) -> list[CheckFinding]:
     """Python holds back what it prints to a file: progress would come late, and last words not at all."""
     items = []
-    for place, planned, argv in of_roles(job):
+    for place, planned, argv in role_commands(job):
         if not argv:
             continue
         at = shell_text_index(argv)
@@ -272,18 +274,18 @@ def _buffering(job: Subject) -> list[Item]:
             message = (
                 "Python holds back what it prints, so progress is seen late; `python -u`, or PYTHONUNBUFFERED=1 in env"
             )
-            items.append(Item("buffered", "warning", place, message))
-    return items or [Item("buffering", "ok", "workers", "no Python command holds back what it prints")]
+            items.append(CheckFinding("buffered", "warning", place, message))
+    return items or [CheckFinding("buffering", "ok", "workers", "no Python command holds back what it prints")]
 
 
-def findings(sections: Sequence[Section]) -> list[Item]:
+def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFinding]:
     """What is wrong or doubtful."""
     return [item for section in sections for item in section.items if item.status in ("warning", "error")]
 
 
-def to_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """The list as a JSON object; ``findings`` are what is wrong or doubtful in it."""
-    found = findings(sections)
+def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, Any]:
+    """The list as a JSON object; ``checklist_findings`` are what is wrong or doubtful in it."""
+    found = checklist_findings(sections)
     return {
         "schema": CHECKLIST_SCHEMA,
         "ok": not any(item.status == "error" for item in found),
@@ -294,7 +296,7 @@ def to_json(sections: Sequence[Section]) -> dict[str, Any]:
     }
 
 
-def render(sections: Sequence[Section]) -> list[str]:
+def render_preflight_checklist(sections: Sequence[ChecklistSection]) -> list[str]:
     """The list for people, an item in each line."""
     lines = []
     for number, section in enumerate(sections, 1):

@@ -7,7 +7,7 @@ Status = Literal["ok", "warning", "error", "not checked"]
 
 
 @dataclass(frozen=True)
-class Item:
+class CheckFinding:
     """What was looked at, where, what was found, and the cure; or why it could not be looked at."""
 
     code: str

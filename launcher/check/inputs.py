@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from launcher.check.finding import Item
-from launcher.plan.placeholders import fill, placeholders
+from launcher.check.finding import CheckFinding
+from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan, RunFacts
 
 MOST_FILES = 200
@@ -32,7 +32,7 @@ _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Input:
+class InputEntry:
     """One entry of ``inputs`` with the paths it stands for."""
 
     place: str
@@ -43,12 +43,12 @@ class Input:
     """Paths, or globs, that name nothing."""
 
 
-def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[Input]:
+def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
     """What each entry names on this machine."""
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
     found = []
     for number, pattern in enumerate(patterns):
-        filled = [fill(pattern, placeholders(plan, planned, facts)) for planned in plan.tasks]
+        filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in plan.tasks]
         names = list(dict.fromkeys(filled))
         paths: dict[Path, None] = {}
         missing = []
@@ -57,7 +57,7 @@ def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[Input]:
             paths.update(dict.fromkeys(here))
             if not here:
                 missing.append(name)
-        found.append(Input(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), tuple(missing)))
+        found.append(InputEntry(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), tuple(missing)))
     return found
 
 
@@ -68,11 +68,15 @@ def _paths(name: str) -> list[Path]:
     return [Path(path) for path in sorted(glob.glob(name, recursive=True))] if glob.has_magic(name) else []
 
 
-def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> list[Item]:
+def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> list[CheckFinding]:
     """An item for each entry and each kind of problem with its files."""
     if not patterns:
-        return [Item("inputs", "not checked", "inputs", "the job file names none; `inputs: [data/part_{rank}.jsonl]`")]
-    items: list[Item] = []
+        return [
+            CheckFinding(
+                "inputs", "not checked", "inputs", "the job file names none; `inputs: [data/part_{rank}.jsonl]`"
+            )
+        ]
+    items: list[CheckFinding] = []
     for entry in find_inputs(plan, patterns):
         found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, look_inside=look_inside)]
         if not found:
@@ -80,20 +84,20 @@ def check_inputs(plan: Plan, patterns: Sequence[str], *, look_inside: bool) -> l
             each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
             word = "file" if len(entry.paths) == 1 else "files"
             message = f"{entry.pattern}: {len(entry.paths)} {word}{each}, {size} bytes"
-            found = [Item("inputs", "ok", entry.place, message)]
+            found = [CheckFinding("inputs", "ok", entry.place, message)]
         items += found
     return items
 
 
-def _presence(entry: Input) -> list[Item]:
+def _presence(entry: InputEntry) -> list[CheckFinding]:
     if not entry.missing:
         return []
     what = "names no file" if len(entry.missing) == 1 else "name no file"
     message = f"{_some(entry.missing)} {what}; check the path, which counts from the working directory"
-    return [Item("no-input", "error", entry.place, message)]
+    return [CheckFinding("no-input", "error", entry.place, message)]
 
 
-def _split(entry: Input, workers: int) -> list[Item]:
+def _split(entry: InputEntry, workers: int) -> list[CheckFinding]:
     """Files that carry a worker's number: there must be as many as workers."""
     if not entry.per_worker or entry.missing or len(entry.paths) >= workers:
         return []
@@ -101,19 +105,21 @@ def _split(entry: Input, workers: int) -> list[Item]:
         f"{entry.pattern}: {len(entry.paths)} files for {workers} workers, so some read the same; "
         "use {rank}, which is different for each"
     )
-    return [Item("split", "warning", entry.place, message)]
+    return [CheckFinding("split", "warning", entry.place, message)]
 
 
-def _content(entry: Input, *, look_inside: bool) -> list[Item]:
+def _content(entry: InputEntry, *, look_inside: bool) -> list[CheckFinding]:
     problems: dict[tuple[str, str], list[str]] = {}
     for path in entry.paths[:MOST_FILES]:
         problem = _problem(path, look_inside=look_inside)
         if problem is not None:
             problems.setdefault(problem, []).append(str(path))
-    items = [Item(code, "error", entry.place, f"{_some(names)}: {what}") for (code, what), names in problems.items()]
+    items = [
+        CheckFinding(code, "error", entry.place, f"{_some(names)}: {what}") for (code, what), names in problems.items()
+    ]
     if look_inside and len(entry.paths) > MOST_FILES and not items:
         message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were looked into"
-        items.append(Item("inputs", "ok", entry.place, message))
+        items.append(CheckFinding("inputs", "ok", entry.place, message))
     return items
 
 

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.check.finding import Item, Status
+from launcher.check.finding import CheckFinding, Status
 from launcher.jobfile import aliases
 from launcher.jobfile.jobfile import ENGINES, cpus_of_whole_nodes
-from launcher.jobfile.redaction import is_harmless, is_secret
+from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.plan.container import ENROOT, PYXIS, mounts, parse_mount
-from launcher.plan.placeholders import fill, placeholders
+from launcher.plan.container import ENROOT, PYXIS, container_mounts, parse_mount
+from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import BENCHMARK, WORKERS, Plan, RunFacts
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 GROUPS = ("torchrun", "accelerate", "deepspeed", "mpi")
@@ -25,7 +25,7 @@ GROUPS = ("torchrun", "accelerate", "deepspeed", "mpi")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
-def check_job(subject: Subject) -> list[Item]:
+def check_planned_job(subject: PlannedJob) -> list[CheckFinding]:
     """All of it, for every start."""
     return [
         *check_model(subject),
@@ -40,12 +40,12 @@ def check_job(subject: Subject) -> list[Item]:
     ]
 
 
-def only_serves(plan: Plan) -> bool:
+def has_only_services(plan: Plan) -> bool:
     """Whether all tasks of a job serve, beside its benchmark: there is no work of which files would be kept."""
     return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
 
 
-def check_cpus(subject: Subject) -> list[Item]:
+def check_cpus(subject: PlannedJob) -> list[CheckFinding]:
     """Whether engines have CPUs beside those that are counted for GPUs: their tokenizers and schedulers need some."""
     spec, plan, place = subject.spec, subject.plan, "resources.cpus_per_node"
     said = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
@@ -53,7 +53,7 @@ def check_cpus(subject: Subject) -> list[Item]:
     if subject.local or said or not plan.gpus_per_node or spec.backend.type not in ENGINES:
         return []
     if cpus_of_whole_nodes(spec, site) is not None:
-        return [Item("cpus", "ok", place, f"{plan.cpus_per_node} CPUs, all of a node")]
+        return [CheckFinding("cpus", "ok", place, f"{plan.cpus_per_node} CPUs, all of a node")]
     cure = "say how many the job may have, or `slurm: {exclusive: true}` for nodes of its own"
     if site.cpus_per_node and site.gpus_per_node:
         cure = f"its share of a node is {site.cpus_per_node * plan.gpus_per_node // site.gpus_per_node}, so {cure}"
@@ -63,38 +63,38 @@ def check_cpus(subject: Subject) -> list[Item]:
         f"{plan.cpus_per_node} CPUs for {plan.gpus_per_node} GPUs of a node: one for each GPU or process and one more; "
         f"{spec.backend.type} can use several for each GPU: {cure}"
     )
-    return [Item("few-cpus", "warning", place, message)]
+    return [CheckFinding("few-cpus", "warning", place, message)]
 
 
 # -- what the workers need -----------------------------------------------------------------------
 
 
-def check_model(subject: Subject) -> list[Item]:
+def check_model(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the model is there, under its alias or as a directory."""
     model, place = subject.spec.model, "model.path"
     if model is None:
         return []
     known = subject.cluster.models
-    found = aliases.model(model.path, subject.cluster)
+    found = aliases.resolve_model(model.path, subject.cluster)
     if found.startswith(aliases.HUB):
         message = f"{found} is fetched by the engine where it runs"
-        return [Item("model", "not checked", place, message)]
+        return [CheckFinding("model", "not checked", place, message)]
     by = f'"{model.path}" is {found}, which' if model.path in known else f'"{found}"'
     path = Path(subject.plan.workdir, os.path.expanduser(found))
     if path.is_dir():
-        return [Item("model", "ok", place, f"{by} is there")]
+        return [CheckFinding("model", "ok", place, f"{by} is there")]
     if "/" not in model.path and model.path not in known:
         near = difflib.get_close_matches(model.path, known, 1, 0.5)
         hint = f'; did you mean "{near[0]}"?' if near else "; add it there, or give its path"
         known_words = f" (known: {', '.join(sorted(known))})" if known else ""
         message = f'"{model.path}" is neither a directory nor an alias of the cluster file{hint}{known_words}'
-        return [Item("no-model-alias", "error", place, message)]
+        return [CheckFinding("no-model-alias", "error", place, message)]
     what = "is not a directory" if path.exists() else "does not exist"
     message = f"{by} {what}; give the directory of the model, or hf:ORGANIZATION/NAME"
-    return [Item("no-model", "error", place, message)]
+    return [CheckFinding("no-model", "error", place, message)]
 
 
-def check_aliases(subject: Subject) -> list[Item]:
+def check_aliases(subject: PlannedJob) -> list[CheckFinding]:
     """Words for model and image that look like an alias and are none."""
     items, container, planned = check_model(subject), subject.spec.container, subject.plan.container
     if container is not None and planned is not None:
@@ -102,7 +102,7 @@ def check_aliases(subject: Subject) -> list[Item]:
     return [item for item in items if item.code in ("no-model-alias", "no-image-alias")]
 
 
-def check_container(subject: Subject) -> list[Item]:
+def check_container(subject: PlannedJob) -> list[CheckFinding]:
     """Whether there is an image, something to start it with, and what is mounted into it."""
     asked, planned = subject.spec.container, subject.plan.container
     if asked is None or planned is None:
@@ -110,95 +110,99 @@ def check_container(subject: Subject) -> list[Item]:
     items = [_image(subject, asked.image, planned.image)]
     if planned.runtime == PYXIS and subject.local:
         message = "pyxis is a part of srun, and `gpujob run` starts no step; use apptainer or enroot, or submit the job"
-        items.append(Item("container-local", "error", "container.runtime", message))
+        items.append(CheckFinding("container-local", "error", "container.runtime", message))
     elif planned.runtime != PYXIS and shutil.which(planned.runtime, path=subject.environ.get("PATH")) is None:
         cure = "install it, or load its module in this shell" if subject.local else "load its module in `setup.modules`"
         message = f"{planned.runtime} is not on PATH here; {cure}, or use another runtime"
-        items.append(Item("no-runtime", "error" if subject.local else "warning", "container.runtime", message))
+        items.append(CheckFinding("no-runtime", "error" if subject.local else "warning", "container.runtime", message))
     return [*items, *_mounts(subject)]
 
 
-def _image(subject: Subject, asked: str, image: str) -> Item:
+def _image(subject: PlannedJob, asked: str, image: str) -> CheckFinding:
     place, known = "container.image", subject.cluster.containers
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
     if _IMAGE_FILE.fullmatch(image):
         if Path(subject.plan.workdir, image).exists():
-            return Item("image", "ok", place, f"{by} is there")
-        return Item("no-image", "error", place, f"{by} does not exist; give the file of the image, or import it first")
+            return CheckFinding("image", "ok", place, f"{by} is there")
+        return CheckFinding(
+            "no-image", "error", place, f"{by} does not exist; give the file of the image, or import it first"
+        )
     near = difflib.get_close_matches(asked, known, 1, 0.6) if asked not in known else []
     if near:
         message = (
             f'"{asked}" is no alias of the cluster file; did you mean "{near[0]}"? It is fetched from a registry now'
         )
-        return Item("no-image-alias", "warning", place, message)
-    return Item("image", "not checked", place, f"{by} is fetched from a registry when the job starts")
+        return CheckFinding("no-image-alias", "warning", place, message)
+    return CheckFinding("image", "not checked", place, f"{by} is fetched from a registry when the job starts")
 
 
-def _mounts(subject: Subject) -> Iterator[Item]:
+def _mounts(subject: PlannedJob) -> Iterator[CheckFinding]:
     plan, place = subject.plan, "container.mounts"
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or plan.container is None:
         return
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    values = placeholders(plan, task, facts)
+    values = placeholder_values(plan, task, facts)
     refused = ":,\n" + (" \t" if plan.container.runtime == ENROOT else "")
-    for mount in mounts(plan, task, facts):
+    for mount in container_mounts(plan, task, facts):
         if found := [character for character in refused if character in mount.source + mount.target]:
             message = (
                 f'"{mount.source}" holds {found[0]!r}, which {plan.container.runtime} takes in no mount; rename it'
             )
-            yield Item("mount-path", "error", place, message)
+            yield CheckFinding("mount-path", "error", place, message)
     for key, given in (
         ("mounts", subject.cluster.mounts),
         (place, subject.spec.container and subject.spec.container.mounts),
     ):
-        named = [parse_mount(fill(text, values)) for text in given or ()]
+        named = [parse_mount(fill_placeholders(text, values)) for text in given or ()]
         for mount in named:
             if not os.path.exists(mount.source):
                 message = f'"{mount.source}" does not exist here; correct it, or create it on every node'
-                yield Item("no-mount", "error" if subject.local else "warning", key, message)
+                yield CheckFinding("no-mount", "error" if subject.local else "warning", key, message)
         for target, count in Counter(mount.target for mount in named).items():
             if count > 1:
-                yield Item("mount-twice", "warning", key, f"{target} is mounted {count} times; the last one counts")
+                yield CheckFinding(
+                    "mount-twice", "warning", key, f"{target} is mounted {count} times; the last one counts"
+                )
 
 
-def check_setup(subject: Subject) -> list[Item]:
+def check_setup(subject: PlannedJob) -> list[CheckFinding]:
     """Whether what the batch script does first can be done."""
     parts, items = subject.plan.setup.get("parts", ()), []
     for part in parts:
         if part["script"] is not None:
             if Path(part["script"]).is_file():
-                items.append(Item("setup-script", "ok", "setup.script", f'"{part["script"]}" is there'))
+                items.append(CheckFinding("setup-script", "ok", "setup.script", f'"{part["script"]}" is there'))
             elif not subject.local:
                 message = f'"{part["script"]}" is not a file; give its path from the working directory'
-                items.append(Item("no-setup-script", "error", "setup.script", message))
+                items.append(CheckFinding("no-setup-script", "error", "setup.script", message))
     if parts and subject.local:
         message = "modules, script and preamble are for the batch script; `gpujob run` starts without them"
-        items.append(Item("setup-local", "warning", "setup", message))
+        items.append(CheckFinding("setup-local", "warning", "setup", message))
     return items
 
 
-def check_secrets(subject: Subject) -> list[Item]:
+def check_secrets(subject: PlannedJob) -> list[CheckFinding]:
     """Whether secrets are set here, and none is written where others read it."""
     items = []
     for name in subject.spec.secrets:
         if name in subject.environ:
-            items.append(Item("secret", "ok", "secrets", f"{name} is set"))
+            items.append(CheckFinding("secret", "ok", "secrets", f"{name} is set"))
         else:
             message = f"{name} is not set here; export it before, or leave it out"
-            items.append(Item("no-secret", "error", "secrets", message))
+            items.append(CheckFinding("no-secret", "error", "secrets", message))
     for place, names in _literals(subject):
         for name in names:
             message = f"{name} is written out; take it away and say `secrets: [{name}]`, which takes it from here"
-            items.append(Item("secret-value", "warning", f"{place}.{name}", message))
+            items.append(CheckFinding("secret-value", "warning", f"{place}.{name}", message))
     for key, text in (("preamble", subject.cluster.preamble), ("setup.preamble", subject.spec.setup.preamble)):
         for name in _secret_names(dict(_EXPORTED.findall(text or ""))):
             message = f"{name} is written into the batch script; take it away and say `secrets: [{name}]`"
-            items.append(Item("secret-value", "warning", key, message))
+            items.append(CheckFinding("secret-value", "warning", key, message))
     return items
 
 
-def _literals(subject: Subject) -> Iterator[tuple[str, list[str]]]:
+def _literals(subject: PlannedJob) -> Iterator[tuple[str, list[str]]]:
     """Secret-looking variables of the job file with a value, by the place where they stand."""
     spec = subject.spec
     yield "env", _secret_names(spec.env)
@@ -216,14 +220,14 @@ def _secret_names(env: Mapping[str, str]) -> list[str]:
     return [
         name
         for name, value in env.items()
-        if is_secret(name) and not is_harmless(value) and not value.startswith(("{", "$"))  # what is filled in
+        if is_secret_name(name) and not is_harmless(value) and not value.startswith(("{", "$"))  # what is filled in
     ]
 
 
 # -- the job -------------------------------------------------------------------------------------
 
 
-def check_roles(subject: Subject) -> list[Item]:
+def check_roles(subject: PlannedJob) -> list[CheckFinding]:
     """Whether a job of prefill and decode has both."""
     roles = {planned.task.role for planned in subject.plan.tasks}
     if len(roles & {"prefill", "decode"}) != 1:
@@ -231,10 +235,10 @@ def check_roles(subject: Subject) -> list[Item]:
     (only,) = roles & {"prefill", "decode"}
     other = "decode" if only == "prefill" else "prefill"
     message = f"there are {only} workers and no {other}; workers that do both are agg: set resources.agg_workers"
-    return [Item("topology-aggregated-style", "warning", f"resources.{other}_workers", message)]
+    return [CheckFinding("topology-aggregated-style", "warning", f"resources.{other}_workers", message)]
 
 
-def check_groups(subject: Subject) -> list[Item]:
+def check_groups(subject: PlannedJob) -> list[CheckFinding]:
     """Whether several workers are meant to be one: each worker of these backends is a training of its own."""
     kind, plan, items = subject.spec.backend.type, subject.plan, []
     if kind not in GROUPS:
@@ -252,21 +256,21 @@ def check_groups(subject: Subject) -> list[Item]:
         fits = gpus <= plan.gpus_per_node or (plan.gpus_per_node and gpus % plan.gpus_per_node == 0)
         cure = "count: 1" + (f", gpus: {gpus}" if gpus and fits else "")
         message = f"{len(sizes)} workers of {kind} are {len(sizes)} separate trainings; for one {where} write {cure}"
-        items.append(Item("separate-workers", "warning", f"workers ({role}).count", message))
+        items.append(CheckFinding("separate-workers", "warning", f"workers ({role}).count", message))
     return items
 
 
-def check_benchmark(subject: Subject) -> list[Item]:
+def check_benchmark(subject: PlannedJob) -> list[CheckFinding]:
     """Whether a benchmark has somebody to ask."""
     benchmark = subject.spec.benchmark
     if benchmark is None or benchmark.type == "manual" or any("http" in task.ports for task in subject.plan.tasks):
         return []
     level: Status = "warning" if benchmark.type == "custom" else "error"
     message = f"{benchmark.type} asks a front end and the job has none; name one under `frontend`"
-    return [Item("no-frontend", level, "benchmark.type", message)]
+    return [CheckFinding("no-frontend", level, "benchmark.type", message)]
 
 
-def check_readiness(subject: Subject) -> list[Item]:
+def check_readiness(subject: PlannedJob) -> list[CheckFinding]:
     """Whether readiness would be given up before the job is over."""
     limit, readiness = _time_limit_s(subject), subject.plan.readiness
     if limit is None or readiness is None or not readiness.rules or readiness.timeout_s < limit:
@@ -275,15 +279,15 @@ def check_readiness(subject: Subject) -> list[Item]:
         f"{readiness.timeout_s:g} s is as long as the time limit of {limit:g} s, so that a model that never gets ready "
         "would be told of by Slurm alone; use less"
     )
-    return [Item("readiness-timeout", "warning", "readiness.timeout", message)]
+    return [CheckFinding("readiness-timeout", "warning", "readiness.timeout", message)]
 
 
-def _time_limit_s(subject: Subject) -> float | None:
+def _time_limit_s(subject: PlannedJob) -> float | None:
     text = subject.plan.slurm["time_limit"]
     return None if subject.local or text is None else parse_time_limit(text)
 
 
-def check_slurm(subject: Subject) -> list[Item]:
+def check_slurm(subject: PlannedJob) -> list[CheckFinding]:
     """Whether what Slurm is asked for beyond the resources makes sense together."""
     asked, items = subject.plan.slurm, []
     limit = _time_limit_s(subject)
@@ -294,14 +298,14 @@ def check_slurm(subject: Subject) -> list[Item]:
                 f"{seconds} s before a time limit of {limit:g} s is before the job starts, so that {name} comes at "
                 "once; use fewer seconds"
             )
-            items.append(Item("signal-early", "error", "slurm.signal", message))
+            items.append(CheckFinding("signal-early", "error", "slurm.signal", message))
     if asked["requeue"] and (asked["requeue"]["preempted"] or asked["requeue"]["time_limit"]):
         group = next(group for group in subject.plan.manifest.groups if group.name == "checkpoint")
-        if group.pattern is None and not only_serves(subject.plan):
+        if group.pattern is None and not has_only_services(subject.plan):
             message = "no checkpoint is watched, so that each attempt may begin anew; name them in patterns.checkpoints"
-            items.append(Item("requeue-no-checkpoints", "warning", "slurm.requeue", message))
+            items.append(CheckFinding("requeue-no-checkpoints", "warning", "slurm.requeue", message))
     parts = asked["het"] or [subject.plan.nodes]
     if asked["segment"] and (odd := next((nodes for nodes in parts if nodes % asked["segment"]), None)):
         message = f"{odd} nodes are no multiple of {asked['segment']}, and Slurm may refuse them; use a divisor"
-        items.append(Item("segment", "warning", "slurm.segment", message))
+        items.append(CheckFinding("segment", "warning", "slurm.segment", message))
     return items

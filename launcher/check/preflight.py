@@ -6,31 +6,31 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from exporter.files.outputs.csv_reader import is_ours
+from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.logs.lexicon import AUTO, GENERIC
-from exporter.logs.lexicon_reader import lexicon_of
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.extraction import Extractor
-from exporter.machine.folders import read_files
-from launcher.check.finding import Item
+from exporter.logs.lexicon_reader import lexicon_of_job
+from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.search.extraction import NumberExtractor
+from exporter.machine.folders import list_files
+from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
-from launcher.check.job_checks import check_job
-from launcher.check.python_modules import NoAnswer, module_of
+from launcher.check.job_checks import check_planned_job
+from launcher.check.python_modules import InterpreterSilent, module_of
 from launcher.check.role_programs import (
     OF_THE_RUN,
     environment_of,
     find_program,
-    is_of_the_run,
+    is_known_at_run_only,
     is_python,
-    not_found,
-    of_roles,
-    own_words,
+    modules_not_found,
+    program_command,
+    role_commands,
 )
 from launcher.check.unknown_placeholders import check_placeholders
-from launcher.jobfile.resources import words_of
+from launcher.jobfile.resources import command_argv
 from launcher.plan.placeholders import shell_text_index
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024
@@ -44,7 +44,7 @@ _SHELL_SETS = {"HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", 
 _ALWAYS_SET = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
-def check_plan(subject: Subject) -> list[Item]:
+def check_plan(subject: PlannedJob) -> list[CheckFinding]:
     """What costs next to nothing to look at, before every start."""
     plan = subject.plan
     return [
@@ -58,47 +58,47 @@ def check_plan(subject: Subject) -> list[Item]:
         *check_placeholders(subject),
         *check_sample(subject),
         *check_target_directory(subject),
-        *check_job(subject),
+        *check_planned_job(subject),
     ]
 
 
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_commands(subject: Subject) -> list[Item]:
+def check_commands(subject: PlannedJob) -> list[CheckFinding]:
     """A program or a script that is not there, once for each role; and Slurm itself."""
     items, plan, local = [], subject.plan, subject.local
     if not local and shutil.which("sbatch") is None:
         message = "is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
-        items.append(Item("no-slurm", "error", "sbatch", message))
-    for place, planned, argv in of_roles(subject):
+        items.append(CheckFinding("no-slurm", "error", "sbatch", message))
+    for place, planned, argv in role_commands(subject):
         if not argv:
             message = f"{planned.task.role} has no command; give it one, or name a backend that has"
-            items.append(Item("no-command", "error", place, message))
+            items.append(CheckFinding("no-command", "error", place, message))
             continue
         if planned.contained:
-            items.append(Item("program", "not checked", place, f'"{argv[0]}" is in the container'))
+            items.append(CheckFinding("program", "not checked", place, f'"{argv[0]}" is in the container'))
             continue
         program, script = argv[0], _script(argv)
         missing = find_program(subject, planned, program) is None
-        if missing and "/" not in program and is_of_the_run(subject, planned, "PATH"):
-            items.append(Item("program", "not checked", place, f'"{program}" is looked for in {OF_THE_RUN}'))
+        if missing and "/" not in program and is_known_at_run_only(subject, planned, "PATH"):
+            items.append(CheckFinding("program", "not checked", place, f'"{program}" is looked for in {OF_THE_RUN}'))
         elif missing:
             at, message = _missing_program(subject, place, planned, program)
-            items.append(Item("no-program", "error" if local or "/" in program else "warning", at, message))
+            items.append(CheckFinding("no-program", "error" if local or "/" in program else "warning", at, message))
         if script is not None and not Path(plan.workdir, script).exists():
             message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
-            items.append(Item("no-script", "error", place, message))
+            items.append(CheckFinding("no-script", "error", place, message))
         elif not missing:
             message = f'"{program}"' + (f' and "{script}" are' if script is not None else " is") + " there"
-            items.append(Item("program", "ok", place, message))
+            items.append(CheckFinding("program", "ok", place, message))
     return items
 
 
-def check_modules(subject: Subject) -> list[Item]:
+def check_modules(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the Python of engines and front ends finds the package that it is to run, once for each of them."""
     items, seen = [], set[tuple[str, ...]]()
-    for place, planned, argv in of_roles(subject):
+    for place, planned, argv in role_commands(subject):
         found = module_of(argv) if argv and is_python(argv[0]) and not planned.contained else None
         program = find_program(subject, planned, argv[0]) if found is not None else None
         environment = environment_of(subject, planned)
@@ -107,21 +107,21 @@ def check_modules(subject: Subject) -> list[Item]:
         seen.add(asked)
         at, _ = _origin(subject, planned, argv[0]) or (place, "")
         try:
-            missing = not_found(subject, planned, program, found[-1:], found[:-1])
-        except NoAnswer as why:
-            items.append(Item("module", "not checked", at, str(why)))
+            missing = modules_not_found(subject, planned, program, found[-1:], found[:-1])
+        except InterpreterSilent as why:
+            items.append(CheckFinding("module", "not checked", at, str(why)))
             continue
         told, cure = f"{program} does not find {found[-1]}", "activate the environment that has it"
         if not missing:
-            items.append(Item("module", "ok", at, f"{program} finds {found[-1]}"))
+            items.append(CheckFinding("module", "ok", at, f"{program} finds {found[-1]}"))
         elif subject.local:
-            items.append(Item("no-module", "error", at, f"{told}; {cure}, or install it"))
+            items.append(CheckFinding("no-module", "error", at, f"{told}; {cure}, or install it"))
         else:
-            items.append(Item("no-module", "warning", at, f"{told} here; unless the nodes have it, {cure}"))
+            items.append(CheckFinding("no-module", "warning", at, f"{told} here; unless the nodes have it, {cure}"))
     return items
 
 
-def _missing_program(subject: Subject, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
+def _missing_program(subject: PlannedJob, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
     """Where a program comes from that is not there, and what to do."""
     at, who = _origin(subject, planned, program) or (place, "")
     if not who:
@@ -129,10 +129,10 @@ def _missing_program(subject: Subject, place: str, planned: TaskPlan, program: s
     return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
 
 
-def _origin(subject: Subject, planned: TaskPlan, program: str) -> tuple[str, str] | None:
+def _origin(subject: PlannedJob, planned: TaskPlan, program: str) -> tuple[str, str] | None:
     """Key and name of what a task's command comes from where it is not in words of the job file."""
     spec = subject.spec
-    own = [words_of(workers) for workers in spec.workers if workers.role == planned.task.role]
+    own = [command_argv(workers) for workers in spec.workers if workers.role == planned.task.role]
     if planned.stage == WORKERS and not any(words[:1] == [program] for words in own):
         return "backend.type", spec.backend.type
     if planned.stage == BALANCER:
@@ -158,25 +158,27 @@ def _script(argv: list[str]) -> str | None:
     return None
 
 
-def check_variables(subject: Subject) -> list[Item]:
+def check_variables(subject: PlannedJob) -> list[CheckFinding]:
     """Variables that must be set, and those that commands name."""
     items = []
     for name in subject.spec.environment.required:
         roles = [
-            planned.task.role for _, planned, _ in of_roles(subject) if not environment_of(subject, planned).get(name)
+            planned.task.role
+            for _, planned, _ in role_commands(subject)
+            if not environment_of(subject, planned).get(name)
         ]
         if roles:
             message = f"{name} is not set for {', '.join(roles)}; export it here, or give it in `env`"
-            items.append(Item("no-variable", "error", "environment.required", message))
+            items.append(CheckFinding("no-variable", "error", "environment.required", message))
         else:
-            items.append(Item("variable", "ok", "environment.required", f"{name} is set"))
-    for place, planned, _ in of_roles(subject):
+            items.append(CheckFinding("variable", "ok", "environment.required", f"{name} is set"))
+    for place, planned, _ in role_commands(subject):
         items += _named_variables(subject, place, planned)
     return items
 
 
-def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[Item]:
-    argv = own_words(subject, planned, planned.argv)
+def _named_variables(subject: PlannedJob, place: str, planned: TaskPlan) -> list[CheckFinding]:
+    argv = program_command(subject, planned, planned.argv)
     text_index = shell_text_index(argv)
     items, known, cure = [], environment_of(subject, planned), _cure_without_shell(subject, planned)
     for index, word in enumerate(argv):
@@ -184,21 +186,21 @@ def _named_variables(subject: Subject, place: str, planned: TaskPlan) -> list[It
         if index != text_index:
             for name in names if text_index is None else ():
                 message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {cure}"
-                items.append(Item("not-expanded", "warning", place, message))
+                items.append(CheckFinding("not-expanded", "warning", place, message))
             continue
         own = set(_ASSIGNED.findall(word)) | _SHELL_SETS | _ALWAYS_SET
         for name in names:
             if name not in own and name not in known and not name.startswith(_SLURM_SETS):
                 message = f"${name} is not set here and would be empty; export it, or give it in `env`"
-                items.append(Item("no-variable", "warning", place, message))
+                items.append(CheckFinding("no-variable", "warning", place, message))
     return items
 
 
-def _cure_without_shell(subject: Subject, planned: TaskPlan) -> str:
+def _cure_without_shell(subject: PlannedJob, planned: TaskPlan) -> str:
     """How a variable comes into words that no shell reads: only the roles' own commands have `shell: true`."""
     spec = subject.spec
     if planned.stage == WORKERS:
-        own = any(words_of(workers) for workers in spec.workers if workers.role == planned.task.role)
+        own = any(command_argv(workers) for workers in spec.workers if workers.role == planned.task.role)
         return "`shell: true`" if own else "write its value"
     part = {FRONTENDS: spec.frontend, BENCHMARK: spec.benchmark}.get(planned.stage)
     return "the command [bash, -c, TEXT]" if part is not None and part.command is not None else "write its value"
@@ -207,42 +209,42 @@ def _cure_without_shell(subject: Subject, planned: TaskPlan) -> str:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpus_here(subject: Subject, known: int | None = None) -> list[Item]:
+def check_gpus_here(subject: PlannedJob, known: int | None = None) -> list[CheckFinding]:
     """Whether this machine has the GPUs of a local plan; ``known`` is how many it has, where that was asked."""
     plan, place = subject.plan, "resources.gpus_per_node"
     needed = plan.gpus_per_node * plan.nodes
     if not needed:
-        return [Item("gpus", "ok", place, "the job asks for no GPUs")]
+        return [CheckFinding("gpus", "ok", place, "the job asks for no GPUs")]
     if not subject.local:
-        return [Item("gpus", "not checked", place, "the job's nodes are not this machine")]
+        return [CheckFinding("gpus", "not checked", place, "the job's nodes are not this machine")]
     here = known if known is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
         message = f"the plan gives away {needed} GPUs and this machine has {here}; workers will not find theirs"
-        return [Item("few-gpus", "warning", place, message)]
-    return [Item("gpus", "ok", place, f"{needed} of the {here} GPUs of this machine")]
+        return [CheckFinding("few-gpus", "warning", place, message)]
+    return [CheckFinding("gpus", "ok", place, f"{needed} of the {here} GPUs of this machine")]
 
 
 # -- output --------------------------------------------------------------------------------------
 
 
-def check_directories(subject: Subject) -> list[Item]:
+def check_directories(subject: PlannedJob) -> list[CheckFinding]:
     """Where the job runs and writes."""
     items, plan = [], subject.plan
     if not Path(plan.workdir).is_dir():
         message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
-        items.append(Item("no-workdir", "error", "workdir", message))
+        items.append(CheckFinding("no-workdir", "error", "workdir", message))
     for place, directory in written_directories(plan):
         problem = _why_not_writable(Path(directory))
         if problem:
-            items.append(Item("not-writable", "error", place, problem))
+            items.append(CheckFinding("not-writable", "error", place, problem))
         else:
             there = "can be written to" if Path(directory).is_dir() else "can be made"
-            items.append(Item("writable", "ok", place, f'"{directory}" {there}'))
+            items.append(CheckFinding("writable", "ok", place, f'"{directory}" {there}'))
     if not subject.local and "\\" in plan.logs_dir:
         problem = (
             f'"{plan.logs_dir}" holds a backslash, which Slurm\'s file name patterns cannot express; use another one'
         )
-        items.append(Item("backslash", "error", "logs_dir", problem))
+        items.append(CheckFinding("backslash", "error", "logs_dir", problem))
     return items
 
 
@@ -272,44 +274,48 @@ def _why_not_writable(directory: Path) -> str | None:
     return f'"{directory}" has no parent directory'
 
 
-def check_output_files(subject: Subject) -> list[Item]:
+def check_output_files(subject: PlannedJob) -> list[CheckFinding]:
     """Files of an earlier job where the output goes: they would be taken for this one's, or be overwritten."""
     group = next(group for group in subject.plan.manifest.groups if group.name == "output")
     if group.pattern is None or not os.path.isabs(group.directory):
-        return [Item("output-files", "ok", "paths.output_dir", "a fresh run directory")]
+        return [CheckFinding("output-files", "ok", "paths.output_dir", "a fresh run directory")]
     try:
-        files = read_files(Path(group.directory), group.pattern)
+        files = list_files(Path(group.directory), group.pattern)
     except OSError as error:
-        return [Item("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')]
+        return [
+            CheckFinding("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')
+        ]
     if subject.plan.manifest.gpu_metrics:
-        files = tuple(file for file in files if not is_ours(file.name))
+        files = tuple(file for file in files if not is_sidecar_csv(file.name))
     if not files:
         return [
-            Item("output-files", "ok", "paths.output_dir", f'no file matches {group.pattern} in "{group.directory}"')
+            CheckFinding(
+                "output-files", "ok", "paths.output_dir", f'no file matches {group.pattern} in "{group.directory}"'
+            )
         ]
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
     if subject.spec.resume:
         message = f'{count} in "{group.directory}" to go on with (resume: true)'
-        return [Item("output-files", "ok", "paths.output_dir", message)]
+        return [CheckFinding("output-files", "ok", "paths.output_dir", message)]
     message = (
         f'"{group.directory}" already holds {count} like {files[0].name}; '
         "move them away, choose another directory, or say `resume: true`"
     )
-    return [Item("output-exists", "warning", "paths.output_dir", message)]
+    return [CheckFinding("output-exists", "warning", "paths.output_dir", message)]
 
 
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_sample(subject: Subject) -> list[Item]:
+def check_sample(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the progress patterns find in a sample of the log what they are there for."""
     progress, place, manifest = subject.spec.progress, "progress.sample", subject.plan.manifest
     if progress.sample is None:
-        told = f"{len(manifest.progress)} own patterns" if manifest.progress else _standard(manifest.pack)
+        told = f"{len(manifest.progress)} own patterns" if manifest.progress else _builtin_patterns(manifest.pack)
         message = f"{told} without a sample to try on; give a line of the log, or a file of it"
-        return [Item("sample", "not checked", place, message)]
+        return [CheckFinding("sample", "not checked", place, message)]
     text = _sample_text(progress.sample, Path(subject.plan.workdir))
-    lexicon = lexicon_of(manifest)
+    lexicon = lexicon_of_job(manifest)
     pack = lexicon.pack_of(text)
     found = lexicon.engine(pack).scan(text)
     seen = {position.pattern: position for position in found.positions}
@@ -318,7 +324,7 @@ def check_sample(subject: Subject) -> list[Item]:
         position = next((seen[name] for name in lexicon.preference(pack) if name in seen), found.positions[-1])
         at = f"{position.done} of {position.total}" if position.total is not None else str(position.done)
         by = f" by the pack {pack}" if lexicon.pack == AUTO and pack != GENERIC else ""
-        items.append(Item("sample", "ok", place, f"position {at} found{by}"))
+        items.append(CheckFinding("sample", "ok", place, f"position {at} found{by}"))
     else:
         shown = text.strip().split(b"\n")[0][:80].decode("utf-8", "replace")
         message = (
@@ -326,37 +332,37 @@ def check_sample(subject: Subject) -> list[Item]:
             r"the items done and the second, if any, all of them, like `(\d+)/(\d+) done`; "
             "`gpujob scan LOG` shows what is found in a whole log"
         )
-        items.append(Item("no-position", "error", place, message))
+        items.append(CheckFinding("no-position", "error", place, message))
     for pattern in lexicon.progress(pack):
-        if pattern.own and not _gives(pattern, seen, found.values):
+        if pattern.own and not _pattern_delivers(pattern, seen, found.values):
             message = f"{pattern.name} finds no number in the sample; does its expression match, and have a group?"
-            items.append(Item("no-match", "warning", f"progress.patterns.{pattern.name}", message))
+            items.append(CheckFinding("no-match", "warning", f"progress.patterns.{pattern.name}", message))
     return items
 
 
-def _standard(pack: str) -> str:
+def _builtin_patterns(pack: str) -> str:
     if pack in (AUTO, GENERIC):
         return "the standard patterns (`Processed 120/250 items`)"
     return f"the patterns of the pack {pack}"
 
 
-def _gives(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
+def _pattern_delivers(pattern: Pattern, positions: Collection[str], values: Collection[str]) -> bool:
     """Whether a pattern has found what it is there for, or need not: a log may tell of no resume."""
-    if pattern.kind is Kind.POSITION:
+    if pattern.kind is PatternKind.POSITION:
         return pattern.name in positions or not positions
-    return pattern.kind is Kind.RESUME or any(name in values for name in Extractor(pattern).names)
+    return pattern.kind is PatternKind.RESUME or any(name in values for name in NumberExtractor(pattern).names)
 
 
-def check_target_directory(subject: Subject) -> list[Item]:
+def check_target_directory(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the job can say there where its metrics are."""
     directory = subject.plan.target_dir
     if directory is None:
         message = "the cluster file names none; Prometheus finds the job by targets.json in its run directory alone"
-        return [Item("targets", "not checked", "target_dir", message)]
+        return [CheckFinding("targets", "not checked", "target_dir", message)]
     if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
-        return [Item("targets", "ok", "target_dir", f'"{directory}" can be written to')]
+        return [CheckFinding("targets", "ok", "target_dir", f'"{directory}" can be written to')]
     message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
-    return [Item("target-dir", "warning", "target_dir", message)]
+    return [CheckFinding("target-dir", "warning", "target_dir", message)]
 
 
 def _sample_text(sample: str | list[str], workdir: Path) -> bytes:

@@ -23,7 +23,7 @@ print({_ANSWER!r}, *missing)
 """Tells by their numbers which modules are not found, on a line of its own: start-up files print what they like."""
 
 
-class NoAnswer(Exception):
+class InterpreterSilent(Exception):
     """Why an interpreter has not said which modules it finds, for people."""
 
 
@@ -51,14 +51,14 @@ def _missing(argv: tuple[str, ...], environment: tuple[tuple[str, str], ...], wo
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoAnswer(f"{program} did not answer in {FIND_TIMEOUT_S:g} s") from error
+        raise InterpreterSilent(f"{program} did not answer in {FIND_TIMEOUT_S:g} s") from error
     except OSError as error:
-        raise NoAnswer(f"{program} cannot be run: {error.strerror}") from error
+        raise InterpreterSilent(f"{program} cannot be run: {error.strerror}") from error
     if done.returncode != 0:
-        raise NoAnswer(f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
+        raise InterpreterSilent(f"{program} ended with {done.returncode}: {done.stderr.strip()[-200:]}")
     answer = next((line for line in done.stdout.splitlines() if line.startswith(_ANSWER)), None)
     if answer is None:
-        raise NoAnswer(f"{program} does not say what it finds")
+        raise InterpreterSilent(f"{program} does not say what it finds")
     return tuple(map(int, answer.removeprefix(_ANSWER).split()))
 
 

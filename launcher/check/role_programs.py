@@ -6,23 +6,27 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.check.python_modules import NoAnswer, missing_modules
-from launcher.plan.placeholders import fill, placeholders, task_argv
+from launcher.check.python_modules import InterpreterSilent, missing_modules
+from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_argv
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.planner.benchmarks import BENCHMARKS
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 OF_THE_RUN = "a path of `env` that only the run knows"
 
 
-def of_roles(subject: Subject) -> Iterator[tuple[str, TaskPlan, list[str]]]:
+def role_commands(subject: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:
     """The first task of each role: the place of its command, the task, and the words of its own program."""
     plan = subject.plan
     facts, seen = _facts(plan), set()
     for planned in plan.tasks:
         if planned.task.role not in seen:
             seen.add(planned.task.role)
-            yield f"{place_of(planned)}.command", planned, own_words(subject, planned, task_argv(plan, planned, facts))
+            yield (
+                f"{job_file_place(planned)}.command",
+                planned,
+                program_command(subject, planned, task_argv(plan, planned, facts)),
+            )
 
 
 def _facts(plan: Plan) -> RunFacts:
@@ -30,7 +34,7 @@ def _facts(plan: Plan) -> RunFacts:
     return RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
 
 
-def own_words(subject: Subject, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
+def program_command(subject: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
     """The words of a task without the shell around them that some kinds of benchmark put there."""
     benchmark = subject.spec.benchmark
     if planned.stage != BENCHMARK or benchmark is None:
@@ -38,7 +42,7 @@ def own_words(subject: Subject, planned: TaskPlan, argv: Sequence[str]) -> list[
     return list(argv[BENCHMARKS[benchmark.type].wrapping :])
 
 
-def place_of(planned: TaskPlan) -> str:
+def job_file_place(planned: TaskPlan) -> str:
     """The part of the job file that a task comes from."""
     role = planned.task.role
     return {WORKERS: f"workers ({role})", FRONTENDS: "frontend", BENCHMARK: "benchmark"}.get(planned.stage, role)
@@ -49,7 +53,7 @@ def is_python(program: str) -> bool:
     return os.path.basename(program).rstrip("0123456789.") == "python"
 
 
-def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | None:
+def find_program(subject: PlannedJob, planned: TaskPlan, program: str) -> str | None:
     """Path of the program that a worker would start, or None."""
     if "/" in program:
         here = Path(subject.plan.workdir, program)
@@ -57,26 +61,26 @@ def find_program(subject: Subject, planned: TaskPlan, program: str) -> str | Non
     return shutil.which(program, path=environment_of(subject, planned).get("PATH", os.defpath))
 
 
-def environment_of(subject: Subject, planned: TaskPlan) -> Mapping[str, str]:
+def environment_of(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """What a worker of this role finds in its environment, as far as it is known here."""
-    values = placeholders(subject.plan, planned, _facts(subject.plan))
-    return {**subject.environ, **{name: fill(value, values) for name, value in planned.env.items()}}
+    values = placeholder_values(subject.plan, planned, _facts(subject.plan))
+    return {**subject.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
 
 
-def is_of_the_run(subject: Subject, planned: TaskPlan, name: str) -> bool:
+def is_known_at_run_only(subject: PlannedJob, planned: TaskPlan, name: str) -> bool:
     """Whether only the run knows the value of a variable, as of ``{run_dir}/bin``: another run has another one."""
     plan, value = subject.plan, planned.env.get(name, "")
     one, hosts = _facts(plan), tuple(f"other{index}" for index in range(plan.nodes))
     other = dataclasses.replace(one, job_id="1", run_dir=plan.run_dir("1"), hosts=hosts, attempt=1, port_offset=1)
-    return len({fill(value, placeholders(plan, planned, facts)) for facts in (one, other)}) > 1
+    return len({fill_placeholders(value, placeholder_values(plan, planned, facts)) for facts in (one, other)}) > 1
 
 
-def not_found(
-    subject: Subject, planned: TaskPlan, program: str, names: Sequence[str], flags: Sequence[str] = ()
+def modules_not_found(
+    subject: PlannedJob, planned: TaskPlan, program: str, names: Sequence[str], flags: Sequence[str] = ()
 ) -> list[str]:
     """Those of the modules that a worker's interpreter does not find; raises NoAnswer where that is not known yet."""
     missing = missing_modules(program, names, environment_of(subject, planned), subject.plan.workdir, flags)
     deciding = ("PATH", *(name for name in planned.env if name.startswith("PYTHON")))
-    if missing and any(is_of_the_run(subject, planned, name) for name in deciding):
-        raise NoAnswer(f"{', '.join(missing)} may be in {OF_THE_RUN}")
+    if missing and any(is_known_at_run_only(subject, planned, name) for name in deciding):
+        raise InterpreterSilent(f"{', '.join(missing)} may be in {OF_THE_RUN}")
     return missing

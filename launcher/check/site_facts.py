@@ -8,16 +8,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.files.disks.space_reader import read_space
-from exporter.gpus.inventory_reader import Inventory
-from launcher.check.finding import Item
+from exporter.gpus.inventory_reader import GpuInventory
+from launcher.check.finding import CheckFinding
 from launcher.check.preflight import written_directories
-from launcher.check.python_modules import NoAnswer
-from launcher.check.role_programs import environment_of, find_program, is_python, not_found, of_roles
+from launcher.check.python_modules import InterpreterSilent
+from launcher.check.role_programs import environment_of, find_program, is_python, modules_not_found, role_commands
 from launcher.errors import SlurmError
 from launcher.jobfile import aliases
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.plan.plan import Plan
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 from launcher.steps.slurm_steps import run_command
 
 SLURM_TIMEOUT_S = 10.0
@@ -36,33 +36,35 @@ _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_interpreter(subject: Subject) -> list[Item]:
+def check_interpreter(subject: PlannedJob) -> list[CheckFinding]:
     """Whether Python is that of an environment made for the job, or whichever comes first."""
     items, doubtful = [], set[str]()
-    for place, planned, argv in of_roles(subject):
+    for place, planned, argv in role_commands(subject):
         known = environment_of(subject, planned)
         active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
         if not argv:
             continue
         if planned.contained:
-            items.append(Item("interpreter", "not checked", place, "it is in the container"))
+            items.append(CheckFinding("interpreter", "not checked", place, "it is in the container"))
         elif not is_python(argv[0]):
-            items.append(Item("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
+            items.append(CheckFinding("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
         elif "/" in argv[0]:
-            items.append(Item("interpreter", "ok", place, f"{argv[0]} is named"))
+            items.append(CheckFinding("interpreter", "ok", place, f"{argv[0]} is named"))
         elif active:
-            items.append(Item("interpreter", "ok", place, f"{active} is active"))
+            items.append(CheckFinding("interpreter", "ok", place, f"{active} is active"))
         else:
             found = find_program(subject, planned, argv[0]) or "not here"
             if _of_environment(found):
-                items.append(Item("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment'))
+                items.append(
+                    CheckFinding("interpreter", "ok", place, f'"{argv[0]}" is {found}, of a virtual environment')
+                )
             elif found not in doubtful:
                 doubtful.add(found)
                 message = (
                     f'no virtual environment is active, and "{argv[0]}" is {found}; '
                     "activate one, or name its interpreter by its path"
                 )
-                items.append(Item("no-environment", "warning", place, message))
+                items.append(CheckFinding("no-environment", "warning", place, message))
     return items
 
 
@@ -71,48 +73,48 @@ def _of_environment(interpreter: str) -> bool:
     return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
 
 
-def check_packages(subject: Subject) -> list[Item]:
+def check_packages(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the workers' Python finds the modules that the job names."""
     place, names = "environment.packages", subject.spec.environment.packages
     if not names:
-        return [Item("packages", "not checked", place, "the job file names none")]
-    for _, planned, argv in of_roles(subject):
+        return [CheckFinding("packages", "not checked", place, "the job file names none")]
+    for _, planned, argv in role_commands(subject):
         here = bool(argv) and is_python(argv[0]) and not planned.contained
         program = find_program(subject, planned, argv[0]) if here else None
         if program is None:
             continue
         try:
-            missing = not_found(subject, planned, program, names)
-        except NoAnswer as why:
-            return [Item("packages", "not checked", place, str(why))]
+            missing = modules_not_found(subject, planned, program, names)
+        except InterpreterSilent as why:
+            return [CheckFinding("packages", "not checked", place, str(why))]
         if missing:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
-            return [Item("no-package", "error" if subject.local else "warning", place, message)]
-        return [Item("packages", "ok", place, f"{program} finds {', '.join(names)}")]
-    return [Item("packages", "not checked", place, "no command begins with a Python that is here")]
+            return [CheckFinding("no-package", "error" if subject.local else "warning", place, message)]
+        return [CheckFinding("packages", "ok", place, f"{program} finds {', '.join(names)}")]
+    return [CheckFinding("packages", "not checked", place, "no command begins with a Python that is here")]
 
 
-def check_driver(inventory: Inventory | str) -> list[Item]:
+def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
     """The newest CUDA that the driver of this machine supports."""
     if isinstance(inventory, str):
-        return [Item("cuda", "not checked", "CUDA", f"no driver answers here ({inventory})")]
+        return [CheckFinding("cuda", "not checked", "CUDA", f"no driver answers here ({inventory})")]
     newest = ".".join(map(str, inventory.cuda))
     message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
-    return [Item("cuda", "ok", "CUDA", message)]
+    return [CheckFinding("cuda", "ok", "CUDA", message)]
 
 
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpu_memory(subject: Subject, inventory: Inventory | str) -> list[Item]:
+def check_gpu_memory(subject: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
     """Whether somebody else uses the GPUs of this machine."""
     place, plan = "GPU memory", subject.plan
     if not plan.gpus_per_node:
         return []
     if not subject.local:
-        return [Item("gpu-memory", "not checked", place, "the job's nodes are not this machine")]
+        return [CheckFinding("gpu-memory", "not checked", place, "the job's nodes are not this machine")]
     if isinstance(inventory, str):
-        return [Item("gpu-memory", "not checked", place, inventory)]
+        return [CheckFinding("gpu-memory", "not checked", place, inventory)]
     items = []
     given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
     for gpu in given:
@@ -121,28 +123,28 @@ def check_gpu_memory(subject: Subject, inventory: Inventory | str) -> list[Item]
                 f"GPU {gpu.index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free; "
                 "somebody uses it, `nvidia-smi` shows who"
             )
-            items.append(Item("gpu-busy", "warning", place, message))
+            items.append(CheckFinding("gpu-busy", "warning", place, message))
     if not items:
         free = min((gpu.free_bytes for gpu in given), default=0)
-        items.append(Item("gpu-memory", "ok", place, f"at least {free / GIB:.1f} GiB free on each GPU"))
+        items.append(CheckFinding("gpu-memory", "ok", place, f"at least {free / GIB:.1f} GiB free on each GPU"))
     return items
 
 
-def check_memory(subject: Subject, meminfo: Path = Path("/proc/meminfo")) -> list[Item]:
+def check_memory(subject: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> list[CheckFinding]:
     """Whether this machine has the memory that a local job asks for."""
     place, asked = "resources.memory_per_node", memory_bytes(subject.plan.memory_per_node)
     if not subject.local:
-        return [Item("memory", "not checked", place, "the job's nodes are not this machine")]
+        return [CheckFinding("memory", "not checked", place, "the job's nodes are not this machine")]
     available = _available_memory(meminfo)
     if available is None:
-        return [Item("memory", "not checked", place, f"{meminfo} does not tell")]
+        return [CheckFinding("memory", "not checked", place, f"{meminfo} does not tell")]
     if asked is None:
-        return [Item("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
+        return [CheckFinding("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
     needed = asked * subject.plan.nodes
     message = f"{available / GIB:.1f} GiB available, {needed / GIB:.1f} asked for"
     if available < needed:
-        return [Item("little-memory", "warning", place, f"{message}; end other programs, or ask for less")]
-    return [Item("memory", "ok", place, message)]
+        return [CheckFinding("little-memory", "warning", place, f"{message}; end other programs, or ask for less")]
+    return [CheckFinding("memory", "ok", place, message)]
 
 
 def memory_bytes(text: str | None) -> int | None:
@@ -163,9 +165,9 @@ def _available_memory(meminfo: Path) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def check_disk(plan: Plan) -> list[Item]:
+def check_disk(plan: Plan) -> list[CheckFinding]:
     """Space where the job writes, once for each file system."""
-    items: list[Item] = []
+    items: list[CheckFinding] = []
     seen: set[int] = set()
     for place, directory in written_directories(plan):
         path = Path(directory)
@@ -177,34 +179,36 @@ def check_disk(plan: Plan) -> list[Item]:
         share = space.available_bytes / space.size_bytes if space.size_bytes else 0.0
         message = f"{space.available_bytes / GIB:.1f} GiB ({share:.0%}) free at {there}"
         if share < LEAST_FREE_SHARE and space.available_bytes < ENOUGH_FREE_BYTES:
-            items.append(Item("disk-low", "warning", place, f"{message}; make room, or write elsewhere"))
+            items.append(CheckFinding("disk-low", "warning", place, f"{message}; make room, or write elsewhere"))
         else:
-            items.append(Item("disk", "ok", place, message))
+            items.append(CheckFinding("disk", "ok", place, message))
     return items
 
 
-def check_network(subject: Subject) -> list[Item]:
+def check_network(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the hub of models that the job fetches answers from here; the nodes may be less well connected."""
     model, place = subject.spec.model, "network"
-    if model is None or not aliases.model(model.path, subject.cluster).startswith(aliases.HUB):
-        return [Item("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
+    if model is None or not aliases.resolve_model(model.path, subject.cluster).startswith(aliases.HUB):
+        return [CheckFinding("network", "not checked", place, "nothing that is known of the job is fetched from afar")]
     environ = subject.environ
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return [Item("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")]
+        return [
+            CheckFinding("network", "ok", place, "HF_HUB_OFFLINE is set: the model has to be in the cache of the nodes")
+        ]
     if any(environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return [Item("network", "not checked", place, "a proxy is between here and the hub")]
+        return [CheckFinding("network", "not checked", place, "a proxy is between here and the hub")]
     hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
         socket.create_connection((hub.hostname or "", port), HTTP_TIMEOUT_S).close()
     except OSError as error:
         message = f"{hub.hostname} does not answer here ({error}); fetch the model before, and give its directory"
-        return [Item("no-network", "warning", place, message)]
-    return [Item("network", "ok", place, f"{hub.hostname} answers here")]
+        return [CheckFinding("no-network", "warning", place, message)]
+    return [CheckFinding("network", "ok", place, f"{hub.hostname} answers here")]
 
 
 @dataclass(frozen=True)
-class Partition:
+class SlurmPartition:
     """One partition as sinfo(1) tells it."""
 
     name: str
@@ -216,9 +220,9 @@ class Partition:
     """Most GPUs of a node."""
 
 
-def parse_partitions(text: str) -> dict[str, Partition]:
+def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     """Partitions by name from lines of ``%P|%a|%l|%D|%G``; one has a line for each kind of node."""
-    found: dict[str, Partition] = {}
+    found: dict[str, SlurmPartition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
         if len(fields) < 5 or not fields[3].isdigit():
@@ -227,7 +231,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
         default, name = name.endswith("*"), name.rstrip("*")
         gpus = sum(int(number) for number in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
         before = found.get(name)
-        found[name] = Partition(
+        found[name] = SlurmPartition(
             name,
             default,
             available == "up",
@@ -238,7 +242,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     return found
 
 
-def check_partition(subject: Subject) -> list[Item]:
+def check_partition(subject: PlannedJob) -> list[CheckFinding]:
     """Whether the partition is there and up, and could ever take the job."""
     if subject.local:
         return []
@@ -247,9 +251,9 @@ def check_partition(subject: Subject) -> list[Item]:
         text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
         partitions = parse_partitions(text)
     except SlurmError as error:
-        return [Item("partition", "not checked", place, _without_slurm(str(error)))]
+        return [CheckFinding("partition", "not checked", place, _without_slurm(str(error)))]
     except ValueError as error:
-        return [Item("partition", "not checked", place, f"what sinfo says cannot be read: {error}")]
+        return [CheckFinding("partition", "not checked", place, f"what sinfo says cannot be read: {error}")]
     asked = plan.slurm["partition"]
     if asked is None:
         chosen = [partition for partition in partitions.values() if partition.default]
@@ -258,7 +262,7 @@ def check_partition(subject: Subject) -> list[Item]:
     if not chosen:
         what = f'there is no partition "{asked}"' if asked else "there is no default partition"
         message = f"{what}; use one of {', '.join(sorted(partitions)) or 'none that sinfo shows'}"
-        return [Item("no-partition", "error", place, message)]
+        return [CheckFinding("no-partition", "error", place, message)]
     return [item for partition in chosen for item in _fit(plan, partition)]
 
 
@@ -269,35 +273,35 @@ def _without_slurm(words: str) -> str:
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 
-def _fit(plan: Plan, partition: Partition) -> Iterable[Item]:
+def _fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
     place, items = "slurm.partition", []
     if not partition.up:
         message = f"{partition.name} is not up; the job would wait until it is"
-        items.append(Item("partition-down", "warning", place, message))
+        items.append(CheckFinding("partition-down", "warning", place, message))
     limit = parse_time_limit(plan.slurm["time_limit"]) if plan.slurm["time_limit"] else None
     if limit is not None and partition.time_limit_s is not None and limit > partition.time_limit_s:
         message = (
             f"{plan.slurm['time_limit']} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
             "the job would wait for ever: ask for less, or use another partition"
         )
-        items.append(Item("time-limit", "warning", "slurm.time_limit", message))
+        items.append(CheckFinding("time-limit", "warning", "slurm.time_limit", message))
     for key, asked, there in (
         ("nodes", plan.nodes, partition.nodes),
         ("gpus_per_node", plan.gpus_per_node, partition.gpus),
     ):
         if asked > there:
             message = f"{asked} asked for and {partition.name} has {there}; ask for less, or use another partition"
-            items.append(Item("too-large", "warning", f"resources.{key}", message))
+            items.append(CheckFinding("too-large", "warning", f"resources.{key}", message))
     if not items:
         message = f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most"
-        items.append(Item("partition", "ok", place, message))
+        items.append(CheckFinding("partition", "ok", place, message))
     return items
 
 
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_endpoints(subject: Subject) -> list[Item]:
+def check_endpoints(subject: PlannedJob) -> list[CheckFinding]:
     """Whether those who would raise an alarm are there."""
     return [
         _endpoint(key, url, name)
@@ -308,11 +312,11 @@ def check_endpoints(subject: Subject) -> list[Item]:
     ]
 
 
-def _endpoint(key: str, url: str | None, name: str) -> Item:
+def _endpoint(key: str, url: str | None, name: str) -> CheckFinding:
     import requests  # lazy: 30 ms, and few sites name a server
 
     if url is None:
-        return Item(key, "not checked", key, f"the cluster file names no {name}")
+        return CheckFinding(key, "not checked", key, f"the cluster file names no {name}")
     parts = urlsplit(url)
     shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")  # a password is not shown
     try:
@@ -322,8 +326,8 @@ def _endpoint(key: str, url: str | None, name: str) -> Item:
     except (requests.RequestException, ValueError) as error:
         why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"
         message = f"{shown} does not answer ({why}); is {name} running, and is the address right?"
-        return Item("unreachable", "warning", key, message)
+        return CheckFinding("unreachable", "warning", key, message)
     if not answer.ok:
         message = f"{shown} answers with {answer.status_code}; is this {name}, and is it ready?"
-        return Item("unreachable", "warning", key, message)
-    return Item(key, "ok", key, f"{shown} is ready")
+        return CheckFinding("unreachable", "warning", key, message)
+    return CheckFinding(key, "ok", key, f"{shown} is ready")

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.check.finding import Item
-from launcher.jobfile.resources import SERVING_ROLES, words_of
+from launcher.check.finding import CheckFinding
+from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.sweep import SweepSpec
-from launcher.plan.placeholders import NUMBERED, Values, job_values, placeholders
+from launcher.plan.placeholders import NUMBERED, PlaceholderValues, job_placeholder_values, placeholder_values
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, RunFacts, TaskPlan
 from launcher.plan.ports import TABLE
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 LIKENESS = 0.7
 """Of a word to the name of a placeholder, by difflib, from which on it was meant to be that one."""
@@ -23,27 +23,27 @@ _HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
 
 
 @dataclass(frozen=True)
-class Text:
+class FilledText:
     """A text that is filled in, the place of the job file where it stands, and what can stand in it."""
 
     place: str
     text: str
-    values: Values
+    values: PlaceholderValues
     stage: str = ""
     """That of the process whose command, arguments or variables it is in; empty for other texts."""
 
 
-def check_placeholders(subject: Subject) -> list[Item]:
+def check_placeholders(subject: PlannedJob) -> list[CheckFinding]:
     """Each word that cannot be filled, once for its place."""
     plan = subject.plan
     facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    found: dict[tuple[str, str], Item] = {}
+    found: dict[tuple[str, str], CheckFinding] = {}
     swept = _swept(subject.spec.sweep)
     for text in _texts(subject, facts):
         for name in dict.fromkeys(_WORD.findall(text.text)):
             if name not in swept and (why := _why_unfilled(name, text, plan.nodes)):
                 message = f"{why}; for braces that stay write {{{{{name}}}}}"
-                found.setdefault((text.place, name), Item("placeholder", "error", text.place, message))
+                found.setdefault((text.place, name), CheckFinding("placeholder", "error", text.place, message))
     return list(found.values())
 
 
@@ -54,7 +54,7 @@ def _swept(sweep: SweepSpec | None) -> set[str]:
     return {key for keys in (sweep.grid, sweep.zip, *sweep.list) for key in keys}
 
 
-def _why_unfilled(name: str, text: Text, nodes: int) -> str | None:
+def _why_unfilled(name: str, text: FilledText, nodes: int) -> str | None:
     """Why a word is not filled and what there is instead; None for one that is filled, or is no placeholder at all."""
     if text.values.get(name) is not None or _is_numbered(name, nodes):
         return None
@@ -75,12 +75,12 @@ def _is_numbered(name: str, nodes: int) -> bool:
     return match is not None and (match["kind"] == "port" or int(match["number"]) < nodes)
 
 
-def _nameable(text: Text) -> list[str]:
+def _nameable(text: FilledText) -> list[str]:
     """Ports that a process gets when its words name them."""
     return [name for name in TABLE if name not in HIDDEN_PORTS] if text.stage in (WORKERS, FRONTENDS) else []
 
 
-def _ports_there(text: Text) -> str:
+def _ports_there(text: FilledText) -> str:
     if text.stage == BENCHMARK:
         return "a benchmark has none: GPUJOB_ENDPOINT says where requests go"
     if names := _nameable(text):
@@ -88,32 +88,32 @@ def _ports_there(text: Text) -> str:
     return "here ports stand by their numbers, as in {port_6100}"
 
 
-def _texts(subject: Subject, facts: RunFacts) -> Iterator[Text]:
+def _texts(subject: PlannedJob, facts: RunFacts) -> Iterator[FilledText]:
     plan, seen = subject.plan, set[str]()
-    said = list(_said(subject))
+    said = list(_text_places(subject))
     for planned in plan.tasks:
         if planned.task.role in seen:
             continue
         seen.add(planned.task.role)
-        values = placeholders(plan, planned, facts)
+        values = placeholder_values(plan, planned, facts)
         for text in (*planned.argv, *_variables(subject, planned).values()):
             for name in dict.fromkeys(_WORD.findall(text)):
-                yield Text(_place(said, planned, name), f"{{{name}}}", values, planned.stage)
+                yield FilledText(_place(said, planned, name), f"{{{name}}}", values, planned.stage)
         if planned.contained and plan.container is not None:
             first = len(subject.cluster.mounts)
             for index, mount in enumerate(plan.container.mounts):
                 place = f"container.mounts[{index - first}]" if index >= first else f"mounts[{index}]"
-                yield Text(place, mount, values)
-    first_task = placeholders(plan, plan.tasks[0], facts)
+                yield FilledText(place, mount, values)
+    first_task = placeholder_values(plan, plan.tasks[0], facts)
     for number, pattern in enumerate(subject.spec.inputs):
-        yield Text(f"inputs[{number}]", pattern, first_task)
-    of_job = Values(job_values(plan, facts), facts)
+        yield FilledText(f"inputs[{number}]", pattern, first_task)
+    of_job = PlaceholderValues(job_placeholder_values(plan, facts), facts)
     for place, config in _configs(subject):
         for text in _strings(config):
-            yield Text(place, text, of_job)
+            yield FilledText(place, text, of_job)
 
 
-def _variables(subject: Subject, planned: TaskPlan) -> Mapping[str, str]:
+def _variables(subject: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """The variables of a process; those of the whole job are the workers', others need not have their ports."""
     if planned.stage == WORKERS:
         return planned.env
@@ -129,11 +129,11 @@ def _place(said: list[tuple[str, str, str]], planned: TaskPlan, name: str) -> st
     return places[0] if places else role
 
 
-def _said(subject: Subject) -> Iterator[tuple[str, str, str]]:
+def _text_places(subject: PlannedJob) -> Iterator[tuple[str, str, str]]:
     """Whose text it is (a role, a stage, empty: every worker's), where it stands, and the text."""
     spec = subject.spec
     for workers in spec.workers:
-        for word in words_of(workers):
+        for word in command_argv(workers):
             yield workers.role, f"workers ({workers.role}).command", word
         for name, value in workers.env.items():
             yield workers.role, f"workers ({workers.role}).env.{name}", value
@@ -150,7 +150,7 @@ def _said(subject: Subject) -> Iterator[tuple[str, str, str]]:
         yield "", f"env.{name}", value
 
 
-def _configs(subject: Subject) -> Iterator[tuple[str, object]]:
+def _configs(subject: PlannedJob) -> Iterator[tuple[str, object]]:
     spec = subject.spec
     yield "backend.config", spec.backend.config
     for role in SERVING_ROLES:

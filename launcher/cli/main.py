@@ -170,26 +170,31 @@ def check(job: str, local: bool, as_json: bool) -> None:
 
     Exit status 2 when something is found with which the job cannot work.
     """
-    from launcher.check.checklist import broken_checklist, make_checklist, render, to_json
-    from launcher.cli.partial_check import salvage
+    from launcher.check.checklist import (
+        checklist_of_broken_job,
+        checklist_to_json,
+        make_checklist,
+        render_preflight_checklist,
+    )
+    from launcher.cli.partial_check import load_partial_job
     from launcher.cli.sweep import planned_sweep
     from launcher.errors import ConfigErrors, TopologyError
-    from launcher.planner.planned_job import make_subject
+    from launcher.planner.planned_job import read_planned_job
 
     subject = None
     try:
         swept = planned_sweep(job, local=local)
-        subject = swept.points[0].subject if swept is not None else make_subject(job, local=local)
+        subject = swept.points[0].subject if swept is not None else read_planned_job(job, local=local)
         sections = make_checklist(subject)
     except ConfigErrors as broken:
         topology = isinstance(broken.__cause__, TopologyError)
-        rest = salvage(job, local=local)
-        sections = broken_checklist(broken.errors, rest, topology=topology)
-    body = to_json(sections)
+        rest = load_partial_job(job, local=local)
+        sections = checklist_of_broken_job(broken.errors, rest, topology=topology)
+    body = checklist_to_json(sections)
     if as_json:
         print_json(body)
     else:
-        click.echo("\n".join(render(sections)))
+        click.echo("\n".join(render_preflight_checklist(sections)))
         if subject is not None:
             plan = subject.plan
             if swept is not None:
@@ -233,31 +238,31 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
     """Submit a job to Slurm. Prints the job id and the run directory."""
     from launcher.cli import sweep as cli_sweep
     from launcher.plan.plan import DEFAULT_KILL_WAIT_S
-    from launcher.planner.planner import adapted
+    from launcher.planner.planner import adapt_plan
     from launcher.rundir import rundir
     from launcher.steps import slurm_steps
     from launcher.steps.batch_script import render_sbatch
 
     if (swept := cli_sweep.planned_sweep(job, local=False)) is not None:
-        cli_sweep.submit(swept, dependency=dependency, resume=resume, as_json=as_json)
+        cli_sweep.submit_command(swept, dependency=dependency, resume=resume, as_json=as_json)
         return
     if resume is not None:
         fail(f"--resume: {job} has no sweep; leave --resume out")
-    plan = adapted(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
-    staging = rundir.stage(plan, render_sbatch(plan))
+    plan = adapt_plan(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+    staging = rundir.stage_run_dir(plan, render_sbatch(plan))
     try:
         job_id, cluster = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
     except BaseException:
-        rundir.discard(staging)
+        rundir.discard_run_dir(staging)
         raise
     run_dir = staging
     try:
-        run_dir = rundir.settle(staging, plan, job_id, cluster)
-        slurm_steps.release(job_id, cluster)
+        run_dir = rundir.settle_run_dir(staging, plan, job_id, cluster)
+        slurm_steps.release_job(job_id, cluster)
     except BaseException as error:
-        rundir.discard(run_dir)
+        rundir.discard_run_dir(run_dir)
         try:
-            slurm_steps.cancel(job_id, cluster)  # it is on hold and would wait for ever
+            slurm_steps.cancel_job(job_id, cluster)  # it is on hold and would wait for ever
         except LauncherError as second:
             raise LauncherError(
                 f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
@@ -339,7 +344,7 @@ def stop(job: str) -> None:
     """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
     from launcher.report.state import UNFINISHED
     from launcher.rundir.job_ids import job_id_of
-    from launcher.rundir.rundir import cluster_of
+    from launcher.rundir.rundir import submitted_cluster
     from launcher.steps import slurm_steps
 
     client = open_job(job)
@@ -359,7 +364,7 @@ def stop(job: str) -> None:
         except PermissionError:
             fail(f"job {view['job_id']} belongs to somebody else (process {pid})")
     else:
-        slurm_steps.cancel(job_id_of(client.run_dir), cluster_of(client.run_dir))
+        slurm_steps.cancel_job(job_id_of(client.run_dir), submitted_cluster(client.run_dir))
     click.echo(f"job {view['job_id']} is being stopped")
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, find_cluster_file, parse_cluster, parse_job
-from launcher.planner.planned_job import Subject, plan_subject
-from launcher.sweep.points import expand, is_sweep
+from launcher.planner.planned_job import PlannedJob, plan_job
+from launcher.sweep.points import expand_sweep, is_sweep
 
 ROUNDS = 8
 """Taking a part out can show one more mistake."""
@@ -27,15 +27,15 @@ _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 Made = TypeVar("Made")
 
 
-def salvage(job: str, *, local: bool) -> tuple[Subject, frozenset[str]] | None:
+def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[str]] | None:
     """The job without what is wrong in its files, and the places that were taken out; None when too little is left."""
     try:
         source = find_cluster_file(os.environ, Path.cwd())
         text = source.read_text(encoding="utf-8-sig") if source is not None else ""
         cluster, taken = _usable(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
 
-        def planned(body: str, source: str) -> Subject:
-            return plan_subject(
+        def planned(body: str, source: str) -> PlannedJob:
+            return plan_job(
                 parse_job(body, source),
                 cluster,
                 job_dir=Path(job).resolve().parent,
@@ -54,7 +54,7 @@ def _one_job(body: Any) -> Any:
     """What a job file holds; of a sweep that can be expanded its first point, in which all values are in place."""
     if isinstance(body, Mapping) and is_sweep(body):
         try:
-            return dict(expand(body, "").points[0].body)
+            return dict(expand_sweep(body, "").points[0].body)
         except ConfigError:
             return body
     return body

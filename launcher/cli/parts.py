@@ -13,7 +13,7 @@ from exporter.contract import run_files
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
-    from launcher.planner.planned_job import Subject
+    from launcher.planner.planned_job import PlannedJob
     from launcher.watch.view import JobClient
 
 USAGE = 2
@@ -41,14 +41,14 @@ def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
 
     Everything that this machine tells cheaply is looked at; warnings are shown unless ``quiet``.
     """
-    from launcher.planner.planned_job import make_subject
+    from launcher.planner.planned_job import read_planned_job
 
-    subject = make_subject(job, local=local)
+    subject = read_planned_job(job, local=local)
     _preflight(subject, job, quiet=quiet)
     return subject.plan
 
 
-def _preflight(subject: "Subject", job: str, *, quiet: bool) -> None:
+def _preflight(subject: "PlannedJob", job: str, *, quiet: bool) -> None:
     """Raise with every error found before the start; warnings are only shown."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
@@ -77,9 +77,9 @@ def open_job(job: str) -> "JobClient":
 
 def print_report(report: Mapping[str, Any], as_json: bool) -> None:
     from launcher.report.text import render_report
-    from launcher.watch.words import clean
+    from launcher.watch.words import printable_line
 
     if as_json:
         print_json(report)
     else:
-        click.echo("\n" + "\n".join(clean(line) for line in render_report(report).splitlines()))
+        click.echo("\n" + "\n".join(printable_line(line) for line in render_report(report).splitlines()))

@@ -15,8 +15,8 @@ import click
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
-    from launcher.planner.planned_job import Subject
-    from launcher.show.sources import Told
+    from launcher.planner.planned_job import PlannedJob
+    from launcher.show.sources import ValueSource
     from launcher.sweep.plan import PlannedSweep
 
 NOT_OF_THE_FILE = ("no-slurm",)
@@ -42,8 +42,8 @@ def plan_command(
 
     gc.disable()  # nothing is garbage before the command ends, and looking for it takes a fifth of the time
     from launcher.cli.sweep import planned_sweep
-    from launcher.planner.planned_job import make_subject
-    from launcher.show.sources import explain, sources_of
+    from launcher.planner.planned_job import read_planned_job
+    from launcher.show.sources import explain_values, source_names
     from launcher.steps.batch_script import render_sbatch
 
     hosts = _hosts(nodes)
@@ -51,7 +51,7 @@ def plan_command(
     if swept is not None and point is None:
         _show_sweep(swept, hosts, local=local, explained=explained, as_json=as_json)
         return
-    sources = sources_of(job, os.environ, Path.cwd())
+    sources = source_names(job, os.environ, Path.cwd())
     if swept is not None:
         from launcher.sweep.show import choose_point, explain_point, script_of_point
 
@@ -61,9 +61,9 @@ def plan_command(
     elif point is not None:
         raise LauncherError(f"--point: {job} has no sweep; leave --point out")
     else:
-        subject = make_subject(job, local=local, available=len(hosts) or None)
+        subject = read_planned_job(job, local=local, available=len(hosts) or None)
         script = "" if local else render_sbatch(subject.plan)
-        rows = explain(subject, sources) if explained else None
+        rows = explain_values(subject, sources) if explained else None
     at_once = (swept.sweep.max_parallel or 1) if swept is not None else 1
     _show_job(subject, script, rows, hosts, at_once, as_json=as_json)
 
@@ -87,10 +87,10 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
 def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
     """All points: as a table, or where their values come from."""
     _warn({point.point.name: point.subject for point in swept.points})
-    from launcher.show.sources import sources_of
+    from launcher.show.sources import source_names
     from launcher.sweep.show import describe_sweep, render_explained, render_sweep
 
-    sources = sources_of(swept.source, os.environ, Path.cwd())
+    sources = source_names(swept.source, os.environ, Path.cwd())
     if explained and not as_json:
         click.echo("\n".join(render_explained(swept, sources)))
         return
@@ -99,9 +99,9 @@ def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, e
 
 
 def _show_job(
-    subject: "Subject",
+    subject: "PlannedJob",
     script: str,
-    rows: "tuple[Told, ...] | None",
+    rows: "tuple[ValueSource, ...] | None",
     hosts: tuple[str, ...],
     at_once: int,
     *,
@@ -111,7 +111,7 @@ def _show_job(
 
     ``at_once`` is how many points run side by side, of a sweep that it is a point of.
     """
-    from launcher.show.sources import render
+    from launcher.show.sources import render_sources
 
     plan = subject.plan
     if hosts and len(hosts) < plan.nodes:
@@ -120,17 +120,17 @@ def _show_job(
     _warn({"": subject})
     if as_json:
         explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if rows is not None else {}
-        from launcher.show.json_view import json_pieces
+        from launcher.show.json_view import dump_json_chunks
 
-        sys.stdout.writelines(json_pieces({**_described(subject, script, hosts), **explanation}))
+        sys.stdout.writelines(dump_json_chunks({**_described(subject, script, hosts), **explanation}))
         click.echo()
     elif rows is not None:
-        click.echo("\n".join(render(rows)))
+        click.echo("\n".join(render_sources(rows)))
     else:
         _draw(subject, script, hosts, at_once)
 
 
-def _warn(subjects: "Mapping[str, Subject]") -> None:
+def _warn(subjects: "Mapping[str, PlannedJob]") -> None:
     """Say for what a start would be refused, and which aliases are doubtful; ``subjects`` by the names of the points.
 
     A plan may be looked at before its commands are right, so that nothing is refused here.
@@ -142,7 +142,7 @@ def _warn(subjects: "Mapping[str, Subject]") -> None:
         click.echo(f"gpujob: warning: {line}", err=True)
 
 
-def _doubts(subject: "Subject") -> list[str]:
+def _doubts(subject: "PlannedJob") -> list[str]:
     from launcher.check.job_checks import check_aliases
     from launcher.check.preflight import check_plan
 
@@ -152,7 +152,7 @@ def _doubts(subject: "Subject") -> list[str]:
     return refused + [str(item) for item in check_aliases(subject) if item.status == "warning"]
 
 
-def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+def _described(subject: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
     """The plan for programs, of the place where the job runs."""
     if subject.local:
         from launcher.show.local_view import VISIBLE, describe_local, local_facts
@@ -164,7 +164,7 @@ def _described(subject: "Subject", script: str, hosts: tuple[str, ...]) -> dict[
     return describe_plan(subject.plan, script, hosts)
 
 
-def _draw(subject: "Subject", script: str, hosts: tuple[str, ...], at_once: int) -> None:
+def _draw(subject: "PlannedJob", script: str, hosts: tuple[str, ...], at_once: int) -> None:
     """The plan for people."""
     from launcher.show.picture import draw_plan
 

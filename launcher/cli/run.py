@@ -10,7 +10,7 @@ import click
 
 from exporter.contract import run_files
 from launcher.cli.parts import INTERRUPTED, INTERVAL, JOB, RESUME, checked_plan, fail, print_report
-from launcher.cli.watch import show
+from launcher.cli.watch import show_job
 
 
 @click.command(epilog="example: gpujob run examples/embed/job.yaml")
@@ -38,42 +38,44 @@ def run(
     import secrets
 
     from launcher.cli import sweep
-    from launcher.report.state import EXIT_STATUS, log_of_no_report
-    from launcher.run.job_state import time_to_end_s
+    from launcher.report.state import EXIT_STATUS, log_for_missing_report
+    from launcher.run.job_state import teardown_limit_s
     from launcher.rundir import rundir
     from launcher.steps.batch_script import render_sbatch
-    from launcher.steps.local_steps import await_end
+    from launcher.steps.local_steps import wait_for_guard
     from launcher.watch.view import JobClient
 
     if (swept := sweep.planned_sweep(job, local=True)) is not None:
-        sweep.run(swept, resume=resume, as_json=as_json, quiet=quiet)
+        sweep.run_command_for_sweep(swept, resume=resume, as_json=as_json, quiet=quiet)
         return
     if resume is not None:
         fail(f"--resume: {job} has no sweep; leave --resume out")
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
-    run_dir = rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, job_id)
-    told = f"stopping the job; its workers have {time_to_end_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
-    started = _Started(run_dir, told if as_json or quiet else None)
+    run_dir = rundir.settle_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
+    told = (
+        f"stopping the job; its workers have {teardown_limit_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
+    )
+    started = _RunningJob(run_dir, told if as_json or quiet else None)
     if not (as_json or quiet):
         try:
             click.echo(f"job {job_id}, logs in {run_dir}")
-            show(JobClient(run_dir), interval, lambda _: started.process.poll() is not None, no_color, ascii_only)
+            show_job(JobClient(run_dir), interval, lambda _: started.process.poll() is not None, no_color, ascii_only)
         except Exception as error:  # noqa: BLE001 - a view that fails, or whose reader has gone, is not the job
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             with contextlib.suppress(OSError):
                 click.echo(f"gpujob: the view has ended ({error}); the job goes on, see {run_dir}", err=True)
-    code = await_end(started.process, run_dir)
+    code = wait_for_guard(started.process, run_dir)
     report = run_files.read_json(run_dir / run_files.REPORT_FILE)
     if report is None:
-        see = log_of_no_report(run_dir)
+        see = log_for_missing_report(run_dir)
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
     print_report(report, as_json)
     sys.exit(INTERRUPTED if started.interrupted else int(str(report["exit_status"])))
 
 
-class _Started:
+class _RunningJob:
     """The job, and the signals of this command, which go on to it."""
 
     def __init__(self, run_dir: Path, told: str | None) -> None:

@@ -11,7 +11,7 @@ from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.logs.lexicon import Lexicon
-    from launcher.scan.position import Totals
+    from launcher.scan.position import ExpectedTotals
 
 
 @click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
@@ -33,26 +33,26 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     Logs that cannot be read are named on standard error after the others, and the exit status is 2.
     """
     from launcher.scan.scan import scan_logs
-    from launcher.scan.text import plain, render, to_json
+    from launcher.scan.text import printable_text, render_scan, scan_to_json
 
     lexicon, totals = _asked_for(pack, config)
     reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
     if as_json:
-        click.echo(json.dumps(to_json(reports, unreadable), ensure_ascii=False))
+        click.echo(json.dumps(scan_to_json(reports, unreadable), ensure_ascii=False))
     elif reports:
-        click.echo("\n".join(render(reports)))
+        click.echo("\n".join(render_scan(reports)))
     if unreadable:
         what = "1 log" if len(unreadable) == 1 else f"{len(unreadable)} logs"
-        named = [f"{plain(error.path)}: {error.problem}" for error in unreadable]
+        named = [f"{printable_text(error.path)}: {error.problem}" for error in unreadable]
         raise LauncherError("\n  ".join([f"{what} cannot be read", *named]))
 
 
-def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, Totals]":
+def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":
     """The patterns and the totals that were asked for; raises LauncherError for a pack that is not there."""
     from exporter.logs.lexicon import AUTO
-    from exporter.logs.lexicon_reader import make_lexicon
+    from exporter.logs.lexicon_reader import build_lexicon
     from exporter.logs.packs_reader import pack_names
-    from launcher.scan.position import Totals
+    from launcher.scan.position import ExpectedTotals
 
     known = (AUTO, *pack_names())
     if pack is not None and pack not in known:
@@ -60,10 +60,10 @@ def _asked_for(pack: str | None, config: str | None) -> "tuple[Lexicon, Totals]"
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise LauncherError(f'--pack: unknown pack "{pack}"{hint} (known: {", ".join(known)})')
     if config is None:
-        return make_lexicon(pack or AUTO), Totals()
+        return build_lexicon(pack or AUTO), ExpectedTotals()
     from launcher.jobfile.jobfile import load_job
     from launcher.planner.planner import error_patterns, progress_patterns
 
     spec = load_job(Path(config))
-    lexicon = make_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))
-    return lexicon, Totals(spec.progress.total_epochs, spec.progress.total_steps)
+    lexicon = build_lexicon(pack or spec.progress.pack, progress_patterns(spec), error_patterns(spec))
+    return lexicon, ExpectedTotals(spec.progress.total_epochs, spec.progress.total_steps)

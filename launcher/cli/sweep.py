@@ -82,7 +82,7 @@ def _problems_of(body: dict[str, Any], job: str, known: list[str]) -> list[Confi
     return [ConfigError(job, problems)] if problems else []
 
 
-def _again(home: Path, record: "SweepRecord") -> "PlannedSweep":
+def _replan_sweep(home: Path, record: "SweepRecord") -> "PlannedSweep":
     """The sweep in a directory, planned anew from its own copy of the job file."""
     from launcher.jobfile.jobfile import load_cluster, read_job
     from launcher.sweep.directory import JOB_FILE
@@ -124,14 +124,14 @@ def _for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep
     """The sweep with what only Slurm can tell, and what the command adds."""
     from launcher.plan.plan import DEFAULT_KILL_WAIT_S
     from launcher.steps.slurm_steps import read_kill_wait_s
-    from launcher.sweep.plan import adapted
+    from launcher.sweep.plan import adapt_sweep
     from launcher.sweep.submit import check_array_size
 
     check_array_size(planned)
-    return adapted(planned, read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
+    return adapt_sweep(planned, read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
 
 
-def submit(planned: "PlannedSweep", *, dependency: str | None, resume: str | None, as_json: bool) -> None:
+def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: str | None, as_json: bool) -> None:
     """Submit all points as arrays, or those of the sweep ``resume`` that did not complete there."""
     from launcher.sweep.submit import submit_sweep
 
@@ -170,18 +170,18 @@ def _say_next(home: Path) -> None:
     click.echo(f"Table: gpujob sweep {shlex.quote(str(home))}")
 
 
-def run(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
+def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
     """Run all points on this machine, or those of the sweep ``resume`` that did not complete there.
 
     Ends the process with the exit status of the sweep.
     """
-    from launcher.sweep.run import begin_sweep, slots_of
+    from launcher.sweep.run import begin_sweep, gpu_slots
 
     if resume is not None:
         resume_points(_find(resume), planned=planned, local=True, as_json=as_json)
         return
     _warn(planned, quiet=as_json)
-    slots_of(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
     home, record = begin_sweep(planned, Path(planned.source).read_bytes())
     _run_points(planned, home, record, [one.point.index for one in planned.points], as_json=as_json, quiet=quiet)
 
@@ -211,15 +211,15 @@ def _run_points(
 
 def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
     """Print how every point stands; the exit status of the sweep."""
-    from launcher.sweep.directory import look, render_states, sweep_json, sweep_status
-    from launcher.watch.words import clean
+    from launcher.sweep.directory import read_point_states, render_states, sweep_json, sweep_status
+    from launcher.watch.words import printable_line
 
-    states = look(home, record)
+    states = read_point_states(home, record)
     if as_json:
         click.echo(json.dumps(sweep_json(home, record, states), ensure_ascii=False))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo("\n".join(map(clean, render_states(states, width))))
+        click.echo("\n".join(map(printable_line, render_states(states, width))))
     return sweep_status(states)
 
 
@@ -246,7 +246,7 @@ def resume_points(
     ``planned`` is the sweep of another job file with the same points; by default it is that of the sweep itself.
     """
     from launcher.report.state import UNFINISHED
-    from launcher.sweep.directory import arrays_in_queue, ask_queue, look, read_record, to_resume
+    from launcher.sweep.directory import arrays_in_queue, ask_queue, points_to_resume, read_point_states, read_record
     from launcher.sweep.submit import keep_job_file, resume_sweep
 
     record = read_record(home)
@@ -257,15 +257,15 @@ def resume_points(
     if planned is not None:
         _same_points(planned, record)
     queue = {} if record.local else ask_queue(home, record)
-    states = look(home, record, queue)
+    states = read_point_states(home, record, queue)
     if record.local and any(state.state in UNFINISHED for state in states):
         raise LauncherError(f"{home}: its points still run; wait for them, or stop them first")
-    indexes = list(to_resume(states))
+    indexes = list(points_to_resume(states))
     if not indexes:
         _say_nothing_to_resume(home, record, states, as_json=as_json)
         return
     if planned is None:
-        planned = _again(home, record)
+        planned = _replan_sweep(home, record)
         _same_points(planned, record)
     _warn(planned, quiet=as_json)
     if record.local:

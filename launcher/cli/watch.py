@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.watch.view import JobClient
 
 
-def show(
+def show_job(
     client: "JobClient",
     interval: float,
     over: Callable[[Mapping[str, Any]], bool],
@@ -25,11 +25,11 @@ def show(
     """Show the job until ``over`` says so; the last look."""
     from rich.live import Live
 
-    from launcher.watch.picture import LineLog, render
+    from launcher.watch.picture import LineView, render_picture
 
     console = _console(no_color)
     if not console.is_terminal:
-        lines = LineLog(console)
+        lines = LineView(console)
         while True:
             ends = over(view := client.look())
             if ends:
@@ -45,7 +45,7 @@ def show(
             if ends:
                 view = client.look()
             live.update(
-                render(
+                render_picture(
                     view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
                 ),
                 refresh=True,
@@ -93,15 +93,17 @@ def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_c
                 if as_json:
                     print_json(view)
                 else:
-                    from launcher.watch.picture import render
+                    from launcher.watch.picture import render_picture
 
                     console = _console(no_color)
-                    console.print(render(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30))
+                    console.print(
+                        render_picture(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30)
+                    )
                 if once or over(view):
                     break
                 time.sleep(interval)
         else:
-            view = show(client, interval, over, no_color, ascii_only)
+            view = show_job(client, interval, over, no_color, ascii_only)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if until == "running" and view["state"] == "RUNNING" and not once:

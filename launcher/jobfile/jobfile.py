@@ -13,29 +13,37 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from launcher.errors import ConfigError
-from launcher.jobfile.monitoring import ErrorOptions, Monitoring, Patterns, ProgressOptions, Verify
-from launcher.jobfile.resources import SERVING_ROLES, Resources, Workers
+from launcher.jobfile.monitoring import ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
+from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
-from launcher.jobfile.slurm import Container, Directives, EnvironmentModule, Mount, Setup, Slurm, check_directives
+from launcher.jobfile.slurm import (
+    ContainerSpec,
+    Directives,
+    EnvironmentModule,
+    Mount,
+    SetupSpec,
+    SlurmSpec,
+    check_directives,
+)
 from launcher.jobfile.sweep import SweepSpec
 from launcher.jobfile.value_types import (
     Address,
     Directory,
-    Model,
+    FileModel,
     TimeLimit,
     Url,
     VariableName,
     Variables,
-    checked,
-    parts_wrong,
+    check_entry,
+    combine_problems,
 )
-from launcher.jobfile.yamlfile import parse, read_mapping, validate
+from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
 
 
-class Paths(Model):
+class PathsSpec(FileModel):
     """Where the job writes; null is the run directory. Relative paths count from the working directory."""
 
     output_dir: Directory | None = None
@@ -49,53 +57,53 @@ def _import_problem(name: str) -> str | None:
     return f"{name!r} is not the name of a module; write it as `import` does, without a version"
 
 
-ImportName = Annotated[str, checked(_import_problem)]
+ImportName = Annotated[str, check_entry(_import_problem)]
 
 
-class Environment(Model):
+class EnvironmentSpec(FileModel):
     """What the workers need around them, for `gpujob check`."""
 
     packages: list[ImportName] = Field([], description="Python modules that the interpreter of the workers must find.")
     required: list[VariableName] = Field([], description="Environment variables that must be set.")
 
 
-class JobSpec(Model):
+class JobSpec(FileModel):
     """A job file."""
 
     name: str = Field(min_length=1, max_length=200)
     workdir: Directory | None = Field(
         None, description="Where the workers run; by default where the command was given."
     )
-    resources: Resources = Resources()
-    workers: list[Workers] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
+    resources: ResourcesSpec = ResourcesSpec()
+    workers: list[RoleSpec] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
     model: ModelSpec | None = Field(None, description="The model that the backend serves.")
     backend: BackendSpec = BackendSpec()
     frontend: FrontendSpec | None = Field(None, description="What stands before the workers of a serving job.")
     benchmark: BenchmarkSpec | None = Field(None, description="What the job does once its workers are ready.")
     readiness: ReadinessSpec = ReadinessSpec()
-    container: Container | None = Field(None, description="Container in which workers run.")
-    setup: Setup = Setup()
+    container: ContainerSpec | None = Field(None, description="Container in which workers run.")
+    setup: SetupSpec = SetupSpec()
     secrets: list[VariableName] = Field(
         [], description="Variables of the submitting environment that workers need, by name."
     )
     sweep: SweepSpec | None = None
     env: Variables = Field({}, description="Environment of every worker.")
-    environment: Environment = Environment()
+    environment: EnvironmentSpec = EnvironmentSpec()
     inputs: list[str] = Field(
         [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
     )
     resume: bool = Field(False, description="Whether the job goes on where files in its output directory end.")
-    slurm: Slurm = Slurm()
-    paths: Paths = Paths()
-    patterns: Patterns = Patterns()
-    progress: ProgressOptions = ProgressOptions()
-    errors: list[ErrorOptions] = []
-    verify: Verify = Verify()
-    monitoring: Monitoring = Monitoring()
+    slurm: SlurmSpec = SlurmSpec()
+    paths: PathsSpec = PathsSpec()
+    patterns: PatternsSpec = PatternsSpec()
+    progress: ProgressSpec = ProgressSpec()
+    errors: list[ErrorSpec] = []
+    verify: VerifySpec = VerifySpec()
+    monitoring: MonitoringSpec = MonitoringSpec()
 
     @field_validator("errors")
     @classmethod
-    def _named_once(cls, errors: list[ErrorOptions]) -> list[ErrorOptions]:
+    def _named_once(cls, errors: list[ErrorSpec]) -> list[ErrorSpec]:
         problems: list[tuple[tuple[str | int, ...], str]] = []
         names: set[str] = set()
         for index, error in enumerate(errors):
@@ -105,7 +113,7 @@ class JobSpec(Model):
                 problems.append(((index,), message))
             names.add(name)
         if problems:
-            raise parts_wrong(problems, errors)
+            raise combine_problems(problems, errors)
         return errors
 
     @model_validator(mode="after")
@@ -126,11 +134,11 @@ class JobSpec(Model):
             if name in env
         ]
         if twice:
-            raise parts_wrong([(("secrets",), message) for message in twice], self.secrets)
+            raise combine_problems([(("secrets",), message) for message in twice], self.secrets)
         return self
 
 
-class ClusterSpec(Model):
+class ClusterSpec(FileModel):
     """A cluster file: defaults of a site or a user."""
 
     cluster: str | None = Field(None, description="Name of the cluster in labels.")
@@ -178,7 +186,7 @@ def load_job(path: Path) -> JobSpec:
 
 def parse_job(text: str, source: str) -> JobSpec:
     """The job file ``text``; raises ConfigError with every problem."""
-    return parse(text, source, JobSpec, _no_commands)
+    return parse_yaml_model(text, source, JobSpec, _no_commands)
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -189,9 +197,9 @@ def read_job(path: Path) -> dict[str, Any]:
     return body or {}
 
 
-def check_job(body: dict[str, Any], source: str) -> JobSpec:
+def validate_job(body: dict[str, Any], source: str) -> JobSpec:
     """The job that a mapping of a job file's keys stands for; raises ConfigError with every problem."""
-    return validate(body, source, JobSpec, _no_commands)
+    return validate_model(body, source, JobSpec, _no_commands)
 
 
 ENGINES = ("sglang", "vllm", "trtllm")
@@ -248,7 +256,7 @@ def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
 
 def parse_cluster(text: str, source: str) -> ClusterSpec:
     """The cluster file ``text``; raises ConfigError with every problem."""
-    return parse(text, source, ClusterSpec)
+    return parse_yaml_model(text, source, ClusterSpec)
 
 
 def _read(path: Path) -> str:

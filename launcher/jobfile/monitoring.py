@@ -7,15 +7,15 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from exporter.logs.lexicon import AUTO
 from exporter.logs.packs_reader import pack_names
-from exporter.logs.patterns import Kind, compile_all
-from launcher.jobfile.value_types import Address, Model, NotNegativeSeconds, Seconds, as_float, parts_wrong
+from exporter.logs.patterns import PatternKind, pattern_problems
+from launcher.jobfile.value_types import Address, FileModel, NotNegativeSeconds, Seconds, as_float, combine_problems
 
 EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
 """Common names of patterns that the exporter has under its own."""
 PACKS = (AUTO, *pack_names())
 
 
-class Patterns(Model):
+class PatternsSpec(FileModel):
     """Globs of file names."""
 
     output: str | None = "output_worker_*.json*"
@@ -41,12 +41,12 @@ def _pack(name: object) -> object:
 PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
 
 
-def _pattern_problems(name: str, text: str, kind: Kind | None = None) -> list[str]:
+def _pattern_problems(name: str, text: str, kind: PatternKind | None = None) -> list[str]:
     """What is wrong with one pattern."""
-    return [problem.removeprefix(f"{name}: ") for problem in compile_all([(name, text)], kind)]
+    return [problem.removeprefix(f"{name}: ") for problem in pattern_problems([(name, text)], kind)]
 
 
-class ProgressOptions(Model):
+class ProgressSpec(FileModel):
     """How progress is read from the logs."""
 
     total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
@@ -69,11 +69,11 @@ class ProgressOptions(Model):
                 problems.append(((name,), f'is another word for "{other}", which is there too; leave one of them out'))
             problems += [((name,), problem) for problem in _pattern_problems(meant, text)]
         if problems:
-            raise parts_wrong(problems, patterns)
+            raise combine_problems(problems, patterns)
         return patterns
 
 
-class ErrorOptions(Model):
+class ErrorSpec(FileModel):
     """One more error to look for in the logs."""
 
     pattern: str
@@ -83,12 +83,12 @@ class ErrorOptions(Model):
     @field_validator("pattern")
     @classmethod
     def _usable(cls, pattern: str) -> str:
-        if problems := _pattern_problems("pattern", pattern, Kind.ERROR):
-            raise parts_wrong([((), problem) for problem in problems], pattern)
+        if problems := _pattern_problems("pattern", pattern, PatternKind.ERROR):
+            raise combine_problems([((), problem) for problem in problems], pattern)
         return pattern
 
 
-class Monitoring(Model):
+class MonitoringSpec(FileModel):
     """How the job is watched. Times in seconds."""
 
     enabled: bool = Field(True, description="Whether sidecars are started at all.")
@@ -128,7 +128,7 @@ PerItem = Annotated[
 ]
 
 
-class Verify(Model):
+class VerifySpec(FileModel):
     """What the work must come to: a job that has ended well with less of it is no success."""
 
     complete_share: Share = Field(0.99, description="Share of items, and of a benchmark's requests, that is enough.")

@@ -13,7 +13,7 @@ _HARMLESS = re.compile(r"(?i)|true|false|yes|no|on|off|none|[-+.\d]+|[/~].*")
 REDACTED = "<redacted>"
 
 
-def is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a value under this name is kept out of files that others read."""
     return bool(_SECRET.search(name))
 
@@ -28,7 +28,7 @@ def is_harmless(value: str) -> bool:
     return bool(_HARMLESS.fullmatch(value))
 
 
-def redacted(spec: "JobSpec") -> dict[str, Any]:
+def redacted_job(spec: "JobSpec") -> dict[str, Any]:
     """The job as it was resolved, with the values of secret-looking variables and options left out."""
     body: dict[str, Any] = _redacted(spec.model_dump(mode="json"))
     return body
@@ -44,7 +44,7 @@ def _redacted(value: Any, within: str = "") -> Any:
     for name, inner in value.items():
         last = name.rpartition(".")[2]
         variable = within == "env" or f".{name}".endswith(f".env.{last}")
-        hidden = is_secret(last) if variable else is_secret_option(last)
+        hidden = is_secret_name(last) if variable else is_secret_option(last)
         if within and hidden and isinstance(inner, str | list):
             body[name] = REDACTED
         else:

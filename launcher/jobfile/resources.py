@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from launcher.jobfile.value_types import Model, NotNegativeSeconds, Variables
+from launcher.jobfile.value_types import FileModel, NotNegativeSeconds, Variables
 from launcher.plan.plan import DECODE, PREFILL
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -18,7 +18,7 @@ SERVING_ROLES = (PREFILL, DECODE, "agg")
 """Roles that `resources` may count, in the order in which they are placed."""
 
 
-class Resources(Model):
+class ResourcesSpec(FileModel):
     """Nodes, and what the job asks for on each of them."""
 
     nodes: int | None = Field(
@@ -61,14 +61,14 @@ class Resources(Model):
     client_node: bool = Field(False, description="Whether the benchmark has a node of its own.")
 
 
-class Restart(Model):
+class RestartSpec(FileModel):
     """What happens when a worker of the role fails."""
 
     max: int = Field(0, ge=0, le=1000, description="Times a worker is started again.")
     backoff: NotNegativeSeconds = Field(10.0, description="Seconds before that, growing with each time.")
 
 
-class Workers(Model):
+class RoleSpec(FileModel):
     """One role: ``count`` workers that run the same command."""
 
     role: str = Field("worker", description="Name of the role; its workers are ROLE_w0, ROLE_w1, ...")
@@ -93,7 +93,7 @@ class Workers(Model):
     shell: bool = Field(False, description="Run the command, a text, by `bash -c`.")
     env: Variables = Field({}, description="Environment of the worker, after that of the job.")
     critical: bool = Field(True, description="Whether the failure of one ends the job.")
-    restart: Restart = Restart()
+    restart: RestartSpec = RestartSpec()
     container: bool = Field(True, description="Whether its workers run in the job's container, where there is one.")
     service: bool | None = Field(
         None, description="Whether a worker serves until the job is over: an end of its own is then a failure."
@@ -107,13 +107,13 @@ class Workers(Model):
         return role
 
     @model_validator(mode="after")
-    def _words(self) -> "Workers":
+    def _words(self) -> "RoleSpec":
         if self.command is None:
             return self
         if self.shell and not isinstance(self.command, str):
             raise ValueError("command: with `shell: true` the command is one text, not a list")
         try:
-            words = words_of(self)
+            words = command_argv(self)
         except ValueError as error:
             raise ValueError(f'command: "{self.command}" cannot be split into words: {error}') from error
         if not words or not words[0] or not "".join(words[-1:] if self.shell else words).strip():
@@ -121,7 +121,7 @@ class Workers(Model):
         return self
 
 
-def words_of(workers: Workers) -> list[str]:
+def command_argv(workers: RoleSpec) -> list[str]:
     """The command as words, before placeholders are filled in."""
     if workers.command is None:
         return []

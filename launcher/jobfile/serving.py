@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from launcher.jobfile.value_types import Model, Seconds, Variables, parts_wrong
+from launcher.jobfile.value_types import FileModel, Seconds, Variables, combine_problems
 
 Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
 """Options of a program by their long names without ``--``; true for one without a value, false or null for none."""
@@ -81,13 +81,13 @@ def _joined(words: list[object]) -> str:
         if not isinstance(word, str)
     ]
     if wrong:
-        raise parts_wrong(wrong, words)
+        raise combine_problems(wrong, words)
     if words[:1] == [""]:
         raise ValueError("the command is empty")
     return shlex.join(map(str, words))
 
 
-def _of(what: str, *known: str) -> BeforeValidator:
+def _known_name(what: str, *known: str) -> BeforeValidator:
     """Refuses a name that is not known, with the nearest one that is."""
 
     def check(name: object) -> object:
@@ -111,14 +111,14 @@ Command = Annotated[
 """Words as one text that is split as a shell does; a list of them becomes such a text."""
 
 
-class ModelSpec(Model):
+class ModelSpec(FileModel):
     """The model that is served."""
 
     path: str = Field(description="An alias of the cluster file, a directory, or hf:ORGANIZATION/NAME.")
     name: str | None = Field(None, description="Name that clients use; by default the last part of the path.")
 
 
-class RoleOptions(Model):
+class EngineRoleSpec(FileModel):
     """What the engine gets for one role, after that of all roles."""
 
     args: NamedArguments = {}
@@ -126,13 +126,13 @@ class RoleOptions(Model):
     config: dict[str, object] = Field({}, description="Written as a file into the run directory and given by its path.")
 
 
-class BackendSpec(RoleOptions):
+class BackendSpec(EngineRoleSpec):
     """The program that the workers run, and how its parts find each other."""
 
-    type: Annotated[BackendType, _of("backend", *get_args(BackendType))] = "command"
-    prefill: RoleOptions = RoleOptions()
-    decode: RoleOptions = RoleOptions()
-    agg: RoleOptions = RoleOptions()
+    type: Annotated[BackendType, _known_name("backend", *get_args(BackendType))] = "command"
+    prefill: EngineRoleSpec = EngineRoleSpec()
+    decode: EngineRoleSpec = EngineRoleSpec()
+    agg: EngineRoleSpec = EngineRoleSpec()
     mpi: str = Field(
         "pmix", pattern="^[A-Za-z0-9_]+$", description="Kind of process management that srun gives to MPI programs."
     )
@@ -143,10 +143,10 @@ class BackendSpec(RoleOptions):
         return "gpu" if self.type in ("deepspeed", "mpi", "trtllm") else "node"
 
 
-class FrontendSpec(RoleOptions):
+class FrontendSpec(EngineRoleSpec):
     """What takes the requests."""
 
-    type: Annotated[FrontendType, _of("front end", *get_args(FrontendType))]
+    type: Annotated[FrontendType, _known_name("front end", *get_args(FrontendType))]
     count: int = Field(1, ge=1, le=1000)
     command: Command | None = Field(
         None,
@@ -171,10 +171,10 @@ class FrontendSpec(RoleOptions):
         return bool(self.nginx) or self.count > 1
 
 
-class BenchmarkSpec(RoleOptions):
+class BenchmarkSpec(EngineRoleSpec):
     """What uses the workers. The job is over when it ends; `manual` serves until the job is stopped."""
 
-    type: Annotated[BenchmarkType, _of("benchmark", *get_args(BenchmarkType))] = "manual"
+    type: Annotated[BenchmarkType, _known_name("benchmark", *get_args(BenchmarkType))] = "manual"
     command: Command | None = Field(
         None,
         description="The command of type custom, words as a list or one text; of sa-bench its program, "
@@ -203,7 +203,7 @@ class BenchmarkSpec(RoleOptions):
         return self
 
 
-class ReadinessSpec(Model):
+class ReadinessSpec(FileModel):
     """When the workers are ready, and how long that may take. Times in seconds."""
 
     kind: Literal["auto", "none", "dynamo", "sglang", "vllm", "http", "tcp"] = "auto"

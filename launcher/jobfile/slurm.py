@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from launcher.jobfile.value_types import Directory, Model, TimeLimit, checked, parts_wrong
+from launcher.jobfile.value_types import Directory, FileModel, TimeLimit, check_entry, combine_problems
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
 _SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
@@ -84,11 +84,11 @@ def check_directives(directives: Directives) -> Directives:
     ]
     wrong += [f"{name!r} is given by {_TAKEN[name]}; leave it out here" for name in directives if name in _TAKEN]
     if wrong:
-        raise parts_wrong([((), problem) for problem in wrong], directives)
+        raise combine_problems([((), problem) for problem in wrong], directives)
     return directives
 
 
-class Requeue(Model):
+class RequeueSpec(FileModel):
     """When the job goes back into the queue, to go on there as its next attempt."""
 
     preempted: bool = False
@@ -96,7 +96,7 @@ class Requeue(Model):
     max: int = Field(3, ge=1, le=1000, description="Attempts after the first.")
 
 
-class Slurm(Model):
+class SlurmSpec(FileModel):
     """What sbatch is asked for, beyond the resources."""
 
     partition: str | None = None
@@ -115,7 +115,7 @@ class Slurm(Model):
     signal: str | None = Field(
         None, description='USR1 or USR2 and seconds before the time limit, as in "USR1@120": passed on to the workers.'
     )
-    requeue: Requeue = Requeue()
+    requeue: RequeueSpec = RequeueSpec()
 
     @field_validator("directives")
     @classmethod
@@ -133,7 +133,7 @@ class Slurm(Model):
         return None if text is None else "{}@{}".format(*parse_signal(text))
 
     @model_validator(mode="after")
-    def _said_once(self) -> "Slurm":
+    def _said_once(self) -> "SlurmSpec":
         twice = {"exclusive": ("exclusive",), "requeue": ("requeue", "no-requeue")}
         for key, names in twice.items():
             for name in names:
@@ -156,7 +156,7 @@ def _mount_problem(text: str) -> str | None:
     return None
 
 
-Mount = Annotated[str, checked(_mount_problem)]
+Mount = Annotated[str, check_entry(_mount_problem)]
 """``source:target[:flags]``, both absolute once ``~`` and placeholders are filled in."""
 
 
@@ -166,10 +166,10 @@ def _module_problem(name: str) -> str | None:
     return f"{name!r} is not the name of a module; write it as `module load` takes it, one each"
 
 
-EnvironmentModule = Annotated[str, checked(_module_problem)]
+EnvironmentModule = Annotated[str, check_entry(_module_problem)]
 
 
-class Container(Model):
+class ContainerSpec(FileModel):
     """The container in which workers run."""
 
     image: str = Field(description="An alias of the cluster file, a file, or what the runtime understands.")
@@ -186,7 +186,7 @@ class Container(Model):
         return text
 
 
-class Setup(Model):
+class SetupSpec(FileModel):
     """What the batch script does before anything of the job starts."""
 
     modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")

@@ -4,14 +4,14 @@ from typing import Any
 
 from pydantic import Field
 
-from launcher.jobfile.value_types import Model
+from launcher.jobfile.value_types import FileModel
 
 # named out here: within the class `list` is the field of that name once Python 3.14 evaluates the annotations
 Values = list[Any]
 Points = list[dict[str, Any]]
 
 
-class SweepSpec(Model):
+class SweepSpec(FileModel):
     """Points by grid (every combination), zip (side by side) and list, each over the rest of the file.
 
     A key is a place of the job file (`resources.nodes`, `workers[0].gpus`, `workers.ROLE.count`, `env.LR`), whose
@@ -26,7 +26,7 @@ class SweepSpec(Model):
     list: Points = Field([], description="The points themselves: keys with their values.")
 
 
-class SweepFile(Model):
+class SweepFile(FileModel):
     """A job file with a sweep, as far as the sweep goes."""
 
     sweep: SweepSpec

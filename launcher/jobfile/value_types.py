@@ -13,7 +13,7 @@ _TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
 
-class Model(BaseModel):
+class FileModel(BaseModel):
     """One mapping of a file: its keys are known, its values are not converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -94,7 +94,7 @@ Url = Annotated[str, BeforeValidator(_url)]
 Directory = Annotated[str, BeforeValidator(_directory)]
 
 
-def parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
+def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
     """One error that says what is wrong within a value: each problem with its place."""
     details: list[InitErrorDetails] = [
         {"type": PydanticCustomError("value_error", "{message}", {"message": message}), "loc": place, "input": given}
@@ -103,7 +103,7 @@ def parts_wrong(problems: Sequence[tuple[tuple[str | int, ...], str]], given: ob
     return ValidationError.from_exception_data("parts", details)
 
 
-def checked(problem_of: Callable[[str], str | None]) -> AfterValidator:
+def check_entry(problem_of: Callable[[str], str | None]) -> AfterValidator:
     """The check of an entry of a list, each by itself: what is no text hides nothing of the others."""
 
     def check(text: str) -> str:
@@ -119,7 +119,7 @@ def variable_problem(name: str) -> str | None:
     return None if _ENVIRONMENT_NAME.fullmatch(name) else f"{name!r} is not a name for an environment variable"
 
 
-VariableName = Annotated[str, checked(variable_problem)]
+VariableName = Annotated[str, check_entry(variable_problem)]
 
 
 def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:
@@ -131,10 +131,10 @@ def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict
     except ValidationError as error:
         if not found:
             raise
-        details = [*parts_wrong(found, env).errors(), *error.errors()]
+        details = [*combine_problems(found, env).errors(), *error.errors()]
         raise ValidationError.from_exception_data("env", [_detail(entry) for entry in details]) from error
     if found:
-        raise parts_wrong(found, env)
+        raise combine_problems(found, env)
     return usable
 
 

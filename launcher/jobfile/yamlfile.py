@@ -17,7 +17,7 @@ Place = tuple[int, int]
 """Line and column of a text, from 0."""
 
 
-def parse(
+def parse_yaml_model(
     text: str, source: str, model: type[Spec], also: Callable[[dict[str, Any]], list[str]] = lambda _: []
 ) -> Spec:
     """The YAML ``text`` as a ``model``; raises ConfigError with every problem.
@@ -27,14 +27,14 @@ def parse(
     body, twice = read_mapping(text, source)
     if body is None and any(field.is_required() for field in model.model_fields.values()):
         raise ConfigError(source, ["is empty; `gpujob init` writes one to begin with"])
-    return validate(body or {}, source, model, also, twice, text)
+    return validate_model(body or {}, source, model, also, twice, text)
 
 
 def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[str]]:
     """The mapping that the YAML ``text`` holds, None for an empty one, and which of its keys are there twice."""
     twice: dict[Place, str] = {}
     try:
-        loader = _UniqueKeys(text, twice)
+        loader = UniqueKeyLoader(text, twice)
         try:
             body = loader.get_single_data()
         finally:
@@ -51,7 +51,7 @@ def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[st
     return body, _in_order(twice)
 
 
-def validate(
+def validate_model(
     body: dict[str, Any],
     source: str,
     model: type[Spec],
@@ -68,7 +68,7 @@ def validate(
             raise ConfigError(source, [*known, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
-        meant = _meant(error, model)
+        meant = _places_of_typos(error, model)
         more = [problem for problem in also(body) if problem.partition(": is missing")[0] not in meant]
         raise ConfigError(source, [*known, *_problems(error, model, text, meant), *more]) from error
     except (RecursionError, OverflowError, ValueError) as error:
@@ -88,7 +88,7 @@ def _in_order(twice: Mapping[Place, str]) -> list[str]:
     return [twice[place] for place in sorted(twice)]
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """YAML whose mappings say a key once: of two, the library would keep the last without a word.
 
     So does this one, and adds the other to ``twice``, so that the rest of the file is looked at, too.
@@ -161,7 +161,7 @@ _EXPECTED = {
 }
 
 
-def _meant(error: ValidationError, model: type[BaseModel]) -> set[str]:
+def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]:
     """The places of the keys that misspelled ones stand for: of these it is not said again that they are missing."""
     return {
         _places((*entry["loc"][:-1], near), model)[0]

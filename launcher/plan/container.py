@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from launcher.plan.placeholders import fill, placeholders, task_environment
+from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
@@ -29,7 +29,7 @@ _ENROOT_OF_STEP = (
 
 
 @dataclass(frozen=True)
-class Mount:
+class ContainerMount:
     """A directory or file of the node, and where it is in the container."""
 
     source: str
@@ -40,11 +40,11 @@ class Mount:
         return ":".join(part for part in (self.source, self.target, self.flags) if part)
 
 
-def parse_mount(text: str) -> Mount:
-    """``source:target[:flags]``, as ``spec_slurm.Mount`` has let it pass."""
+def parse_mount(text: str) -> ContainerMount:
+    """``source:target[:flags]``, as ``spec_slurm.ContainerMount`` has let it pass."""
     source, _, rest = text.partition(":")
     target, _, flags = rest.partition(":")
-    return Mount(os.path.expanduser(source), target, flags)
+    return ContainerMount(os.path.expanduser(source), target, flags)
 
 
 def runtime_of(plan: Plan, planned: TaskPlan) -> str | None:
@@ -52,28 +52,36 @@ def runtime_of(plan: Plan, planned: TaskPlan) -> str | None:
     return plan.container.runtime if plan.container is not None and planned.contained else None
 
 
-def mounts(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES) -> tuple[Mount, ...]:
+def container_mounts(
+    plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES
+) -> tuple[ContainerMount, ...]:
     """What a task's container sees of its node: ours, what the job reads and writes, the cluster's, the job's.
 
     Of two with the same target the later one counts. The run directory comes last: whatever is mounted where it
     lies, the records of the job must get there.
     """
-    values = placeholders(plan, planned, facts)
+    values = placeholder_values(plan, planned, facts)
     own = (plan.workdir, plan.job_dir, *(values[name] for name in ("output_dir", "checkpoint_dir", "log_dir")))
     texts = plan.container.mounts if plan.container is not None else ()
-    asked = tuple(parse_mount(fill(text, values)) for text in texts)
+    asked = tuple(parse_mount(fill_placeholders(text, values)) for text in texts)
     return _mounts(packages if runtime_of(plan, planned) == PYXIS else None, own, asked, str(facts.run_dir))
 
 
 @lru_cache(maxsize=16)
-def _mounts(packages: Path | None, own: tuple[str, ...], asked: tuple[Mount, ...], run_dir: str) -> tuple[Mount, ...]:
+def _mounts(
+    packages: Path | None, own: tuple[str, ...], asked: tuple[ContainerMount, ...], run_dir: str
+) -> tuple[ContainerMount, ...]:
     """Made once for all tasks for which they are the same."""
-    found: dict[str, Mount] = {}
+    found: dict[str, ContainerMount] = {}
     for mount in (
-        *(Mount(str(packages / name), f"{OURS}/{name}", "ro") for name in ("exporter", "launcher") if packages),
-        *(Mount(path, path) for path in own if not _lies_in(path, own)),
+        *(
+            ContainerMount(str(packages / name), f"{OURS}/{name}", "ro")
+            for name in ("exporter", "launcher")
+            if packages
+        ),
+        *(ContainerMount(path, path) for path in own if not _lies_in(path, own)),
         *asked,
-        Mount(run_dir, run_dir),
+        ContainerMount(run_dir, run_dir),
     ):
         target = os.path.normpath(mount.target)
         found.pop(target, None)
@@ -86,11 +94,11 @@ def _lies_in(path: str, folders: Iterable[str]) -> bool:
     return any(path != folder and path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def srun_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES) -> list[str]:
+def pyxis_options(plan: Plan, planned: TaskPlan, facts: RunFacts, packages: Path = PACKAGES) -> list[str]:
     """Options of srun for a step in a container of pyxis; none for any other task."""
     if plan.container is None or runtime_of(plan, planned) != PYXIS:
         return []
-    seen = mounts(plan, planned, facts, packages)
+    seen = container_mounts(plan, planned, facts, packages)
     return [
         f"--container-image={plan.container.image}",
         f"--container-mounts={','.join(map(str, seen))}",
@@ -111,7 +119,7 @@ def worker_words(plan: Plan, planned: TaskPlan, facts: RunFacts, words: Sequence
     runtime = runtime_of(plan, planned)
     if plan.container is None or runtime not in (APPTAINER, ENROOT):
         return list(words)
-    seen = mounts(plan, planned, facts)
+    seen = container_mounts(plan, planned, facts)
     workdir = plan.container.workdir or plan.workdir
     if runtime == APPTAINER:
         argv = ["apptainer", "exec", "--no-home", *(["--nv"] if plan.gpus_per_node else [])]

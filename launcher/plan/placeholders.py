@@ -36,7 +36,7 @@ _latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None
 """The job whose tasks were filled last, and its values."""
 
 
-class Values(dict[str, str]):
+class PlaceholderValues(dict[str, str]):
     """Values of placeholders; those with a number, ``host_N`` and ``port_N``, are made when they are asked for."""
 
     def __init__(self, plain: Mapping[str, str], facts: RunFacts) -> None:
@@ -54,10 +54,10 @@ class Values(dict[str, str]):
             raise KeyError(name)
         return self._facts.address(number)
 
-    def places(self) -> "Values":
+    def places(self) -> "PlaceholderValues":
         """Hosts and ports alone, which a shell's text may hold as they are."""
         plain = {name: value for name, value in self.items() if name not in VARIABLES and _SAFE.fullmatch(value)}
-        return Values(plain, self._facts)
+        return PlaceholderValues(plain, self._facts)
 
 
 def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
@@ -67,9 +67,9 @@ def task_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     code what comes out of a variable, whatever quotes, comments or here documents are around it.
     Hosts and ports, which a shell takes for nothing else, stand there themselves. Braces that are no placeholder stay.
     """
-    values = placeholders(plan, planned, facts)
+    values = placeholder_values(plan, planned, facts)
     # of thousands of tasks with twenty words each: most have no brace, and a call for each would take most of the time
-    words = [fill(word, values) if "{" in word else word for word in planned.argv]
+    words = [fill_placeholders(word, values) if "{" in word else word for word in planned.argv]
     text = shell_text_index(planned.argv)
     if text is not None:
         words[text] = fill_shell_text(planned.argv[text], values.places())
@@ -88,7 +88,7 @@ def shell_text_index(words: Sequence[str]) -> int | None:
     return None
 
 
-def fill(word: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(word: str, values: Mapping[str, str]) -> str:
     """``word`` with ``{name}`` replaced for the names in ``values``; ``{{name}}`` gives a literal ``{name}``."""
     if "{" not in word:
         return word
@@ -104,7 +104,7 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(part, word)
 
 
-def literal(text: str) -> str:
+def escape_placeholders(text: str) -> str:
     """A text that has no placeholders, as it must stand where they are filled in so as to stay as it is."""
     return re.sub(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", r"{{\1}}", text)
 
@@ -124,7 +124,7 @@ def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
         if match["literal"]:
             return f"{{{match['literal']}}}"
         if match["name"] not in VARIABLES:
-            return fill(token, places)
+            return fill_placeholders(token, places)
         variable = f"${{{VARIABLES[match['name']]}}}"
         return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
 
@@ -133,10 +133,10 @@ def fill_shell_text(text: str, places: Mapping[str, str]) -> str:
 
 def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:
     """A file of ``plan.templates`` with what holds for the whole job: directories, hosts and ports by their numbers."""
-    return fill(text, Values(job_values(plan, facts), facts))
+    return fill_placeholders(text, PlaceholderValues(job_placeholder_values(plan, facts), facts))
 
 
-def job_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
+def job_placeholder_values(plan: Plan, facts: RunFacts) -> Mapping[str, str]:
     """Values of the placeholders that are the same for all of a job, made once for its thousands of tasks."""
     global _latest
     if _latest is None or _latest[0] is not plan or _latest[1] is not facts:
@@ -159,11 +159,11 @@ def _job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
     }
 
 
-def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Values:
+def placeholder_values(plan: Plan, planned: TaskPlan, facts: RunFacts) -> PlaceholderValues:
     """Values of the placeholders of a command."""
     task = planned.task
     values = {
-        **job_values(plan, facts),
+        **job_placeholder_values(plan, facts),
         "rank": str(task.rank),
         "local_rank": str(task.local_rank),
         "index": str(task.index),
@@ -177,12 +177,12 @@ def placeholders(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Values:
     }
     for name, port in planned.ports.items():
         values[f"{name}_port"] = str(port + facts.port_offset)
-    return Values(values, facts)
+    return PlaceholderValues(values, facts)
 
 
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
     """Variables that one task gets beside the user's own environment."""
-    values = placeholders(plan, planned, facts)
+    values = placeholder_values(plan, planned, facts)
     hosts, node = facts.hosts, facts.hosts[planned.task.node_index]
     progress = progress_path(planned.task, facts.run_dir, node, facts.attempt, restart)
     return {
@@ -194,6 +194,6 @@ def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: in
         "GPUJOB_NODES": ",".join(hosts),
         "GPUJOB_RESTART": str(restart),
         "GPUJOB_PROGRESS_FILE": str(progress),
-        **{name: fill(value, values) for name, value in planned.env.items()},
+        **{name: fill_placeholders(value, values) for name, value in planned.env.items()},
         **{variable: values[name] for name, variable in VARIABLES.items()},
     }

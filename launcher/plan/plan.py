@@ -162,7 +162,7 @@ class RunFacts:
         return (self.addresses or self.hosts)[node_index]
 
 
-def file_word(text: str) -> str:
+def safe_file_word(text: str) -> str:
     """A name reduced to what is safe and pleasant in a file name."""
     word = re.sub(r"[^\w.-]+", "_", text).strip("._")[:64]
     return word.encode("utf-8", "replace")[:MOST_NAME_BYTES].decode("utf-8", "ignore") or "job"

@@ -13,7 +13,7 @@ from launcher.errors import TopologyError
 from launcher.plan.plan import Plan, RunFacts
 
 
-class Port(NamedTuple):
+class PortKind(NamedTuple):
     """What one kind of port begins with, and how many ports its program may take from there on."""
 
     base: int
@@ -21,21 +21,21 @@ class Port(NamedTuple):
     meaning: str
 
 
-TABLE: Mapping[str, Port] = {
-    "public": Port(8000, 1, "where clients send requests: the balancer, or the only front end"),
-    "internal": Port(8180, 1, "a front end behind the balancer"),
-    "etcd": Port(2379, 1, "etcd, for its clients"),
-    "etcd_peer": Port(2380, 1, "etcd, for its peers"),
-    "nats": Port(4222, 1, "NATS"),
-    "kv_events": Port(5200, 1, "events of a worker's KV cache"),
-    "nixl": Port(5400, 8, "side channels of NIXL, one for each rank of data parallelism on the node"),
-    "http": Port(6100, 32, "the server of a worker"),
-    "bootstrap": Port(7200, 1, "where decode workers find a prefill worker"),
-    "system": Port(7500, 1, "health and metrics of a process"),
-    "dist_init": Port(8300, 20, "rendezvous of a worker's processes, and of their schedulers behind it"),
-    "dp_rpc": Port(8650, 1, "calls between the ranks of data parallelism"),
-    "nccl": Port(17500, 1, "NCCL of a worker"),
-    "vllm": Port(20000, 50, "VLLM_PORT: what vLLM takes by itself"),
+TABLE: Mapping[str, PortKind] = {
+    "public": PortKind(8000, 1, "where clients send requests: the balancer, or the only front end"),
+    "internal": PortKind(8180, 1, "a front end behind the balancer"),
+    "etcd": PortKind(2379, 1, "etcd, for its clients"),
+    "etcd_peer": PortKind(2380, 1, "etcd, for its peers"),
+    "nats": PortKind(4222, 1, "NATS"),
+    "kv_events": PortKind(5200, 1, "events of a worker's KV cache"),
+    "nixl": PortKind(5400, 8, "side channels of NIXL, one for each rank of data parallelism on the node"),
+    "http": PortKind(6100, 32, "the server of a worker"),
+    "bootstrap": PortKind(7200, 1, "where decode workers find a prefill worker"),
+    "system": PortKind(7500, 1, "health and metrics of a process"),
+    "dist_init": PortKind(8300, 20, "rendezvous of a worker's processes, and of their schedulers behind it"),
+    "dp_rpc": PortKind(8650, 1, "calls between the ranks of data parallelism"),
+    "nccl": PortKind(17500, 1, "NCCL of a worker"),
+    "vllm": PortKind(20000, 50, "VLLM_PORT: what vLLM takes by itself"),
 }
 """Bases are those that the engines and srtctl use, so that what people know by heart stays true."""
 
@@ -52,7 +52,7 @@ The ports behind a given one, which its program may take, can meet those of anot
 """
 
 
-def assign(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine: bool) -> list[dict[str, int]]:
+def assign_ports(requests: Sequence[tuple[int, tuple[str, ...]]], *, one_machine: bool) -> list[dict[str, int]]:
     """Ports of each process before the offset: ``requests`` are its node and what it needs ports for.
 
     No port, and none of the ports behind it that the table keeps for its program, is given away twice on a
@@ -102,7 +102,7 @@ def all_ports(plan: Plan) -> dict[int, set[int]]:
     return found
 
 
-def asked_of_nodes(plan: Plan) -> dict[str, Any] | None:
+def survey_request(plan: Plan) -> dict[str, Any] | None:
     """What each node is surveyed for: the JSON object of ``survey.json``, or None for nothing.
 
     A file of its own, for a thousand nodes read it at the same moment; most of them have the same ports, which are
@@ -121,7 +121,7 @@ def asked_of_nodes(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def ports_in_force(plan: Plan, facts: RunFacts) -> dict[str, Any]:
+def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, Any]:
     """The ports that a job has been given, offset included: the JSON object of ``ports.json``."""
     processes = [
         {

@@ -10,21 +10,27 @@ from typing import Any
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import ENGINES, ClusterSpec, JobSpec
-from launcher.jobfile.resources import SERVING_ROLES, words_of
+from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, FrontendSpec
 from launcher.plan import ports
 from launcher.plan.plan import BALANCER, BENCHMARK, COUNTING, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
 from launcher.plan.plan import FRONTENDS as FRONTENDS_STAGE
-from launcher.planner.assembly_checks import Parts, problems_of
+from launcher.planner.assembly_checks import JobParts, assembly_problems
 from launcher.planner.backends import BACKENDS
-from launcher.planner.backends.base import Backend, Setting, Worker, config_name, config_path, option_words
+from launcher.planner.backends.base import (
+    Backend,
+    BackendContext,
+    BackendWorker,
+    config_name,
+    config_path,
+    option_words,
+)
 from launcher.planner.benchmarks import BENCHMARKS
-from launcher.planner.benchmarks.base import Endpoint
-from launcher.planner.benchmarks.base import environment as benchmark_environment
+from launcher.planner.benchmarks.base import Endpoint, benchmark_environment
 from launcher.planner.frontends import FRONTENDS, dynamo, nginx
-from launcher.planner.frontends.base import Frontend, addresses
+from launcher.planner.frontends.base import Frontend, worker_url_variables
 from launcher.planner.roles import Role
-from launcher.planner.topology import Layout
+from launcher.planner.topology import Topology
 
 _PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
 CLIENTS = "http"
@@ -45,7 +51,7 @@ class Assembly:
 
 
 @dataclass(frozen=True)
-class Service:
+class PlannedService:
     """One process beside the workers, before its command is known."""
 
     task: Task
@@ -54,18 +60,18 @@ class Service:
     """Ports by the names of ``launcher.plan.ports``."""
 
 
-def assemble(spec: JobSpec, cluster: ClusterSpec, layout: Layout, *, local: bool = False) -> Assembly:
+def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, layout: Topology, *, local: bool = False) -> Assembly:
     """The tasks of a job whose places are known; raises TopologyError with all that does not fit together.
 
     ``local``: one machine plays all nodes, and has each port once.
     """
-    return _Assembler(Setting(spec, cluster), layout, local).assembly()
+    return _Assembler(BackendContext(spec, cluster), layout, local).assembly()
 
 
 class _Assembler:
     """The parts of one job, made one after the other: workers and services, their ports, their commands."""
 
-    def __init__(self, setting: Setting, layout: Layout, local: bool) -> None:
+    def __init__(self, setting: BackendContext, layout: Topology, local: bool) -> None:
         spec = setting.spec
         self._setting, self._spec, self._layout = setting, spec, layout
         self._frontend = FRONTENDS[spec.frontend.type] if spec.frontend else None
@@ -78,12 +84,13 @@ class _Assembler:
         groups = _groups(layout)
         self._ports = self._assign_ports(groups, local)
         self._workers = [
-            Worker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports) for role, tasks in groups
+            BackendWorker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports)
+            for role, tasks in groups
         ]
         self._served = self._served_workers()
         self._endpoint = self._find_endpoint()
-        parts = Parts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
-        if problems := problems_of(setting, parts, {service.task.role for service in self._services}):
+        parts = JobParts(layout.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
+        if problems := assembly_problems(setting, parts, {service.task.role for service in self._services}):
             raise TopologyError(problems)
         self._infra = self._infra_environment()
 
@@ -98,9 +105,9 @@ class _Assembler:
         readiness = ReadinessPlan(tuple(rules), asked.timeout, asked.interval) if rules else None
         return Assembly(tuple(tasks), readiness, self._templates())
 
-    def _make_services(self) -> list[Service]:
+    def _make_services(self) -> list[PlannedService]:
         """Processes beside the workers; their ranks go on counting."""
-        found: list[Service] = []
+        found: list[PlannedService] = []
 
         def add(name: str, role: str, index: int, node: int, stage: str, needs: Iterable[str] = ()) -> None:
             stem = name if stage == BENCHMARK else f"{{node}}_{name}"
@@ -108,7 +115,7 @@ class _Assembler:
             rank = len(self._layout.tasks) + len(found)
             later = stage == BENCHMARK
             task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
-            found.append(Service(task, stage, tuple(needs)))
+            found.append(PlannedService(task, stage, tuple(needs)))
 
         layout, frontend, spec = self._layout, self._frontend, self._spec.frontend
         if frontend is not None and spec is not None:
@@ -138,7 +145,7 @@ class _Assembler:
         requests += [(service.task, service.needs) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
-        given = ports.assign([(task.node_index, names) for task, names in requests], one_machine=local)
+        given = ports.assign_ports([(task.node_index, names) for task, names in requests], one_machine=local)
         return {
             task.rank: {CLIENTS if name in ("public", "internal") else name: port for name, port in own.items()}
             for (task, _), own in zip(requests, given, strict=True)
@@ -153,7 +160,7 @@ class _Assembler:
 
     def _mentioned_by(self, role: Role) -> list[str]:
         """Ports that the user's words and variables for a role name."""
-        texts = [*words_of(role.options), *role.options.env.values(), *self._spec.env.values()]
+        texts = [*command_argv(role.options), *role.options.env.values(), *self._spec.env.values()]
         for options in self._options(role):
             texts += [*options.env.values(), *map(str, options.args.values())]
         return _mentioned(texts)
@@ -171,7 +178,7 @@ class _Assembler:
             given.update(part.env)
         return {**given, **role.options.env}
 
-    def _served_workers(self) -> list[Worker]:
+    def _served_workers(self) -> list[BackendWorker]:
         """The workers that the front end stands before."""
         kind = self._spec.backend.type
         own = [worker for worker in self._workers if self._backends[worker.role.name].name == kind]
@@ -195,7 +202,7 @@ class _Assembler:
         used = backend.name == "command" and asked and any(worker.role is role for worker in self._served)
         return backend.service or used
 
-    def _worker_tasks(self, worker: Worker, serves: bool) -> Iterator[TaskPlan]:
+    def _worker_tasks(self, worker: BackendWorker, serves: bool) -> Iterator[TaskPlan]:
         role, setting, options, several = worker.role, self._setting, worker.role.options, len(worker.tasks) > 1
         backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
         before, given = {**self._infra, **self._configs[role.name]}, self._given[role.name]
@@ -203,7 +210,7 @@ class _Assembler:
         nodes = len(worker.nodes) if several else 1
         for task in worker.tasks:
             seen = there.get(task.node_index, task.gpus)
-            words = (words_of(options) if backend.service else []) or backend.words(setting, worker, task)
+            words = (command_argv(options) if backend.service else []) or backend.words(setting, worker, task)
             environment = {**before, **backend.environment(setting, worker, task), **given}
             if task.local_rank:
                 words = self._of_leader(words, worker, task)
@@ -228,7 +235,7 @@ class _Assembler:
                 metrics=backend.metrics(setting, worker, task),
             )
 
-    def _of_leader(self, texts: Iterable[str], worker: Worker, task: Task) -> list[str]:
+    def _of_leader(self, texts: Iterable[str], worker: BackendWorker, task: Task) -> list[str]:
         """Texts of a further process of a worker, with the ports that the first process alone has."""
         own = self._ports[task.rank]
 
@@ -247,15 +254,15 @@ class _Assembler:
     def _infra_environment(self) -> dict[str, str]:
         infra = [service.task for service in self._services if service.stage == INFRA]
         known = {name: port for task in infra for name, port in self._ports[task.rank].items()}
-        return dynamo.environment(infra[0].node_index, known) if infra else {}
+        return dynamo.infra_environment(infra[0].node_index, known) if infra else {}
 
-    def _service_task(self, service: Service) -> TaskPlan:
+    def _service_task(self, service: PlannedService) -> TaskPlan:
         task, metrics, words = service.task, None, list[str]()
         environment: dict[str, str] = {}
         if service.stage == INFRA:
-            words = dynamo.infra_words(task.worker, task.node_index)
+            words = dynamo.infra_command(task.worker, task.node_index)
         elif service.stage == BALANCER:
-            words = nginx.words()
+            words = nginx.nginx_command()
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
@@ -277,7 +284,7 @@ class _Assembler:
         """Words and variables of the benchmark."""
         kind = BENCHMARKS[benchmark.type]
         told = benchmark_environment(self._setting, kind, benchmark, self._endpoint)
-        told |= {**self._infra, **addresses(self._setting, self._served)}
+        told |= {**self._infra, **worker_url_variables(self._setting, self._served)}
         if benchmark.config:
             told["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
         words = kind.words(self._setting, benchmark, self._endpoint)
@@ -285,7 +292,7 @@ class _Assembler:
 
     def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
         """Words and variables of a front end, and where its metrics are."""
-        told = {**self._infra, **addresses(self._setting, self._served)}
+        told = {**self._infra, **worker_url_variables(self._setting, self._served)}
         if self._setting.model_name:
             told["GPUJOB_MODEL"] = self._setting.model_name
         if spec.config:
@@ -335,17 +342,19 @@ class _Assembler:
             fronts = [service.task for service in self._services if service.stage == FRONTENDS_STAGE]
             upstreams = [Endpoint(task.node_index, self._ports[task.rank][CLIENTS]) for task in fronts]
             public = Endpoint(balancer.node_index, self._ports[balancer.rank][CLIENTS])
-            found[nginx.FILE] = nginx.render(public.port_word, [f"{at.host}:{at.port_word}" for at in upstreams])
+            found[nginx.FILE] = nginx.render_nginx_config(
+                public.port_word, [f"{at.host}:{at.port_word}" for at in upstreams]
+            )
         return found
 
 
 def _backend_of(spec: JobSpec, role: Role) -> Backend:
     """The job's backend; a role beside those of serving that says its own command is no part of an engine."""
-    helps = spec.backend.type in ENGINES and role.name not in SERVING_ROLES and words_of(role.options)
+    helps = spec.backend.type in ENGINES and role.name not in SERVING_ROLES and command_argv(role.options)
     return BACKENDS["command" if helps else spec.backend.type]
 
 
-def _groups(layout: Layout) -> list[Group]:
+def _groups(layout: Topology) -> list[Group]:
     """The processes of each worker, in the order of ranks."""
     roles = {role.name: role for role in layout.roles}
     groups: dict[str, list[Task]] = {}
@@ -354,7 +363,7 @@ def _groups(layout: Layout) -> list[Group]:
     return [(roles[tasks[0].role], tuple(tasks)) for tasks in groups.values()]
 
 
-def _gpus_by_node(worker: Worker) -> dict[int, tuple[int, ...]]:
+def _gpus_by_node(worker: BackendWorker) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for task in worker.tasks:
         found[task.node_index] = (*found.get(task.node_index, ()), *task.gpus)

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.jobfile.jobfile import ENGINES
-from launcher.jobfile.resources import SERVING_ROLES, words_of
-from launcher.jobfile.serving import BenchmarkSpec, RoleOptions
+from launcher.jobfile.resources import SERVING_ROLES, command_argv
+from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec
 from launcher.plan.plan import COUNTING
-from launcher.planner.backends.base import DISAGGREGATED, Backend, Launched, Setting, Worker
+from launcher.planner.backends.base import DISAGGREGATED, Backend, BackendContext, BackendWorker, LaunchedBackend
 from launcher.planner.backends.command import LISTENS
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.benchmarks.base import Endpoint
@@ -17,13 +17,13 @@ from launcher.planner.roles import Role
 
 
 @dataclass(frozen=True)
-class Parts:
+class JobParts:
     """The parts of a job that must fit together."""
 
     roles: Sequence[Role]
     backends: Mapping[str, Backend]
     """By role."""
-    served: Sequence[Worker]
+    served: Sequence[BackendWorker]
     """Workers that the front end stands before."""
     frontend: Frontend | None
     benchmark: BenchmarkSpec | None
@@ -31,19 +31,19 @@ class Parts:
     """Where clients send requests."""
 
 
-def problems_of(setting: Setting, parts: Parts, services: Collection[str]) -> list[str]:
+def assembly_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> list[str]:
     """All of them, each with place, value and cure; ``services`` are the roles of processes beside the workers."""
     found = [*_role_problems(setting, parts, services)]
     for role in parts.roles:
         backend = parts.backends[role.name]
-        if not (backend.service and words_of(role.options)):  # a user's own command divides the GPUs as it likes
+        if not (backend.service and command_argv(role.options)):  # a user's own command divides the GPUs as it likes
             found += backend.problems(setting, role)
     found += [*_frontend_problems(setting, parts), *_benchmark_problems(setting, parts)]
     found += _readiness_problems(setting, parts)
     return list(dict.fromkeys(found))
 
 
-def _role_problems(setting: Setting, parts: Parts, services: Collection[str]) -> Iterator[str]:
+def _role_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> Iterator[str]:
     spec, names = setting.spec, [role.name for role in parts.roles]
     for role in parts.roles:
         yield from parts.backends[role.name].granularity_problems(setting, role)
@@ -51,12 +51,12 @@ def _role_problems(setting: Setting, parts: Parts, services: Collection[str]) ->
     for name in sorted(set(names) & set(services)):
         yield f"{setting.key_of(name, 'role')}: the job has a service of its own called {name}; call the role otherwise"
     for name in SERVING_ROLES:
-        if name not in names and getattr(spec.backend, name) != RoleOptions():
+        if name not in names and getattr(spec.backend, name) != EngineRoleSpec():
             have = ", ".join(names)
             yield f"backend.{name}: the job has no {name} workers, only {have}; leave it out, or say {name}_workers"
 
 
-def _mixed_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+def _mixed_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
     """agg beside prefill or decode: commands may mean anything by it, engines and front ends know one or the other."""
     counts = {role.name: role.count for role in parts.roles}
     apart = [name for name in DISAGGREGATED if name in counts]
@@ -69,7 +69,7 @@ def _mixed_problems(setting: Setting, parts: Parts) -> Iterator[str]:
     )
 
 
-def _frontend_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+def _frontend_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
     spec, frontend = setting.spec, parts.frontend
     kind = spec.backend.type
     names = {worker.role.name for worker in parts.served}
@@ -92,11 +92,11 @@ def _frontend_problems(setting: Setting, parts: Parts) -> Iterator[str]:
     yield from frontend.problems(setting, parts.served)
 
 
-def _benchmark_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+def _benchmark_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
     benchmark, kind = parts.benchmark, setting.spec.backend.type
     if benchmark is None:
         return
-    if any(isinstance(backend, Launched) for backend in parts.backends.values()):
+    if any(isinstance(backend, LaunchedBackend) for backend in parts.backends.values()):
         yield f"benchmark: it uses workers that serve, and {kind} runs a program to its end; leave it out"
         return
     if BENCHMARKS[benchmark.type].needs_endpoint and parts.endpoint is None:
@@ -108,7 +108,7 @@ def _benchmark_problems(setting: Setting, parts: Parts) -> Iterator[str]:
         yield "model: is missing; the router benchmark has to name it in its requests"
 
 
-def _readiness_problems(setting: Setting, parts: Parts) -> Iterator[str]:
+def _readiness_problems(setting: BackendContext, parts: JobParts) -> Iterator[str]:
     kind = setting.spec.readiness.kind
     if parts.frontend is not None or kind in ("auto", "none"):
         return

@@ -16,7 +16,7 @@ from launcher.rundir.rundir import user_name
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlannedJob:
     """What is checked before a launch."""
 
     spec: JobSpec
@@ -26,7 +26,7 @@ class Subject:
     environ: Mapping[str, str]
 
 
-def make_subject(job: str, *, local: bool, available: int | None = None) -> Subject:
+def read_planned_job(job: str, *, local: bool, available: int | None = None) -> PlannedJob:
     """The job of a file, planned for this machine or for Slurm; raises ConfigErrors with all that is wrong.
 
     ``available`` is how many nodes there are, where that is known.
@@ -45,7 +45,7 @@ def make_subject(job: str, *, local: bool, available: int | None = None) -> Subj
     if spec is None or cluster is None:
         raise ConfigErrors(problems)
     try:
-        return plan_subject(
+        return plan_job(
             spec,
             cluster,
             job_dir=Path(job).resolve().parent,
@@ -58,7 +58,7 @@ def make_subject(job: str, *, local: bool, available: int | None = None) -> Subj
         raise ConfigErrors([ConfigError(job, error.problems)]) from error
 
 
-def plan_subject(
+def plan_job(
     spec: JobSpec,
     cluster: ClusterSpec,
     *,
@@ -67,7 +67,7 @@ def plan_subject(
     timestamp: str,
     local: bool,
     available: int | None = None,
-) -> Subject:
+) -> PlannedJob:
     """A job, planned for this machine or for Slurm; raises TopologyError when it does not fit."""
     plan = make_plan(
         spec,
@@ -80,4 +80,4 @@ def plan_subject(
         local=local,
         available=available,
     )
-    return Subject(spec, cluster, plan, local, dict(os.environ))
+    return PlannedJob(spec, cluster, plan, local, dict(os.environ))

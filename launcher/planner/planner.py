@@ -11,19 +11,19 @@ from pathlib import Path
 from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task, Verification
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_whole_nodes, resolve_directory, with_cluster
 from launcher.jobfile.monitoring import EXPORTER_NAMES
-from launcher.jobfile.redaction import redacted
+from launcher.jobfile.redaction import redacted_job
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan, file_word
-from launcher.planner.assembly import assemble
+from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan, safe_file_word
+from launcher.planner.assembly import assemble_tasks
 from launcher.planner.slurm_options import (
-    contain,
     container_plan,
+    mark_contained,
     run_dir_name,
     setup_steps,
     slurm_options,
     with_dependency,
 )
-from launcher.planner.topology import place
+from launcher.planner.topology import place_workers
 
 
 def make_plan(
@@ -45,8 +45,8 @@ def make_plan(
     ``available`` how many nodes there are, where that is known.
     """
     spec = with_cluster(spec, cluster)
-    layout = place(spec, available, spec.backend.granularity)
-    assembly = assemble(spec, cluster, layout, local=local)
+    layout = place_workers(spec, available, spec.backend.granularity)
+    assembly = assemble_tasks(spec, cluster, layout, local=local)
     tasks = tuple(planned.task for planned in assembly.tasks)
     workdir = Path(resolve_directory(spec.workdir, workdir) or workdir)
     cpus_of = {role.name: role.options.cpus for role in layout.roles}
@@ -62,7 +62,7 @@ def make_plan(
         gpus_per_node=spec.resources.gpus_per_node,
         cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_whole_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
-        tasks=contain(assembly.tasks, spec),
+        tasks=mark_contained(assembly.tasks, spec),
         manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
         job_dir=str(job_dir),
         workdir=str(workdir),
@@ -75,7 +75,7 @@ def make_plan(
         linger_s=spec.monitoring.linger,
         kill_wait_s=kill_wait_s,
         python=python,
-        resolved=redacted(spec),
+        resolved=redacted_job(spec),
         world_size=len(layout.tasks),
         readiness=assembly.readiness,
         templates=assembly.templates,
@@ -86,7 +86,7 @@ def make_plan(
     )
 
 
-def adapted(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
+def adapt_plan(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
     """The plan with the cluster's KillWait, and a dependency in place of that of the file."""
     manifest = dataclasses.replace(plan.manifest, kill_wait_s=kill_wait_s)
     plan = dataclasses.replace(plan, manifest=manifest, kill_wait_s=kill_wait_s)
@@ -149,5 +149,5 @@ def progress_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
 def error_patterns(spec: JobSpec) -> tuple[LogPattern, ...]:
     """The job's own patterns for errors; one without a name has its own text for it."""
     return tuple(
-        LogPattern(error.name or file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
+        LogPattern(error.name or safe_file_word(error.pattern), error.pattern, error.severity) for error in spec.errors
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
-from launcher.jobfile.resources import SERVING_ROLES, Resources, Workers
+from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Role:
     count: int
     gpus: int
     """GPUs of one worker."""
-    options: Workers
+    options: RoleSpec
     gpus_key: str
     """Key of the file that says how many GPUs a worker has, for errors."""
     nodes: int | None = None
@@ -35,7 +35,7 @@ def roles_of(spec: JobSpec) -> tuple[Role, ...]:
     """
     problems: list[str] = []
     entries = {workers.role: (index, workers) for index, workers in enumerate(spec.workers)}
-    said = {name: _Said(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
+    said = {name: _RoleInput(spec.resources, name, *entries.pop(name, (0, None))) for name in SERVING_ROLES}
     found: dict[str, Role] = {}
     for name in SERVING_ROLES:
         role = _serving_role(said[name], said, found.get("prefill"), problems)
@@ -55,10 +55,10 @@ def roles_of(spec: JobSpec) -> tuple[Role, ...]:
     return tuple(found.values())
 
 
-class _Said:
+class _RoleInput:
     """What the file says of prefill, decode or agg, in `resources` and in an entry of `workers`."""
 
-    def __init__(self, resources: Resources, name: str, index: int, workers: Workers | None) -> None:
+    def __init__(self, resources: ResourcesSpec, name: str, index: int, workers: RoleSpec | None) -> None:
         self.resources, self.name, self.workers = resources, name, workers
         self.named: int | None = getattr(resources, f"{name}_workers")
         self.nodes: int | None = getattr(resources, f"{name}_nodes")
@@ -72,9 +72,9 @@ class _Said:
 
     def problems(self) -> Iterator[str]:
         """What contradicts itself here."""
-        yield from _different(self._counts)
+        yield from _conflict(self._counts)
         if self.count:
-            yield from _different(self._sizes)
+            yield from _conflict(self._sizes)
         if self.nodes and not self.count:
             yield (
                 f"resources.{self.name}_nodes: {self.nodes} nodes and no {self.name} worker on them; "
@@ -87,7 +87,9 @@ class _Said:
             )
 
 
-def _serving_role(said: _Said, others: Mapping[str, _Said], prefill: Role | None, problems: list[str]) -> Role | None:
+def _serving_role(
+    said: _RoleInput, others: Mapping[str, _RoleInput], prefill: Role | None, problems: list[str]
+) -> Role | None:
     """prefill, decode or agg, or None when the job has no such worker."""
     name, count, nodes, workers = said.name, said.count, said.nodes, said.workers
     problems += said.problems()
@@ -110,16 +112,16 @@ def _serving_role(said: _Said, others: Mapping[str, _Said], prefill: Role | None
     gpus = said.gpus
     if gpus is None and counted:
         gpus = _implied_gpus(said, others["decode"], prefill, problems)
-    return Role(name, count, gpus or 0, workers or Workers(role=name), said.key, nodes)
+    return Role(name, count, gpus or 0, workers or RoleSpec(role=name), said.key, nodes)
 
 
-def _different(given: list[tuple[str, int | None]]) -> Iterator[str]:
+def _conflict(given: list[tuple[str, int | None]]) -> Iterator[str]:
     (one, first), (two, second) = given
     if first is not None and second is not None and first != second:
         yield f"{two}: {second}, and {one} is {first}; leave one of them out, or make them equal"
 
 
-def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: list[str]) -> int:
+def _implied_gpus(said: _RoleInput, decode: _RoleInput, prefill: Role | None, problems: list[str]) -> int:
     """GPUs of a worker whose size the file leaves out: an equal share of the role's nodes, else one node's.
 
     Where decode shares the nodes of prefill, the workers of both are alike, unless the file says what decode has.
@@ -132,7 +134,7 @@ def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: li
     sharers = (decode.count or 0) if name == "prefill" and decode.nodes == 0 else 0
     if sharers and decode.gpus is not None:
         alone = per_node if said.resources.spread_workers else 0
-        return _rest(said, sharers * max(decode.gpus, alone), problems)
+        return _prefill_size_beside_decode(said, sharers * max(decode.gpus, alone), problems)
     count = (said.count or 0) + sharers
     counts = _even_counts(nodes, per_node, said.resources.spread_workers)
     if count in counts:
@@ -150,7 +152,7 @@ def _implied_gpus(said: _Said, decode: _Said, prefill: Role | None, problems: li
     return 0
 
 
-def _rest(said: _Said, taken: int, problems: list[str]) -> int:
+def _prefill_size_beside_decode(said: _RoleInput, taken: int, problems: list[str]) -> int:
     """GPUs of each prefill worker when decode takes so many of its nodes."""
     count, nodes, per_node = said.count or 1, said.nodes or 0, said.resources.gpus_per_node
     left = nodes * per_node - taken

@@ -9,15 +9,25 @@ from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile import aliases
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, resolve_directory
-from launcher.plan.placeholders import literal
-from launcher.plan.plan import BENCHMARK, DECODE, FRONTENDS, PREFILL, WORKERS, ContainerPlan, Plan, TaskPlan, file_word
-from launcher.planner.topology import Layout
+from launcher.plan.placeholders import escape_placeholders
+from launcher.plan.plan import (
+    BENCHMARK,
+    DECODE,
+    FRONTENDS,
+    PREFILL,
+    WORKERS,
+    ContainerPlan,
+    Plan,
+    TaskPlan,
+    safe_file_word,
+)
+from launcher.planner.topology import Topology
 
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)
 """Services around them (etcd, nats, nginx) are of the nodes."""
 
 
-def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, Any]:
+def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict[str, Any]:
     """What sbatch is asked for beyond the resources; raises TopologyError when the job cannot be split as asked."""
     asked = spec.slurm
     return {
@@ -70,11 +80,11 @@ def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str,
     return {"parts": [part for part in parts if any(part.values())]}
 
 
-def run_dir_name(spec: JobSpec, layout: Layout, timestamp: str) -> str:
+def run_dir_name(spec: JobSpec, layout: Topology, timestamp: str) -> str:
     """Name of the run directory with ``{job_id}`` in it; a job of prefill and decode is called by their numbers."""
     counts = {role.name: role.count for role in layout.roles}
     served = PREFILL in counts or DECODE in counts
-    word = f"{counts.get(PREFILL, 0)}P_{counts.get(DECODE, 0)}D" if served else file_word(spec.name)
+    word = f"{counts.get(PREFILL, 0)}P_{counts.get(DECODE, 0)}D" if served else safe_file_word(spec.name)
     return f"{{job_id}}_{word}_{timestamp}"
 
 
@@ -84,9 +94,9 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
     if asked is None:
         return None
     model = aliases.model_path(spec.model.path, cluster) if spec.model is not None else ""
-    own = [f"{literal(model)}:{literal(model)}:ro"] if model.startswith("/") else []
+    own = [f"{escape_placeholders(model)}:{escape_placeholders(model)}:ro"] if model.startswith("/") else []
     return ContainerPlan(
-        aliases.image(asked.image, cluster),
+        aliases.resolve_image(asked.image, cluster),
         asked.runtime,
         (*own, *cluster.mounts, *asked.mounts),
         asked.workdir,
@@ -94,7 +104,7 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
     )
 
 
-def contain(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, ...]:
+def mark_contained(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, ...]:
     """The tasks, those marked that run in the job's container."""
     if spec.container is None:
         return tuple(tasks)

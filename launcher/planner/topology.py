@@ -14,7 +14,7 @@ from typing import Literal
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
-from launcher.jobfile.resources import Resources
+from launcher.jobfile.resources import ResourcesSpec
 from launcher.planner.roles import Role, roles_of
 
 Granularity = Literal["node", "gpu"]
@@ -24,7 +24,7 @@ MOST_NODES = 100_000
 
 
 @dataclass(frozen=True)
-class Layout:
+class Topology:
     """Where everything of a job runs; nodes by their index in the allocation."""
 
     nodes: int
@@ -38,7 +38,7 @@ class Layout:
     client_node: int = 0
 
 
-def place(spec: JobSpec, available: int | None = None, granularity: Granularity | None = None) -> Layout:
+def place_workers(spec: JobSpec, available: int | None = None, granularity: Granularity | None = None) -> Topology:
     """Where the workers of a job go; raises TopologyError with all that does not fit.
 
     ``available`` is how many nodes there are, where the file does not say. ``granularity`` is what
@@ -55,11 +55,11 @@ def place(spec: JobSpec, available: int | None = None, granularity: Granularity 
     pool = range(front, nodes - resources.client_node)
     tasks: list[Task] = []
     by_gpu = (resources.process_granularity or granularity) == "gpu"
-    for role, index, shares in _shares(roles, resources, pool, _together(roles, resources, len(pool))):
+    for role, index, shares in _shares(roles, resources, pool, _decode_shares_node(roles, resources, len(pool))):
         tasks += _tasks(role, index, len(tasks), shares, by_gpu)
-    _prove(tasks, roles, resources, pool)
+    _check_invariants(tasks, roles, resources, pool)
     frontends = (front - 1,) if resources.frontend_node else tuple(pool)
-    return Layout(
+    return Topology(
         nodes,
         roles,
         tuple(tasks),
@@ -74,7 +74,7 @@ Share = tuple[int, range]
 
 
 def _shares(
-    roles: Sequence[Role], resources: Resources, pool: range, together: bool
+    roles: Sequence[Role], resources: ResourcesSpec, pool: range, together: bool
 ) -> Iterator[tuple[Role, int, list[Share]]]:
     """Each worker with its nodes and GPUs, in the order of ranks; ``together``: decode goes on where prefill ends."""
     per_node = resources.gpus_per_node
@@ -99,12 +99,12 @@ def _shares(
                 node, offset = node + 1, 0
 
 
-def _may_share(roles: Sequence[Role], resources: Resources) -> bool:
+def _may_share(roles: Sequence[Role], resources: ResourcesSpec) -> bool:
     """Whether the file lets decode go on where prefill has left a node partly used, although there is another."""
     return resources.colocate_prefill_decode or any(role.name == "decode" and role.nodes == 0 for role in roles)
 
 
-def _together(roles: Sequence[Role], resources: Resources, nodes: int) -> bool:
+def _decode_shares_node(roles: Sequence[Role], resources: ResourcesSpec, nodes: int) -> bool:
     """Whether decode does so: ``decode_nodes: 0`` only where it must."""
     if resources.colocate_prefill_decode:
         return True
@@ -123,7 +123,7 @@ def _tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu: bool)
         yield Task(name, role.name, index, rank + local, local, node, tuple(gpus), logs, role.options.critical)
 
 
-def _size_problems(role: Role, resources: Resources) -> list[str]:
+def _size_problems(role: Role, resources: ResourcesSpec) -> list[str]:
     key, per_node = role.gpus_key, resources.gpus_per_node
     if role.gpus == 0:
         return []
@@ -137,7 +137,7 @@ def _size_problems(role: Role, resources: Resources) -> list[str]:
     return []
 
 
-def _nodes_problems(role: Role, resources: Resources) -> list[str]:
+def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
     """A role that fills more nodes than the file gives to it; where decode may share, the job as a whole counts."""
     if not role.nodes or (role.name == "decode" and resources.colocate_prefill_decode):
         return []
@@ -150,7 +150,7 @@ def _nodes_problems(role: Role, resources: Resources) -> list[str]:
     return [f"{problem}set {key}: {needed}, or fewer or smaller workers"]
 
 
-def _nodes_of_job(roles: Sequence[Role], resources: Resources, available: int | None) -> int:
+def _nodes_of_job(roles: Sequence[Role], resources: ResourcesSpec, available: int | None) -> int:
     """Nodes that the job has: as the file says, else as many as there are, else as few as will do."""
     reserved = [name for name in ("infra", "frontend", "client") if getattr(resources, f"{name}_node")]
     needed = nodes_filled(roles, resources) + len(reserved)
@@ -164,13 +164,13 @@ def _nodes_of_job(roles: Sequence[Role], resources: Resources, available: int | 
     if given > nodes:
         least = max(given, needed)
         keys = " + ".join(f"{role.name}_nodes" for role in roles if role.nodes)
-        kept = f", and {_kept(reserved)}," if reserved else ""
+        kept = f", and {_kept_nodes(reserved)}," if reserved else ""
         problems.append(f"resources.nodes: {nodes}, and {keys}{kept} are {given}; set nodes: {least}, or leave it out")
     elif needed > nodes:
         problems.append(_capacity_problem(roles, resources, reserved, needed, nodes, available))
     elif available is not None and nodes > available:
         source = "resources.nodes" if resources.nodes else " + ".join(role.nodes_key for role in roles if role.nodes)
-        kept = f" and {_kept(reserved)}" if reserved and not resources.nodes else ""
+        kept = f" and {_kept_nodes(reserved)}" if reserved and not resources.nodes else ""
         problems.append(
             f"{source}: {nodes - (len(reserved) if kept else 0)} nodes{kept} for {_wanted(roles)}, and there are "
             f"{available}; name {nodes - available} more, or ask for fewer"
@@ -189,7 +189,7 @@ def _nodes_given(roles: Sequence[Role]) -> int:
     return 0
 
 
-def nodes_filled(roles: Sequence[Role], resources: Resources) -> int:
+def nodes_filled(roles: Sequence[Role], resources: ResourcesSpec) -> int:
     """Fewest nodes on which the roles find their places, at least 1.
 
     By arithmetic: a slip of the finger must not make millions of tasks first.
@@ -200,7 +200,7 @@ def nodes_filled(roles: Sequence[Role], resources: Resources) -> int:
     return max(1, _filled(roles, resources, apart=True)[0])
 
 
-def _filled(roles: Sequence[Role], resources: Resources, *, apart: bool) -> tuple[int, int]:
+def _filled(roles: Sequence[Role], resources: ResourcesSpec, *, apart: bool) -> tuple[int, int]:
     """Nodes used when decode begins on a fresh one or not, and how many of them were used before decode."""
     node = offset = before = 0
     for role in roles:
@@ -208,11 +208,11 @@ def _filled(roles: Sequence[Role], resources: Resources, *, apart: bool) -> tupl
             before = node + (offset > 0)
             if apart and role.gpus and offset:
                 node, offset = node + 1, 0
-        node, offset = _after(role, node, offset, resources)
+        node, offset = _used_after_role(role, node, offset, resources)
     return node + (offset > 0), before
 
 
-def _after(role: Role, node: int, offset: int, resources: Resources) -> tuple[int, int]:
+def _used_after_role(role: Role, node: int, offset: int, resources: ResourcesSpec) -> tuple[int, int]:
     """Node and GPUs of it that are used once all workers of a role have their places."""
     per_node = resources.gpus_per_node
     if role.gpus == 0:
@@ -227,7 +227,7 @@ def _after(role: Role, node: int, offset: int, resources: Resources) -> tuple[in
     return node, offset
 
 
-def _kept(reserved: Sequence[str]) -> str:
+def _kept_nodes(reserved: Sequence[str]) -> str:
     return f"{len(reserved)} for {' and '.join(reserved)} alone"
 
 
@@ -237,13 +237,13 @@ def _wanted(roles: Sequence[Role]) -> str:
 
 def _capacity_problem(
     roles: Sequence[Role],
-    resources: Resources,
+    resources: ResourcesSpec,
     reserved: Sequence[str],
     needed: int,
     nodes: int,
     available: int | None,
 ) -> str:
-    kept = f" and {_kept(reserved)}" if reserved else ""
+    kept = f" and {_kept_nodes(reserved)}" if reserved else ""
     problem = (
         f"resources.nodes: {_wanted(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
         f"{kept} and the job has {nodes}; "
@@ -257,7 +257,7 @@ def _capacity_problem(
     return f"{problem}{cure}, or fewer or smaller workers"
 
 
-def _prove(tasks: Sequence[Task], roles: Sequence[Role], resources: Resources, pool: range) -> None:
+def _check_invariants(tasks: Sequence[Task], roles: Sequence[Role], resources: ResourcesSpec, pool: range) -> None:
     """What must hold of every plan, whatever made it; a plan for which it does not is never carried out."""
     per_node = resources.gpus_per_node
     used: set[tuple[int, int]] = set()

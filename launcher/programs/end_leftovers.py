@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.machine.procfs import ENDED, STAT_BYTES, parse_stat, read_environment, read_file
+from exporter.machine.procfs import ENDED, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
 
 TASK = "GPUJOB_WORKER"
 """Variable that each task has, and a shell that somebody has opened in the job has not."""
@@ -24,7 +24,7 @@ END_S = 8.0
 LOOK_S = 0.1
 
 
-def tasks_of(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
+def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
     """Processes of the tasks of this attempt on this machine, with their parents."""
     found = {}
     for name in os.listdir(proc):
@@ -34,7 +34,7 @@ def tasks_of(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
         if TASK not in told or any(told.get(variable) != value for variable, value in run.items()):
             continue
         try:
-            stat = parse_stat(read_file(f"{proc}/{name}/stat", STAT_BYTES))
+            stat = parse_process_stat(read_proc_file(f"{proc}/{name}/stat", STAT_BYTES))
         except (OSError, ValueError):
             continue  # it has just ended
         if stat.state not in ENDED:
@@ -42,22 +42,22 @@ def tasks_of(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
     return found
 
 
-def end_all(run: dict[str, str], end_s: float = END_S) -> int:
+def end_task_processes(run: dict[str, str], end_s: float = END_S) -> int:
     """End the tasks of this attempt; how many processes there were.
 
     SIGTERM goes to the topmost alone, which are wrappers and pass it on: a second one is "hurry" to many programs.
     """
-    first = tasks = tasks_of(run)
-    tell([pid for pid, parent in tasks.items() if parent not in tasks], signal.SIGTERM)
+    first = tasks = find_task_processes(run)
+    signal_processes([pid for pid, parent in tasks.items() if parent not in tasks], signal.SIGTERM)
     end = time.monotonic() + end_s
     while tasks and time.monotonic() < end:
         time.sleep(LOOK_S)
-        tasks = tasks_of(run)
-    tell(list(tasks), signal.SIGKILL)
+        tasks = find_task_processes(run)
+    signal_processes(list(tasks), signal.SIGKILL)
     return len(first)
 
 
-def tell(pids: list[int], number: int) -> None:
+def signal_processes(pids: list[int], number: int) -> None:
     """A signal to each, as far as they are there and ours."""
     for pid in pids:
         try:
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     run = {variable: os.environ.get(variable, "") for variable in RUN}
     state = run_files.read_json(Path(arguments[0]) / run_files.STATE_FILE) or {}
     if state.get("phase") == "finished" and all(run.values()):
-        count = end_all(run)
+        count = end_task_processes(run)
         if count:
             sys.stderr.write(f"gpujob: the job is over, and {count} processes of it were left here; they were ended\n")
     return 0

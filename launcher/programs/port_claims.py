@@ -18,7 +18,7 @@ GIVEN, RESERVED = "gpujob-port-", "gpujob-reserved-port-"
 _CLAIM = re.compile(r"@(gpujob-(?:reserved-)?port-)(\d+)$", re.MULTILINE)
 
 
-def claim(ports: Iterable[int]) -> list[object]:
+def claim_ports(ports: Iterable[int]) -> list[object]:
     """Hold a claim on each port until the process ends, or what is returned goes away.
 
     A port that another job has claimed at this very moment is left to whoever listens first, and so is one where
@@ -33,7 +33,7 @@ def claim(ports: Iterable[int]) -> list[object]:
     return held
 
 
-def reserve(ports: Iterable[int]) -> list[object] | None:
+def hold_reservation(ports: Iterable[int]) -> list[object] | None:
     """Hold all of these ports, for as long as what is returned is there; None when another job has one of them.
 
     In order: of jobs that want some of the same ports at the same moment, one always gets all of its own. Where the
@@ -61,7 +61,7 @@ def _bound(name: str) -> object:
     return holder
 
 
-def claimed(kinds: Iterable[str] = (GIVEN, RESERVED), listing: str = "/proc/self/net/unix") -> set[int]:
+def ports_claimed_here(kinds: Iterable[str] = (GIVEN, RESERVED), listing: str = "/proc/self/net/unix") -> set[int]:
     """Ports that somebody here holds a claim of these kinds on; none where the kernel does not tell (proc(5))."""
     try:
         with open(listing, encoding="ascii", errors="replace") as source:

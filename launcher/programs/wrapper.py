@@ -22,7 +22,7 @@ import time
 
 from exporter.contract import oom_kills, run_files
 from launcher.programs.environment import original_environment
-from launcher.programs.port_claims import claim
+from launcher.programs.port_claims import claim_ports
 
 MOST_SIGNALS = 100
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
@@ -44,7 +44,7 @@ FORWARDED = (
 )
 
 
-def visible_devices(gpus: str, inherited: bytes | None) -> bytes:
+def task_visible_devices(gpus: str, inherited: bytes | None) -> bytes:
     """``CUDA_VISIBLE_DEVICES`` of a task: the plan's positions (``0,1``, or nothing) among the devices of the job.
 
     Slurm's list may name devices by number or UUID, and not begin at 0; without one, positions are numbers.
@@ -157,7 +157,7 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
     return pid
 
 
-def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
+def become_step_task(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
     """The command of this task of its step; ``options`` and ``environment`` become those of the task."""
     entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
     place = os.environ.get("SLURM_PROCID", "")
@@ -176,11 +176,11 @@ def take_place(options: dict[str, str], environment: dict[bytes, bytes]) -> list
     return [str(word) for word in entry["argv"]]
 
 
-def run(argv: list[str], options: dict[str, str]) -> None:
+def run_worker(argv: list[str], options: dict[str, str]) -> None:
     """Start the worker, wait for it, write its records and end like it."""
     environment = original_environment()
     if "step-file" in options:
-        argv = take_place(options, environment)
+        argv = become_step_task(options, environment)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
     folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)
@@ -202,8 +202,8 @@ def run(argv: list[str], options: dict[str, str]) -> None:
         common["service"] = True
     if "gpus" in options:
         name = b"CUDA_VISIBLE_DEVICES"
-        environment[name] = visible_devices(options["gpus"], environment.get(name))
-    held = claim(map(int, options["ports"].split(","))) if "ports" in options else []
+        environment[name] = task_visible_devices(options["gpus"], environment.get(name))
+    held = claim_ports(map(int, options["ports"].split(","))) if "ports" in options else []
     oom_before = oom_kills.read_oom_kills()
     waited = FORWARDED | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -252,7 +252,7 @@ def run(argv: list[str], options: dict[str, str]) -> None:
 def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
     """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
     try:
-        run_files.write_urgent(run_dir, path, record)
+        run_files.write_json_with_reserve(run_dir, path, record)
     except OSError as error:
         _complain(f"cannot write {path}: {error.strerror}")
 
@@ -275,7 +275,7 @@ def main(arguments: list[str]) -> None:
     missing = {"run-dir", "worker", "rank"} - set(options)
     if missing or not argv:
         sys.exit(f"launcher.programs.wrapper: missing {', '.join(sorted(missing)) or 'the command after --'}")
-    run(argv, options)
+    run_worker(argv, options)
 
 
 if __name__ == "__main__":

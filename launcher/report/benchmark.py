@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.verify.benchmark_results import LATENCIES
-from launcher.words import plain
+from launcher.words import plain_text
 
 SHOWN = 40
 """Rows of the table for people."""
@@ -50,7 +50,7 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if problems and columns:
         yield ""
     for entry in problems[:SHOWN]:
-        yield f"- {plain(': '.join(filter(None, (entry['file'], entry['problem']))))}"
+        yield f"- {plain_text(': '.join(filter(None, (entry['file'], entry['problem']))))}"
     if len(problems) > SHOWN:
         yield f"- and {len(problems) - SHOWN} more, in report.json"
 

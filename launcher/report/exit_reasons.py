@@ -9,37 +9,37 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.worker_names import worker_rank
-from exporter.logs.lexicon_reader import lexicon_of
-from exporter.logs.places_reader import extra_logs, log_paths, read_end
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.lexicon_reader import lexicon_of_job
+from exporter.logs.places_reader import find_extra_logs, log_paths, read_last_bytes
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
-    LastWords,
-    Peer,
-    Stop,
-    exit_evidence,
-    needs_log,
-    parse_stop,
+    FailedPeer,
+    JobStop,
+    LogEvidence,
+    evidence_of_record,
+    find_exit_reason,
+    needs_log_evidence,
+    parse_job_stop,
     signal_name,
-    verdict,
 )
-from exporter.workers.log_evidence import last_words
+from exporter.workers.log_evidence import log_evidence
 
 LOG_TAIL_BYTES = 64 * 1024
 
 
-class Judge:
+class ExitReasonFinder:
     """Judges ends of one attempt. The ends of logs are read where a verdict needs them, once for each run."""
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
         self._manifest = manifest
         self._attempt = attempt
         self._job_end = job_end
-        self._words: dict[tuple[int, int], LastWords] = {}
+        self._words: dict[tuple[int, int], LogEvidence] = {}
         self._reads_logs = True
 
-    def without_reading(self) -> "Judge":
+    def without_reading(self) -> "ExitReasonFinder":
         """One that knows of logs what has been read by now: their ends cost some 10 ms each."""
         other = copy.copy(self)
         other._reads_logs = False
@@ -51,8 +51,8 @@ class Judge:
         restart: int,
         node: str,
         record: Mapping[str, Any],
-        stop: Stop | None,
-        peers: Iterable[Peer] = (),
+        stop: JobStop | None,
+        peers: Iterable[FailedPeer] = (),
     ) -> dict[str, Any]:
         """One end as a JSON object: status, reason and the evidence for it; ``peers`` are the failures of others.
 
@@ -61,12 +61,12 @@ class Judge:
         stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
         folder = self._manifest.run_dir / run_files.WORKERS_DIR
         found = run_files.read_json(folder / f"{stem}.found.json") or {}
-        stop = parse_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
+        stop = parse_job_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
         if stop is not None and stop.follows_from(task.rank, restart):
             stop = None
         end = record.get("end")
         lately = [peer for peer in peers if end is not None and end - PEER_WINDOW_S <= peer.end <= end]
-        evidence = exit_evidence(
+        evidence = evidence_of_record(
             {**found, **record},
             stop=stop,
             peer=min(lately, key=lambda peer: peer.end, default=None),
@@ -74,9 +74,9 @@ class Judge:
             job_end=self._job_end,
             attached=self._manifest.attached,
         )
-        if needs_log(evidence):
+        if needs_log_evidence(evidence):
             evidence = replace(evidence, log=self._last_words(task, restart, node, record.get("start")))
-        judged = verdict(evidence)
+        judged = find_exit_reason(evidence)
         return {
             "reason": judged.reason,
             "code": evidence.code,
@@ -88,22 +88,22 @@ class Judge:
             "asked_to_end": stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         }
 
-    def _last_words(self, task: Task, restart: int, node: str, since: float | None) -> LastWords:
+    def _last_words(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         known = self._words.get((task.rank, restart))
         if known is None and not self._reads_logs:
-            return LastWords()
+            return LogEvidence()
         if known is None:
             manifest = self._manifest
             paths = log_paths(task, manifest.run_dir, node, self._attempt, restart)
-            rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
-            others = extra_logs(manifest, rank_of, since).get(task.rank, [])
-            ends = [(path.name, read_end(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
-            known = last_words(ends, lexicon_of(manifest))
+            rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
+            others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
+            ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+            known = log_evidence(ends, lexicon_of_job(manifest))
             self._words[task.rank, restart] = known
         return known
 
 
-def never_started(task: Task, node: str, stop: Stop) -> dict[str, Any]:
+def never_started_end(task: Task, node: str, stop: JobStop) -> dict[str, Any]:
     """The end of a task that the job did not live to start, in the form of the others; it has no run (``restart``)."""
     if node in stop.nodes:
         reason, words = "node_failure", "never started: its node has failed"
@@ -123,24 +123,24 @@ def never_started(task: Task, node: str, stop: Stop) -> dict[str, Any]:
     }
 
 
-class Failures:
+class TaskFailures:
     """The last failures of tasks, one for each, in the order of their ends."""
 
     def __init__(self) -> None:
         self._in_order: list[tuple[float, int]] = []
         """Moment and rank of each."""
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, FailedPeer] = {}
 
     def take(self, task: Task, end: Mapping[str, Any]) -> None:
         """The last end of a task, a failure or not."""
         known = self._peers.pop(task.rank, None)
         if known is not None:
             del self._in_order[bisect.bisect_left(self._in_order, (known.end, task.rank))]
-        for rank, peer in failures([(task, end)]):
+        for rank, peer in task_failures([(task, end)]):
             self._peers[rank] = peer
             bisect.insort(self._in_order, (peer.end, rank))
 
-    def before(self, rank: int, end: float | None) -> list[Peer]:
+    def before(self, rank: int, end: float | None) -> list[FailedPeer]:
         """The first failure of another task in the time before an end that may explain it; none without one."""
         if end is None:
             return []
@@ -151,10 +151,10 @@ class Failures:
         return []
 
 
-def failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, Peer]]:
+def task_failures(ends: Iterable[tuple[Task, Mapping[str, Any]]]) -> list[tuple[int, FailedPeer]]:
     """Rank and facts of each end that is a failure of its own."""
     return [
-        (task.rank, Peer(task.worker, end["time"], end["reason"]))
+        (task.rank, FailedPeer(task.worker, end["time"], end["reason"]))
         for task, end in ends
         if end["reason"] not in CONSEQUENCES and end["time"] is not None
     ]

@@ -8,16 +8,16 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.gpus.analysis.node_status import (
     PREFIX,
-    divided,
+    assignable_gpus,
+    divided_gpus,
     energy_words,
-    missing_words,
+    missing_gpus_text,
     reason_text,
-    units_of,
     xid_text,
 )
 from exporter.gpus.analysis.xid import NOISE
 from exporter.gpus.records import GIB
-from launcher.words import clock, plain
+from launcher.words import clock_text, plain_text
 
 EVENTS_SHOWN = 20
 """Events that the text tells; more of them are in the JSON."""
@@ -50,7 +50,7 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
     yield from ("", "## GPUs", "")
     yield from ("| node | GPU | busy | memory at most | energy | state |", "|---|---|---|---|---|---|")
     for node in gpus["nodes"]:
-        count, wholes = len(units_of(node["gpus"])), divided(node["gpus"])
+        count, wholes = len(assignable_gpus(node["gpus"])), divided_gpus(node["gpus"])
         if count != 1:
             state = node["health"] or node["driver_state"]
             name = f"all {count}" if count else "none seen"
@@ -68,7 +68,9 @@ def gpu_sections(gpus: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         yield from ("| worker | node | GPU | UUID | planned | used |", "|---|---|---|---|---|---|")
         yield from rows
     misplaced = [
-        f"- {worker['worker']}: {plain(worker['gpu_misplaced'])}" for worker in workers if worker.get("gpu_misplaced")
+        f"- {worker['worker']}: {plain_text(worker['gpu_misplaced'])}"
+        for worker in workers
+        if worker.get("gpu_misplaced")
     ]
     if misplaced:
         yield from ("", *misplaced)
@@ -81,7 +83,8 @@ def _what_happened(gpus: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", "What happened:", "")
     for event in events[:EVENTS_SHOWN]:
         where = " ".join(str(event[key]) for key in ("node", "worker") if event[key])
-        yield f"- {clock(event['time'])} {plain(where)}: {plain(event['event'])}: {plain(event['detail'])}"
+        what = f"{plain_text(event['event'])}: {plain_text(event['detail'])}"
+        yield f"- {clock_text(event['time'])} {plain_text(where)}: {what}"
     more = gpus.get("events_total", 0) - EVENTS_SHOWN
     if more > 0:
         yield f"- and {more} more, in {run_files.EVENTS_FILE}"
@@ -110,17 +113,18 @@ def _amounts(found: Mapping[str, Any], *, whole: bool) -> tuple[str, str, str]:
 def _troubles(node: Mapping[str, Any]) -> Iterator[str]:
     name = node["node"]
     if node["driver_state"] != "ok":
-        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {plain(node['words'] or 'nobody says why')}"
-    if lacking := missing_words(node):
+        why = plain_text(node["words"] or "nobody says why")
+        yield f"- {name}: GPUs could not be read ({node['driver_state']}): {why}"
+    if lacking := missing_gpus_text(node):
         yield f"- {name}: {lacking}"
     shown = {device["gpu"] for device in node["gpus"]}  # their own reasons stand in their rows
     for reason in node["reasons"] or ():
         if reason.get("gpu") not in shown:
-            yield f"- {name}: {reason['severity']}: {plain(reason_text(reason))}"
+            yield f"- {name}: {reason['severity']}: {plain_text(reason_text(reason))}"
     for device in node["gpus"]:
         for xid in device["xids"] or ():
             if xid["class"] != NOISE:
-                yield f"- {name} GPU {device['gpu']}: {plain(xid_text(xid))}, last at {clock(xid['time'])}"
+                yield f"- {name} GPU {device['gpu']}: {plain_text(xid_text(xid))}, last at {clock_text(xid['time'])}"
 
 
 def _whose(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
@@ -136,4 +140,4 @@ def _whose(worker: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 
 def _row(*cells: object) -> str:
-    return f"| {' | '.join(plain(cell) for cell in cells)} |"
+    return f"| {' | '.join(plain_text(cell) for cell in cells)} |"

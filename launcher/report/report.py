@@ -8,22 +8,29 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
-from exporter.gpus.analysis.node_status import account, worker_devices
-from exporter.progress.work import work_of
-from exporter.workers.exit_reason import CONSEQUENCES, Stop, parse_stop
-from launcher.report.exit_reasons import Judge
+from exporter.gpus.analysis.node_status import account_gpus, worker_devices
+from exporter.progress.work import job_work
+from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
+from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.gpus import read_gpu_events
-from launcher.report.restarts import restarted_of, tell_before
-from launcher.report.state import EXIT_STATUS, cause_of, cause_of_stop, state_of, stop_by_slurm, tolerated_of
+from launcher.report.restarts import add_earlier_failures, restart_causes
+from launcher.report.state import EXIT_STATUS, job_cause, job_end_state, stop_by_slurm, stop_cause, tolerated_failures
 from launcher.report.text import render_report
-from launcher.report.verification import results_of, unread, verification_of, verify_job
-from launcher.report.workers import last_end, read_runs, restarts_allowed, tell_of_peers, tell_used_up, worker_entry
+from launcher.report.verification import read_job_results, unreadable_results, verification_rules, verify_job
+from launcher.report.workers import (
+    add_peer_evidence,
+    add_restart_evidence,
+    last_end,
+    read_runs,
+    restarts_allowed,
+    worker_entry,
+)
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import merge_workers, read_statuses
-from launcher.verify.benchmark import Planned, read_planned
+from launcher.verify.benchmark import PlannedBenchmark, read_planned_benchmark
 from launcher.verify.benchmark_results import count_requests, has_benchmark
 from launcher.verify.timed_reads import OutOfTime, ProgressOf
-from launcher.verify.verify import Check
+from launcher.verify.verify import VerificationCheck
 
 REPORT_SCHEMA = 1
 REPORT_TEXT_FILE = "report.md"
@@ -33,7 +40,7 @@ Runs = dict[int, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class _Found:
+class _RunDirContents:
     """What the run directory of a job holds beside the records of its workers."""
 
     manifest: Manifest
@@ -44,13 +51,13 @@ class _Found:
     """Phase of the job, and why it is being stopped."""
 
     @classmethod
-    def read(cls, run_dir: Path, coming: int | None = None) -> "_Found":
+    def read(cls, run_dir: Path, coming: int | None = None) -> "_RunDirContents":
         """What is there of the present attempt; nothing of one that is still ``coming``."""
         if coming is not None:
             return cls(read_manifest(run_dir), {"attempt": coming}, {}, {})
         orchestrator: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         statuses = read_statuses(run_dir, int(orchestrator.get("attempt", 0)))
-        return cls(read_manifest(run_dir), orchestrator, statuses, _published(run_dir))
+        return cls(read_manifest(run_dir), orchestrator, statuses, _read_job_state(run_dir))
 
     @property
     def attempt(self) -> int:
@@ -71,7 +78,7 @@ class _Found:
         }
 
 
-def _published(run_dir: Path) -> Mapping[str, Any]:
+def _read_job_state(run_dir: Path) -> Mapping[str, Any]:
     """Phase of the job, and why it is being stopped, as it is now; nothing before its first word."""
     return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
 
@@ -86,7 +93,7 @@ def build_report(
     job_end: float | None = None,
     slurm_state: str | None = None,
     launch: Mapping[str, Any] | None = None,
-    judge: Judge | None = None,
+    judge: ExitReasonFinder | None = None,
     quick: bool = False,
     out_of_time: OutOfTime = lambda: False,
     progress: ProgressOf | None = None,
@@ -102,26 +109,26 @@ def build_report(
     are those of the statuses, ends are judged by what is known, and nothing is verified.
     ``out_of_time`` is asked while output files are read, and ``progress`` told how far that is.
     """
-    found = _Found.read(run_dir, coming)
+    found = _RunDirContents.read(run_dir, coming)
     manifest, orchestrator, statuses = found.manifest, found.orchestrator, found.statuses
-    judge = judge or Judge(manifest, found.attempt, job_end)
+    judge = judge or ExitReasonFinder(manifest, found.attempt, job_end)
     if quick:
         judge = judge.without_reading()
     runs, stop = _runs(found, judge, slurm_state)
-    if stop is None and coming is None and (published := _published(run_dir)).get("stop"):
+    if stop is None and coming is None and (published := _read_job_state(run_dir)).get("stop"):
         # it came while the records were read: those of tasks that were told to end are younger than it
         found = replace(found, published=published)
         runs, stop = _runs(found, judge, slurm_state)
     workers = _workers(found, judge, runs, stop, ends or {}, ended=ended, quick=quick)
-    planned = read_planned(run_dir) if ended and has_benchmark(manifest) else None
+    planned = read_planned_benchmark(run_dir) if ended and has_benchmark(manifest) else None
     benchmark = _benchmark(manifest, workers, planned) if ended and has_benchmark(manifest) else None
-    cause = cause_of(workers) or cause_of_stop(found.published.get("stop"))
-    restarted = restarted_of(workers)
+    cause = job_cause(workers) or stop_cause(found.published.get("stop"))
+    restarted = restart_causes(workers)
     if cause is not None:
-        tell_before(cause, restarted)
+        add_earlier_failures(cause, restarted)
         cause["diagnosis"] = _diagnosis(run_dir, cause, found.attempt)
-    state = state_of(workers, cause, stop.reason if stop else None, ended)
-    checks: list[Check] = []
+    state = job_end_state(workers, cause, stop.reason if stop else None, ended)
+    checks: list[VerificationCheck] = []
     if state == "COMPLETED" and not quick:
         checks = verify_job(
             manifest,
@@ -147,7 +154,7 @@ def build_report(
         "state": state,
         "exit_status": EXIT_STATUS[state],
         "cause": cause,
-        "tolerated": tolerated_of(workers),
+        "tolerated": tolerated_failures(workers),
         "restarted": restarted,
         "stopped": {"reason": stop.reason, "cause": stop.cause, "time": stop.time} if stop else None,
         "start": start,
@@ -155,8 +162,8 @@ def build_report(
         "duration_s": duration,
         **_work(manifest, workers, duration),
         **({"benchmark": benchmark} if benchmark is not None else {}),
-        "verification": verification_of(state, [check.to_json() for check in checks]),
-        "gpus": account(statuses, read_gpu_events(run_dir, start)),
+        "verification": verification_rules(state, [check.to_json() for check in checks]),
+        "gpus": account_gpus(statuses, read_gpu_events(run_dir, start)),
         "launch": launch,
         "diagnoses": _diagnoses(run_dir, workers),
         "monitoring": _monitoring(found, ended),
@@ -166,18 +173,18 @@ def build_report(
     }
 
 
-def _runs(found: _Found, judge: Judge, slurm_state: str | None) -> tuple[Runs, Stop | None]:
+def _runs(found: _RunDirContents, judge: ExitReasonFinder, slurm_state: str | None) -> tuple[Runs, JobStop | None]:
     """The runs of all tasks by rank, and the stop of the job: by Slurm's word where nobody has published one."""
-    manifest, nodes, stop = found.manifest, found.nodes, parse_stop(found.published)
+    manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.published)
     runs = _runs_until(found, judge, stop)
     if stop is None and slurm_state is not None:
         stop = stop_by_slurm(slurm_state, found.hosts, nodes, runs)
         runs = _runs_until(found, judge, stop)
-    tell_of_peers(judge, manifest, runs, nodes, stop)
+    add_peer_evidence(judge, manifest, runs, nodes, stop)
     return runs, stop
 
 
-def _runs_until(found: _Found, judge: Judge, stop: Stop | None) -> Runs:
+def _runs_until(found: _RunDirContents, judge: ExitReasonFinder, stop: JobStop | None) -> Runs:
     return {
         task.rank: read_runs(judge, found.manifest, task, found.attempt, found.nodes[task.rank], stop)
         for task in found.manifest.tasks
@@ -185,10 +192,10 @@ def _runs_until(found: _Found, judge: Judge, stop: Stop | None) -> Runs:
 
 
 def _workers(
-    found: _Found,
-    judge: Judge,
+    found: _RunDirContents,
+    judge: ExitReasonFinder,
     runs: Runs,
-    stop: Stop | None,
+    stop: JobStop | None,
     ends: Mapping[int, Mapping[str, Any]],
     *,
     ended: bool,
@@ -205,23 +212,25 @@ def _workers(
         )
         workers.append({**worker, "gpu_devices": devices, "gpu_misplaced": entry.get("gpu_misplaced")})
     if ended:
-        tell_used_up(workers, restarts_allowed(found.manifest.run_dir, workers))
+        add_restart_evidence(workers, restarts_allowed(found.manifest.run_dir, workers))
     return workers
 
 
-def _benchmark(manifest: Manifest, workers: list[dict[str, Any]], planned: Planned | None) -> list[dict[str, Any]]:
+def _benchmark(
+    manifest: Manifest, workers: list[dict[str, Any]], planned: PlannedBenchmark | None
+) -> list[dict[str, Any]]:
     """The results of the benchmark, whose requests its worker gets. Whatever is in them never costs the report."""
-    results = results_of(manifest, planned, workers)
+    results = read_job_results(manifest, planned, workers)
     try:
         count_requests(workers, results)
     except Exception as error:  # noqa: BLE001 - they come on top of what the job came to
-        return unread(error)
+        return unreadable_results(error)
     return results
 
 
 def _work(manifest: Manifest, workers: list[dict[str, Any]], duration: float | None) -> dict[str, Any]:
     """How much the job has done, by what its workers tell."""
-    work = work_of(workers)
+    work = job_work(workers)
     rate = work.processed / duration if work.processed is not None and duration else None
     return {
         "unit": work.unit,
@@ -247,7 +256,7 @@ def _diagnosis(run_dir: Path, cause: Mapping[str, Any], attempt: int) -> str | N
     return str(place.with_suffix(".txt")) if same else None
 
 
-def _monitoring(found: _Found, ended: bool) -> dict[str, Any]:
+def _monitoring(found: _RunDirContents, ended: bool) -> dict[str, Any]:
     """Whose sidecars have told the last they know; none is missing before the end."""
     statuses = found.statuses
     return {

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from exporter.workers.exit_reason import PEER_WINDOW_S, first_cause
-from launcher.words import end_line, plain
+from exporter.workers.exit_reason import PEER_WINDOW_S, first_failure
+from launcher.words import end_line, plain_text
 
 RESTARTS_SHOWN = 8
 """Ends that the text tells; the others are in the JSON."""
 
 
-def restarted_of(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def restart_causes(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """How each run ended after which its worker was started again, the first in time first.
 
     Of a worker of several processes, which are started again together, the one that failed first stands for the run.
@@ -31,7 +31,7 @@ def _end_of(end: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first(ends: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The first failure in time among the ends of one run, else the first end."""
-    index = first_cause([(_moment(end), end["reason"]) for end in ends])
+    index = first_failure([(_moment(end), end["reason"]) for end in ends])
     return min(ends, key=_moment) if index is None else ends[index]
 
 
@@ -39,7 +39,7 @@ def _moment(end: Mapping[str, Any]) -> float:
     return float("inf") if end["time"] is None else float(end["time"])
 
 
-def tell_before(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -> None:
+def add_earlier_failures(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -> None:
     """Add to the evidence of a failure which other workers had failed shortly before and were started again."""
     if cause["time"] is None:
         return
@@ -51,7 +51,7 @@ def tell_before(cause: dict[str, Any], restarted: Iterable[Mapping[str, Any]]) -
     cause["evidence"] = [*cause["evidence"], *before]
 
 
-def restarted_words(end: Mapping[str, Any]) -> str:
+def restart_text(end: Mapping[str, Any]) -> str:
     """``decode_w0 on cn01 restarted (run 2) after killed_unknown (killed by SIGKILL)``."""
     evidence = "; ".join(end["evidence"])
     return f"{end['worker']} on {end['node']} restarted (run {end['run'] + 1}) after {end['reason']} ({evidence})"
@@ -60,6 +60,6 @@ def restarted_words(end: Mapping[str, Any]) -> str:
 def restart_lines(restarted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line of Markdown for each such end."""
     for end in restarted[:RESTARTS_SHOWN]:
-        yield f"- restarted: {plain(end_line(end))}"
+        yield f"- restarted: {plain_text(end_line(end))}"
     if len(restarted) > RESTARTS_SHOWN:
         yield f"- restarted: {len(restarted) - RESTARTS_SHOWN} more, in report.json"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exporter.logs.places_reader import read_end
-from exporter.workers.exit_reason import CONSEQUENCES, Stop, first_cause
+from exporter.logs.places_reader import read_last_bytes
+from exporter.workers.exit_reason import CONSEQUENCES, JobStop, first_failure
 
 UNFINISHED = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
@@ -53,17 +53,17 @@ _NO_REPORT = (b"the report cannot be made", b"cannot write the report")
 LOG_TAIL_BYTES = 64 * 1024
 
 
-def log_of_no_report(run_dir: Path) -> Path:
+def log_for_missing_report(run_dir: Path) -> Path:
     """The log of the launcher that tells why a job has left no report."""
     said, failed = run_dir / "log.out", run_dir / "log.err"
-    if any(words in read_end(said, LOG_TAIL_BYTES) for words in _NO_REPORT):
+    if any(words in read_last_bytes(said, LOG_TAIL_BYTES) for words in _NO_REPORT):
         return said
-    return failed if read_end(failed, LOG_TAIL_BYTES).strip() else said
+    return failed if read_last_bytes(failed, LOG_TAIL_BYTES).strip() else said
 
 
 def stop_by_slurm(
     state: str, hosts: list[str], nodes: Mapping[int, str], runs: Mapping[int, list[dict[str, Any]]]
-) -> Stop | None:
+) -> JobStop | None:
     """A stop as the orchestrator would have published it; a node that has left no exit record at all has failed."""
     reason = REASON_OF_STATE.get(state)
     if reason is None:
@@ -72,21 +72,21 @@ def stop_by_slurm(
     silent = [host for host in hosts if host in nodes.values() and host not in told]
     if reason == "node_failure" and silent:
         cause = f"Slurm: {state}; nothing was left by {', '.join(silent)}"
-        return Stop("terminated_peer", cause, 0.0, nodes=tuple(silent))
-    return Stop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
+        return JobStop("terminated_peer", cause, 0.0, nodes=tuple(silent))
+    return JobStop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
 
-def cause_of(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
+def job_cause(workers: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The first failure in time among the last ends of the workers that the job cannot do without."""
     needed = [worker for worker in workers if worker["critical"]] or workers
     ended = [worker for worker in needed if worker["exit"]]
-    index = first_cause([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
+    index = first_failure([(worker["exit"]["time"] or float("inf"), worker["exit"]["reason"]) for worker in ended])
     if index is None:
         return None
     return _end_of(ended[index])
 
 
-def tolerated_of(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def tolerated_failures(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Failures of workers that the job can do without, the first in time first."""
     others = [worker for worker in workers if not worker["critical"] and worker["exit"]]
     if len(workers) == sum(not worker["critical"] for worker in workers):
@@ -102,7 +102,7 @@ def _end_of(worker: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cause_of_stop(stop: Any) -> dict[str, Any] | None:
+def stop_cause(stop: Any) -> dict[str, Any] | None:
     """What the stop of the job itself names as failed: a part of us, or a worker that was not ready in time."""
     failed = stop.get("failed") if isinstance(stop, dict) else None
     if not isinstance(failed, dict):
@@ -110,7 +110,9 @@ def cause_of_stop(stop: Any) -> dict[str, Any] | None:
     return {"code": None, "signal": None, "restart": 0, "time": stop.get("time"), **failed}
 
 
-def state_of(workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool) -> str:
+def job_end_state(
+    workers: list[dict[str, Any]], cause: dict[str, Any] | None, stop_reason: str | None, ended: bool
+) -> str:
     if not ended:
         return "RUNNING"
     needed = [worker for worker in workers if worker["critical"]] or workers

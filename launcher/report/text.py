@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporter.gpus.analysis.node_status import account_words
-from exporter.progress.work import ITEMS, unit_word, work_of
+from exporter.gpus.analysis.node_status import account_text
+from exporter.progress.work import ITEMS, job_work, unit_word
 from launcher.report.benchmark import benchmark_section
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
-from launcher.words import clock, duration_words, end_line, first_of, plain, who_words
+from launcher.words import clock_text, duration_text, end_line, first_names, plain_text, worker_text
 
 FLAWS_SHOWN = 20
 """Damaged files that the text names; the others are in the JSON."""
@@ -30,7 +30,7 @@ def _flaw_lines(check: Mapping[str, Any]) -> list[str]:
     lines = []
     for flaw in flaws[:FLAWS_SHOWN]:
         known = f" ({flaw['format']})" if flaw["format"] else ""
-        lines.append(f"{plain(flaw['file'])}{known}: {plain(flaw['reason'])}")
+        lines.append(f"{plain_text(flaw['file'])}{known}: {plain_text(flaw['reason'])}")
     more = check.get("files_total", 0) - len(lines)
     return [*lines, f"and {more} more"] if more > 0 else lines
 
@@ -52,20 +52,20 @@ def _head(report: Mapping[str, Any]) -> list[str]:
     unseen = ", its output not checked" if report["state"] == "COMPLETED" else ""
     verified = " and verified" if report["verification"]["verified"] else unseen
     lines = [
-        f"# Job {report['job_id']} {plain(report['job_name'])}: {report['state']}{verified}",
+        f"# Job {report['job_id']} {plain_text(report['job_name'])}: {report['state']}{verified}",
         "",
-        f"- time: {clock(report['start'])} to {clock(report['end'])}, {duration_words(report['duration_s'])}",
+        f"- time: {clock_text(report['start'])} to {clock_text(report['end'])}, {duration_text(report['duration_s'])}",
         f"- nodes: {', '.join(report['nodes'])}",
     ]
     if report["attempt"]:
-        earlier = first_of([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
+        earlier = first_names([f"report_a{number}.md" for number in range(report["attempt"])], EARLIER_SHOWN)
         lines.append(f"- attempt: {report['attempt'] + 1}, after {earlier}")
     if report["items"] is not None:
         lines.append(_work_line(report))
     if report.get("gpus"):
-        lines.append(f"- GPUs: {plain(account_words(report['gpus']))}")
+        lines.append(f"- GPUs: {plain_text(account_text(report['gpus']))}")
     if report["stopped"]:
-        lines.append(f"- stopped: {plain(report['stopped']['cause'])}")
+        lines.append(f"- stopped: {plain_text(report['stopped']['cause'])}")
     if report.get("requeued"):
         lines.append("- requeued: the job goes on in its next attempt")
     if report["cause"]:
@@ -76,7 +76,7 @@ def _head(report: Mapping[str, Any]) -> list[str]:
     lines += _tolerated_lines(report.get("tolerated") or ())  # not in reports of older versions
     if report["launch"] and not report["launch"]["verified"]:
         faults = [check["detail"] for check in report["launch"]["checks"] if _is_issue(check)]
-        lines.append(f"- launch: not verified: {plain('; '.join(faults))}")
+        lines.append(f"- launch: not verified: {plain_text('; '.join(faults))}")
     if report["monitoring"]["nodes_without"]:
         lines.append(f"- no final values from: {', '.join(report['monitoring']['nodes_without'])}")
     return lines
@@ -91,21 +91,21 @@ def _work_line(report: Mapping[str, Any]) -> str:
 
 def _cause_lines(cause: Mapping[str, Any]) -> list[str]:
     """Who has failed and why; of workers that were not ready in time with the ends of their logs, line by line."""
-    when, evidence = clock(cause["time"]), cause["evidence"]
+    when, evidence = clock_text(cause["time"]), cause["evidence"]
     missing = cause.get("missing")
     if not missing:
         return [f"- cause: {end_line(cause)}"]
-    names = first_of([who_words(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
+    names = first_names([worker_text(entry) for entry in missing], MISSING_SHOWN, cause["missing_total"])
     first, *rest = evidence
     return [
         f"- cause: {names}: {cause['reason']} at {when}: {first}",
-        *(f"    {'    ' if line.startswith(' ') else ''}- {plain(line)}" for line in rest),
+        *(f"    {'    ' if line.startswith(' ') else ''}- {plain_text(line)}" for line in rest),
     ]
 
 
 def _tolerated_lines(ends: Sequence[Mapping[str, Any]]) -> list[str]:
     """Who has failed without an effect on what the job came to."""
-    lines = [f"- tolerated: {plain(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
+    lines = [f"- tolerated: {plain_text(end_line(end))}" for end in ends[:TOLERATED_SHOWN]]
     more = len(ends) - len(lines)
     return [*lines, f"- tolerated: {more} more, in report.json"] if more else lines
 
@@ -122,7 +122,7 @@ def _verification(verification: Mapping[str, Any]) -> list[str]:
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
-    units = work_of(workers).units
+    units = job_work(workers).units
     lines = [
         "",
         "## Workers",
@@ -137,7 +137,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> list[str]:
         if worker["items"] is not None and len(units) > 1:
             items += f" {unit_word(worker)}"
         allowed = f" of {worker['restarts_max']}" if worker.get("restarts_max") else ""
-        cells = (worker["worker"], worker["rank"], worker["node"], plain(_end_words(worker)), items)
+        cells = (worker["worker"], worker["rank"], worker["node"], plain_text(_end_words(worker)), items)
         lines.append(f"| {' | '.join(map(str, cells))} | {worker['restarts']}{allowed} |")
     return lines
 

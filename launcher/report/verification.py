@@ -8,14 +8,21 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.logs.places_reader import log_paths, run_suffix
-from exporter.progress.work import work_of
+from exporter.progress.work import job_work
 from launcher.plan.plan import BENCHMARK
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.rundir.statuses import read_statuses
-from launcher.verify.benchmark import Planned, benchmark_check, missing, missing_entry, read_planned, tell_tokens
-from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark, read_results
+from launcher.verify.benchmark import (
+    PlannedBenchmark,
+    all_report_tokens,
+    benchmark_check,
+    missing_concurrencies,
+    missing_entry,
+    read_planned_benchmark,
+)
+from launcher.verify.benchmark_results import RESULT_FILES, ROLE, has_benchmark, read_benchmark_results
 from launcher.verify.timed_reads import OutOfTime, ProgressOf
-from launcher.verify.verify import Check, verify
+from launcher.verify.verify import VerificationCheck, verify_results
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")
 """At the beginning of what is said of output files that are there."""
@@ -28,7 +35,7 @@ def benchmark_log(attempt: int) -> str:
     return f"benchmark{run_suffix(attempt, 0)}.out"
 
 
-def verification_of(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
+def verification_rules(state: str, checks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         # at least one thing beyond the exit statuses must have been looked at
         "verified": state == "COMPLETED" and any(check["passed"] and check["name"] != "workers" for check in checks),
@@ -48,16 +55,16 @@ def verify_job(
     again: bool = False,
     before: int = 0,
     files_only: bool = False,
-    planned: Planned | None = None,
+    planned: PlannedBenchmark | None = None,
     results: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Check]:
+) -> list[VerificationCheck]:
     """The checks of a job that has ended, by the entries of its workers and its files.
 
     ``told`` is what the sidecars have last said, ``before`` the output files that there were when it was verified.
     ``planned`` is what its benchmark was to measure, and ``results`` what it has left.
     """
     workers = list(workers)
-    work = work_of(workers)
+    work = job_work(workers)
     of_files = any(worker.get("pattern") == RESULT_FILES for worker in workers)
     since = _first_start(manifest, attempt, start)
     idle = [int(worker["rank"]) for worker in workers if worker.get("items_expected") == 0]
@@ -68,9 +75,9 @@ def verify_job(
     files_only = files_only or manifest.attached
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
     # the log of a benchmark ends with some of the results that its files have all of
-    told_by_files = of_benchmark is not None and tell_tokens(results or ())
+    told_by_files = of_benchmark is not None and all_report_tokens(results or ())
     logs = [] if told_by_files else result_logs(manifest, workers, attempt)
-    found = verify(
+    found = verify_results(
         manifest,
         work=work,
         teller="the result files" if of_files else "the logs",
@@ -91,21 +98,21 @@ def verify_job(
     return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
 
 
-def unread(error: Exception) -> list[dict[str, Any]]:
+def unreadable_results(error: Exception) -> list[dict[str, Any]]:
     """What there is of results when reading them has failed: they come on top of what the job came to."""
     return [{"file": "", "problem": f"the results cannot be read: {type(error).__name__}: {error}"}]
 
 
-def results_of(
-    manifest: Manifest, planned: Planned | None, workers: Iterable[Mapping[str, Any]]
+def read_job_results(
+    manifest: Manifest, planned: PlannedBenchmark | None, workers: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The results of a benchmark, and what is missing among them where it has run."""
     try:
-        results = read_results(manifest)
+        results = read_benchmark_results(manifest)
     except Exception as error:  # noqa: BLE001 - whatever is in them
-        return unread(error)
+        return unreadable_results(error)
     ran = any(worker["role"] == ROLE and worker["start"] is not None for worker in workers)
-    lacking = missing(planned, results) if ran else []
+    lacking = missing_concurrencies(planned, results) if ran else []
     return [*results, missing_entry(lacking)] if lacking else results
 
 
@@ -141,8 +148,8 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
     attempt, state = int(report.get("attempt") or 0), report["state"]
     well = state in VERIFIED_STATES
     before = {check["name"]: check for check in report["verification"]["checks"]}
-    planned = read_planned(run_dir)
-    results = results_of(manifest, planned, report["workers"]) if has_benchmark(manifest) else []
+    planned = read_planned_benchmark(run_dir)
+    results = read_job_results(manifest, planned, report["workers"]) if has_benchmark(manifest) else []
     counted = _FILES_COUNTED.match(str(before.get("outputs", {}).get("detail", "")))
     found = verify_job(
         manifest,
@@ -158,7 +165,7 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
         planned=planned,
         results=results,
     )
-    checks = [(check if well else _not_asked(check, state)).to_json() for check in found]
+    checks = [(check if well else _skipped_check(check, state)).to_json() for check in found]
     if manifest.attached:  # how it went the monitor alone has seen
         names = {check.name for check in found}
         checks = [check for name, check in before.items() if name not in names] + checks
@@ -170,13 +177,13 @@ def verify_again(run_dir: Path, report: Mapping[str, Any], progress: ProgressOf 
     differs = [
         check["name"] for check in compared if check["passed"] is not before.get(check["name"], {}).get("passed")
     ]
-    verification = {**verification_of(state, checks), "state_before": report["state"], "differs": differs}
+    verification = {**verification_rules(state, checks), "state_before": report["state"], "differs": differs}
     found_now = {"benchmark": results} if "benchmark" in report else {}
     return {**report, **found_now, "state": state, "exit_status": EXIT_STATUS[state], "verification": verification}
 
 
-def _not_asked(check: Check, state: str) -> Check:
+def _skipped_check(check: VerificationCheck, state: str) -> VerificationCheck:
     """A check of what there should be, which says nothing against a job that did not come so far."""
     if check.name not in OF_ALL_WORK or check.passed is not False:
         return check
-    return Check(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")
+    return VerificationCheck(check.name, None, f"{check.detail}; not asked for, as the job has ended {state}")

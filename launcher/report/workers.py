@@ -7,22 +7,22 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.worker_names import worker_rank
-from exporter.logs.lexicon_reader import lexicon_of
-from exporter.logs.places_reader import extra_logs, log_paths, progress_path, read_begin, read_end
-from exporter.logs.search.findings import Mark, Position
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.lexicon_reader import lexicon_of_job
+from exporter.logs.places_reader import find_extra_logs, log_paths, progress_path, read_first_bytes, read_last_bytes
+from exporter.logs.search.findings import ActivityMark, LogPosition
 from exporter.progress import progress_file
-from exporter.progress.track import Track, share_of
+from exporter.progress.track import ProgressTrack, items_of_rank
 from exporter.progress.work import unit_word
-from exporter.workers.exit_reason import CONSEQUENCES, Stop
+from exporter.workers.exit_reason import CONSEQUENCES, JobStop
 from launcher.plan.plan import PLAN_FILE
-from launcher.report.exit_reasons import Judge, failures, never_started
+from launcher.report.exit_reasons import ExitReasonFinder, never_started_end, task_failures
 
 LOG_TAIL_BYTES = 64 * 1024
 
 
 def read_runs(
-    judge: Judge, manifest: Manifest, task: Task, attempt: int, node: str, stop: Stop | None
+    judge: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
 ) -> list[dict[str, Any]]:
     """Every run of one task, oldest first: its records and, once it has ended, why."""
     folder = manifest.run_dir / run_files.WORKERS_DIR
@@ -47,28 +47,28 @@ def last_position(
 
     ``since`` is when this run began: files of the job's own log pattern that are older are of another.
     """
-    lexicon = lexicon_of(manifest)
-    rank_of = partial(worker_rank, ranks=manifest.ranks_of_roles())
-    others = extra_logs(manifest, rank_of, since).get(task.rank, [])
+    lexicon = lexicon_of_job(manifest)
+    rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
+    others = find_extra_logs(manifest, rank_of, since).get(task.rank, [])
     paths = (*log_paths(task, manifest.run_dir, node, attempt, restart), *others)
-    ends = {str(path): read_end(path, LOG_TAIL_BYTES) for path in paths}
-    pack = lexicon.pack_of(*(read_begin(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
+    ends = {str(path): read_last_bytes(path, LOG_TAIL_BYTES) for path in paths}
+    pack = lexicon.pack_of(*(read_first_bytes(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
     tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
-    track = Track(
+    track = ProgressTrack(
         lexicon.preference(pack),
         epoch_bases={**lexicon.epoch_bases(pack), progress_file.PATTERN: 0},
         epochs=manifest.total_epochs,
         steps=manifest.total_steps,
-        share=share_of(manifest.total_items, tasks, task.rank),
+        share=items_of_rank(manifest.total_items, tasks, task.rank),
     )
     for path, text in ends.items():
         for moment, position in enumerate(lexicon.engine(pack).scan(text).positions):
             track.update(path, position, float(moment))
     own = progress_path(task, manifest.run_dir, node, attempt, restart)
-    told = progress_file.findings(read_end(own, LOG_TAIL_BYTES), 0)
-    in_order: list[Position | Mark] = [*told.positions, *told.marks]
+    told = progress_file.parse_updates(read_last_bytes(own, LOG_TAIL_BYTES), 0)
+    in_order: list[LogPosition | ActivityMark] = [*told.positions, *told.marks]
     for moment, record in enumerate(sorted(in_order, key=lambda record: record.offset)):
-        if isinstance(record, Mark):
+        if isinstance(record, ActivityMark):
             track.mark(record, float(moment))
         else:
             track.update(str(own), record, float(moment), order=1)
@@ -77,15 +77,15 @@ def last_position(
     return int(track.done), None if track.total is None else int(track.total), track.unit
 
 
-def tell_of_peers(
-    judge: Judge,
+def add_peer_evidence(
+    judge: ExitReasonFinder,
     manifest: Manifest,
     runs: Mapping[int, list[dict[str, Any]]],
     nodes: Mapping[int, str],
-    stop: Stop | None,
+    stop: JobStop | None,
 ) -> None:
     """Judge once more, now that it is known which others had failed before."""
-    failed = failures((task, run["exit"]) for task in manifest.tasks for run in runs[task.rank] if run["exit"])
+    failed = task_failures((task, run["exit"]) for task in manifest.tasks for run in runs[task.rank] if run["exit"])
     for task in manifest.tasks:
         peers = [peer for rank, peer in failed if rank != task.rank]
         for run in runs[task.rank] if peers else ():
@@ -94,11 +94,11 @@ def tell_of_peers(
 
 
 def last_end(
-    judge: Judge,
+    judge: ExitReasonFinder,
     task: Task,
     node: str,
     runs: list[dict[str, Any]],
-    stop: Stop | None,
+    stop: JobStop | None,
     known: Mapping[str, Any] | None,
     ended: bool,
 ) -> dict[str, Any] | None:
@@ -115,10 +115,10 @@ def last_end(
         return found
     if runs:
         return judge.judge(task, len(runs) - 1, node, {}, stop)
-    return never_started(task, node, stop) if stop is not None else None
+    return never_started_end(task, node, stop) if stop is not None else None
 
 
-def tell_used_up(workers: Iterable[dict[str, Any]], most: Mapping[int, int]) -> None:
+def add_restart_evidence(workers: Iterable[dict[str, Any]], most: Mapping[int, int]) -> None:
     """Say of workers that have failed for good how often they were started again; ``most`` is by rank."""
     for worker in workers:
         limit, ended = most.get(worker["rank"]), worker["exit"]

@@ -11,33 +11,35 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.manifest import Manifest, Task
-from exporter.logs.packs_reader import read_errors
-from exporter.progress.history_reader import run_history, write_history
-from exporter.workers.diagnosis import Moment, build_failure, render
-from exporter.workers.diagnosis_reader import is_written, read_run_files, write_diagnostics
+from exporter.logs.packs_reader import read_error_patterns
+from exporter.progress.history_reader import build_run_history, write_run_history
+from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis, render_diagnosis
+from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
-from launcher.run.job_log import say, show
-from launcher.run.job_state import Course, attempt_to
-from launcher.run.launch_check import Checklist
+from launcher.run.job_log import log_line, log_raw_line
+from launcher.run.job_state import JobState, attempt_optional
+from launcher.run.launch_check import LaunchChecklist
 from launcher.run.sidecars import Sidecars
-from launcher.run.signals import Signals
-from launcher.run.tasks import Crew
+from launcher.run.signals import OrchestratorSignals
+from launcher.run.tasks import JobTasks
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.steps.steps import Steps
 
 
-def write_missing(manifest: Manifest, attempt: int, task: Task, node: str, ended: dict[str, Any]) -> Path | None:
+def write_missing_diagnosis(
+    manifest: Manifest, attempt: int, task: Task, node: str, ended: dict[str, Any]
+) -> Path | None:
     """Write the diagnosis of one end unless it is there or needs none; where it is. Raises OSError."""
     if ended["reason"] in CONSEQUENCES:
         return None
     files = read_run_files(manifest, task, node, attempt, ended["restart"])
     status = read_statuses(manifest.run_dir, attempt).get(node, {})
-    body = build_failure(files, Moment(time.time(), status), ended, read_errors())
-    if is_written(manifest.run_dir, body) or not write_diagnostics(manifest.run_dir, body, render(body)):
+    body = build_failure_diagnosis(files, NodeSituation(time.time(), status), ended, read_error_patterns())
+    if has_diagnosis(manifest.run_dir, body) or not write_diagnosis(manifest.run_dir, body, render_diagnosis(body)):
         return None
     return manifest.run_dir / run_files.DIAGNOSTICS_DIR / f"{task.worker}.txt"
 
@@ -60,14 +62,14 @@ def verification_s(limit_end: float | None, now: float) -> float:
     return VERIFY_S if limit_end is None else min(VERIFY_S, max(LEAST_VERIFY_S, limit_end - now - LIMIT_MARGIN_S))
 
 
-def tell_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
+def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
     """Write the report of a job that has ended where it belongs, and say it."""
-    attempt_to("write the report", lambda: write_report(manifest.run_dir, report))
-    attempt_to("keep the course of the run", lambda: keep_history(manifest, report))
+    attempt_optional("write the report", lambda: write_report(manifest.run_dir, report))
+    attempt_optional("keep the course of the run", lambda: save_run_history(manifest, report))
     events.write("job ended", state=report["state"], items=report["items"])
-    say(f"Job {report['job_id']} {report['state']}")
+    log_line(f"Job {report['job_id']} {report['state']}")
     for line in render_report(report).splitlines():
-        show(f"    {line}".rstrip())
+        log_raw_line(f"    {line}".rstrip())
 
 
 def write_diagnoses(
@@ -77,11 +79,11 @@ def write_diagnoses(
     for task, ended in ends:
         if ended["restart"] is None:
             continue  # it never ran
-        write = functools.partial(write_missing, manifest, attempt, task, hosts[task.node_index], ended)
-        attempt_to(f"write the diagnosis of {task.worker}", write)
+        write = functools.partial(write_missing_diagnosis, manifest, attempt, task, hosts[task.node_index], ended)
+        attempt_optional(f"write the diagnosis of {task.worker}", write)
 
 
-class End:
+class EndOfJob:
     """What is done once all tasks have ended."""
 
     def __init__(
@@ -89,9 +91,9 @@ class End:
         plan: Plan,
         facts: RunFacts,
         steps: Steps,
-        course: Course,
-        signals: Signals,
-        crew: Crew,
+        course: JobState,
+        signals: OrchestratorSignals,
+        crew: JobTasks,
         sidecars: Sidecars,
         job_end: float | None,
     ) -> None:
@@ -105,7 +107,10 @@ class End:
         self._job_end = job_end
 
     def finish(
-        self, checklist: Checklist | None, conclude: Callable[[], Checklist | None], take_statuses: Callable[[], None]
+        self,
+        checklist: LaunchChecklist | None,
+        conclude: Callable[[], LaunchChecklist | None],
+        take_statuses: Callable[[], None],
     ) -> int:
         """Exit status of the job. ``conclude`` judges the launch of a job that has ended before anybody had."""
         hurry, course = self._hurry, self._course
@@ -113,7 +118,7 @@ class End:
         course.publish("completing")
         if hurry:
             run_files.release_reserve(self._facts.run_dir)
-            attempt_to("write a first report", lambda: self._write_first_report(checklist))
+            attempt_optional("write a first report", lambda: self._write_first_report(checklist))
         self._sidecars.await_final_values(LAST_VALUES_S if hurry else FINAL_VALUES_S)
         if checklist is None and not hurry and self._crew.ends:
             checklist = conclude()
@@ -123,11 +128,11 @@ class End:
         again = (course.stop or {}).get("requeue") is True and not hurry
         status, report = EXIT_STATUS["UNKNOWN"], None
         try:
-            attempt_to("read what the sidecars say", take_statuses)
+            attempt_optional("read what the sidecars say", take_statuses)
             report = self._report(checklist, requeued=again)
             status = int(report["exit_status"])
         except Exception:  # noqa: BLE001 - sidecars and targets still have to go
-            say(f"the report cannot be made: {traceback.format_exc()}")
+            log_line(f"the report cannot be made: {traceback.format_exc()}")
         if hurry:
             self._write_diagnoses()  # the report is there, whatever time is left
         course.publish("finished")
@@ -135,7 +140,7 @@ class End:
         if again:
             self._requeue(report)
         elif self._crew.inquiry.signal_by is not None:
-            say("Waiting for Slurm to end the job")
+            log_line("Waiting for Slurm to end the job")
             self._await_signal(self._crew.inquiry.signal_by)
         return status
 
@@ -148,19 +153,19 @@ class End:
         ends = self._crew.ends_of_tasks()
         write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
 
-    def _report(self, checklist: Checklist | None, *, requeued: bool) -> dict[str, Any]:
+    def _report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> dict[str, Any]:
         """Write the report and say it."""
         report = self._build(checklist, requeued=requeued)
-        tell_report(self._plan.manifest, report, self._course.events)
+        publish_report(self._plan.manifest, report, self._course.events)
         return report
 
-    def _write_first_report(self, checklist: Checklist | None) -> None:
+    def _write_first_report(self, checklist: LaunchChecklist | None) -> None:
         """Slurm may kill all this before the last values are there: what is known by now, unless that is all."""
         statuses = read_statuses(self._facts.run_dir, self._facts.attempt)
         if not all(statuses.get(host, {}).get("final") for host in self._facts.hosts):
             self._write_report(self._build(checklist, requeued=False, quick=True))
 
-    def _build(self, checklist: Checklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
+    def _build(self, checklist: LaunchChecklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
         # reading output files takes its time, and there is none once Slurm is ending the job
         deadline = (
             self._course.deadline if self._hurry else time.monotonic() + verification_s(self._job_end, time.time())
@@ -180,16 +185,16 @@ class End:
 
     def _requeue(self, report: dict[str, Any] | None) -> None:
         """Have the job queued again: Slurm ends this step then, and an end of its own would be that of the job."""
-        say("Queueing the job again")
+        log_line("Queueing the job again")
         self._course.events.write("job requeued", attempt=self._facts.attempt)
         problem = self._steps.requeue()
         if problem is None:
             self._await_signal(time.time() + REQUEUE_S)
             return
-        say(f"The job is not queued again: {problem}")
+        log_line(f"The job is not queued again: {problem}")
         if report is not None:
             told = {**report, "requeued": False}
-            attempt_to("write the report", lambda: self._write_report(told))
+            attempt_optional("write the report", lambda: self._write_report(told))
 
     def _write_report(self, report: dict[str, Any]) -> None:
         write_report(self._facts.run_dir, report)
@@ -199,11 +204,11 @@ class End:
             self._signals.sleep(1.0)
 
 
-def keep_history(manifest: Manifest, report: Mapping[str, Any]) -> None:
+def save_run_history(manifest: Manifest, report: Mapping[str, Any]) -> None:
     """Write down what the sidecars of all nodes have seen of the workers: only now is known that all went well."""
     if report["state"] != "COMPLETED" or report["duration_s"] is None or report["end"] is None:
         return
     workers = list(merge_workers(read_statuses(manifest.run_dir, report["attempt"])).values())
-    run = run_history(workers, manifest.total_items, report["duration_s"], report["end"])
+    run = build_run_history(workers, manifest.total_items, report["duration_s"], report["end"])
     if run is not None:
-        write_history(manifest.job_name, os.environ, run)
+        write_run_history(manifest.job_name, os.environ, run)

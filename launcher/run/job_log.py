@@ -9,7 +9,7 @@ PORT = "http"
 """What a front end or balancer calls the port that clients use."""
 
 
-def places(plan: Plan, facts: RunFacts) -> list[str]:
+def place_lines(plan: Plan, facts: RunFacts) -> list[str]:
     """Nodes by index, and what stands on them beside the workers."""
     lines = [f"Node {index}: {host}" for index, host in enumerate(facts.hosts)]
     if plan.network_interface is not None or any(planned.ports for planned in plan.tasks):
@@ -24,7 +24,7 @@ def places(plan: Plan, facts: RunFacts) -> list[str]:
     return lines
 
 
-def launching(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[str]:
+def launch_lines(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[str]:
     """What is started where; of a worker with ports, or more than one process, its first node too."""
     task = planned.task
     host, again = facts.hosts[task.node_index], f", run {restart + 1}" if restart else ""
@@ -39,7 +39,7 @@ def launching(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[str]
     ]
 
 
-def ways_in(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
+def access_lines(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
     """Where clients find the job, and the commands that lead onto its nodes; empty for one without front ends."""
     url = frontend_url(plan, facts, local=local)
     if url is None:
@@ -79,12 +79,12 @@ def _place(index: int, facts: RunFacts) -> str:
     return facts.hosts[index] + (f" ({address})" if address != facts.hosts[index] else "")
 
 
-def say(message: str) -> None:
+def log_line(message: str) -> None:
     """A line with the time."""
-    show(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
+    log_raw_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
 
 
-def show(line: str) -> None:
+def log_raw_line(line: str) -> None:
     """A line as it is. A full disk under the log costs the line, not the job."""
     try:
         os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))

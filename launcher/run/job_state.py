@@ -8,8 +8,8 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from launcher.plan.plan import RunFacts
-from launcher.run.job_log import say
-from launcher.run.signals import Signals
+from launcher.run.job_log import log_line
+from launcher.run.signals import OrchestratorSignals
 
 KILL_MARGIN_S = 3.0
 """Kept free of KillWait for the report,"""
@@ -21,22 +21,22 @@ OWN_TEARDOWN_S = 8.0
 """Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
 
 
-def time_to_end_s(kill_wait_s: float) -> float:
+def teardown_limit_s(kill_wait_s: float) -> float:
     """How long tasks may take to end after a signal to the job, before they are killed."""
     return max(1.0, kill_wait_s - min(KILL_MARGIN_S, MOST_KILL_MARGIN * kill_wait_s))
 
 
-def attempt_to(what: str, action: Callable[[], object]) -> None:
+def attempt_optional(what: str, action: Callable[[], object]) -> None:
     """Do what the job can do without: neither a full disk nor a defect of ours there may end it."""
     try:
         action()
     except OSError as error:
-        say(f"cannot {what}: {error.strerror}")
+        log_line(f"cannot {what}: {error.strerror}")
     except Exception:  # noqa: BLE001 - see above
-        say(f"cannot {what}: {traceback.format_exc()}")
+        log_line(f"cannot {what}: {traceback.format_exc()}")
 
 
-def lost(
+def lost_part_cause(
     part: str, host: str, cause: str, killed_by: str | None = "SIGKILL", code: int | None = None
 ) -> dict[str, Any]:
     """A part of ours that has ended, as the report's cause; ``killed_by`` is the name of a signal."""
@@ -51,10 +51,10 @@ def lost(
     }
 
 
-class Course:
+class JobState:
     """Phase of a job and, once it is being stopped, the reason and the deadline."""
 
-    def __init__(self, facts: RunFacts, kill_wait_s: float, signals: Signals) -> None:
+    def __init__(self, facts: RunFacts, kill_wait_s: float, signals: OrchestratorSignals) -> None:
         self.events = EventLog(facts.run_dir / run_files.EVENTS_FILE, facts.job_id)
         self.phase = ""
         self.stop: dict[str, Any] | None = None
@@ -80,9 +80,9 @@ class Course:
         self._write_state(phase)
 
     def _write_state(self, phase: str) -> None:
-        attempt_to(
+        attempt_optional(
             f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
+            lambda: run_files.write_job_state(self._run_dir, phase, self.stop, workers_ended=self.workers_ended),
         )
 
     @property
@@ -103,7 +103,7 @@ class Course:
 
     def begin_kill_wait(self, at: float) -> None:
         """The place kills what runs its KillWait after this moment of the monotonic clock."""
-        self.deadline = at + time_to_end_s(self._kill_wait_s)
+        self.deadline = at + teardown_limit_s(self._kill_wait_s)
 
     def name_nodes(self, reason: str, cause: str, nodes: Sequence[str]) -> None:
         """The nodes for whose failure the job is being stopped, which were not known at first."""
@@ -113,7 +113,7 @@ class Course:
 
     def take_back_stop(self) -> None:
         """The job ends by itself before anybody has been asked to end."""
-        say("The job is not stopped: its work is done")
+        log_line("The job is not stopped: its work is done")
         self.events.write("job not stopped", cause=(self.stop or {}).get("cause"))
         self.stop, self.deadline, self.ask = None, None, False
         self.publish(self.phase)
@@ -156,7 +156,7 @@ class Course:
             self.deadline = self.ask_at + OWN_TEARDOWN_S
         self.stop = {"reason": reason, "cause": cause, "time": min(now, since or now), **(origin or {})}
         self.ask = ask and not self.asked
-        say(f"Stopping the job: {cause}")
+        log_line(f"Stopping the job: {cause}")
         self._write_state("completing")  # first: it is what tells the reason when this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)
         self.publish("completing")

@@ -7,10 +7,10 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.launch.checks import LEVELS, Level, NodeLaunch, WorkerLaunch, check_launch
-from exporter.launch.facts_reader import read_size, why_not_writable
+from exporter.launch.checks import LEVELS, Level, NodeLaunchFacts, WorkerLaunchFacts, check_launch
+from exporter.launch.facts_reader import read_file_size, why_not_writable
 from exporter.logs.places_reader import log_paths
-from exporter.workers.exit_reason import exit_evidence, verdict
+from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
 from launcher.plan.plan import Plan, RunFacts
 
 CHECKLIST_SCHEMA = 1
@@ -63,7 +63,7 @@ _CURES = {
 
 
 @dataclass(frozen=True)
-class Fault:
+class LaunchFault:
     """What one check has found not to be in order, where, and the cure."""
 
     worker: str | None
@@ -77,33 +77,33 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Result:
+class LaunchResult:
     """One check over all nodes."""
 
     name: str
     level: Level
     passed: bool
     detail: str
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[LaunchFault, ...] = ()
 
 
 @dataclass(frozen=True)
-class Checklist:
+class LaunchChecklist:
     """What is known of the launch once nobody looks any more."""
 
     elapsed_s: float
-    results: tuple[Result, ...]
+    results: tuple[LaunchResult, ...]
 
     @property
     def verified(self) -> bool:
         """Whether nothing is missing that a launch cannot do without."""
         return bool(self.results) and not self.faults("issue")
 
-    def faults(self, level: Level) -> list[Fault]:
+    def faults(self, level: Level) -> list[LaunchFault]:
         """Faults of all checks of this level."""
         return [fault for result in self.results if result.level == level for fault in result.faults]
 
-    def causes(self, result: Result) -> list[Fault]:
+    def causes(self, result: LaunchResult) -> list[LaunchFault]:
         """Faults of one check without those that only follow from a worker not being there."""
         absent: set[int | None] = set()
         for earlier in self.results:
@@ -123,7 +123,7 @@ class Checklist:
         }
 
 
-class LaunchCheck:
+class JobLaunchCheck:
     """Waits for the verdict of all nodes. ``look`` may be called as often as one likes."""
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
@@ -132,9 +132,9 @@ class LaunchCheck:
         self._due = 0.0
         self._found: dict[int, Sequence[Mapping[str, Any]]] = {}
         """Final checks by node index."""
-        self._checklist: Checklist | None = None
+        self._checklist: LaunchChecklist | None = None
 
-    def look(self, now: float) -> Checklist | None:
+    def look(self, now: float) -> LaunchChecklist | None:
         """The checklist, or None as long as a node has time left; ``now`` in epoch seconds."""
         if self._checklist is None and now >= self._due:
             self._due = now + max(LOOK_S, self._plan.nodes / NODES_PER_S)
@@ -144,7 +144,7 @@ class LaunchCheck:
                 return self.conclude(now)
         return self._checklist
 
-    def conclude(self, now: float) -> Checklist:
+    def conclude(self, now: float) -> LaunchChecklist:
         """The checklist out of what is known by now, for a job that has ended."""
         if self._checklist is None:
             self._read(now)
@@ -185,7 +185,7 @@ class LaunchCheck:
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
         directory = self._facts.run_dir / group.directory if group is not None else None
-        node = NodeLaunch(
+        node = NodeLaunchFacts(
             output_dir=str(directory) if directory is not None else None,
             output_problem=why_not_writable(directory) if directory is not None else None,
         )
@@ -195,15 +195,15 @@ class LaunchCheck:
         )
         return [asdict(check) for check in checks]
 
-    def _worker(self, task: Task) -> WorkerLaunch:
+    def _worker(self, task: Task) -> WorkerLaunchFacts:
         facts, restart = self._facts, 0
         while self._record(task, restart + 1, "start") or self._record(task, restart + 1, "exit"):
             restart += 1
         start, ended = self._record(task, restart, "start"), self._record(task, restart, "exit")
-        judged = verdict(exit_evidence(ended)) if ended is not None else None
+        judged = find_exit_reason(evidence_of_record(ended)) if ended is not None else None
         paths = log_paths(task, facts.run_dir, facts.hosts[task.node_index], facts.attempt, restart)
-        sizes = [size for path in paths if (size := read_size(path)) is not None]
-        return WorkerLaunch(
+        sizes = [size for path in paths if (size := read_file_size(path)) is not None]
+        return WorkerLaunchFacts(
             worker=task.worker,
             rank=task.rank,
             started=start is not None or (judged is not None and judged.reason != "launch_failed"),
@@ -219,27 +219,29 @@ class LaunchCheck:
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
-    def _merge(self, now: float, silent: Sequence[int]) -> Checklist:
+    def _merge(self, now: float, silent: Sequence[int]) -> LaunchChecklist:
         """One result for each check that was made on some node."""
-        faults: dict[str, list[Fault]] = {}
+        faults: dict[str, list[LaunchFault]] = {}
         word = "its sidecar has not said how the launch went"
         if silent:
-            faults[SIDECAR] = [Fault(None, None, self._facts.hosts[index], word, _CURES[SIDECAR]) for index in silent]
+            faults[SIDECAR] = [
+                LaunchFault(None, None, self._facts.hosts[index], word, _CURES[SIDECAR]) for index in silent
+            ]
         for index in sorted(self._found):
             for check in self._found[index]:
                 name, lacking = str(check["name"]), check["lacking"]
                 if name in LEVELS and (check["passed"] is not None or lacking):
                     faults.setdefault(name, []).extend(self._fault(name, index, lack) for lack in lacking)
-        return Checklist(
+        return LaunchChecklist(
             self._elapsed_s(now),
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 
-    def _fault(self, name: str, index: int, lack: Mapping[str, Any]) -> Fault:
+    def _fault(self, name: str, index: int, lack: Mapping[str, Any]) -> LaunchFault:
         cure = _CURES[name]
         if "{log}" in cure:
             cure = cure.replace("{log}", self._log_of(lack["rank"], index))
-        return Fault(lack["worker"], lack["rank"], self._facts.hosts[index], str(lack["found"]), cure)
+        return LaunchFault(lack["worker"], lack["rank"], self._facts.hosts[index], str(lack["found"]), cure)
 
     def _log_of(self, rank: int | None, index: int) -> str:
         """Name of the standard error of the last run of a task."""
@@ -250,7 +252,7 @@ class LaunchCheck:
         paths = log_paths(task, Path(), self._facts.hosts[index], self._facts.attempt, restart)
         return paths[-1].name if paths else "in the run directory"
 
-    def _result(self, name: str, faults: Sequence[Fault]) -> Result:
+    def _result(self, name: str, faults: Sequence[LaunchFault]) -> LaunchResult:
         tasks = [planned.task for planned in self._plan.tasks if not planned.task.later]
         if name == SIDECAR:
             count = self._plan.nodes
@@ -261,10 +263,10 @@ class LaunchCheck:
         else:
             count = len(tasks)
         words = (_ILL if faults else _WELL)[name].format(count=count, well=count - len(faults))
-        return Result(name, _LEVELS[name], not faults, words, tuple(faults))
+        return LaunchResult(name, _LEVELS[name], not faults, words, tuple(faults))
 
 
-def render_checklist(checklist: Checklist) -> list[str]:
+def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
     """The checklist for people, line by line."""
     lines = []
     for result in checklist.results:
@@ -283,7 +285,7 @@ def render_checklist(checklist: Checklist) -> list[str]:
     return lines
 
 
-def _shown(faults: Sequence[Fault]) -> list[str]:
+def _shown(faults: Sequence[LaunchFault]) -> list[str]:
     """A line for each fault; one for all nodes of which the same is to be said."""
     nodes: dict[str, list[str]] = {}
     for fault in faults:

@@ -22,15 +22,15 @@ from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
-from launcher.run.end_of_job import tell_report, write_diagnoses
-from launcher.run.job_log import say
-from launcher.run.job_state import OWN_TEARDOWN_S, attempt_to, lost
+from launcher.run.end_of_job import publish_report, write_diagnoses
+from launcher.run.job_log import log_line
+from launcher.run.job_state import OWN_TEARDOWN_S, attempt_optional, lost_part_cause
 from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import has_ended
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import read_statuses
-from launcher.rundir.targets import Targets
-from launcher.steps.batch_script import component_ids, own_environment
+from launcher.rundir.targets import TargetFiles
+from launcher.steps.batch_script import component_ids, without_outer_components
 from launcher.steps.slurm_steps import SIGNAL_TIMEOUT_S, read_steps, signal_steps
 from launcher.steps.srun_lines import SIDECARS
 
@@ -38,7 +38,7 @@ FINAL_VALUES_S = 4.0
 """How long the sidecars may take for their last values."""
 
 
-class Leftovers(Protocol):
+class LeftoverTasks(Protocol):
     """What the orchestrator has left running."""
 
     look_s: float
@@ -49,7 +49,7 @@ class Leftovers(Protocol):
         ...
 
 
-class LocalLeftovers:
+class LocalLeftoverTasks:
     """Processes of this machine that carry the job's run directory in their environment."""
 
     look_s = 0.1
@@ -73,7 +73,7 @@ class LocalLeftovers:
         return told
 
 
-class SlurmLeftovers:
+class SlurmLeftoverTasks:
     """Steps of the job."""
 
     look_s = 1.0
@@ -96,22 +96,22 @@ class SlurmLeftovers:
         except LauncherError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                say(f"cannot end the steps of the job: {error}; Slurm does so with the job")
+                log_line(f"cannot end the steps of the job: {error}; Slurm does so with the job")
             return 0
         return len(wanted)
 
 
-def how(status: int) -> str:
+def orchestrator_end_text(status: int) -> str:
     """What became of the orchestrator, in words."""
     if os.WIFSIGNALED(status):
         return f"the orchestrator was killed by {signal_name(os.WTERMSIG(status))}"
     return f"the orchestrator ended with status {os.WEXITSTATUS(status)} before the job was over"
 
 
-class Aftermath:
+class LostOrchestrator:
     """Ends the job for the orchestrator."""
 
-    def __init__(self, plan: Plan, run_dir: Path, leftovers: Leftovers, status: int) -> None:
+    def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, status: int) -> None:
         told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
         self._plan = plan
         self._run_dir = run_dir
@@ -128,13 +128,13 @@ class Aftermath:
 
     def run(self, since: float) -> int:
         """Exit status of the job; ``since`` is when its orchestrator was started."""
-        cause, now = how(self._status), time.time()
-        say(f"Stopping the job: {cause}")
+        cause, now = orchestrator_end_text(self._status), time.time()
+        log_line(f"Stopping the job: {cause}")
         state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
         earlier = state.get("stop") if state.get("time", 0.0) >= since else None
         killed_by = signal_name(os.WTERMSIG(self._status)) if os.WIFSIGNALED(self._status) else None
         code = None if killed_by else os.WEXITSTATUS(self._status)
-        failed = lost("orchestrator", self._host, cause, killed_by, code)
+        failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
         # what it was doing already stays the reason of all ends
         self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
         self._events.write("orchestrator lost", cause=cause)
@@ -148,16 +148,16 @@ class Aftermath:
             status = self._report()
         finally:
             self._publish("finished", workers_ended=True)
-            Targets(self._run_dir, self._plan.target_dir).remove()
+            TargetFiles(self._run_dir, self._plan.target_dir).remove()
             self._leftovers.tell(signal.SIGTERM, sidecars=True)
             if not self._until(lambda: not self._leftovers.tell(0, sidecars=True), OWN_TEARDOWN_S / 2):
                 self._leftovers.tell(signal.SIGKILL, sidecars=True)
         return status
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
-        attempt_to(
+        attempt_optional(
             f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
+            lambda: run_files.write_job_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
         )
 
     def _end_tasks(self) -> None:
@@ -165,7 +165,7 @@ class Aftermath:
         asked = self._leftovers.tell(signal.SIGTERM, sidecars=False)
         if not asked or self._until(self._tasks_are_gone, OWN_TEARDOWN_S):
             return
-        say("Killing workers that did not end in time")
+        log_line("Killing workers that did not end in time")
         self._leftovers.tell(signal.SIGKILL, sidecars=False)
         self._until(self._tasks_are_gone, OWN_TEARDOWN_S / 4)
 
@@ -187,12 +187,12 @@ class Aftermath:
 
     def _report(self) -> int:
         report = self._build_report()
-        attempt_to("write the report", lambda: write_report(self._run_dir, report))
+        attempt_optional("write the report", lambda: write_report(self._run_dir, report))
         tasks = {task.rank: task for task in self._plan.manifest.tasks}
         ends = [(tasks[worker["rank"]], worker["exit"]) for worker in report["workers"] if worker["exit"]]
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
         told = self._build_report() if report["state"] not in VERIFIED_STATES else report  # which names them
-        tell_report(self._plan.manifest, told, self._events)
+        publish_report(self._plan.manifest, told, self._events)
         return int(told["exit_status"])
 
     def _build_report(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class Aftermath:
 
 def own_components(plan: Plan) -> tuple[str, ...]:
     """Slurm's ids of the components of the job that this process is in."""
-    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
     return component_ids(own, own.get("SLURM_JOB_ID", ""))
 
 
@@ -211,8 +211,8 @@ def main(arguments: list[str]) -> int:
     run_dir = Path(arguments[0]).resolve()
     options = dict(itertools.pairwise(arguments))
     plan, local = load_plan(run_dir), "--local" in arguments
-    leftovers = LocalLeftovers(run_dir) if local else SlurmLeftovers(own_components(plan))
-    return Aftermath(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
+    leftovers = LocalLeftoverTasks(run_dir) if local else SlurmLeftoverTasks(own_components(plan))
+    return LostOrchestrator(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
 
 
 if __name__ == "__main__":

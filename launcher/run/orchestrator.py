@@ -22,20 +22,20 @@ from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
 from launcher.programs.environment import forget_coerced_locale
 from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import REPORT_TEXT_FILE
-from launcher.run.before.nodes_survey import Reservation, needs_survey, survey
-from launcher.run.end_of_job import End
-from launcher.run.job_log import places, say, show, ways_in
-from launcher.run.job_state import Course, attempt_to
-from launcher.run.launch_check import Checklist, LaunchCheck, render_checklist
+from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
+from launcher.run.end_of_job import EndOfJob
+from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
+from launcher.run.job_state import JobState, attempt_optional
+from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
-from launcher.run.signals import Signals
-from launcher.run.stages import Readiness, Stages
+from launcher.run.signals import OrchestratorSignals
+from launcher.run.stages import ReadinessState, Stages
 from launcher.run.status_events import StatusEvents
-from launcher.run.stop_reasons import Stopping
-from launcher.run.tasks import Crew
+from launcher.run.stop_reasons import StopReasons
+from launcher.run.tasks import JobTasks
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.statuses import read_statuses
-from launcher.steps.batch_script import allocated_nodes, own_environment
+from launcher.steps.batch_script import allocated_nodes, without_outer_components
 from launcher.steps.hostlist import parse_hostlist
 from launcher.steps.local_steps import LOOPBACK, LocalSteps, die_with_parent, local_hosts
 from launcher.steps.slurm_steps import SlurmSteps
@@ -54,9 +54,9 @@ class Orchestrator:
         plan: Plan,
         facts: RunFacts,
         steps: Steps,
-        signals: Signals,
+        signals: OrchestratorSignals,
         time_limit_end: float | None,
-        reservation: Reservation,
+        reservation: PortReservation,
     ) -> None:
         self._plan = plan
         self._facts = facts
@@ -64,14 +64,14 @@ class Orchestrator:
         self._steps = steps
         self._time_limit_end = time_limit_end
         self._reservation = reservation
-        self._course = Course(facts, plan.kill_wait_s, signals)
-        self._crew = Crew(plan, facts, steps, self._course, signals, time_limit_end)
+        self._course = JobState(facts, plan.kill_wait_s, signals)
+        self._crew = JobTasks(plan, facts, steps, self._course, signals, time_limit_end)
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.ending is not None)
-        self._readiness = Readiness(plan, facts, steps)
+        self._readiness = ReadinessState(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
-        self._stopping = Stopping(plan, facts, self._course, signals, self._crew, self._stages, time_limit_end)
-        self._launch = LaunchCheck(plan, facts)
-        self._checklist: Checklist | None = None
+        self._stopping = StopReasons(plan, facts, self._course, signals, self._crew, self._stages, time_limit_end)
+        self._launch = JobLaunchCheck(plan, facts)
+        self._checklist: LaunchChecklist | None = None
         self._looks_at_launch = True
         self._status_events = StatusEvents(self._course.events, plan.manifest.total_items)
         self._statuses_due = 0.0
@@ -82,18 +82,18 @@ class Orchestrator:
 
     def run(self) -> int:
         """Exit status of the job."""
-        attempt_to("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
+        attempt_optional("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
         self._keep_earlier_report()
         self._course.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
         self._course.publish("launching")
-        for line in places(self._plan, self._facts):
-            say(line)
+        for line in place_lines(self._plan, self._facts):
+            log_line(line)
         try:
             self._write_templates()
             self._sidecars.start()
             self._until_all_have_ended()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not leave a job without its end
-            say(f"internal error: {traceback.format_exc()}")
+            log_line(f"internal error: {traceback.format_exc()}")
             self._readiness.end()
             what = f"internal error of the orchestrator: {type(error).__name__}: {error}"
             self._course.begin_stop("cancelled", what)
@@ -101,7 +101,7 @@ class Orchestrator:
         self._readiness.end()
         self._reservation.end()
         self._stopping.heed_end()
-        end = End(
+        end = EndOfJob(
             self._plan,
             self._facts,
             self._steps,
@@ -117,7 +117,7 @@ class Orchestrator:
         """The report of an attempt before this one gets its number, as do its statuses: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
         if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
-            say(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
+            log_line(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
             self._course.events.write("attempt without report", earlier=earlier)
         # the sidecars of this attempt would write over what those of the one before have told of its workers
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
@@ -125,7 +125,7 @@ class Orchestrator:
             old = self._facts.run_dir / name
             if old.exists():
                 kept = old.with_name(f"{old.stem}_a{max(0, earlier)}{old.suffix}")
-                attempt_to(f"keep {name}", functools.partial(old.replace, kept))
+                attempt_optional(f"keep {name}", functools.partial(old.replace, kept))
 
     def _write_templates(self) -> None:
         """The files that services read, filled with what is known by now; a job cannot do without. Raises OSError."""
@@ -143,10 +143,10 @@ class Orchestrator:
             self._follow_phase()
             self._sidecars.care(revive=course.stop is None)
             if time.monotonic() >= self._statuses_due:
-                attempt_to("read what the sidecars say", self._take_statuses)
+                attempt_optional("read what the sidecars say", self._take_statuses)
             if self._looks_at_launch and course.stop is None:
                 self._looks_at_launch = False  # not again after a defect
-                attempt_to("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
+                attempt_optional("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
             crew.reap()
             crew.look_after_units()
             self._stopping.look()
@@ -154,7 +154,7 @@ class Orchestrator:
             if self._signals.hurry:
                 course.hurry()
             if not crew.kill_in_time():
-                say(f"Leaving {len(crew.running)} workers to be ended from outside")
+                log_line(f"Leaving {len(crew.running)} workers to be ended from outside")
                 return
             self._signals.sleep(TICK_S)
 
@@ -179,7 +179,7 @@ class Orchestrator:
             cause, failed, lines = self._stages.missing(self._crew.restarts)
             self._course.begin_stop("launch_failed", cause, {"failed": failed})
             for line in lines:
-                show(f"    {line}".rstrip())
+                log_raw_line(f"    {line}".rstrip())
 
     def _look_at_readiness(self) -> None:
         self._readiness.look()
@@ -188,13 +188,13 @@ class Orchestrator:
         self._was_ready = self._readiness.ready
         waiting = (self._readiness.found or {}).get("waiting")
         self._course.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
-        say("The job is ready" if self._was_ready else f"The job is not ready any more: waiting for {waiting}")
+        log_line("The job is ready" if self._was_ready else f"The job is not ready any more: waiting for {waiting}")
 
     def _tell_ways_in(self) -> None:
         if not self._told_ways:
             self._told_ways = True
-            for line in ways_in(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
-                say(line)
+            for line in access_lines(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
+                log_line(line)
 
     def _follow_phase(self) -> None:
         """The job runs once all tasks have started and what they serve is ready."""
@@ -204,29 +204,29 @@ class Orchestrator:
         if self._crew.have_started():
             self._reservation.end()  # what has not listened yet has the claim of its wrapper
             course.publish("running")
-            say("All workers are up")
+            log_line("All workers are up")
 
     # -- what is seen on the way -----------------------------------------------------------------
 
     def _take_statuses(self) -> None:
         """Write down what the sidecars have seen since the last time."""
-        self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), say)
+        self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), log_line)
         self._statuses_due = time.monotonic() + STATUSES_S
 
-    def _say_launch(self, checklist: Checklist | None) -> None:
+    def _say_launch(self, checklist: LaunchChecklist | None) -> None:
         """Say once how the launch went."""
         if checklist is None:
             self._looks_at_launch = True
             return
         self._checklist = checklist
-        say("Launch verification")
-        for line in render_checklist(checklist):
-            show(f"    {line}".rstrip())
+        log_line("Launch verification")
+        for line in render_launch_checklist(checklist):
+            log_raw_line(f"    {line}".rstrip())
         verified = "launch verified" if checklist.verified else "launch not verified"
         self._course.events.write(verified, **checklist.to_json())
 
-    def _conclude_launch(self) -> Checklist | None:
-        attempt_to("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
+    def _conclude_launch(self) -> LaunchChecklist | None:
+        attempt_optional("check the launch", lambda: self._say_launch(self._launch.conclude(time.time())))
         return self._checklist
 
 
@@ -238,13 +238,13 @@ def load_plan(run_dir: Path) -> Plan:
     return parse_plan(body, read_manifest(run_dir))
 
 
-def place_of(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[RunFacts, Steps]:
+def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[RunFacts, Steps]:
     """What is known of the job where this process runs, and its steps."""
     if local:
         hosts = local_hosts(plan, socket.gethostname())
         facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
         return facts, LocalSteps(plan, facts)
-    own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
     hosts = parse_hostlist(allocated_nodes(own) or "")
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)
@@ -253,7 +253,7 @@ def place_of(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[R
     return facts, SlurmSteps(plan, facts)
 
 
-def write_facts(facts: RunFacts, *, local: bool) -> None:
+def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
     """Tell the others which process this is, and what it knows of the job."""
     run_files.write_json(
         facts.run_dir / run_files.ORCHESTRATOR_FILE,
@@ -290,15 +290,15 @@ def main(arguments: list[str]) -> None:
     run_dir = Path(arguments[0]).resolve()
     plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
     (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
-    facts, steps = place_of(plan, run_dir, start, local=local)
-    write_facts(facts, local=local)
-    signals = Signals(guard)
+    facts, steps = locate_job(plan, run_dir, start, local=local)
+    write_orchestrator_record(facts, local=local)
+    signals = OrchestratorSignals(guard)
     signals.listen()
-    reservation = Reservation()
+    reservation = PortReservation()
     if needs_survey(plan):
-        facts, reservation = survey(plan, facts, steps, signals)
+        facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.learn(facts)
-        write_facts(facts, local=local)
+        write_orchestrator_record(facts, local=local)
     job_end = time_limit_end(plan, start, local=local)
     sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts, TaskPlan
-from launcher.steps.steps import Running
+from launcher.steps.steps import RunningTask
 
 
 class RunRecords:
@@ -46,7 +46,7 @@ class RunRecords:
             }
         return not self._not_started
 
-    def read_exit(self, running: Running) -> dict[str, Any] | None:
+    def read_exit(self, running: RunningTask) -> dict[str, Any] | None:
         """The record of an end, as soon as it can be seen here."""
         return run_files.read_json(self.path(running.planned, running.restart, "exit"))
 
@@ -55,14 +55,14 @@ class RunRecords:
         task = planned.task
         body: dict[str, Any] = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
         body |= {"code": None, "signal": None, **facts}
-        run_files.write_json_once(self.path(planned, restart, "exit"), body)
+        run_files.write_json_if_absent(self.path(planned, restart, "exit"), body)
 
-    def keep_found(self, running: Running, facts: dict[str, Any]) -> None:
+    def keep_found(self, running: RunningTask, facts: dict[str, Any]) -> None:
         """Write what was found beside the record of a run, unless its sidecar has. Raises OSError."""
         path = self.path(running.planned, running.restart, "found")
-        run_files.write_json_once(path, {"schema": run_files.RECORD_SCHEMA, **facts})
+        run_files.write_json_if_absent(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
-    def keep_stop(self, running: Running, stop: dict[str, Any]) -> None:
+    def keep_stop(self, running: RunningTask, stop: dict[str, Any]) -> None:
         """Write why one run is being ended by us while the job goes on. Raises OSError."""
         run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
 
@@ -72,7 +72,7 @@ class RunRecords:
         run_files.write_json(self._folder.parent / run_files.GIVEN_UP_FILE, body)
 
     def from_status(
-        self, running: Running, code: int, *, exact: bool, lost: bool, asked: bool = False
+        self, running: RunningTask, code: int, *, exact: bool, lost: bool, asked: bool = False
     ) -> dict[str, Any]:
         """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own.
 

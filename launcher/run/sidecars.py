@@ -11,10 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.contract import run_files
-from exporter.logs.places_reader import read_end
+from exporter.logs.places_reader import read_last_bytes
 from launcher.plan.plan import Plan, RunFacts
-from launcher.run.job_log import say
-from launcher.rundir.targets import Targets, engine_groups, metrics_endpoint, read_sidecars, target_groups
+from launcher.run.job_log import log_line
+from launcher.rundir.targets import (
+    TargetFiles,
+    engine_target_groups,
+    metrics_endpoint,
+    read_sidecars,
+    sidecar_target_groups,
+)
 from launcher.steps.steps import Steps
 
 START_TIMEOUT_S = 30.0
@@ -45,7 +51,7 @@ class Sidecars:
         self._steps = steps
         self._sleep = sleep
         self._hurried = hurried
-        self._targets = Targets(facts.run_dir, plan.target_dir)
+        self._targets = TargetFiles(facts.run_dir, plan.target_dir)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starts = 0
         self._targets_due = 0.0
@@ -66,7 +72,7 @@ class Sidecars:
     def start(self) -> None:
         """Start them and wait until they listen, for a while."""
         if not self._plan.monitoring:
-            say("No sidecars: monitoring.enabled is false")
+            log_line("No sidecars: monitoring.enabled is false")
             return
         if not self._start():
             return
@@ -74,16 +80,16 @@ class Sidecars:
         while not self._hurried():
             listening = self._publish()
             if len(listening) >= len(self._facts.hosts):
-                say(f"All {len(listening)} sidecars listen")
+                log_line(f"All {len(listening)} sidecars listen")
                 return
             missing = sorted(set(self._facts.hosts) - set(listening))
             if self._gone:
-                say(
+                log_line(
                     f"The sidecars could not run on {', '.join(missing)}; the job goes on unwatched{self._last_words()}"
                 )
                 return
             if time.monotonic() > end:
-                say(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
+                log_line(f"No sidecar listens yet on {', '.join(missing)}; the job does not wait for them any longer")
                 return
             self._sleep(0.05)
 
@@ -91,21 +97,21 @@ class Sidecars:
         try:
             self._processes = self._steps.start_sidecars()
         except OSError as error:
-            say(f"The sidecars cannot be started: {error}; the job goes on unwatched")
+            log_line(f"The sidecars cannot be started: {error}; the job goes on unwatched")
             return False
         return True
 
     def _publish(self) -> dict[str, dict[str, Any]]:
         """Announce the sidecars that listen, and the engines that have started; the sidecars by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
-        groups = target_groups(found.values())
+        groups = sidecar_target_groups(found.values())
         if groups:  # the job's labels are in the records of its sidecars
-            groups += engine_groups(self._plan, self._facts, groups[0]["labels"], self._look_for_engines())
+            groups += engine_target_groups(self._plan, self._facts, groups[0]["labels"], self._look_for_engines())
         if self._targets.publish(groups):
             engines = f" and {len(self._engines_up)} engines" if self._engines_up else ""
-            say(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}{engines}")
+            log_line(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}{engines}")
         while self._targets.problems:
-            say(self._targets.problems.pop())
+            log_line(self._targets.problems.pop())
         self._targets_due = time.monotonic() + TARGETS_EVERY_S
         return found
 
@@ -122,7 +128,7 @@ class Sidecars:
     def _last_words(self) -> str:
         """The last line that a sidecar has left in its log."""
         for path in sorted(self._facts.run_dir.glob("*sidecar*.log")):
-            lines = read_end(path, 4096).decode("utf-8", "replace").splitlines()
+            lines = read_last_bytes(path, 4096).decode("utf-8", "replace").splitlines()
             if lines:
                 return f": {lines[-1].strip()} (in {path.name})"
         return ""
@@ -138,7 +144,7 @@ class Sidecars:
             if not self._steps.are_over(self._processes):
                 return
             self._starts += 1
-            say("The sidecars are gone; starting them again")
+            log_line("The sidecars are gone; starting them again")
             self._start()
 
     def await_final_values(self, timeout_s: float) -> None:
@@ -157,7 +163,7 @@ class Sidecars:
             self._sleep(0.1)
             if self._hurried() and timeout_s > 1.0:
                 end = min(end, time.monotonic() + 1.0)
-        say(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
+        log_line(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
 
     def _kill(self) -> None:
         """Those that do not end, each with its supervisor: here these lead a group of processes."""

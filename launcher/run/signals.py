@@ -14,7 +14,7 @@ _OF_A_TERMINAL = {signal.SIGINT: ", by Ctrl-C", signal.SIGHUP: ", whose terminal
 """Why these come to a command that somebody has started by hand."""
 
 
-def signal_words(number: int, *, local: bool) -> str:
+def signal_text(number: int, *, local: bool) -> str:
     """What has asked a job to end, and who where that is known; a ``local`` one is run by a command."""
     came = signal.Signals(number)
     if local and came in _OF_A_TERMINAL:
@@ -22,7 +22,7 @@ def signal_words(number: int, *, local: bool) -> str:
     return f"{came.name} to the job"
 
 
-class Signals:
+class OrchestratorSignals:
     """What has come, and a sleep that ends when something comes."""
 
     def __init__(self, guard: int | None = None) -> None:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from launcher.run.job_state import Course
-from launcher.run.signals import Signals
-from launcher.steps.steps import Ending, Steps
+from launcher.run.job_state import JobState
+from launcher.run.signals import OrchestratorSignals
+from launcher.steps.steps import ExternalEnd, Steps
 
 NOTICE_GRACE_S = 3.0
 """An end by a signal from outside gets this long for the signal to reach this process too."""
@@ -17,10 +17,12 @@ SIGNAL_LATE_S = 90.0
 """After the end of a grace time: slurmctld looks every half minute."""
 
 
-class Inquiry:
+class SlurmEndQuery:
     """Asks, remembers the answer, and stops the job for what it tells."""
 
-    def __init__(self, steps: Steps, course: Course, signals: Signals, asked_since: Callable[[], float | None]) -> None:
+    def __init__(
+        self, steps: Steps, course: JobState, signals: OrchestratorSignals, asked_since: Callable[[], float | None]
+    ) -> None:
         """``asked_since`` tells when the first worker was asked to end whose end still waits for its reason."""
         self.ends_by_itself = False
         """Whether the place ends all tasks without us."""
@@ -30,7 +32,7 @@ class Inquiry:
         self._course = course
         self._signals = signals
         self._asked_since = asked_since
-        self._answer = Ending()
+        self._answer = ExternalEnd()
         self._asked_at = 0.0
         self._again_at: float | None = None
         """When to ask once more whether the place ends all tasks, by the monotonic clock."""
@@ -54,7 +56,7 @@ class Inquiry:
         """Whether it has, by the monotonic clock."""
         return self._asked_at >= moment
 
-    def ask(self) -> Ending:
+    def ask(self) -> ExternalEnd:
         """What the place says now."""
         ending = self._steps.ending()
         self._asked_at = time.monotonic()
@@ -87,12 +89,12 @@ class Inquiry:
         if not self.ends_by_itself:
             self._course.ask = not self._course.asked
 
-    def note(self, ending: Ending) -> None:
+    def note(self, ending: ExternalEnd) -> None:
         """Whether the place ends all tasks: no answer is no reason to do so in its stead, but one to ask again."""
         self.ends_by_itself = ending.may_end_all
         self._again_at = time.monotonic() + ASK_AGAIN_S if ending.unanswered else None
 
-    def stop_for(self, ending: Ending, how: str) -> None:
+    def stop_for(self, ending: ExternalEnd, how: str) -> None:
         """Stop the job for a reason that the place has given."""
         announced = ending.ends_at is not None and self._signals.ending is None
         self.signal_by = (ending.ends_at or 0.0) + SIGNAL_LATE_S if announced else None
@@ -108,7 +110,7 @@ class Inquiry:
         )
 
 
-def _of_nodes(ending: Ending) -> tuple[str, str]:
+def _of_nodes(ending: ExternalEnd) -> tuple[str, str]:
     """Reason and cause of a stop: what runs beside a failed node ends with it."""
     nodes = ", ".join(ending.failed_nodes)
     reason = ending.reason or "node_failure"

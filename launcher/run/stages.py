@@ -9,10 +9,10 @@ from typing import Any
 from exporter.contract import run_files
 from launcher.plan.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
 from launcher.report.verification import benchmark_log
-from launcher.run.before.readiness import MOST_NAMED, Standing, describe_missing, waited_for
-from launcher.run.job_log import say
+from launcher.run.before.readiness import MOST_NAMED, RuleStatus, describe_missing, missing_text
+from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
-from launcher.words import first_of
+from launcher.words import first_names
 
 LOOK_S = 0.5
 """Between two looks at what is ready."""
@@ -23,7 +23,7 @@ START_AGAIN_S = 5.0
 """After the end of what polls, which nobody has asked for."""
 
 
-class Readiness:
+class ReadinessState:
     """What is ready, as ``launcher.run.before.poll_readiness`` finds it out beside the orchestrator."""
 
     def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
@@ -60,13 +60,13 @@ class Readiness:
             return
         self._start_at = now + START_AGAIN_S
         if self._process is not None:
-            say(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
+            log_line(f"What polls for readiness has ended with status {self._process.returncode}; starting it again")
         run_dir = self._facts.run_dir
         argv = [self._plan.python, *PYTHON_FLAGS, "launcher.run.before.poll_readiness", "--run-dir", str(run_dir)]
         try:
             self._process = self._steps.start_beside(argv, run_dir / benchmark_log(self._facts.attempt))
         except OSError as error:
-            say(f"launcher.run.before.poll_readiness cannot be started: {error}")
+            log_line(f"launcher.run.before.poll_readiness cannot be started: {error}")
 
     def holds(self, stage: str) -> bool:
         """Whether all that a stage waits for is ready; the benchmark waits for everything."""
@@ -87,7 +87,7 @@ class Readiness:
 class Stages:
     """The tasks that are still to be started, stage by stage."""
 
-    def __init__(self, plan: Plan, facts: RunFacts, readiness: Readiness) -> None:
+    def __init__(self, plan: Plan, facts: RunFacts, readiness: ReadinessState) -> None:
         self._plan = plan
         self._facts = facts
         self._readiness = readiness
@@ -124,11 +124,11 @@ class Stages:
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
         found = self._readiness.found or {}
         lines = describe_missing(self._plan, self._facts, self._readiness.found, restarts())
-        names = unready(self._plan, found)
+        names = unready_workers(self._plan, found)
         waiting = str(found.get("waiting") or "")
-        others = others_waited_for(self._plan, found, names) if names else ""
+        others = unready_others(self._plan, found, names) if names else ""
         late, besides = f"not ready after {timeout_s:g} s", f" (waiting for {others})" if others else ""
-        cause = f"{late}: missing {first_of(names, NAMED_AS_CAUSE) or waiting or 'all'}{besides}"
+        cause = f"{late}: missing {first_names(names, NAMED_AS_CAUSE) or waiting or 'all'}{besides}"
         tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
         missing = [
             {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
@@ -140,12 +140,12 @@ class Stages:
             "missing": missing[:MOST_NAMED],
             "missing_total": len(missing),
             "reason": "launch_failed",
-            "evidence": [f"{late}{besides}" if names else cause, *_first_of(lines)],
+            "evidence": [f"{late}{besides}" if names else cause, *_first_missing_lines(lines)],
         }
         return cause, failed, lines
 
 
-def _first_of(lines: Sequence[str]) -> list[str]:
+def _first_missing_lines(lines: Sequence[str]) -> list[str]:
     """Lines on who is missing, of many the first, and all that follow them."""
     told = [line for line in lines if _NOT_READY in line and not line.startswith(" ")]
     left_out = set(told[MOST_NAMED:])
@@ -155,7 +155,7 @@ def _first_of(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def unready(plan: Plan, found: dict[str, Any]) -> list[str]:
+def unready_workers(plan: Plan, found: dict[str, Any]) -> list[str]:
     """Workers that are asked for themselves and are not ready, in the order of the rules."""
     told = found.get("rules") or []
     rules = plan.readiness.rules if plan.readiness is not None else ()
@@ -167,8 +167,8 @@ def unready(plan: Plan, found: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def others_waited_for(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
-    """Who else than the workers of these names is waited for, as ``waited_for`` says it; empty where it is nobody.
+def unready_others(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
+    """Who else than the workers of these names is waited for, as ``missing_text`` says it; empty where it is nobody.
 
     Front ends that count workers wait for nobody else where those that they lack can all be among them.
     """
@@ -182,4 +182,4 @@ def others_waited_for(plan: Plan, found: dict[str, Any], names: Collection[str])
         for rule, told in zip(rules, found.get("rules") or (), strict=False)
         if not told.get("ready") and rule.subject not in names and not lacks_them
     ]
-    return waited_for(others, [Standing(ready=False)] * len(others), seen, expected)
+    return missing_text(others, [RuleStatus(ready=False)] * len(others), seen, expected)

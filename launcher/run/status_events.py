@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from exporter.contract.events import EventLog
-from exporter.progress.work import work_of
+from exporter.progress.work import job_work
 
 OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
 """Of workers the orchestrator itself tells."""
@@ -39,7 +39,7 @@ class StatusEvents:
         self._take_progress(worker for status in statuses.values() for worker in status.get("workers") or ())
 
     def _take_progress(self, workers: Iterable[Mapping[str, Any]]) -> None:
-        work = work_of(workers)
+        work = job_work(workers)
         expected = work.expected_of(self._total_items)
         if work.done is None or not expected:
             return

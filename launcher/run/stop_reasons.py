@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.report.report import build_report
-from launcher.run.job_log import say
-from launcher.run.job_state import Course, lost
-from launcher.run.signals import Signals, signal_words
+from launcher.run.job_log import log_line
+from launcher.run.job_state import JobState, lost_part_cause
+from launcher.run.signals import OrchestratorSignals, signal_text
 from launcher.run.stages import Stages
-from launcher.run.tasks import Crew, is_work
+from launcher.run.tasks import JobTasks, is_awaited
 
 REQUEUE_MARGIN_S = 45.0
 """How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
 
 
-class Stopping:
+class StopReasons:
     """Looks for reasons to end a job, and begins its end."""
 
     def __init__(
         self,
         plan: Plan,
         facts: RunFacts,
-        course: Course,
-        signals: Signals,
-        crew: Crew,
+        course: JobState,
+        signals: OrchestratorSignals,
+        crew: JobTasks,
         stages: Stages,
         time_limit_end: float | None,
     ) -> None:
@@ -53,7 +53,7 @@ class Stopping:
 
     def _end_when_done(self) -> None:
         """Once all that is critical and no service has completed, nothing is left to help with or to serve."""
-        work = [planned for planned in self._plan.tasks if is_work(planned)]
+        work = [planned for planned in self._plan.tasks if is_awaited(planned)]
         active, course = self._crew.active(), self._course
         if course.leaves_time and self._have_completed(work):
             if self._is_whole():
@@ -62,7 +62,7 @@ class Stopping:
                 course.ask_now()  # what still runs helps or serves nobody
         if self._course.stop is not None or not work or not active:
             return
-        if not any(is_work(planned) for planned in [*active, *self._stages.left]):
+        if not any(is_awaited(planned) for planned in [*active, *self._stages.left]):
             alone = all(planned.stage == BENCHMARK for planned in work)
             what = "the benchmark has completed" if alone else "all critical workers have completed"
             self._course.begin_stop("completed", what)
@@ -70,7 +70,7 @@ class Stopping:
     def _have_completed(self, work: Sequence[TaskPlan]) -> bool:
         """Whether there is work, and all of it has ended well."""
         ends = [self._crew.ends.get(planned.task.rank) for planned in work]
-        over = not any(is_work(planned) for planned in [*self._crew.active(), *self._stages.left])
+        over = not any(is_awaited(planned) for planned in [*self._crew.active(), *self._stages.left])
         return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
 
     def _is_whole(self) -> bool:
@@ -120,7 +120,7 @@ class Stopping:
             if name != f"SIG{asked}" or self._course.stop is not None:
                 continue
             count = self._crew.warn(number)
-            say(f"{name} before the time limit: passed on to {count} processes of workers")
+            log_line(f"{name} before the time limit: passed on to {count} processes of workers")
             self._course.events.write("checkpoint signal", signal=name, processes=count)
             if self._may_be_requeued():
                 self._stop_for_requeue()
@@ -153,7 +153,7 @@ class Stopping:
         if number is None or self._has_heeded:
             return
         self._has_heeded = True
-        name, words = signal.Signals(number).name, signal_words(number, local=self._facts.job_id.startswith("local-"))
+        name, words = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
         course.events.write("signal", signal=name, cause=words)
         if course.stop is None or crew.presumed_since is not None or course.leaves_time:
             self._stop_for_signal(name, words)
@@ -174,7 +174,9 @@ class Stopping:
             return  # the end of that worker says more
         elif self._signals.orphaned:
             cause = "the guard of the orchestrator was killed"
-            self._course.begin_stop("terminated_peer", cause, {"failed": lost("guard", self._facts.hosts[0], cause)})
+            self._course.begin_stop(
+                "terminated_peer", cause, {"failed": lost_part_cause("guard", self._facts.hosts[0], cause)}
+            )
         elif late:
             self._course.begin_stop("time_limit", f"{name} at the time limit", ask=ask, since=since)
         else:

@@ -8,17 +8,17 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.workers.exit_reason import exit_evidence, parse_stop, signal_name
+from exporter.workers.exit_reason import evidence_of_record, parse_job_stop, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
-from launcher.report.exit_reasons import Failures, Judge
-from launcher.run.job_log import launching, say
-from launcher.run.job_state import OWN_TEARDOWN_S, Course, attempt_to
+from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
+from launcher.run.job_log import launch_lines, log_line
+from launcher.run.job_state import OWN_TEARDOWN_S, JobState, attempt_optional
 from launcher.run.run_records import RunRecords
-from launcher.run.signals import Signals
-from launcher.run.slurm_end import ASK_AFTER_S, ASK_AGAIN_S, Inquiry
-from launcher.steps.srun_lines import together
-from launcher.steps.steps import Running, Steps
+from launcher.run.signals import OrchestratorSignals
+from launcher.run.slurm_end import ASK_AFTER_S, ASK_AGAIN_S, SlurmEndQuery
+from launcher.steps.srun_lines import group_by_step
+from launcher.steps.steps import RunningTask, Steps
 
 RECORD_GRACE_S = 2.0
 """How long after the end of a step its exit record may take to be seen here (network file systems)."""
@@ -29,7 +29,7 @@ LOOK_INTO_STEPS_S = 1.0
 
 
 @dataclass
-class Unit:
+class TaskGroup:
     """Tasks that are started together, and again together: all those of a worker, or of a step."""
 
     tasks: tuple[TaskPlan, ...]
@@ -43,22 +43,28 @@ class Unit:
     """Until when its other tasks have time to end, once one has failed."""
 
 
-def units_of(tasks: Iterable[TaskPlan]) -> list[Unit]:
+def task_groups(tasks: Iterable[TaskPlan]) -> list[TaskGroup]:
     """The units of these tasks, in their order."""
-    groups = together(tasks, lambda planned: planned.task.worker)
-    return [Unit(tuple(members)) for members in groups.values()]
+    groups = group_by_step(tasks, lambda planned: planned.task.worker)
+    return [TaskGroup(tuple(members)) for members in groups.values()]
 
 
-def is_work(planned: TaskPlan) -> bool:
+def is_awaited(planned: TaskPlan) -> bool:
     """Whether the job is over only when this task has ended."""
     return planned.critical and not planned.service
 
 
-class Crew:
+class JobTasks:
     """Starts tasks, sees them end, and starts them again where they may be."""
 
     def __init__(
-        self, plan: Plan, facts: RunFacts, steps: Steps, course: Course, signals: Signals, job_end: float | None
+        self,
+        plan: Plan,
+        facts: RunFacts,
+        steps: Steps,
+        course: JobState,
+        signals: OrchestratorSignals,
+        job_end: float | None,
     ) -> None:
         self.ends: dict[int, dict[str, Any]] = {}
         """Why each task last ended, by rank."""
@@ -72,22 +78,22 @@ class Crew:
         self._course = course
         self._signals = signals
         self._records = RunRecords(facts)
-        self.inquiry = Inquiry(steps, course, signals, self.asked_since)
-        self.judge_of_ends = Judge(plan.manifest, facts.attempt, job_end)
-        self._failures = Failures()
+        self.inquiry = SlurmEndQuery(steps, course, signals, self.asked_since)
+        self.judge_of_ends = ExitReasonFinder(plan.manifest, facts.attempt, job_end)
+        self._failures = TaskFailures()
         self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
-        self._units: dict[int, Unit] = {}
+        self._units: dict[int, TaskGroup] = {}
         """Those that have been started, by the ranks of their tasks."""
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningTask] = {}
         """By rank."""
-        self._ended: dict[int, tuple[Running, int, float]] = {}
+        self._ended: dict[int, tuple[RunningTask, int, float]] = {}
         """Tasks whose step has ended and whose exit record may still be on its way: (what, status, since)."""
-        self._in_steps: dict[int, Running] = {}
+        self._in_steps: dict[int, RunningTask] = {}
         """Those that run in a step with others, of which no record of an end has been seen."""
         self._ahead: set[int] = set()
         """Ranks whose failure has been seen before the end of their step."""
         self._look_into_steps_at = 0.0
-        self._leaving: dict[int, Running] = {}
+        self._leaving: dict[int, RunningTask] = {}
         """Tasks that have ended for us, and of which the place still has something."""
         self._killed_at: float | None = None
 
@@ -99,7 +105,7 @@ class Crew:
         return bool(self._running or self._ended or any(self._waiting()))
 
     @property
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningTask]:
         """What runs, as far as is known here."""
         return list(self._running.values())
 
@@ -121,7 +127,7 @@ class Crew:
         """Why tasks have ended, by rank."""
         return [(self._tasks[rank], end) for rank, end in self.ends.items()]
 
-    def _waiting(self) -> Iterable[Unit]:
+    def _waiting(self) -> Iterable[TaskGroup]:
         """Units that are to be started again."""
         distinct = {id(unit): unit for unit in self._units.values()}
         return [unit for unit in distinct.values() if unit.due is not None]
@@ -130,32 +136,32 @@ class Crew:
 
     def start(self, tasks: Sequence[TaskPlan]) -> None:
         """Start tasks for the first time; none once a signal has come."""
-        for unit in units_of(tasks):
+        for unit in task_groups(tasks):
             if self._signals.ending:
                 return
             self._units.update((planned.task.rank, unit) for planned in unit.tasks)
             self._start(unit)
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: TaskGroup) -> None:
         unit.failed, unit.due, unit.kill_at = False, None, None
         together = len(unit.tasks) > 1 and bool(unit.tasks[0].step)
         for tasks in [unit.tasks] if together else [(planned,) for planned in unit.tasks]:
             if not unit.failed and not self._signals.ending:
                 self._start_step(unit, tasks)
 
-    def _start_step(self, unit: Unit, tasks: Sequence[TaskPlan]) -> None:
+    def _start_step(self, unit: TaskGroup, tasks: Sequence[TaskPlan]) -> None:
         restart = unit.restart
         for planned in tasks:
-            for line in launching(planned, self._facts, restart):
-                say(line)
+            for line in launch_lines(planned, self._facts, restart):
+                log_line(line)
         try:
             started = self._steps.start_tasks(tasks, restart)
         except (OSError, LauncherError) as error:
             first = tasks[0]
-            say(f"{first.task.worker} rank {first.task.rank} cannot be started: {error}")
+            log_line(f"{first.task.worker} rank {first.task.rank} cannot be started: {error}")
             now = time.time()
             record = {"code": 127, "signal": None, "error": str(error), "start": now, "end": now}
-            attempt_to("write its record", lambda: self._records.keep(first, restart, record))
+            attempt_optional("write its record", lambda: self._records.keep(first, restart, record))
             self._judge(first, restart, record)
             return
         for running in started:
@@ -179,7 +185,7 @@ class Crew:
                 self._in_steps.pop(rank, None)
                 if left := self._steps.sweep(running):
                     found = functools.partial(self._records.keep_found, running, {"survivors": left})
-                    attempt_to("write its record", found)
+                    attempt_optional("write its record", found)
                 if self._course.stop is None:
                     self._leaving[rank] = running
                 if rank in self._ahead:
@@ -190,7 +196,7 @@ class Crew:
             self._leaving = {rank: left for rank, left in self._leaving.items() if not self._steps.is_over(left)}
         self._look_into_steps(now)
         if self._ended:
-            attempt_to("list the records", self._records.refresh)
+            attempt_optional("list the records", self._records.refresh)
         for rank, (running, code, since) in list(self._ended.items()):
             if self._signals.ending is not None and self._course.stop is None:
                 break  # it has just come: first the reason
@@ -219,7 +225,7 @@ class Crew:
                     asked=self._course.stop is not None or self._units[rank].kill_at is not None,
                 )
                 keep = functools.partial(self._records.keep, running.planned, running.restart, record)
-                attempt_to("write its record", keep)
+                attempt_optional("write its record", keep)
             self._judge(running.planned, running.restart, record)
 
     def _look_into_steps(self, now: float) -> None:
@@ -242,12 +248,12 @@ class Crew:
                 self._ahead.add(rank)
                 self._ended[rank] = (running, int(record.get("code") or 0), now)
 
-    def _is_on_a_failed_node(self, running: Running) -> bool:
+    def _is_on_a_failed_node(self, running: RunningTask) -> bool:
         """Whether its node is known to be gone: no record will come from there."""
         nodes = (self._course.stop or {}).get("nodes") or ()
         return self._facts.hosts[running.planned.task.node_index] in nodes
 
-    def _may_be_told_why(self, running: Running, record: dict[str, Any]) -> bool:
+    def _may_be_told_why(self, running: RunningTask, record: dict[str, Any]) -> bool:
         """Whether a worker was asked to end from outside and this process has not been yet.
 
         scancel and the time limit reach the steps before the batch step; its signal says which it was.
@@ -256,7 +262,7 @@ class Crew:
             return False
         if self._units[running.planned.task.rank].kill_at is not None:
             return False  # we have asked it
-        return bool(exit_evidence(record).forwarded)
+        return bool(evidence_of_record(record).forwarded)
 
     def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
         """Say why a task ended, and do what its policy asks for."""
@@ -264,14 +270,14 @@ class Crew:
         state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
         peers = self._failures.before(task.rank, record.get("end"))
-        ended = self.judge_of_ends.judge(task, restart, host, record, parse_stop(state), peers)
+        ended = self.judge_of_ends.judge(task, restart, host, record, parse_job_stop(state), peers)
         self.ends[task.rank] = ended
         self._failures.take(task, ended)
         for moment, number, sender in record.get("signals") or ():
             name = signal_name(int(number))
             facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
             course.events.write("worker signalled", time=moment, **facts)
-        say(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
+        log_line(f"{task.worker} rank {task.rank} on {host} ended: {ended['reason']} ({'; '.join(ended['evidence'])})")
         course.events.write("worker ended", worker=task.worker, rank=task.rank, node=host, **ended)
         unit = self._units[task.rank]
         if ended["reason"] == "completed" or course.stop is not None or unit.failed:
@@ -282,7 +288,7 @@ class Crew:
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
             who = f"rank {task.rank}" if len(unit.tasks) > 1 else "it"
-            say(f"{_named(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
+            log_line(f"{_named(unit)} is started again in {delay:g} s ({times}): {who} ended by {ended['reason']}")
             unit.due = time.monotonic() + delay
             self._end_rest_of(unit, planned, ended["reason"])
         elif planned.critical or ended_by_place:
@@ -297,16 +303,16 @@ class Crew:
                 ended_in_s=0.0 if ended_by_place else None,
             )
         else:
-            say(f"{task.worker} is not critical: the job goes on without it")
+            log_line(f"{task.worker} is not critical: the job goes on without it")
             self._give_up(unit)
             self._end_rest_of(unit, planned, ended["reason"])
 
-    def _give_up(self, unit: Unit) -> None:
+    def _give_up(self, unit: TaskGroup) -> None:
         """Nobody is to wait for these workers any more."""
         self.given_up.update((planned.task.worker, planned.task.role) for planned in unit.tasks)
-        attempt_to("write who is given up", lambda: self._records.keep_given_up(self.given_up))
+        attempt_optional("write who is given up", lambda: self._records.keep_given_up(self.given_up))
 
-    def _end_rest_of(self, unit: Unit, failed: TaskPlan, reason: str) -> None:
+    def _end_rest_of(self, unit: TaskGroup, failed: TaskPlan, reason: str) -> None:
         """End the other tasks of a worker of which one has failed: half a worker may wait for ever."""
         ranks = {planned.task.rank for planned in unit.tasks} - self._ahead
         rest = [running for rank, running in self._running.items() if rank in ranks]
@@ -315,9 +321,9 @@ class Crew:
         task = failed.task
         cause = f"{task.worker} rank {task.rank} ended by {reason}"
         stop = {"reason": "terminated_peer", "cause": cause, "time": time.time()}
-        say(f"Ending the other {len(rest)} processes of {_named(unit)}")
+        log_line(f"Ending the other {len(rest)} processes of {_named(unit)}")
         for running in rest:
-            attempt_to("write why it is ended", functools.partial(self._records.keep_stop, running, stop))
+            attempt_optional("write why it is ended", functools.partial(self._records.keep_stop, running, stop))
         self._steps.terminate(rest)
         unit.kill_at = time.monotonic() + OWN_TEARDOWN_S  # from when they have been told
 
@@ -332,7 +338,7 @@ class Crew:
             ranks = [planned.task.rank for planned in unit.tasks]
             rest = [self._running[rank] for rank in ranks if rank in self._running]
             if rest and unit.kill_at is not None and now >= unit.kill_at:
-                say(f"Killing {len(rest)} processes of {_named(unit)} that did not end in time")
+                log_line(f"Killing {len(rest)} processes of {_named(unit)} that did not end in time")
                 self._steps.kill(rest)
                 unit.kill_at = time.monotonic() + OWN_TEARDOWN_S
             left = rest or any(rank in self._ended or rank in self._leaving for rank in ranks)
@@ -345,7 +351,7 @@ class Crew:
     def asked_since(self) -> float | None:
         """When the first worker was asked to end, of those whose ends wait for the reason or were taken for one."""
         left = (self._records.read_exit(running) for running, _, _ in self._ended.values())
-        ends = [record.get("end") for record in left if record is not None and exit_evidence(record).forwarded]
+        ends = [record.get("end") for record in left if record is not None and evidence_of_record(record).forwarded]
         return min((end for end in (*ends, self.presumed_since) if end is not None), default=None)
 
     def warn(self, number: int) -> int:
@@ -376,13 +382,13 @@ class Crew:
         if self.inquiry.ends_by_itself:
             return False
         if self._killed_at is None and self._running:
-            say(f"Killing {len(self._running)} workers that did not end in time")
+            log_line(f"Killing {len(self._running)} workers that did not end in time")
             self._steps.kill(self.running)
             self._killed_at = time.monotonic()
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0
 
 
-def _named(unit: Unit) -> str:
+def _named(unit: TaskGroup) -> str:
     """Its worker, with the rank where it has one process alone."""
     task = unit.tasks[0].task
     return f"{task.worker} rank {task.rank}" if len(unit.tasks) == 1 else task.worker

@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter.contract.manifest import render_manifest
 from launcher.plan.plan import PLAN_FILE, Plan, dump_plan
-from launcher.plan.ports import SURVEY_FILE, asked_of_nodes
+from launcher.plan.ports import SURVEY_FILE, survey_request
 from launcher.rundir.secrets_file import SECRETS_FILE
 
 
@@ -14,7 +14,7 @@ def plan_files(plan: Plan, script: str) -> dict[str, str]:
     """Files of the run directory that are there before the job can start, by name."""
     import yaml  # lazy: only `submit` and `run` write these files
 
-    asked = asked_of_nodes(plan)
+    asked = survey_request(plan)
     return {
         **({} if asked is None else {SURVEY_FILE: json.dumps(asked) + "\n"}),
         "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
@@ -40,5 +40,5 @@ def json_lines(body: Mapping[str, Any]) -> str:
 def file_names(plan: Plan) -> list[str]:
     """Names of all files that the job finds in its run directory, without making them."""
     secrets = (SECRETS_FILE,) if plan.secrets else ()
-    asked = () if asked_of_nodes(plan) is None else (SURVEY_FILE,)
+    asked = () if survey_request(plan) is None else (SURVEY_FILE,)
     return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})

@@ -31,7 +31,7 @@ def staging_name() -> str:
     return f".gpujob-{secrets.token_hex(8)}"
 
 
-def stage(plan: Plan, script: str, into: Path | None = None) -> Path:
+def stage_run_dir(plan: Plan, script: str, into: Path | None = None) -> Path:
     """A complete run directory without a job id yet, hidden in the logs directory, or in ``into``."""
     logs = Path(plan.logs_dir) if into is None else into
     staging = logs / staging_name()
@@ -45,14 +45,14 @@ def stage(plan: Plan, script: str, into: Path | None = None) -> Path:
         write_secrets(staging, plan.secrets, os.environ)
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR, run_files.PROGRESS_DIR):
             (staging / folder).mkdir()
-        run_files.write_state(str(staging), "launching")
+        run_files.write_job_state(str(staging), "launching")
         for group in plan.manifest.groups:
             (staging / group.directory).mkdir(parents=True, exist_ok=True)
     except LauncherError:
-        discard(staging)
+        discard_run_dir(staging)
         raise
     except OSError as error:
-        discard(staging)
+        discard_run_dir(staging)
         raise LauncherError(
             f"the run directory cannot be made in {logs}: {error.strerror}: {error.filename}"
         ) from error
@@ -64,7 +64,7 @@ def _opener(name: str) -> Any:
     return lambda path, flags: os.open(path, flags, mode)
 
 
-def settle(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
+def settle_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -> Path:
     """Give the run directory its final name, with the job id in it.
 
     ``cluster`` is that of the job where it is not the one of this machine.
@@ -78,12 +78,12 @@ def settle(staging: Path, plan: Plan, job_id: str, cluster: str | None = None) -
     return final
 
 
-def discard(staging: Path) -> None:
+def discard_run_dir(staging: Path) -> None:
     """Take a run directory away that no job was submitted for."""
     shutil.rmtree(staging, ignore_errors=True)
 
 
-def cluster_of(run_dir: Path) -> str | None:
+def submitted_cluster(run_dir: Path) -> str | None:
     """The cluster to which a job was submitted, where it is not that of this machine."""
     found = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("cluster")
     return str(found) if found else None
@@ -148,7 +148,7 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
     if place.name == run_files.MANIFEST_FILE and place.is_file():
         return place.resolve().parent
     if os.sep not in job:
-        sweep, name = _literal(job.partition("_")[0]), _literal(job)
+        sweep, name = _escaped_glob(job.partition("_")[0]), _escaped_glob(job)
         in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the latter of one that was resumed
         for pattern in (f"{name}_*", *in_sweeps):
             found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
@@ -165,5 +165,5 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
     )
 
 
-def _literal(text: str) -> str:
+def _escaped_glob(text: str) -> str:
     return "".join(f"[{character}]" if character in "*?[" else character for character in text)

@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
-from launcher.plan.plan import Plan, RunFacts, TaskPlan, file_word
+from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
 
 SCRAPE_JOB = "gpujob-sidecar"
 """Value of the targets' ``job`` label, whatever the scrape configuration is called: rules count on it."""
@@ -28,7 +28,7 @@ def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def sidecar_target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """file_sd groups, one per sidecar, with the labels that its series carry too.
 
     So `up` has them, and a scrape configuration works with and without ``honor_labels``.
@@ -36,7 +36,9 @@ def target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"targets": [record["address"]], "labels": {**record["labels"], "job": SCRAPE_JOB}} for record in sidecars]
 
 
-def engine_groups(plan: Plan, facts: RunFacts, labels: Mapping[str, str], up: Iterable[int]) -> list[dict[str, Any]]:
+def engine_target_groups(
+    plan: Plan, facts: RunFacts, labels: Mapping[str, str], up: Iterable[int]
+) -> list[dict[str, Any]]:
     """file_sd groups of the workers and front ends whose programs serve metrics, of those whose ranks are ``up``.
 
     ``labels`` are those of the job; a group has its own node, worker, role and rank.
@@ -70,13 +72,13 @@ def metrics_endpoint(planned: TaskPlan) -> tuple[int, str] | None:
     return None if port is None else (port, f"/{path}")
 
 
-class Targets:
+class TargetFiles:
     """The target files of one job."""
 
     def __init__(self, run_dir: Path, target_dir: str | None) -> None:
         self._paths = [run_dir / run_files.TARGETS_FILE]
         if target_dir:
-            self._paths.append(Path(target_dir, f"gpujob-{file_word(run_dir.name)}.json"))
+            self._paths.append(Path(target_dir, f"gpujob-{safe_file_word(run_dir.name)}.json"))
         self._published: list[dict[str, Any]] | None = None
         self.problems: list[str] = []
         """Why a file could not be written, one sentence for each."""

@@ -45,12 +45,12 @@ def why_not_readable(path: str) -> str | None:
         with open(path, "rb"):
             return None
     except OSError as error:
-        return refusal(error)
+        return refusal_text(error)
     except ValueError as error:
         return f"is no name of a file ({error})"
 
 
-def refusal(error: OSError) -> str:
+def refusal_text(error: OSError) -> str:
     """What the refusal of a file means, and what to do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "is not there; check the name, which counts from the working directory"
@@ -72,7 +72,7 @@ def why_not_text(head: bytes) -> str | None:
     return None
 
 
-def pieces(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+def read_chunks(read: Read, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
     """A part of a log in pieces of whole records, each with its offset; a record of over 1 MiB in several."""
     while begin < end:
         text = read(begin, min(CHUNK_BYTES, end - begin))

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from exporter.logs.lexicon import Lexicon
-from exporter.logs.search.findings import Findings, Mark, Position
-from exporter.progress.track import Track
+from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition
+from exporter.progress.track import ProgressTrack
 
 
 @dataclass(frozen=True)
-class Totals:
+class ExpectedTotals:
     """What a job file says of the end of each worker, for logs that do not."""
 
     epochs: int | None = None
@@ -16,7 +16,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Standing:
+class WorkPosition:
     """Where the work stands: what the counter in force says, over all epochs."""
 
     done: float
@@ -30,36 +30,38 @@ class Standing:
     """Whether what moves last is another counter, such as that of an evaluation."""
 
 
-class Follower:
+class PositionFollower:
     """Takes what the parts of one log say, in their order."""
 
-    def __init__(self, path: str, lexicon: Lexicon, pack: str, totals: Totals) -> None:
+    def __init__(self, path: str, lexicon: Lexicon, pack: str, totals: ExpectedTotals) -> None:
         self._path = path
         bases = lexicon.epoch_bases(pack)
-        self._track = Track(lexicon.preference(pack), epoch_bases=bases, epochs=totals.epochs, steps=totals.steps)
+        self._track = ProgressTrack(
+            lexicon.preference(pack), epoch_bases=bases, epochs=totals.epochs, steps=totals.steps
+        )
         self._t = 0.0
         """When the last record was written, as far as the records say."""
 
-    def take(self, findings: Findings, begin: int, end: int) -> None:
+    def take(self, findings: LogFindings, begin: int, end: int) -> None:
         """Follow the records that begin in this part of the log."""
-        told: list[Position | Mark] = [*findings.positions, *findings.marks]
+        told: list[LogPosition | ActivityMark] = [*findings.positions, *findings.marks]
         for record in sorted(told, key=lambda record: record.offset):
             if not begin <= record.offset < end:
                 continue
             self._t = self._t if record.stamp is None else record.stamp
-            if isinstance(record, Mark):
+            if isinstance(record, ActivityMark):
                 self._track.mark(record, self._t)
             else:
                 self._track.update(self._path, record, self._t)
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> WorkPosition | None:
         """What they have said so far; None before the first position."""
         track = self._track
         if track.done is None or track.unit is None:
             return None
         done, total = _whole(track.done), None if track.total is None else _whole(track.total)
-        return Standing(done, total, track.unit, track.pattern, track.epoch, track.epochs, track.aside)
+        return WorkPosition(done, total, track.unit, track.pattern, track.epoch, track.epochs, track.aside)
 
 
 def _whole(number: float) -> float:

@@ -8,27 +8,27 @@ from dataclasses import dataclass, field, replace
 
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
-from exporter.logs.packs import END_BYTES, LOOK_BYTES, AutoPack, Pack
+from exporter.logs.packs import END_BYTES, LOOK_BYTES, Pack, PackDetector
 from exporter.logs.packs_reader import read_packs
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.engine import RECORD_TIMEOUT_S, SMALL_BYTES, Engine
-from exporter.logs.search.extraction import Extractor
-from exporter.logs.search.findings import Findings
+from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.search.engine import RECORD_TIMEOUT_S, SMALL_BYTES, SearchEngine
+from exporter.logs.search.extraction import NumberExtractor
+from exporter.logs.search.findings import LogFindings
 from exporter.logs.search.literals import safe_length
 from exporter.logs.tail_reader import CHUNK_BYTES, LogTail
-from exporter.logs.timestamps import StampReader
+from exporter.logs.timestamps import TimestampReader
 from launcher.scan.log_file import (
     PROBE_BYTES,
     Read,
     UnreadableLog,
-    pieces,
+    read_chunks,
     records_of,
-    refusal,
+    refusal_text,
     why_not_readable,
     why_not_text,
 )
-from launcher.scan.position import Follower, Standing, Totals
-from launcher.scan.suggestions import Candidate, progress_lines
+from launcher.scan.position import ExpectedTotals, PositionFollower, WorkPosition
+from launcher.scan.suggestions import ProgressCandidate, progress_lines
 
 COUNT_ALL_BYTES = 64 << 20
 """Up to this size every match of every pattern is counted; above it, those of errors alone."""
@@ -38,14 +38,14 @@ EDGE_BYTES = 256 << 10
 """Of the beginning and of the end of a log, where lines without a match are looked for."""
 MOST_TEXT = 200
 """Characters of a record, or of a group, that are shown."""
-NO_TOTALS = Totals()
+NO_TOTALS = ExpectedTotals()
 _RECORD_END = re.compile(rb"[\r\n]")
 
 Span = tuple[int, int]
 
 
 @dataclass
-class Record:
+class ScanRecord:
     """One record of a log."""
 
     offset: int
@@ -58,11 +58,11 @@ class Record:
 
 
 @dataclass
-class Found:
+class PatternResult:
     """What one pattern has found in one log."""
 
     name: str
-    kind: Kind
+    kind: PatternKind
     own: bool
     unit: str | None = None
     severity: str | None = None
@@ -78,21 +78,21 @@ class Found:
     """Last number under each name."""
     groups: dict[str, str | None] = field(default_factory=dict)
     """Of the last match, by name or number."""
-    last: Record | None = None
+    last: ScanRecord | None = None
     """Record of the last match; None where there is none."""
 
 
 @dataclass
-class Unmatched:
+class UnmatchedRecord:
     """A record that looks like progress, and in which no pattern finds any."""
 
-    record: Record
+    record: ScanRecord
     suggestion: tuple[str, str] | None
     """Name and regular expression of a pattern that would."""
 
 
 @dataclass
-class LogReport:
+class LogScan:
     """What there is in one log. CPU times are seconds of this process."""
 
     path: str
@@ -104,14 +104,14 @@ class LogReport:
     pack: str = GENERIC
     chosen: bool = False
     """Whether the lines have told the pack, not the user."""
-    evidence: Record | None = None
+    evidence: ScanRecord | None = None
     """The first record that speaks for the pack that was chosen."""
-    position: Standing | None = None
+    position: WorkPosition | None = None
     """Where the work stands, without a last record that nothing ends."""
-    unfinished: Record | None = None
+    unfinished: ScanRecord | None = None
     """A last record that nothing ends: a sidecar takes it when it ends, or the worker has ended."""
-    found: list[Found] = field(default_factory=list)
-    unmatched: list[Unmatched] = field(default_factory=list)
+    found: list[PatternResult] = field(default_factory=list)
+    unmatched: list[UnmatchedRecord] = field(default_factory=list)
     nearest: tuple[str, str] | None = None
     """Of a log in which nothing was found: the pack that comes nearest, and why."""
     notes: tuple[str, ...] = ()
@@ -132,14 +132,14 @@ class LogReport:
     @property
     def found_nothing(self) -> bool:
         """Whether neither a position nor a value was found."""
-        return not any(found.last for found in self.found if found.kind not in (Kind.ERROR, Kind.MARK))
+        return not any(found.last for found in self.found if found.kind not in (PatternKind.ERROR, PatternKind.MARK))
 
 
 def scan_logs(
-    paths: Sequence[str], lexicon: Lexicon, totals: Totals = NO_TOTALS, *, count_all: bool = False
-) -> tuple[list[LogReport], list[UnreadableLog]]:
+    paths: Sequence[str], lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *, count_all: bool = False
+) -> tuple[list[LogScan], list[UnreadableLog]]:
     """A report on each log that can be read, and the others."""
-    reports: list[LogReport] = []
+    reports: list[LogScan] = []
     unreadable: list[UnreadableLog] = []
     for path in paths:
         try:
@@ -149,28 +149,28 @@ def scan_logs(
     return reports, unreadable
 
 
-def scan_log(path: str, lexicon: Lexicon, totals: Totals = NO_TOTALS, *, count_all: bool = False) -> LogReport:
+def scan_log(path: str, lexicon: Lexicon, totals: ExpectedTotals = NO_TOTALS, *, count_all: bool = False) -> LogScan:
     """The report on one log, which is read as far as it goes now; raises UnreadableLog."""
     if (problem := why_not_readable(path)) is not None:
         raise UnreadableLog(path, problem)
     try:
         with open(path, "rb", buffering=0) as source:
             facts = os.fstat(source.fileno())
-            report = LogReport(path, facts.st_size, pack=lexicon.pack)
+            report = LogScan(path, facts.st_size, pack=lexicon.pack)
             report.problem = why_not_text(source.read(PROBE_BYTES))
             if report.problem is None:
                 read: Read = lambda offset, count: os.pread(source.fileno(), count, offset)  # noqa: E731
-                look = _Look(report, lexicon, totals, read, facts.st_mtime)
+                look = _LogScanner(report, lexicon, totals, read, facts.st_mtime)
                 look.run(count_all or facts.st_size <= COUNT_ALL_BYTES)
             return report
     except OSError as error:
-        raise UnreadableLog(path, refusal(error)) from error
+        raise UnreadableLog(path, refusal_text(error)) from error
 
 
 def _keys(pattern: Pattern) -> set[tuple[str, str]]:
     """Under what the findings of a pattern stand."""
-    if pattern.kind is Kind.VALUE or pattern.kind is Kind.PAIRS:
-        return {("value", name) for name in Extractor(pattern).names}
+    if pattern.kind is PatternKind.VALUE or pattern.kind is PatternKind.PAIRS:
+        return {("value", name) for name in NumberExtractor(pattern).names}
     return {(f"{pattern.kind} {pattern.begins}", pattern.name)}
 
 
@@ -189,17 +189,17 @@ def _layers(patterns: Mapping[int, Pattern]) -> list[list[int]]:
     return [members for members, _ in layers]
 
 
-class _Look:
+class _LogScanner:
     """One log while it is searched."""
 
-    def __init__(self, report: LogReport, lexicon: Lexicon, totals: Totals, read: Read, written: float) -> None:
+    def __init__(self, report: LogScan, lexicon: Lexicon, totals: ExpectedTotals, read: Read, written: float) -> None:
         """``written``: when the last record of the log was, which times without a date are near to."""
         self._report = report
         self._lexicon = lexicon
         self._totals = totals
         self._read = read
-        self._stamps = StampReader(written)
-        self._follower: Follower
+        self._stamps = TimestampReader(written)
+        self._follower: PositionFollower
         """New with each search, of the pack that it is with."""
         self._between: Span = 0, 0
         """The part of a long log of which the search keeps only some positions; they are enough for where it stands.
@@ -247,18 +247,18 @@ class _Look:
 
     # -- which pack ------------------------------------------------------------------------------
 
-    def _choose(self, auto: AutoPack) -> str:
+    def _choose(self, auto: PackDetector) -> str:
         """The pack that the first records speak for."""
         begun = time.process_time()
-        for text, _ in pieces(self._read, 0, min(self._report.size, LOOK_BYTES)):
+        for text, _ in read_chunks(self._read, 0, min(self._report.size, LOOK_BYTES)):
             auto.feed(text)
             if auto.settled:
                 break
         self._report.choose_cpu_s = time.process_time() - begun
         return auto.choice or GENERIC
 
-    def _evidence(self, pack: Pack) -> Record | None:
-        for text, offset in pieces(self._read, 0, self._report.size):
+    def _evidence(self, pack: Pack) -> ScanRecord | None:
+        for text, offset in read_chunks(self._read, 0, self._report.size):
             if any(pattern.may_match(text) for pattern in pack.detect):
                 for start, raw in records_of(text):
                     plain = plain_line(raw, None).encode("utf-8", "replace")
@@ -268,12 +268,15 @@ class _Look:
 
     # -- searching -------------------------------------------------------------------------------
 
-    def _search(self, engine: Engine, auto: AutoPack | None) -> str | None:
+    def _search(self, engine: SearchEngine, auto: PackDetector | None) -> str | None:
         """Search the log as a sidecar does; the name of another pack when its lines turn out to be of that one."""
         report = self._report
         self._patterns = (*self._lexicon.progress(report.pack), *self._lexicon.errors)
         self._spans, self._ends, self._offsets = [], {}, {}
-        self._follower, report.unfinished = Follower(report.path, self._lexicon, report.pack, self._totals), None
+        self._follower, report.unfinished = (
+            PositionFollower(report.path, self._lexicon, report.pack, self._totals),
+            None,
+        )
         self._between = self._edges()
         self._follow(engine, 0, self._between[0])
         self._timeouts = dict(engine.timeouts)
@@ -298,7 +301,7 @@ class _Look:
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
                 if text := _shown(rest):
-                    report.unfinished = Record(offset, text, unfinished=True)
+                    report.unfinished = ScanRecord(offset, text, unfinished=True)
             self._take(scan.finish(tail.reread), (begin, end))
             if tail.problem is not None:
                 raise UnreadableLog(report.path, tail.problem)
@@ -309,13 +312,13 @@ class _Look:
             report.choose_cpu_s += aside
             report.search_cpu_s += time.process_time() - begun - aside
 
-    def _take(self, findings: Findings, span: Span) -> None:
+    def _take(self, findings: LogFindings, span: Span) -> None:
         """Keep what one part of the log says, over what earlier ones have said."""
         self._spans.append(span)
         self._follower.take(findings, self._between[0], min(self._between[1], self._finished))
         owners: dict[tuple[str, str], list[int]] = {}
         for index, pattern in enumerate(self._patterns):
-            if pattern.kind is Kind.ERROR:
+            if pattern.kind is PatternKind.ERROR:
                 found = self._report.found[index]
                 if count := findings.errors.get(pattern.name, 0):
                     self._ends[index] = span
@@ -326,17 +329,17 @@ class _Look:
         self._shared = {index for of in owners.values() if len(of) > 1 for index in of}
         self._assign(findings, {key: of[0] for key, of in owners.items() if of[0] not in self._shared})
 
-    def _assign(self, findings: Findings, owners: Mapping[tuple[str, str], int]) -> None:
+    def _assign(self, findings: LogFindings, owners: Mapping[tuple[str, str], int]) -> None:
         """Give each finding to the pattern that it stands for, unless that has had a later one."""
         for position in findings.positions:
-            kind = Kind.RESUME if position.resumed else Kind.POSITION
+            kind = PatternKind.RESUME if position.resumed else PatternKind.POSITION
             index = owners.get((f"{kind} True", position.pattern))
             if index is not None and self._is_later(index, position.pattern, position.offset):
                 found = self._report.found[index]
                 found.done, found.total, found.rank = position.done, position.total, position.rank
                 found.epoch, found.epochs = position.epoch, position.epochs
         for mark in findings.marks:
-            index = owners.get((f"{Kind.MARK} {mark.begins}", mark.name))
+            index = owners.get((f"{PatternKind.MARK} {mark.begins}", mark.name))
             if index is not None:
                 self._is_later(index, mark.name, mark.offset)
         for name, of_ranks in findings.values.items():
@@ -358,8 +361,12 @@ class _Look:
 
     def _count(self) -> None:
         """Count the matches of the patterns of which the engine looks for the last one."""
-        counted = {index: pattern for index, pattern in enumerate(self._patterns) if pattern.kind is not Kind.ERROR}
-        engine = Engine([replace(p, name=str(index), kind=Kind.ERROR, keys=()) for index, p in counted.items()])
+        counted = {
+            index: pattern for index, pattern in enumerate(self._patterns) if pattern.kind is not PatternKind.ERROR
+        }
+        engine = SearchEngine(
+            [replace(p, name=str(index), kind=PatternKind.ERROR, keys=()) for index, p in counted.items()]
+        )
         for span in self._spans:
             errors = self._findings(engine, span).errors
             for index in counted:
@@ -374,18 +381,18 @@ class _Look:
         for index, pattern in enumerate(self._patterns):
             if self._report.found[index].matches == 0:
                 continue
-            if pattern.kind is Kind.ERROR:
-                alone[index] = replace(pattern, name=str(index), kind=Kind.MARK)
+            if pattern.kind is PatternKind.ERROR:
+                alone[index] = replace(pattern, name=str(index), kind=PatternKind.MARK)
             elif index in self._shared:
                 # a value is found by the name of its pattern
-                alone[index] = pattern if pattern.kind is Kind.VALUE else replace(pattern, name=str(index))
+                alone[index] = pattern if pattern.kind is PatternKind.VALUE else replace(pattern, name=str(index))
         for layer in _layers(alone):
             left = {index: len(_keys(alone[index])) for index in layer}
             for span in reversed(self._spans):
                 now = [index for index in layer if self._may_be_in(span, index, left[index])]
                 if now:
                     owners = {key: index for index in now for key in _keys(alone[index])}
-                    self._assign(self._findings(Engine([alone[index] for index in now]), span), owners)
+                    self._assign(self._findings(SearchEngine([alone[index] for index in now]), span), owners)
                     for index in now:
                         left[index] = len(_keys(alone[index])) - len(self._offsets.get(index, ()))
 
@@ -394,9 +401,9 @@ class _Look:
         known = self._ends.get(index, span)
         return left > 0 and (known == span or (index in self._offsets and span < known))
 
-    def _findings(self, engine: Engine, span: Span) -> Findings:
+    def _findings(self, engine: SearchEngine, span: Span) -> LogFindings:
         scan = engine.begin()
-        for text, offset in pieces(self._read, *span):
+        for text, offset in read_chunks(self._read, *span):
             scan.feed(text, len(text), offset)
         return scan.finish(self._read)
 
@@ -410,7 +417,7 @@ class _Look:
         text = self._read(0, SMALL_BYTES)
         return min(last, max(text.rfind(b"\n"), text.rfind(b"\r")) + 1), last
 
-    def _follow(self, engine: Engine, begin: int, end: int) -> None:
+    def _follow(self, engine: SearchEngine, begin: int, end: int) -> None:
         """Follow every record of a part of the log, for where the work stands."""
         text = self._read(begin, max(0, end - begin))
         scan = engine.begin(self._stamps)
@@ -423,10 +430,10 @@ class _Look:
         unfinished = self._report.unfinished
         return self._report.size if unfinished is None else unfinished.offset
 
-    def _record(self, raw: bytes, offset: int) -> Record:
-        return Record(offset, _shown(raw), unfinished=offset >= self._finished)
+    def _record(self, raw: bytes, offset: int) -> ScanRecord:
+        return ScanRecord(offset, _shown(raw), unfinished=offset >= self._finished)
 
-    def _show(self, engine: Engine) -> None:
+    def _show(self, engine: SearchEngine) -> None:
         """The records of the last matches, and what their groups hold."""
         for index, offsets in self._offsets.items():
             found, pattern, offset = self._report.found[index], self._patterns[index], max(offsets.values())
@@ -436,10 +443,10 @@ class _Look:
             found.last = self._record(raw, offset)
             found.groups = _groups(engine, pattern, plain_line(raw, None).encode("utf-8", "replace"))
 
-    def _look_at_edges(self, engine: Engine) -> None:
+    def _look_at_edges(self, engine: SearchEngine) -> None:
         """Records that look like progress and give none; nearest pack when there is nothing in the log."""
         report, size = self._report, self._report.size
-        has_position = any(found.last and found.kind is Kind.POSITION for found in report.found)
+        has_position = any(found.last and found.kind is PatternKind.POSITION for found in report.found)
 
         def says_something(record: bytes) -> bool:
             found = engine.scan(record)
@@ -453,16 +460,16 @@ class _Look:
             texts[1] = texts[1][0][cut:], texts[1][1] + cut
             texts[0] = texts[0][0][: max(texts[0][0].rfind(b"\n"), texts[0][0].rfind(b"\r")) + 1], 0
         lines = (
-            Candidate(raw, offset + start)
+            ProgressCandidate(raw, offset + start)
             for text, offset in texts
             for start, raw in records_of(text)
             if offset + start < self._finished
         )
         names = [found.name for found in report.found if found.own or found.last]  # one of the same name hides it
         for candidate, suggestion in progress_lines(lines, says_something, names):
-            report.unmatched.append(Unmatched(self._record(candidate.raw, candidate.offset), suggestion))
+            report.unmatched.append(UnmatchedRecord(self._record(candidate.raw, candidate.offset), suggestion))
         if report.found_nothing:
-            report.nearest = AutoPack(read_packs()).nearest(b"\n".join(text for text, _ in texts))
+            report.nearest = PackDetector(read_packs()).nearest(b"\n".join(text for text, _ in texts))
 
     def _count_records(self) -> None:
         """Count records and lines, and number those that are shown."""
@@ -472,7 +479,7 @@ class _Look:
         shown += [record for record in (report.evidence, report.unfinished) if record is not None]
         shown.sort(key=lambda record: -record.offset)
         text = b""
-        for text, offset in pieces(self._read, 0, report.size):
+        for text, offset in read_chunks(self._read, 0, report.size):
             while shown and shown[-1].offset < offset + len(text):
                 record = shown.pop()
                 record.line = report.lines + text.count(b"\n", 0, record.offset - offset) + 1
@@ -486,14 +493,14 @@ class _Look:
         report.records += bool(text) and not text.endswith((b"\n", b"\r"))
 
 
-def _blank(pattern: Pattern) -> Found:
-    return Found(
+def _blank(pattern: Pattern) -> PatternResult:
+    return PatternResult(
         pattern.name,
         pattern.kind,
         pattern.own,
         unit=pattern.unit,
         severity=pattern.severity,
-        begins=pattern.begins if pattern.kind is Kind.MARK else None,
+        begins=pattern.begins if pattern.kind is PatternKind.MARK else None,
     )
 
 
@@ -501,7 +508,7 @@ def _shown(raw: bytes) -> str:
     return plain_line(raw, MOST_TEXT).strip()
 
 
-def _groups(engine: Engine, pattern: Pattern, record: bytes) -> dict[str, str | None]:
+def _groups(engine: SearchEngine, pattern: Pattern, record: bytes) -> dict[str, str | None]:
     """What the groups of a pattern hold in a record; nothing when that takes too long to find out."""
     if len(record) <= safe_length(pattern.regex):
         match = pattern.regex.search(record)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from exporter.logs.last_error import plain_line
-from exporter.logs.lexicon import UNIT_OF, own_pattern
+from exporter.logs.lexicon import UNIT_OF, compile_job_pattern
 from exporter.logs.packs import looks_like_progress
-from exporter.logs.patterns import Kind, PatternError
+from exporter.logs.patterns import PatternError, PatternKind
 from exporter.logs.search.findings import UNITS
 
 MOST_SHOWN = 5
@@ -38,7 +38,7 @@ _AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ProgressCandidate:
     """One record of a log."""
 
     raw: bytes
@@ -46,8 +46,8 @@ class Candidate:
 
 
 def progress_lines(
-    candidates: Iterable[Candidate], says_something: Callable[[bytes], bool], names: Iterable[str] = ()
-) -> Iterator[tuple[Candidate, tuple[str, str] | None]]:
+    candidates: Iterable[ProgressCandidate], says_something: Callable[[bytes], bool], names: Iterable[str] = ()
+) -> Iterator[tuple[ProgressCandidate, tuple[str, str] | None]]:
     """The first records that look like progress and say nothing, one of each form, with a pattern for them.
 
     No two of these have one name, and none has one of ``names``.
@@ -61,7 +61,7 @@ def progress_lines(
             continue
         seen.add(form)
         if not says_something(candidate.raw):
-            suggested = suggestion(candidate.raw, taken)
+            suggested = suggest_pattern(candidate.raw, taken)
             taken |= {suggested[0]} if suggested is not None else set()
             yield candidate, suggested
             shown += 1
@@ -69,7 +69,7 @@ def progress_lines(
             return
 
 
-def suggestion(raw: bytes, taken: Collection[str] = ()) -> tuple[str, str] | None:
+def suggest_pattern(raw: bytes, taken: Collection[str] = ()) -> tuple[str, str] | None:
     """Name and regular expression of a pattern that finds the position in a record; None when no number is one.
 
     None as well where all names that say what is counted are taken.
@@ -108,11 +108,11 @@ def _pattern_of(line: str, match: re.Match[str], taken: Collection[str]) -> tupl
         numbers = _group(part["done"], "?P<done>") + (r"(?![\d.])" if not after else "")
     text = _escaped(before) + numbers + (_escaped(after[0]) if after is not None and not before else "")
     try:
-        pattern = own_pattern(free, text)
+        pattern = compile_job_pattern(free, text)
     except PatternError:
         return None
     found = pattern.regex.search(line.encode("utf-8", "replace"))
-    return (free, text) if pattern.kind is Kind.POSITION and found is not None else None
+    return (free, text) if pattern.kind is PatternKind.POSITION and found is not None else None
 
 
 def _free_name(name: str, taken: Collection[str]) -> str | None:

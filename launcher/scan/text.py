@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from exporter.logs.last_error import plain_line
-from exporter.logs.patterns import Kind
+from exporter.logs.patterns import PatternKind
 from launcher.scan.log_file import UnreadableLog
-from launcher.scan.position import Standing
-from launcher.scan.scan import Found, LogReport, Record, Unmatched
+from launcher.scan.position import WorkPosition
+from launcher.scan.scan import LogScan, PatternResult, ScanRecord, UnmatchedRecord
 
 SCHEMA = 1
 RECORD_CELLS = 100
@@ -18,13 +18,13 @@ LEAST_BYTES = 1 << 20
 """Of a log whose speed is shown: in a smaller one the patterns are hardly warm."""
 
 
-def to_json(reports: Sequence[LogReport], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
+def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
     """The reports as one JSON object; a number that JSON does not have is null, its text stands in the groups."""
     errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
     return {"schema": SCHEMA, "logs": [_log(report) for report in reports], "errors": errors}
 
 
-def _log(report: LogReport) -> dict[str, Any]:
+def _log(report: LogScan) -> dict[str, Any]:
     return {
         "path": report.path,
         "bytes": report.size,
@@ -48,25 +48,25 @@ def _log(report: LogReport) -> dict[str, Any]:
     }
 
 
-def _place(record: Record | None) -> dict[str, Any] | None:
+def _place(record: ScanRecord | None) -> dict[str, Any] | None:
     return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
 
 
-def _pattern(found: Found) -> dict[str, Any]:
+def _pattern(found: PatternResult) -> dict[str, Any]:
     body: dict[str, Any] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
-    if found.kind in (Kind.POSITION, Kind.RESUME):
+    if found.kind in (PatternKind.POSITION, PatternKind.RESUME):
         body |= {key: getattr(found, key) for key in ("unit", "done", "total", "epoch", "epochs", "rank")}
-    elif found.kind in (Kind.VALUE, Kind.PAIRS):
+    elif found.kind in (PatternKind.VALUE, PatternKind.PAIRS):
         numbers = {name: number if math.isfinite(number) else None for name, number in found.values.items()}
         body |= {"values": numbers, "rank": found.rank}
-    elif found.kind is Kind.MARK:
+    elif found.kind is PatternKind.MARK:
         body["begins"] = found.begins
     else:
         body["severity"] = found.severity
     return body | {"groups": found.groups, "last": _place(found.last)}
 
 
-def _unmatched(unmatched: Unmatched) -> dict[str, Any]:
+def _unmatched(unmatched: UnmatchedRecord) -> dict[str, Any]:
     suggested = unmatched.suggestion
     return {
         **(_place(unmatched.record) or {}),
@@ -74,7 +74,7 @@ def _unmatched(unmatched: Unmatched) -> dict[str, Any]:
     }
 
 
-def render(reports: Sequence[LogReport]) -> list[str]:
+def render_scan(reports: Sequence[LogScan]) -> list[str]:
     """Lines for a terminal."""
     lines: list[str] = []
     for report in reports:
@@ -82,8 +82,8 @@ def render(reports: Sequence[LogReport]) -> list[str]:
     return lines
 
 
-def _render(report: LogReport) -> Iterator[str]:
-    path = plain(report.path)
+def _render(report: LogScan) -> Iterator[str]:
+    path = printable_text(report.path)
     if report.problem is not None:
         yield f"{path}: {report.problem}"
         return
@@ -98,7 +98,7 @@ def _render(report: LogReport) -> Iterator[str]:
     )
     yield f"  pack {report.pack}{_why(report)}"
     if report.position is not None:
-        yield f"  position {_standing(report.position)}"
+        yield f"  position {_position_text(report.position)}"
     table = [found for found in report.found if found.last is not None or found.matches or found.own]
     if table:
         yield from _table(table)
@@ -120,13 +120,13 @@ def _render(report: LogReport) -> Iterator[str]:
             "a sidecar takes it when its end has come, or its worker has ended"
         )
     for note in report.notes:
-        yield f"  note: {plain(note)}"
+        yield f"  note: {printable_text(note)}"
     for name, count in report.timeouts.items():
         records = "1 record" if count == 1 else f"{count:,} records"
         yield f'  note: pattern "{name}" took too long in {records}, which it was not searched in to the end'
 
 
-def _why(report: LogReport) -> str:
+def _why(report: LogScan) -> str:
     if not report.chosen:
         return ", as asked for"
     if report.evidence is None:
@@ -134,13 +134,13 @@ def _why(report: LogReport) -> str:
     return f", found out from line {report.evidence.line}: {report.evidence.text[:RECORD_CELLS]}"
 
 
-def _standing(position: Standing) -> str:
+def _position_text(position: WorkPosition) -> str:
     told = f"{_count(position.done)} {position.unit}"
     if position.total is not None:
         told = f"{_count(position.done)}/{_count(position.total)} {position.unit}"
     if position.epoch is not None and position.unit != "epochs":
         told += f", in epoch {position.epoch}" + ("" if position.epochs is None else f"/{position.epochs}")
-    told += f", by {plain(position.pattern)}" if position.pattern is not None else ", where the work goes on"
+    told += f", by {printable_text(position.pattern)}" if position.pattern is not None else ", where the work goes on"
     return told + (", and another counter goes on after it" if position.aside else "")
 
 
@@ -148,7 +148,7 @@ def _count(number: float) -> str:
     return f"{number:.12g}"
 
 
-def _table(table: Sequence[Found]) -> Iterator[str]:
+def _table(table: Sequence[PatternResult]) -> Iterator[str]:
     head = ("PATTERN", "KIND", "MATCHES", "LAST", "LINE", "BYTE", "RECORD")
     rows = [head, *(_cells(found) for found in table)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
@@ -160,27 +160,27 @@ def _table(table: Sequence[Found]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}  {row[-1]}".rstrip()
 
 
-def _cells(found: Found) -> tuple[str, ...]:
+def _cells(found: PatternResult) -> tuple[str, ...]:
     kind = found.kind.value
-    if found.kind in (Kind.POSITION, Kind.RESUME):
+    if found.kind in (PatternKind.POSITION, PatternKind.RESUME):
         kind = f"{kind} of {found.unit}"
-    elif found.kind is Kind.MARK:
+    elif found.kind is PatternKind.MARK:
         kind = "begins" if found.begins else "ends"
-    elif found.kind is Kind.ERROR:
+    elif found.kind is PatternKind.ERROR:
         kind = f"error, {found.severity}"
     last = found.last
     return (
-        plain(found.name),
+        printable_text(found.name),
         kind,
         "-" if found.matches is None else f"{found.matches:,}",
-        _told(found),
+        _match_text(found),
         "" if last is None else str(last.line),
         "" if last is None else str(last.offset),
         "" if last is None else last.text[:RECORD_CELLS] + (" (unfinished)" if last.unfinished else ""),
     )
 
 
-def _told(found: Found) -> str:
+def _match_text(found: PatternResult) -> str:
     """What the last match says: a position, the numbers under their names, or the text of its groups."""
     if found.done is not None:
         told = str(found.done) if found.total is None else f"{found.done}/{found.total}"
@@ -198,6 +198,6 @@ def _cut(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def plain(text: str) -> str:
+def printable_text(text: str) -> str:
     """A text from outside as a terminal may show it."""
     return plain_line(text.encode("utf-8", "surrogateescape"))

@@ -11,8 +11,8 @@ from launcher.plan.plan import PLAN_SCHEMA, STAGES, WORKERS, Plan, RunFacts, Tas
 from launcher.run.before.nodes_survey import needs_survey
 from launcher.rundir.files import file_names
 from launcher.rundir.targets import SCRAPE_JOB
-from launcher.steps.srun_lines import sidecar_line, steps_of, survey_line, task_line
-from launcher.steps.steps import is_narrowed, visible_gpus
+from launcher.steps.srun_lines import sidecar_line, survey_line, task_line, tasks_by_step
+from launcher.steps.steps import sees_planned_gpus_only, task_gpu_positions
 
 JOB_ID = "{job_id}"
 """Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
@@ -29,7 +29,7 @@ def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:
 def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[str, Any]:
     """The plan as a JSON object; no value of an environment is in it."""
     facts = planned_facts(plan, hosts)
-    steps = sorted(steps_of(plan), key=lambda step: STAGES.index(step[1][0].stage))
+    steps = sorted(tasks_by_step(plan), key=lambda step: STAGES.index(step[1][0].stage))
     lines = [task_line(plan, name, tasks, facts, 0) for name, tasks in steps]
     commands = {
         tasks[0].task.rank: line[line.index("--") + 1 :]
@@ -50,7 +50,7 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
             if node not in entry["gpus"]:
                 entry["nodes"].append(node)
             entry["gpus"].setdefault(node, []).extend(task.gpus)
-        visible = visible_devices(plan, planned)
+        visible = planned_visible_devices(plan, planned)
         # names are the same for all tasks that are told to set the same ones
         kind = (planned.stage, task.role, visible is None, *planned.env)
         if kind not in variables:
@@ -86,13 +86,13 @@ def describe_plan(plan: Plan, script: str, hosts: Sequence[str] = ()) -> dict[st
         "processes": processes,
         "run_dir": str(facts.run_dir),
         "files": file_names(plan),
-        "targets": targets(plan, facts),
+        "targets": planned_targets(plan, facts),
         "script": script,
         "srun": [*_our_lines(plan, facts), *lines],
     }
 
 
-def json_pieces(body: Mapping[str, Any]) -> Iterator[str]:
+def dump_json_chunks(body: Mapping[str, Any]) -> Iterator[str]:
     """A JSON object in one line, as ``json.dumps`` has it, piece by piece.
 
     The plan of a thousand nodes is 16 MB: as one text it takes half as long again, most of that in the memory for it.
@@ -112,9 +112,9 @@ def json_pieces(body: Mapping[str, Any]) -> Iterator[str]:
     yield "}"
 
 
-def visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
+def planned_visible_devices(plan: Plan, planned: TaskPlan) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` of a task: a part of its node, or nothing; None where it is left as Slurm sets it."""
-    return visible_gpus(planned) if plan.gpus_per_node and is_narrowed(planned) else None
+    return task_gpu_positions(planned) if plan.gpus_per_node and sees_planned_gpus_only(planned) else None
 
 
 def _is_wrapped_alone(plan: Plan, planned: TaskPlan) -> bool:
@@ -130,8 +130,8 @@ def _our_lines(plan: Plan, facts: RunFacts) -> Iterator[list[str]]:
         yield sidecar_line(plan, facts)
 
 
-def targets(plan: Plan, facts: RunFacts) -> list[dict[str, Any]]:
-    """What will be announced in ``targets.json``: a sidecar on each node, at a port that it chooses."""
+def planned_targets(plan: Plan, facts: RunFacts) -> list[dict[str, Any]]:
+    """What will be announced in ``planned_targets.json``: a sidecar on each node, at a port that it chooses."""
     if not plan.monitoring:
         return []
     host, _, port = plan.manifest.listen_address.rpartition(":")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
-from launcher.programs.wrapper import visible_devices
+from launcher.programs.wrapper import task_visible_devices
 from launcher.show.json_view import describe_plan, planned_facts
 from launcher.show.picture import WIDTH
 from launcher.steps import steps
@@ -48,8 +48,8 @@ def _visible_gpus(plan: Plan, planned: TaskPlan, devices: str | None) -> str | N
     """
     if not plan.gpus_per_node:
         return None
-    positions = steps.visible_gpus(planned, planned.task.node_index * plan.gpus_per_node)
-    return os.fsdecode(visible_devices(positions, None if devices is None else os.fsencode(devices)))
+    positions = steps.task_gpu_positions(planned, planned.task.node_index * plan.gpus_per_node)
+    return os.fsdecode(task_visible_devices(positions, None if devices is None else os.fsencode(devices)))
 
 
 def render_local(body: Mapping[str, Any], at_once: int = 1) -> str:

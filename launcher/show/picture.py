@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from exporter.contract.manifest import Task
-from launcher.plan.container import mounts
+from launcher.plan.container import container_mounts
 from launcher.plan.placeholders import task_argv
 from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
 from launcher.rundir.files import file_names
@@ -21,7 +21,7 @@ MOST_HOST_WIDTH = 24
 
 
 @dataclass(frozen=True)
-class _Row:
+class _NodeRow:
     """One node, or several on which everything is the same."""
 
     hosts: tuple[str, ...]
@@ -75,7 +75,7 @@ def draw_nodes(plan: Plan, hosts: Sequence[str]) -> Iterator[str]:
         yield _wrapped(start, _shortened(words, WIDTH - len(start))) if words else start.rstrip()
 
 
-def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_Row]:
+def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_NodeRow]:
     """A row for each run of nodes on which everything is the same, multi-node workers above all."""
     labels = _labels(plan)
     tasks_of: dict[int, list[TaskPlan]] = {}
@@ -98,7 +98,7 @@ def _rows(plan: Plan, hosts: Sequence[str]) -> Iterator[_Row]:
     index = 0
     for picture, same in groupby(pictures):
         count = len(list(same))
-        yield _Row(tuple(hosts[index : index + count]), *picture)
+        yield _NodeRow(tuple(hosts[index : index + count]), *picture)
         index += count
 
 
@@ -173,6 +173,6 @@ def _commands(plan: Plan, facts: RunFacts) -> Iterator[str]:
         yield f"{role}: {counts[role]} {noun}, here {planned.task.worker} ({what})"
         yield f"  {shlex.join(words) if words else 'no command yet: this plan shows the topology alone'}"
         if planned.contained and plan.container is not None:
-            count = len(mounts(plan, planned, facts))
+            count = len(container_mounts(plan, planned, facts))
             told = f"{count} mount{'s' if count != 1 else ''}"
             yield f"  in {plan.container.image} by {plan.container.runtime}, {told}"

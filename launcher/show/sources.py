@@ -14,17 +14,17 @@ from launcher.jobfile.jobfile import (
     find_cluster_file,
     gpus_are_defaulted,
 )
-from launcher.jobfile.redaction import REDACTED, is_secret
-from launcher.plan.container import mounts, parse_mount
-from launcher.plan.placeholders import fill, placeholders
+from launcher.jobfile.redaction import REDACTED, is_secret_name
+from launcher.plan.container import container_mounts, parse_mount
+from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan, RunFacts
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 
 DEFAULT = "default"
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class ValueSource:
     """One value, by the key of the job file that decides it, and the place that has said it."""
 
     key: str
@@ -33,7 +33,7 @@ class Told:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sources:
+class SourceNames:
     """Names of the two files, as they are shown."""
 
     job: str
@@ -42,22 +42,22 @@ class Sources:
     """How the cluster file was found."""
 
 
-def sources_of(job: str, environ: Mapping[str, str], workdir: Path) -> Sources:
+def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceNames:
     """What the two files are called, and why it is this cluster file."""
     found = find_cluster_file(environ, workdir)
     if found is None:
-        return Sources(job, None, "there is none")
+        return SourceNames(job, None, "there is none")
     if environ.get(CLUSTER_VARIABLE):
-        return Sources(job, str(found), f"environment: {CLUSTER_VARIABLE}")
+        return SourceNames(job, str(found), f"environment: {CLUSTER_VARIABLE}")
     near = found.name == CLUSTER_FILE
-    return Sources(job, str(found), "in or above the working directory" if near else "the user's own")
+    return SourceNames(job, str(found), "in or above the working directory" if near else "the user's own")
 
 
-def explain(subject: Subject, sources: Sources) -> tuple[Told, ...]:
+def explain_values(subject: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
     """Every value with its source: the job file comes before the cluster file, and that before our defaults."""
     spec, cluster, plan = subject.spec, subject.cluster, subject.plan
     return (
-        Told("cluster file", sources.cluster, sources.found_by),
+        ValueSource("cluster file", sources.cluster, sources.found_by),
         *_slurm(spec, cluster, sources),
         *_resources(spec, cluster, plan, sources),
         *_paths(spec, cluster, plan, sources),
@@ -69,28 +69,30 @@ def explain(subject: Subject, sources: Sources) -> tuple[Told, ...]:
     )
 
 
-def _first(key: str, job: Any, cluster: Any, sources: Sources, cluster_key: str = "", default: Any = None) -> Told:
+def _first(
+    key: str, job: Any, cluster: Any, sources: SourceNames, cluster_key: str = "", default: Any = None
+) -> ValueSource:
     """The first of job, cluster and default that says something."""
     if job is not None:
-        return Told(key, job, f"{sources.job}: {key}")
+        return ValueSource(key, job, f"{sources.job}: {key}")
     if cluster is not None:
-        return Told(key, cluster, f"{sources.cluster}: {cluster_key or key.rpartition('.')[2]}")
-    return Told(key, default, DEFAULT)
+        return ValueSource(key, cluster, f"{sources.cluster}: {cluster_key or key.rpartition('.')[2]}")
+    return ValueSource(key, default, DEFAULT)
 
 
-def _slurm(spec: JobSpec, cluster: ClusterSpec, sources: Sources) -> Iterator[Told]:
+def _slurm(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for name in ("partition", "account", "qos", "time_limit"):
         yield _first(f"slurm.{name}", getattr(spec.slurm, name), getattr(cluster, name), sources)
     for name, value in sorted({**cluster.directives, **spec.slurm.directives}.items()):
         own = name in spec.slurm.directives
-        yield Told(
+        yield ValueSource(
             f"slurm.directives.{name}",
             value,
             f"{sources.job}: slurm.directives.{name}" if own else f"{sources.cluster}: directives.{name}",
         )
 
 
-def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources) -> Iterator[Told]:
+def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
     given = spec.resources.model_fields_set
     for key, value in (
         ("nodes", plan.nodes),
@@ -107,16 +109,18 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources
             source = f"{sources.cluster}: cpus_per_node"
         else:
             source = "by the workers" if key in ("nodes", "cpus_per_node") else DEFAULT
-        yield Told(place, value, source)
+        yield ValueSource(place, value, source)
 
 
-def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources) -> Iterator[Told]:
-    yield Told(
+def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
+    yield ValueSource(
         "workdir",
         plan.workdir,
         f"{sources.job}: workdir" if spec.workdir is not None else "where the command was given",
     )
-    yield Told("logs_dir", plan.logs_dir, f"{sources.cluster}: logs_dir" if cluster.logs_dir is not None else DEFAULT)
+    yield ValueSource(
+        "logs_dir", plan.logs_dir, f"{sources.cluster}: logs_dir" if cluster.logs_dir is not None else DEFAULT
+    )
     yield _first("target_dir", None, plan.target_dir, sources)
     yield _first("network_interface", None, cluster.network_interface, sources)
     yield _first(
@@ -128,71 +132,71 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources) ->
     )
 
 
-def _aliases(spec: JobSpec, cluster: ClusterSpec, sources: Sources) -> Iterator[Told]:
+def _aliases(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
     if spec.model is not None:
         yield _alias("model.path", spec.model.path, cluster.models, "models", sources)
     if spec.container is not None:
         yield _alias("container.image", spec.container.image, cluster.containers, "containers", sources)
 
 
-def _alias(key: str, text: str, known: Mapping[str, str], name: str, sources: Sources) -> Told:
+def _alias(key: str, text: str, known: Mapping[str, str], name: str, sources: SourceNames) -> ValueSource:
     if text in known:
-        return Told(key, known[text], f"{sources.cluster}: {name}.{text} ({sources.job}: {key} = {text})")
-    return Told(key, text, f"{sources.job}: {key}")
+        return ValueSource(key, known[text], f"{sources.cluster}: {name}.{text} ({sources.job}: {key} = {text})")
+    return ValueSource(key, text, f"{sources.job}: {key}")
 
 
-def _setup(spec: JobSpec, cluster: ClusterSpec, sources: Sources) -> Iterator[Told]:
+def _setup(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for name in cluster.modules:
-        yield Told("setup.modules", name, f"{sources.cluster}: modules")
+        yield ValueSource("setup.modules", name, f"{sources.cluster}: modules")
     for name in spec.setup.modules:
-        yield Told("setup.modules", name, f"{sources.job}: setup.modules")
+        yield ValueSource("setup.modules", name, f"{sources.job}: setup.modules")
     if cluster.preamble is not None:
-        yield Told("setup.preamble", cluster.preamble, f"{sources.cluster}: preamble")
+        yield ValueSource("setup.preamble", cluster.preamble, f"{sources.cluster}: preamble")
     if spec.setup.preamble is not None:
-        yield Told("setup.preamble", spec.setup.preamble, f"{sources.job}: setup.preamble")
+        yield ValueSource("setup.preamble", spec.setup.preamble, f"{sources.job}: setup.preamble")
 
 
-def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: Sources) -> Iterator[Told]:
+def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
     """The mounts of the container that count; ``container.mounts`` hides those before it with the same target."""
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or spec.container is None:
         return
     facts = RunFacts("{job_id}", plan.run_dir("{job_id}"), tuple(f"node{index}" for index in range(plan.nodes)))
-    values = placeholders(plan, task, facts)
+    values = placeholder_values(plan, task, facts)
     source_of: dict[str, str] = {}
     for source, given in (
         (f"{sources.cluster}: mounts", cluster.mounts),
         (f"{sources.job}: container.mounts", spec.container.mounts),
     ):
-        source_of |= {parse_mount(fill(text, values)).target: source for text in given}
-    for mount in mounts(plan, task, facts):
-        yield Told("container.mounts", str(mount), source_of.get(mount.target, "built in"))
+        source_of |= {parse_mount(fill_placeholders(text, values)).target: source for text in given}
+    for mount in container_mounts(plan, task, facts):
+        yield ValueSource("container.mounts", str(mount), source_of.get(mount.target, "built in"))
 
 
-def _environment(spec: JobSpec, sources: Sources) -> Iterator[Told]:
+def _environment(spec: JobSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for name, value in spec.env.items():
-        yield Told(f"env.{name}", _shown(name, value), f"{sources.job}: env.{name}")
+        yield ValueSource(f"env.{name}", _shown(name, value), f"{sources.job}: env.{name}")
     for index, workers in enumerate(spec.workers):
         for name, value in workers.env.items():
-            yield Told(
+            yield ValueSource(
                 f"env.{name} of {workers.role}", _shown(name, value), f"{sources.job}: workers[{index}].env.{name}"
             )
     for name in spec.secrets:
-        yield Told(f"env.{name}", REDACTED, f"environment: {name} ({sources.job}: secrets)")
+        yield ValueSource(f"env.{name}", REDACTED, f"environment: {name} ({sources.job}: secrets)")
 
 
 def _shown(name: str, value: str) -> str:
-    return REDACTED if is_secret(name) else value
+    return REDACTED if is_secret_name(name) else value
 
 
-def _ignored(environ: Mapping[str, str]) -> Iterator[Told]:
+def _ignored(environ: Mapping[str, str]) -> Iterator[ValueSource]:
     """Variables that sbatch would take for options of its own; it never sees them."""
     for name in sorted(environ):
         if name.startswith("SBATCH_"):
-            yield Told(name, environ[name], "environment, does not count")
+            yield ValueSource(name, environ[name], "environment, does not count")
 
 
-def render(rows: tuple[Told, ...]) -> list[str]:
+def render_sources(rows: tuple[ValueSource, ...]) -> list[str]:
     """A table: key, value, source."""
     cells = [(row.key, _text(row.value), row.source) for row in rows]
     widths = [max((len(cell[column]) for cell in cells), default=0) for column in (0, 1)]

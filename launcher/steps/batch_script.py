@@ -54,12 +54,12 @@ RUN_IDS = {
 """What stands in the name of a run directory until there is an id: Slurm's pattern for it (sbatch(1)), its variable."""
 
 
-def one_line(text: str) -> bool:
+def fits_directive_line(text: str) -> bool:
     """Whether the text fits into an #SBATCH line."""
     return "\n" not in text and "\r" not in text
 
 
-def quoted(value: str) -> str:
+def quote_directive(value: str) -> str:
     """A value for an #SBATCH line. Its quotes are a shell's, but a backslash escapes even inside them."""
     return shlex.quote(value).replace("\\", "\\\\")
 
@@ -69,7 +69,7 @@ def output_pattern(path: str) -> str:
     return path.replace("%", "%%")
 
 
-def directives(plan: Plan) -> list[tuple[str, str | None]]:
+def job_directives(plan: Plan) -> list[tuple[str, str | None]]:
     """Options of sbatch in a fixed order; None for one without a value.
 
     Of a heterogeneous job they are those of its first component; ``component_directives`` has the other's.
@@ -93,7 +93,7 @@ def directives(plan: Plan) -> list[tuple[str, str | None]]:
         found.append(("signal", f"B:{plan.slurm['signal']}"))  # to the orchestrator, who tells the workers
     if (requeue := plan.slurm.get("requeue")) is not None:
         found.append(("requeue" if requeue["preempted"] or requeue["time_limit"] else "no-requeue", None))
-    return [*found, *_further(plan)]
+    return [*found, *_other_options(plan)]
 
 
 def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]:
@@ -122,7 +122,7 @@ def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]
     return found
 
 
-def _further(plan: Plan) -> list[tuple[str, str | None]]:
+def _other_options(plan: Plan) -> list[tuple[str, str | None]]:
     """The options that no key of ours is for; of those for which there is one, that key's."""
     ours = {"exclusive"} if plan.slurm.get("exclusive") else set()
     ours |= {"requeue", "no-requeue"} if plan.slurm.get("requeue") is not None else set()
@@ -135,14 +135,18 @@ def _further(plan: Plan) -> list[tuple[str, str | None]]:
 
 def sbatch_arguments(plan: Plan) -> list[str]:
     """Directives that no #SBATCH line can hold, since their values have more than one line."""
-    return [f"--{name}={value}" for name, value in directives(plan) if value is not None and not one_line(value)]
+    return [
+        f"--{name}={value}"
+        for name, value in job_directives(plan)
+        if value is not None and not fits_directive_line(value)
+    ]
 
 
 def render_sbatch(plan: Plan) -> str:
     """The batch script: one directive per line, each value quoted, then the orchestrator in place of the shell."""
-    lines = ["#!/bin/bash", *_directive_lines(directives(plan))]
+    lines = ["#!/bin/bash", *_directive_lines(job_directives(plan))]
     if het := plan.slurm.get("het"):
-        lines += ["#SBATCH hetjob", *_directive_lines([*component_directives(plan, het[1]), *_further(plan)])]
+        lines += ["#SBATCH hetjob", *_directive_lines([*component_directives(plan, het[1]), *_other_options(plan)])]
     lines += [
         "",
         *_setup_lines(plan.setup.get("parts", ())),
@@ -162,9 +166,9 @@ def _run_dir_text(plan: Plan) -> str:
 
 def _directive_lines(options: Sequence[tuple[str, str | None]]) -> list[str]:
     return [
-        f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={quoted(value)}"
+        f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={quote_directive(value)}"
         for name, value in options
-        if value is None or one_line(value)
+        if value is None or fits_directive_line(value)
     ]
 
 
@@ -196,12 +200,12 @@ def _give_up(why: str) -> str:
     return f"{{ printf '%s\\n' {shlex.quote(f'gpujob: {why}; nothing was started')} >&2; exit 1; }}"
 
 
-def scrub(environ: dict[str, str]) -> dict[str, str]:
+def scrub_environment(environ: dict[str, str]) -> dict[str, str]:
     """An environment for srun without what the batch step's own options left in it."""
     return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
 
 
-def own_environment(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
+def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
     """An environment without the components of another job, from whose batch step this one was submitted.
 
     sbatch hands those variables on (seen with 22.05); a heterogeneous job has its own instead.

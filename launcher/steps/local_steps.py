@@ -14,14 +14,14 @@ from exporter.machine.procfs import is_zombie, read_children, read_environment, 
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.steps import (
     ENDING_SIGNALS,
-    Ending,
-    Running,
+    ExternalEnd,
+    RunningTask,
     log_files,
     run_environment,
-    supervised_sidecar,
+    sidecar_argv,
+    survey_argv,
     survey_environment,
-    surveyed,
-    wrapped,
+    wrapper_argv,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -74,11 +74,11 @@ class LocalSteps:
                 "GPUJOB_FIRST_GPU": str(self._first_gpu(index)),
             }
             with (self._facts.run_dir / f"{host}_sidecar.log").open("ab") as log:
-                started.append(self._start(supervised_sidecar(self._plan, self._facts), environment, log, log))
+                started.append(self._start(sidecar_argv(self._plan, self._facts), environment, log, log))
         return started
 
     def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
-        argv = surveyed(self._plan, self._facts)
+        argv = survey_argv(self._plan, self._facts)
         environment = {**os.environ, **survey_environment(self._facts, offsets, number)}
         with (self._facts.run_dir / "log.err").open("ab") as log:
             return [self._start([*argv, host], environment, subprocess.PIPE, log) for host in self._facts.hosts]
@@ -87,19 +87,19 @@ class LocalSteps:
         with output.open("ab") as out, (self._facts.run_dir / "log.err").open("ab") as log:
             return self._start(argv, dict(os.environ), out, log)
 
-    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
         """Each task by itself: here nothing stands between the processes of a step."""
         return [self._start_task(planned, restart) for planned in tasks]
 
-    def _start_task(self, planned: TaskPlan, restart: int) -> Running:
+    def _start_task(self, planned: TaskPlan, restart: int) -> RunningTask:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
         with open(out, "ab") as output, open(err, "ab") as error:
             first = self._first_gpu(planned.task.node_index)
-            argv = wrapped(self._plan, planned, self._facts, restart, first_gpu=first)
+            argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
             process = self._start(argv, environment, output, error, self._plan.workdir)
         self._tasks.add(process.pid)
-        return Running(planned, restart, process)
+        return RunningTask(planned, restart, process)
 
     def _first_gpu(self, node_index: int) -> int:
         """This machine plays all nodes of the plan: their GPUs are its own, one after the other."""
@@ -126,21 +126,21 @@ class LocalSteps:
         self._ours.add(process.pid)
         return process
 
-    def warn(self, running: Sequence[Running], number: int) -> None:
+    def warn(self, running: Sequence[RunningTask], number: int) -> None:
         for entry in running:
             entry.process.send_signal(number)
 
-    def terminate(self, running: Sequence[Running]) -> None:
+    def terminate(self, running: Sequence[RunningTask]) -> None:
         self.warn(running, signal.SIGTERM)
 
-    def kill(self, running: Sequence[Running]) -> None:
+    def kill(self, running: Sequence[RunningTask]) -> None:
         for entry in running:
             try:
                 os.killpg(entry.process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
 
-    def sweep(self, running: Running) -> int:
+    def sweep(self, running: RunningTask) -> int:
         """What a task has left behind ends with it, as it does in a Slurm step.
 
         That is its process group, the worker of a wrapper that was killed included, and the processes
@@ -165,7 +165,7 @@ class LocalSteps:
                 pass
         return ended
 
-    def is_over(self, running: Running) -> bool:
+    def is_over(self, running: RunningTask) -> bool:
         return True
 
     def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -175,8 +175,8 @@ class LocalSteps:
         for process in sidecars:
             process.terminate()
 
-    def ending(self) -> Ending:
-        return Ending()
+    def ending(self) -> ExternalEnd:
+        return ExternalEnd()
 
     def requeue(self) -> str | None:
         return "there is no queue on this machine"
@@ -204,7 +204,7 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
     )
 
 
-def await_end(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
+def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
     """Status of the guard. When that was killed, the orchestrator is still ending the job: then after its end."""
     code = guard.wait()
     told: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}

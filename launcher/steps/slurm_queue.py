@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from launcher.errors import SlurmError
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.rundir import cluster_of
-from launcher.steps.slurm_steps import on_cluster, run_command
+from launcher.rundir.rundir import submitted_cluster
+from launcher.steps.slurm_steps import cluster_option, run_command
 
 EVERY_S = 30.0
 """At least this long between two questions."""
@@ -53,7 +53,7 @@ class SlurmQueue:
         """How it stands, as it was at most ``EVERY_S`` ago."""
         if time.monotonic() - self._asked < EVERY_S:
             return self._found
-        job_id, on = job_id_of(self._run_dir), on_cluster(cluster_of(self._run_dir))
+        job_id, on = job_id_of(self._run_dir), cluster_option(submitted_cluster(self._run_dir))
         try:
             self._found = parse_queue(run_command(["squeue", *on, "-h", "-j", job_id, "-o", "%T|%r"], timeout_s=10.0))
         except SlurmError as error:

@@ -11,12 +11,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.workers.slurm_words import TIME_LIMIT, SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
+from exporter.workers.slurm_words import (
+    TIME_LIMIT,
+    SlurmEndNotice,
+    has_timed_out,
+    parse_preemption_end,
+    parse_slurm_end_notice,
+)
 from launcher.errors import SlurmError
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
-from launcher.steps.batch_script import component_ids, component_of, own_environment, sbatch_arguments, scrub
-from launcher.steps.srun_lines import SIDECARS, sidecar_line, step_file, steps_of, survey_line, task_line
-from launcher.steps.steps import Ending, Running, run_environment, shared, step_entries, survey_environment
+from launcher.steps.batch_script import (
+    component_ids,
+    component_of,
+    sbatch_arguments,
+    scrub_environment,
+    without_outer_components,
+)
+from launcher.steps.srun_lines import SIDECARS, sidecar_line, step_file, survey_line, task_line, tasks_by_step
+from launcher.steps.steps import (
+    ExternalEnd,
+    RunningTask,
+    run_environment,
+    shared_variables,
+    step_entries,
+    survey_environment,
+)
 
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0
@@ -89,7 +108,7 @@ def read_kill_wait_s(default: float) -> float:
 def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     """Submit the script on hold; the job id, and the cluster when it is not this one.
 
-    It starts when ``release`` is called. On hold, because the run directory carries the job id and
+    It starts when ``release_job`` is called. On hold, because the run directory carries the job id and
     must be complete before the job starts.
     """
     argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
@@ -100,7 +119,7 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
             argv,
             env={
                 name: value
-                for name, value in own_environment(os.environ, het=False).items()
+                for name, value in without_outer_components(os.environ, het=False).items()
                 if not name.startswith("SBATCH_")
             },
             stdin=subprocess.DEVNULL,
@@ -119,12 +138,12 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     if done.returncode != 0 or not match:
         raise SlurmError(
             f'sbatch exited with {done.returncode} and no job was submitted: "{_words(done.stderr) or done.stdout}"'
-            f"\n  {asked_for(plan)}"
+            f"\n  {submission_text(plan)}"
         )
     return match[1], match[2] or None
 
 
-def asked_for(plan: Plan) -> str:
+def submission_text(plan: Plan) -> str:
     """What sbatch was asked for, in two lines by the keys of the job file."""
     node = {
         "nodes": plan.nodes,
@@ -146,17 +165,17 @@ def _plain(value: object) -> str:
     return " + ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def release(job_id: str, cluster: str | None = None) -> None:
+def release_job(job_id: str, cluster: str | None = None) -> None:
     """Let a held job start."""
-    run_command(["scontrol", *on_cluster(cluster), "release", job_id])
+    run_command(["scontrol", *cluster_option(cluster), "release", job_id])
 
 
-def cancel(job_id: str, cluster: str | None = None) -> None:
+def cancel_job(job_id: str, cluster: str | None = None) -> None:
     """End a job."""
-    run_command(["scancel", *on_cluster(cluster), job_id])
+    run_command(["scancel", *cluster_option(cluster), job_id])
 
 
-def on_cluster(cluster: str | None) -> list[str]:
+def cluster_option(cluster: str | None) -> list[str]:
     """The option by which a command asks another cluster than that of this machine."""
     return [f"--clusters={cluster}"] if cluster else []
 
@@ -164,8 +183,8 @@ def on_cluster(cluster: str | None) -> list[str]:
 def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
     """State of a job that has left the queue, by accounting, or by the controller while it remembers; one word."""
     asked = (
-        (["sacct", *on_cluster(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
-        (["scontrol", *on_cluster(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
+        (["sacct", *cluster_option(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
+        (["scontrol", *cluster_option(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
     )
     for argv, pattern in asked:
         try:
@@ -206,15 +225,15 @@ class SlurmSteps:
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        own = own_environment(os.environ, het=bool(plan.slurm.get("het")))
-        self._environment = scrub(own)
+        own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+        self._environment = scrub_environment(own)
         self._job_ids = component_ids(own, facts.job_id)
         """By component."""
         try:
             self._errors_before = (facts.run_dir / "log.err").stat().st_size
         except OSError:
             self._errors_before = 0
-        self._names = {planned.task.rank: name for name, tasks in steps_of(plan) for planned in tasks}
+        self._names = {planned.task.rank: name for name, tasks in tasks_by_step(plan) for planned in tasks}
         """Of steps, by the ranks of their tasks."""
         self._orphans: set[str] = set()
         """Names of steps whose srun was killed: they may go on without it."""
@@ -248,19 +267,21 @@ class SlurmSteps:
         with output.open("ab") as out:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
 
-    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
         """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
         first = tasks[0]
         environment = run_environment(self._plan, first, self._facts, restart)
         if len(tasks) > 1:
             self._write_step(tasks, restart)
-            environment = shared([run_environment(self._plan, planned, self._facts, restart) for planned in tasks])
+            environment = shared_variables(
+                [run_environment(self._plan, planned, self._facts, restart) for planned in tasks]
+            )
         argv = task_line(self._plan, self._names[first.task.rank], tasks, self._facts, restart)
         argv[0] = self._srun
         process = subprocess.Popen(
             argv, env={**self._environment, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
         )
-        return [Running(planned, restart, process) for planned in tasks]
+        return [RunningTask(planned, restart, process) for planned in tasks]
 
     def _write_step(self, tasks: Sequence[TaskPlan], restart: int) -> None:
         """Write down what each task of a step is."""
@@ -271,24 +292,24 @@ class SlurmSteps:
             mode=0o600,
         )
 
-    def warn(self, running: Sequence[Running], number: int) -> None:
+    def warn(self, running: Sequence[RunningTask], number: int) -> None:
         self._signal(running, signal.Signals(number).name.removeprefix("SIG"))
 
-    def terminate(self, running: Sequence[Running]) -> None:
+    def terminate(self, running: Sequence[RunningTask]) -> None:
         self._signal(running, "TERM")
 
-    def kill(self, running: Sequence[Running]) -> None:
+    def kill(self, running: Sequence[RunningTask]) -> None:
         self._signal(running, "KILL")
         for entry in running:
             entry.process.terminate()  # srun answers this with SIGKILL to its tasks
 
-    def sweep(self, running: Running) -> int:
+    def sweep(self, running: RunningTask) -> int:
         """Slurm ends the processes of a step with it; one whose srun was killed goes on, and ``is_over`` ends it."""
         if (running.returncode or 0) < 0:
             self._orphans.add(self._names[running.planned.task.rank])
         return 0
 
-    def is_over(self, running: Running) -> bool:
+    def is_over(self, running: RunningTask) -> bool:
         self._end_orphans()
         return self._names[running.planned.task.rank] not in self._orphans
 
@@ -315,7 +336,7 @@ class SlurmSteps:
             self._orphans &= set(left.values())
         self._orphans_due = time.monotonic() + ORPHANS_S
 
-    def _signal(self, running: Sequence[Running], name: str) -> None:
+    def _signal(self, running: Sequence[RunningTask], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
         known = [(entry, self._step_of(entry)) for entry in running]
         # a record may come late to this node, and a terminated srun kills its tasks where they were to be asked
@@ -334,7 +355,7 @@ class SlurmSteps:
                     entry.process.terminate()
             print(f"gpujob: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
-    def _step_of(self, entry: Running) -> str | None:
+    def _step_of(self, entry: RunningTask) -> str | None:
         task = entry.planned.task
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, entry.restart)
         record = run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
@@ -358,35 +379,35 @@ class SlurmSteps:
             for process in sidecars:
                 process.terminate()
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExternalEnd:
         """By the words in the job's error log, which come before the signal of the batch step; else by asking.
 
         A job that is preempted with a grace time still runs: its steps alone have been signalled.
         """
         words = self._await_words()
         if words.reason is not None:
-            return Ending(True, words.reason, words.cause, words.failed_nodes)
+            return ExternalEnd(True, words.reason, words.cause, words.failed_nodes)
         try:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
-            return Ending(unanswered=True, failed_nodes=words.failed_nodes)
+            return ExternalEnd(unanswered=True, failed_nodes=words.failed_nodes)
         if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
-            return Ending(True, *TIME_LIMIT, words.failed_nodes)
+            return ExternalEnd(True, *TIME_LIMIT, words.failed_nodes)
         if "JobState=RUNNING" not in text:
-            return Ending(by_itself=True, failed_nodes=words.failed_nodes)  # the words will tell why
+            return ExternalEnd(by_itself=True, failed_nodes=words.failed_nodes)  # the words will tell why
         ends_at = parse_preemption_end(text)
         if ends_at is None:
-            return Ending(failed_nodes=words.failed_nodes)
+            return ExternalEnd(failed_nodes=words.failed_nodes)
         cause = "Slurm: preempted by another job, with a grace time"
-        return Ending(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
+        return ExternalEnd(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
 
-    def _await_words(self) -> SlurmWords:
+    def _await_words(self) -> SlurmEndNotice:
         """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""
         end = time.monotonic() + NAMED_S
-        words = parse_slurm_words(self._new_errors())
+        words = parse_slurm_end_notice(self._new_errors())
         while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
             time.sleep(LOOK_S)
-            words = parse_slurm_words(self._new_errors())
+            words = parse_slurm_end_notice(self._new_errors())
         return words
 
     def requeue(self) -> str | None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.logs.places_reader import run_suffix
-from launcher.plan.container import srun_options
+from launcher.plan.container import pyxis_options
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import output_pattern, srun_argv
-from launcher.steps.steps import log_files, supervised_sidecar, surveyed, wrapped
+from launcher.steps.steps import log_files, sidecar_argv, survey_argv, wrapper_argv
 
 SIDECARS, SURVEY = "sidecar", "nodes"
 """Names of the steps of ours, one task on each node."""
@@ -18,28 +18,28 @@ SIDECARS, SURVEY = "sidecar", "nodes"
 def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:
     """The step of the sidecars."""
     log = facts.run_dir / "sidecars.log"
-    command = supervised_sidecar(plan, facts)
+    command = sidecar_argv(plan, facts)
     # a site may have srun end the others a while after the first
     line = srun_argv(plan, name=SIDECARS, hosts=facts.hosts, output=log, error=log, command=command, wait_s=0)
-    return _on_their_own(line)
+    return _independent_step_options(line)
 
 
 def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
     """The step that looks at each node before anything else is started."""
     log = facts.run_dir / "log.err"
     # each node has a name of its own, which it alone knows
-    command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *surveyed(plan, facts)]
+    command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *survey_argv(plan, facts)]
     # "all" is srun's own output, where the orchestrator reads; one that has nothing to hold ends before the others
     line = srun_argv(plan, name=SURVEY, hosts=facts.hosts, output="all", error=log, command=command, wait_s=0)
-    return _on_their_own(line)
+    return _independent_step_options(line)
 
 
-def _on_their_own(words: Sequence[str]) -> list[str]:
+def _independent_step_options(words: Sequence[str]) -> list[str]:
     """Options of a step that goes on where it can: one node without it is no reason to end it on the others."""
     return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in words]
 
 
-def steps_of(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
+def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
     """The tasks of each step by its name, in the order of ranks."""
     parts = Counter(planned.task.worker for planned in plan.tasks)
 
@@ -47,10 +47,10 @@ def steps_of(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
         worker = planned.task.worker
         return worker if parts[worker] == 1 else f"{worker}-{planned.task.local_rank}"
 
-    yield from together(plan.tasks, alone).items()
+    yield from group_by_step(plan.tasks, alone).items()
 
 
-def together(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
+def group_by_step(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
     """Tasks by the name of their step, those without one by the name that ``otherwise`` gives them, in their order."""
     found: dict[str, list[TaskPlan]] = {}
     for planned in tasks:
@@ -73,7 +73,7 @@ def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts,
         hosts=[facts.hosts[index] for index in nodes],
         output=out,
         error=err,
-        command=wrapped(plan, first, facts, restart, step_file=entries),
+        command=wrapper_argv(plan, first, facts, restart, step_file=entries),
         tasks_per_node=len(tasks) // len(nodes),
         mpi=plan.slurm.get("mpi") or "pmix" if first.step else "none",
         options=options,
@@ -91,7 +91,7 @@ def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
 def _container_options(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     if not planned.contained:
         return []
-    return srun_options(plan, planned, facts)
+    return pyxis_options(plan, planned, facts)
 
 
 def _log_options(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:

@@ -25,7 +25,7 @@ file in the installation, which then fails for everybody.
 
 
 @dataclass
-class Running:
+class RunningTask:
     """One run of one task: the process that stands for it here (srun, or the wrapper itself).
 
     Tasks of one step share theirs.
@@ -42,7 +42,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExternalEnd:
     """Whether the place is ending every process of the job on its own, and why, as far as it says."""
 
     by_itself: bool = False
@@ -87,27 +87,27 @@ class Steps(Protocol):
         """Start a program of ours beside the orchestrator; ``output`` is appended to, errors go to its own log."""
         ...
 
-    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[Running]:
+    def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
         """Start the tasks of one step, each under its wrapper. Raises OSError."""
         ...
 
-    def warn(self, running: Sequence[Running], number: int) -> None:
+    def warn(self, running: Sequence[RunningTask], number: int) -> None:
         """A signal, such as SIGUSR1, to the tasks."""
         ...
 
-    def terminate(self, running: Sequence[Running]) -> None:
+    def terminate(self, running: Sequence[RunningTask]) -> None:
         """SIGTERM to the tasks, all at once."""
         ...
 
-    def kill(self, running: Sequence[Running]) -> None:
+    def kill(self, running: Sequence[RunningTask]) -> None:
         """SIGKILL to the tasks and all that they have started."""
         ...
 
-    def sweep(self, running: Running) -> int:
+    def sweep(self, running: RunningTask) -> int:
         """End what a task that has ended left running; how many processes it had put into the background."""
         ...
 
-    def is_over(self, running: Running) -> bool:
+    def is_over(self, running: RunningTask) -> bool:
         """Whether nothing is left of a task that has been swept up; what is, is ended: to be asked until it is so."""
         ...
 
@@ -119,7 +119,7 @@ class Steps(Protocol):
         """SIGTERM to the sidecars."""
         ...
 
-    def ending(self) -> Ending:
+    def ending(self) -> ExternalEnd:
         """What the place says about the end of the job."""
         ...
 
@@ -128,7 +128,7 @@ class Steps(Protocol):
         ...
 
 
-def wrapped(
+def wrapper_argv(
     plan: Plan,
     planned: TaskPlan,
     facts: RunFacts,
@@ -152,8 +152,8 @@ def wrapped(
         argv += ["--ports", claimed_ports(planned, facts)]
     if step_file is not None:
         argv += ["--step-file", str(step_file)]
-    elif plan.gpus_per_node and is_narrowed(planned, first_gpu):
-        argv += ["--gpus", visible_gpus(planned, first_gpu)]
+    elif plan.gpus_per_node and sees_planned_gpus_only(planned, first_gpu):
+        argv += ["--gpus", task_gpu_positions(planned, first_gpu)]
     return [*argv, "--", *worker_argv(plan, planned, facts)]
 
 
@@ -162,12 +162,12 @@ def claimed_ports(planned: TaskPlan, facts: RunFacts) -> str:
     return ",".join(str(port + facts.port_offset) for port in sorted(planned.ports.values()))
 
 
-def is_narrowed(planned: TaskPlan, first_gpu: int | None = None) -> bool:
+def sees_planned_gpus_only(planned: TaskPlan, first_gpu: int | None = None) -> bool:
     """Whether a task, on a node with GPUs, sees those of the plan alone."""
     return planned.narrowed or not planned.task.gpus or first_gpu is not None
 
 
-def visible_gpus(planned: TaskPlan, first_gpu: int | None = None) -> str:
+def task_gpu_positions(planned: TaskPlan, first_gpu: int | None = None) -> str:
     """Positions of a task's GPUs among those of the job: ``0,1``."""
     return ",".join(str((first_gpu or 0) + gpu) for gpu in planned.visible or planned.task.gpus)
 
@@ -193,28 +193,28 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
     """
     tasks = list(tasks)
     environments = [run_environment(plan, planned, facts, restart) for planned in tasks]
-    common = shared(environments)
+    common = shared_variables(environments)
     entries = []
     for planned, environment in zip(tasks, environments, strict=True):
         own = {name: value for name, value in environment.items() if name not in common}
         entry: dict[str, Any] = {"worker": planned.task.worker, "rank": planned.task.rank, "env": own}
         entry["node"] = facts.hosts[planned.task.node_index]
         entry["argv"] = worker_argv(plan, planned, facts)
-        if plan.gpus_per_node and is_narrowed(planned):
-            entry["gpus"] = visible_gpus(planned)
+        if plan.gpus_per_node and sees_planned_gpus_only(planned):
+            entry["gpus"] = task_gpu_positions(planned)
         if planned.ports:
             entry["ports"] = claimed_ports(planned, facts)
         entries.append(entry)
     return entries
 
 
-def shared(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def shared_variables(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Variables that have the same value in each environment."""
     first, *others = environments
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
-def supervised_sidecar(plan: Plan, facts: RunFacts) -> list[str]:
+def sidecar_argv(plan: Plan, facts: RunFacts) -> list[str]:
     """The words that start one sidecar under its supervisor, which sees to it that nothing stays on the node."""
     python = [plan.python, *PYTHON_FLAGS]
     return [
@@ -230,7 +230,7 @@ def supervised_sidecar(plan: Plan, facts: RunFacts) -> list[str]:
     ]
 
 
-def surveyed(plan: Plan, facts: RunFacts) -> list[str]:
+def survey_argv(plan: Plan, facts: RunFacts) -> list[str]:
     """The words that look at one node; its name is still to be added."""
     return [plan.python, *PYTHON_FLAGS, "launcher.run.before.node_facts", "--run-dir", str(facts.run_dir), "--node"]
 

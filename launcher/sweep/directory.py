@@ -16,7 +16,7 @@ from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING
-from launcher.steps.slurm_steps import on_cluster, run_command
+from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient, runs_here
 
 SWEEP_SCHEMA = 1
@@ -144,7 +144,9 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
 # -- how the points stand ------------------------------------------------------------------------
 
 
-def look(home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None) -> tuple[PointState, ...]:
+def read_point_states(
+    home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
+) -> tuple[PointState, ...]:
     """Every point as it stands now, and in this ``queue``.
 
     Without one Slurm is asked once, and only when a point has not ended for good.
@@ -153,7 +155,7 @@ def look(home: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
     if queue is None:
         over = record.local or all(report is not None and not report.get("requeued") for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
-    return tuple(_stand(home, record, point, reports[point.index], queue) for point in record.points)
+    return tuple(_point_outcome(home, record, point, reports[point.index], queue) for point in record.points)
 
 
 def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
@@ -162,7 +164,9 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         ids = ",".join(array.job_id for array in arrays if array.cluster == cluster)
         try:
-            text = run_command(["squeue", *on_cluster(cluster), "-h", "-r", "-j", ids, "-o", "%i|%T"], timeout_s=10.0)
+            text = run_command(
+                ["squeue", *cluster_option(cluster), "-h", "-r", "-j", ids, "-o", "%i|%T"], timeout_s=10.0
+            )
         except SlurmError as error:
             if "Invalid job id" not in str(error):
                 return None
@@ -199,7 +203,7 @@ def _report_of(home: Path, point: SweepPoint) -> dict[str, Any] | None:
     return report if report is not None and report.get("attempt") == orchestrator.get("attempt") else None
 
 
-def _stand(
+def _point_outcome(
     home: Path,
     record: SweepRecord,
     point: SweepPoint,
@@ -274,7 +278,7 @@ def sweep_status(states: Sequence[PointState]) -> int:
     return next((state.exit_status for state in states if state.exit_status), 0)
 
 
-def to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
+def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
     """Points that have not completed and are not on their way."""
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
@@ -294,7 +298,7 @@ def sweep_json(home: Path, record: SweepRecord, states: Sequence[PointState]) ->
     }
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines with their columns below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -308,10 +312,10 @@ def render_states(states: Sequence[PointState], width: int | None = None) -> lis
     head = ("", "point", "state", "items", "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    start = len(table([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
+    start = len(align_columns([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
     room = None if width is None else max(width - start, LEAST_CAUSE)
     rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
-    return [*table([head, *rows]), f"{len(states)} points: {told}"]
+    return [*align_columns([head, *rows]), f"{len(states)} points: {told}"]
 
 
 def _cut(text: str, most: int | None) -> str:

@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.plan.plan import file_word
+from launcher.plan.plan import safe_file_word
 from launcher.sweep.values import text_of
 
 MOST_NAME = 64
 """Characters of a point's name: it stands in file names, labels and tables."""
 
 
-class Names:
+class PointNames:
     """Names of points: safe, short, each once."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Names:
 def short_name(wanted: str, most: int = MOST_NAME) -> str:
     """A text as a word for file names; a long one is cut and gets a hash of the whole, so that it stays its own."""
     word = re.sub(r"[^\w.-]+", "_", wanted).strip("._-")
-    if word and word == file_word(word) and len(word) <= most and word == wanted:
+    if word and word == safe_file_word(word) and len(word) <= most and word == wanted:
         return word
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", wanted).strip("._-") or "point"
     if len(plain) <= most:
@@ -41,7 +41,7 @@ def short_name(wanted: str, most: int = MOST_NAME) -> str:
     return f"{plain[: most - 9].rstrip('._-')}-{digest}"
 
 
-def label(values: Mapping[str, Any]) -> str:
+def point_label(values: Mapping[str, Any]) -> str:
     """What a point sets, as short words: ``lr1e-05_bs8``."""
     leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
     lasts = [words[-1] for words, _ in leaves]

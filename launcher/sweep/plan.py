@@ -10,13 +10,13 @@ from typing import Any
 from launcher.check.preflight import check_plan
 from launcher.errors import ConfigError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec
-from launcher.plan.plan import Plan, file_word
+from launcher.plan.plan import Plan, safe_file_word
 from launcher.planner import planner
-from launcher.planner.planned_job import Subject, plan_subject
+from launcher.planner.planned_job import PlannedJob, plan_job
 from launcher.planner.slurm_options import with_dependency
 from launcher.rundir.job_ids import task_ranges
 from launcher.steps.batch_script import render_sbatch, sbatch_arguments
-from launcher.sweep.points import Point, Sweep, merge_problems, read_sweep
+from launcher.sweep.points import ExpandedSweep, PointSpec, merge_problems, read_sweep
 
 TASKS_DIR = "tasks"
 """In a sweep's directory: a link for each task of an array to the run directory of its point."""
@@ -26,8 +26,8 @@ TASKS_DIR = "tasks"
 class PlannedPoint:
     """A point and what will be done for it."""
 
-    point: Point
-    subject: Subject
+    point: PointSpec
+    subject: PlannedJob
 
     @property
     def plan(self) -> Plan:
@@ -39,7 +39,7 @@ class PlannedPoint:
 class PlannedSweep:
     """A sweep, ready to be carried out."""
 
-    sweep: Sweep
+    sweep: ExpandedSweep
     points: tuple[PlannedPoint, ...]
     directory: str
     """Name of its directory in the logs directory, with ``{array_job_id}`` in it."""
@@ -80,12 +80,12 @@ def plan_sweep(
     ``available`` is how many nodes there are for points that do not say how many they need.
     """
     sweep, specs = read_sweep(body, source)
-    directory = f"{{array_job_id}}_{file_word(sweep.name)}_{timestamp}"
+    directory = f"{{array_job_id}}_{safe_file_word(sweep.name)}_{timestamp}"
     planned: list[PlannedPoint] = []
     problems: dict[str, Sequence[str]] = {}
     for point, spec in zip(sweep.points, specs, strict=True):
         try:
-            subject = plan_subject(
+            subject = plan_job(
                 spec,
                 cluster,
                 job_dir=job_dir,
@@ -180,10 +180,10 @@ def place_array(array: Array, logs_dir: Path, directory: str, previous: Collecti
     return plan, render_sbatch(plan)
 
 
-def adapted(planned: PlannedSweep, kill_wait_s: float, dependency: str | None) -> PlannedSweep:
+def adapt_sweep(planned: PlannedSweep, kill_wait_s: float, dependency: str | None) -> PlannedSweep:
     """The sweep with the cluster's KillWait, and a dependency in place of that of the file."""
     points = []
     for one in planned.points:
-        plan = planner.adapted(one.plan, kill_wait_s, dependency)
+        plan = planner.adapt_plan(one.plan, kill_wait_s, dependency)
         points.append(PlannedPoint(one.point, dataclasses.replace(one.subject, plan=plan)))
     return dataclasses.replace(planned, points=tuple(points))

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import ConfigError
-from launcher.jobfile.jobfile import JobSpec, check_job
+from launcher.jobfile.jobfile import JobSpec, validate_job
 from launcher.jobfile.sweep import SweepFile, SweepSpec
-from launcher.jobfile.yamlfile import validate
-from launcher.sweep.names import Names, label
+from launcher.jobfile.yamlfile import validate_model
+from launcher.sweep.names import PointNames, point_label
 from launcher.sweep.secret_values import secret_problems
 from launcher.sweep.values import (
     POINT,
     POINT_INDEX,
-    Filler,
     Path,
-    assign,
+    PointFiller,
+    assign_value,
     bare_braces,
     fill_text,
-    is_taken,
-    place_of,
+    format_place,
+    is_reserved_name,
     placeholders_of,
 )
 
@@ -41,7 +41,7 @@ _FIELDS = frozenset(JobSpec.model_fields) - {"sweep"}
 
 
 @dataclass(frozen=True)
-class Point:
+class PointSpec:
     """One job of a sweep."""
 
     index: int
@@ -56,11 +56,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ExpandedSweep:
     """All points of a job file, in their order."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[PointSpec, ...]
     max_parallel: int | None
     paths: Mapping[str, Path]
     """The place of the job file that each key sets; an empty one for a placeholder."""
@@ -73,7 +73,7 @@ def is_sweep(body: Mapping[str, Any]) -> bool:
     return body.get("sweep") is not None
 
 
-def expand(body: Mapping[str, Any], source: str) -> Sweep:
+def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
     """The points of the job file ``body``; raises ConfigError with every problem of the sweep itself."""
     sweep, problems = _expanded(body, source)
     if problems or sweep is None:
@@ -81,12 +81,12 @@ def expand(body: Mapping[str, Any], source: str) -> Sweep:
     return sweep
 
 
-def check_points(sweep: Sweep, source: str) -> tuple[JobSpec, ...]:
+def check_points(sweep: ExpandedSweep, source: str) -> tuple[JobSpec, ...]:
     """The job of every point; raises ConfigError with all problems of all points."""
-    found, specs = _Problems(), []
+    found, specs = _MergedProblems(), []
     for point in sweep.points:
         try:
-            specs.append(check_job(dict(point.body), source))
+            specs.append(validate_job(dict(point.body), source))
         except ConfigError as error:
             found.add(point.name, error.problems)
     if problems := found.render(len(sweep.points)):
@@ -94,7 +94,7 @@ def check_points(sweep: Sweep, source: str) -> tuple[JobSpec, ...]:
     return tuple(specs)
 
 
-def read_sweep(body: Mapping[str, Any], source: str) -> tuple[Sweep, tuple[JobSpec, ...]]:
+def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tuple[JobSpec, ...]]:
     """The points of a job file and their jobs; raises ConfigError with every problem of the sweep and of the rest."""
     sweep, problems = _expanded(body, source)
     if sweep is None:
@@ -111,10 +111,10 @@ def read_sweep(body: Mapping[str, Any], source: str) -> tuple[Sweep, tuple[JobSp
     return sweep, specs
 
 
-def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[str]]:
+def _expanded(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | None, list[str]]:
     """The points, where any can be made, and what is wrong with the sweep or with its values at their places."""
     try:
-        spec = validate({"sweep": body["sweep"]}, source, SweepFile).sweep
+        spec = validate_model({"sweep": body["sweep"]}, source, SweepFile).sweep
     except ConfigError as error:
         return None, list(error.problems)
     base = _without_sweep(body)
@@ -124,8 +124,8 @@ def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[
         return None, problems
     placeholders = {key for key, path in keys.items() if not path}
     problems += [f"{place}: {what}" for place, what in bare_braces(base, placeholders)]
-    found, used = _Problems(), set[str]()
-    points: list[Point] = []
+    found, used = _MergedProblems(), set[str]()
+    points: list[PointSpec] = []
     secrets: dict[str, str] = {}
     maker = _PointMaker(base, keys)
     for index, settings in enumerate(_combinations(spec)):
@@ -139,7 +139,7 @@ def _expanded(body: Mapping[str, Any], source: str) -> tuple[Sweep | None, list[
         return None, list(secrets.values())
     problems += found.render(len(points))
     problems += [_unused(name) for name in sorted(placeholders - used)] if not problems else []
-    return Sweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems
+    return ExpandedSweep(maker.name, tuple(points), spec.max_parallel, keys, base), problems
 
 
 def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _PointValue:
     """One value of a point, and where the sweep says so."""
 
     key: str
@@ -156,7 +156,7 @@ class _Setting:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PointProblems:
     """What came out beside a point."""
 
     problems: list[str]
@@ -171,30 +171,30 @@ class _PointMaker:
         self._base = base
         self._paths = paths
         self._placeholders = {key for key, path in paths.items() if not path}
-        self._names = Names()
+        self._names = PointNames()
         self.name = base["name"] if isinstance(base.get("name"), str) else "job"
 
-    def make(self, index: int, settings: Sequence[_Setting]) -> tuple[Point, _Told]:
+    def make(self, index: int, settings: Sequence[_PointValue]) -> tuple[PointSpec, _PointProblems]:
         """The point of these values, with what is wrong with them."""
         values = {setting.key: setting.value for setting in settings}
         body = copy.deepcopy(dict(self._base))
         placed = {key: value for key, value in values.items() if self._paths[key]}
-        told = [assign(body, self._paths[key], key, value) for key, value in placed.items()]
+        told = [assign_value(body, self._paths[key], key, value) for key, value in placed.items()]
         own = {key: value for key, value in values.items() if key not in placed}
         name = self._name_of(body, index, values, own)
-        filler = Filler({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
+        filler = PointFiller({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
         body = filler.mapping(body, ())
         if "name" in body:
             body["name"] = name
         sources = {setting.key: setting.source for setting in settings}
         problems = [problem for problem in told if problem] + filler.problems
-        return Point(index, name, values, sources, body), _Told(problems, filler.used)
+        return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used)
 
     def _name_of(self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]) -> str:
         """Its name: that which the file or the point gives it, else one that says what it sets."""
         given = body.get("name")
         if given == self._base.get("name") and not (isinstance(given, str) and self._is_filled(given)):
-            return self._names.take(f"{self.name}_{label(values)}" if values else self.name)
+            return self._names.take(f"{self.name}_{point_label(values)}" if values else self.name)
         return self._names.take(fill_text(str(given), {**own, POINT_INDEX: index}))
 
     def _is_filled(self, text: str) -> bool:
@@ -206,13 +206,13 @@ class _PointMaker:
 
 def merge_problems(problems: Mapping[str, Sequence[str]], points: int) -> list[str]:
     """Problems by name of the point as one list, each of them once with the points that have it."""
-    found = _Problems()
+    found = _MergedProblems()
     for name, told in problems.items():
         found.add(name, told)
     return found.render(points)
 
 
-class _Problems:
+class _MergedProblems:
     """Problems of points; the same one of several points is told once."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ def _problems_beside(body: Mapping[str, Any], source: str) -> list[str]:
     """What is wrong with the rest of a file whose sweep cannot be used, as far as the sweep does not decide it."""
     base = _without_sweep(body)
     try:
-        check_job(base, source)
+        validate_job(base, source)
     except ConfigError as error:
         decided = list(_decided(body["sweep"], base))
         return [problem for problem in error.problems if not _is_open(problem.partition(": ")[0], base, decided)]
@@ -252,7 +252,7 @@ def _decided(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
         for key in part if isinstance(part, Mapping) else ():
             path, problem = _path_of(str(key), base)
             if path and not problem:
-                yield place_of(path)
+                yield format_place(path)
 
 
 def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> bool:
@@ -265,7 +265,7 @@ def _is_open(place: str, base: Mapping[str, Any], decided: Sequence[str]) -> boo
             value = value[int(word)]
         else:
             value = value.get(word) if isinstance(value, Mapping) else None
-    return isinstance(value, str) and any(not is_taken(name) for name in placeholders_of(value))
+    return isinstance(value, str) and any(not is_reserved_name(name) for name in placeholders_of(value))
 
 
 def _lies_in(place: str, other: str) -> bool:
@@ -321,7 +321,7 @@ def _path_of(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
         return (), "a sweep cannot change itself"
     if words[0] not in _FIELDS:
         if len(words) == 1 and _NAME.fullmatch(key):
-            return (), f"{{{key}}} already stands for something; choose another name" if is_taken(key) else None
+            return (), f"{{{key}}} already stands for something; choose another name" if is_reserved_name(key) else None
         near = difflib.get_close_matches(str(words[0]), sorted(_FIELDS), 1, 0.5)
         hint = f'; did you mean "{near[0]}"?' if near else f" (known: {', '.join(sorted(_FIELDS))})"
         if len(words) == 1:
@@ -379,18 +379,18 @@ def _no_data(value: object, place: str) -> Iterator[tuple[str, str]]:
         yield place, f"{value} is a {type(value).__name__} to YAML; write it in quotes"
 
 
-def _combinations(spec: SweepSpec) -> Iterator[list[_Setting]]:
+def _combinations(spec: SweepSpec) -> Iterator[list[_PointValue]]:
     """What each point sets: grid, then zip, then list, the first slowest; of a key that is there twice the last."""
     grid = [
-        [_Setting(key, value, f"sweep.grid.{key}[{index}]") for index, value in enumerate(values)]
+        [_PointValue(key, value, f"sweep.grid.{key}[{index}]") for index, value in enumerate(values)]
         for key, values in spec.grid.items()
     ]
     rows = range(len(next(iter(spec.zip.values()), ())))
     beside = [
-        [_Setting(key, values[row], f"sweep.zip.{key}[{row}]") for key, values in spec.zip.items()] for row in rows
+        [_PointValue(key, values[row], f"sweep.zip.{key}[{row}]") for key, values in spec.zip.items()] for row in rows
     ]
     listed = [
-        [_Setting(key, value, f"sweep.list[{index}].{key}") for key, value in point.items()]
+        [_PointValue(key, value, f"sweep.list[{index}].{key}") for key, value in point.items()]
         for index, point in enumerate(spec.list)
     ]
     for combined in itertools.product(*grid):

@@ -35,7 +35,7 @@ def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepReco
     return home, record
 
 
-def slots_of(planned: PlannedSweep, visible: str | None) -> list[str | None]:
+def gpu_slots(planned: PlannedSweep, visible: str | None) -> list[str | None]:
     """GPUs for each of the points that run at once, as CUDA_VISIBLE_DEVICES; None where all may see the same.
 
     Raises LauncherError when this machine has too few for so many points.
@@ -64,7 +64,7 @@ class LocalSweep:
         ticks = read_start_ticks(os.getpid())
         runner = {"pid": os.getpid(), "start_ticks": ticks, "host": socket.gethostname()}
         self.record = dataclasses.replace(record, runner=runner)
-        self._free = slots_of(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._free = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
         self._ended = 0
         self.signal: int | None = None
@@ -127,7 +127,7 @@ class LocalSweep:
 
     def _start_orchestrator(self, one: PlannedPoint, job_id: str) -> None:
         index = one.point.index
-        staged = rundir.stage(one.plan, "", self._home)
+        staged = rundir.stage_run_dir(one.plan, "", self._home)
         run_dir = self._home / settle_point(one, job_id, staged, self.record, self._home, "")
         self.record = with_runs(self.record, {index: run_dir.name})
         write_record(self._home, self.record)

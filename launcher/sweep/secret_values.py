@@ -6,8 +6,8 @@ They would stand in the names of points and in many files.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.jobfile.redaction import is_harmless, is_secret, is_secret_option
-from launcher.sweep.values import Path, place_of, placeholders_of, value_at
+from launcher.jobfile.redaction import is_harmless, is_secret_name, is_secret_option
+from launcher.sweep.values import Path, format_place, placeholders_of, value_at
 
 
 def secret_problems(
@@ -30,7 +30,7 @@ def secret_problems(
         if path[-2:-1] == ("env",):
             cure = f"say `secrets: [{name}]`, or give the variable another name if it is none"
         yield (
-            f"{place_of(path)}: {' and '.join(said)} says its value, and {name} is called like a secret: "
+            f"{format_place(path)}: {' and '.join(said)} says its value, and {name} is called like a secret: "
             f"values of a sweep stand in names and in files that others read; take it out of the sweep and {cure}"
         )
 
@@ -57,7 +57,7 @@ def _secrets(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     elif isinstance(value, dict):
         option = path[-1:] == ("args",) or "config" in path
         for key, inner in value.items():
-            variable = path[-1:] == ("env",) and isinstance(key, str) and is_secret(key)
+            variable = path[-1:] == ("env",) and isinstance(key, str) and is_secret_name(key)
             if _texts(inner) and (variable or (option and is_secret_option(str(key)))):
                 yield (*path, key), inner
             elif not isinstance(inner, str):

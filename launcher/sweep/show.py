@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.jobfile.redaction import REDACTED, is_secret
-from launcher.show.sources import Sources, Told, explain, render
+from launcher.jobfile.redaction import REDACTED, is_secret_name
+from launcher.show.sources import SourceNames, ValueSource, explain_values, render_sources
 from launcher.steps.hostlist import fold_hostlist
-from launcher.sweep.directory import table
+from launcher.sweep.directory import align_columns
 from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
-from launcher.sweep.points import Point, Sweep
-from launcher.sweep.values import place_of, placeholders_of, text_of, value_at
+from launcher.sweep.points import ExpandedSweep, PointSpec
+from launcher.sweep.values import format_place, placeholders_of, text_of, value_at
 
 MOST_KNOWN = 8
 """Points that an error names."""
@@ -48,7 +48,7 @@ def script_of_point(planned: PlannedSweep, one: PlannedPoint) -> str:
 
 
 def describe_sweep(
-    planned: PlannedSweep, *, local: bool, hosts: Sequence[str] = (), sources: Sources | None = None
+    planned: PlannedSweep, *, local: bool, hosts: Sequence[str] = (), sources: SourceNames | None = None
 ) -> dict[str, Any]:
     """What will run, for programs; with ``sources`` also where the values of each point come from."""
     arrays = () if local else plan_arrays(planned, range(len(planned.points)))
@@ -104,7 +104,12 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
         )
     most = described["max_parallel"]
     at_once = f"at most {most} at once" if most else "as many at once as there is room for"
-    lines = [*table(rows), "", f"{len(described['points'])} points, {at_once}", f"directory: {described['sweep_dir']}"]
+    lines = [
+        *align_columns(rows),
+        "",
+        f"{len(described['points'])} points, {at_once}",
+        f"directory: {described['sweep_dir']}",
+    ]
     arrays = described["arrays"]
     for number, array in enumerate(arrays):
         lines.append("")
@@ -119,7 +124,7 @@ def render_sweep(described: Mapping[str, Any]) -> list[str]:
 # -- where values come from ----------------------------------------------------------------------
 
 
-def render_explained(planned: PlannedSweep, sources: Sources) -> list[str]:
+def render_explained(planned: PlannedSweep, sources: SourceNames) -> list[str]:
     """Values and their sources for people: those of all points, and under the name of each its own."""
     rows_of = [{repr(row): row for row in explain_point(planned, one, sources)} for one in planned.points]
     several = len(rows_of) > 1
@@ -130,26 +135,26 @@ def render_explained(planned: PlannedSweep, sources: Sources) -> list[str]:
     return [line for part in parts for line in ("", *part)][1:]
 
 
-def _rendered(rows: Mapping[str, Told], chosen: Collection[str]) -> list[str]:
-    return render(tuple(row for key, row in rows.items() if key in chosen))
+def _rendered(rows: Mapping[str, ValueSource], chosen: Collection[str]) -> list[str]:
+    return render_sources(tuple(row for key, row in rows.items() if key in chosen))
 
 
-def explain_point(planned: PlannedSweep, one: PlannedPoint, sources: Sources) -> tuple[Told, ...]:
+def explain_point(planned: PlannedSweep, one: PlannedPoint, sources: SourceNames) -> tuple[ValueSource, ...]:
     """Every value of a point with its source; those of the sweep first, where no other row has them."""
-    rows = [_told_by_sweep(row, planned.sweep, one.point, sources) for row in explain(one.subject, sources)]
+    rows = [_with_sweep_source(row, planned.sweep, one.point, sources) for row in explain_values(one.subject, sources)]
     there = {row.source for row in rows}
     own = (row for row in _of_sweep(planned.sweep, one.point, sources) if row.source not in there)
     return (*own, *rows)
 
 
-def _of_sweep(sweep: Sweep, point: Point, sources: Sources) -> Iterator[Told]:
+def _of_sweep(sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> Iterator[ValueSource]:
     for key, value in point.values.items():
         path = sweep.paths[key]
-        shown = REDACTED if is_secret(key.rpartition(".")[2]) else value
-        yield Told(place_of(path) if path else f"{{{key}}}", shown, f"{sources.job}: {point.sources[key]}")
+        shown = REDACTED if is_secret_name(key.rpartition(".")[2]) else value
+        yield ValueSource(format_place(path) if path else f"{{{key}}}", shown, f"{sources.job}: {point.sources[key]}")
 
 
-def _told_by_sweep(row: Told, sweep: Sweep, point: Point, sources: Sources) -> Told:
+def _with_sweep_source(row: ValueSource, sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> ValueSource:
     """A row of a point: its place in the job file may have its value, or a part of it, from the sweep."""
     place = row.source.removeprefix(f"{sources.job}: ")
     if place == row.source:
@@ -159,7 +164,7 @@ def _told_by_sweep(row: Told, sweep: Sweep, point: Point, sources: Sources) -> T
         if key not in point.values or not path:
             continue
         if steps[: len(path)] == path and _has(point.values[key], steps[len(path) :]):
-            rest = place_of(steps[len(path) :]) if len(steps) > len(path) else ""
+            rest = format_place(steps[len(path) :]) if len(steps) > len(path) else ""
             within = rest if not rest or rest.startswith("[") else f".{rest}"
             return dataclasses.replace(row, source=f"{sources.job}: {point.sources[key]}{within}")
         if path[: len(steps)] == steps:
@@ -170,7 +175,7 @@ def _told_by_sweep(row: Told, sweep: Sweep, point: Point, sources: Sources) -> T
 
 
 def _steps(place: str) -> tuple[str | int, ...]:
-    """The path that ``place_of`` has written."""
+    """The path that ``format_place`` has written."""
     found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
     return tuple(int(index) if index else word for index, word in found)
 

@@ -39,7 +39,7 @@ def check_array_size(planned: PlannedSweep) -> None:
 
 def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
     """Submit every point, in a new directory; the directory and its record."""
-    held: list[_Held] = []
+    held: list[_HeldArray] = []
     indexes = [one.point.index for one in planned.points]
     arrays = plan_arrays(planned, indexes)
     staging = make_sweep_dir(planned.logs_dir, job_text)
@@ -56,7 +56,7 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
         home = final
         _release(held)
     except BaseException as error:
-        rundir.discard(home)
+        rundir.discard_run_dir(home)
         _cancel(held, error)
         raise
     return home, record
@@ -70,7 +70,7 @@ def resume_sweep(
     Where points are throttled they begin when the array jobs ``after``, which still run or wait, have ended.
     """
     planned_arrays = plan_arrays(planned, indexes, after=after)
-    held: list[_Held] = []
+    held: list[_HeldArray] = []
     made: list[Path] = []
     written = False
     staging = make_sweep_dir(home, None)
@@ -92,11 +92,11 @@ def resume_sweep(
             _cancel(held, error)
         finally:
             for path in (staging, *made):
-                path.unlink() if path.is_symlink() else rundir.discard(path)
+                path.unlink() if path.is_symlink() else rundir.discard_run_dir(path)
             if written:
                 write_record(home, record)
         raise
-    rundir.discard(staging)
+    rundir.discard_run_dir(staging)
     return changed, arrays
 
 
@@ -123,7 +123,7 @@ def keep_job_file(home: Path, text: bytes) -> None:
 
 def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path) -> dict[int, Path]:
     """Run directories without ids yet, complete but for the batch script, by index of the point."""
-    return {index: rundir.stage(planned.points[index].plan, "", staging) for index in sorted(indexes)}
+    return {index: rundir.stage_run_dir(planned.points[index].plan, "", staging) for index in sorted(indexes)}
 
 
 def settle_point(
@@ -148,7 +148,7 @@ def settle_point(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _HeldArray:
     """An array that waits to be let go."""
 
     indexes: tuple[int, ...]
@@ -161,7 +161,7 @@ def _submit(
     logs_dir: Path,
     directory: str,
     staging: Path,
-    held: list[_Held],
+    held: list[_HeldArray],
     after: Sequence[str] = (),
 ) -> None:
     """Submit arrays on hold, and note each in ``held``.
@@ -177,12 +177,12 @@ def _submit(
         path.touch(0o600)  # it may hold keys
         path.write_text(script, encoding="utf-8", errors="surrogateescape")
         job_id, cluster = slurm_steps.submit_held(plan, path)
-        held.append(_Held(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
+        held.append(_HeldArray(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
         path.unlink()
 
 
 def _settle(
-    planned: PlannedSweep, held: Sequence[_Held], staged: Mapping[int, Path], record: SweepRecord, staging: Path
+    planned: PlannedSweep, held: Sequence[_HeldArray], staged: Mapping[int, Path], record: SweepRecord, staging: Path
 ) -> dict[int, str]:
     """Names of the run directories by index of the point, each with a link by the job id that Slurm shows."""
     names, links = {}, staging / TASKS_DIR
@@ -199,17 +199,17 @@ def _settle(
     return names
 
 
-def _release(held: Sequence[_Held]) -> None:
+def _release(held: Sequence[_HeldArray]) -> None:
     for array in held:
-        slurm_steps.release(array.told.job_id, array.told.cluster)
+        slurm_steps.release_job(array.told.job_id, array.told.cluster)
 
 
-def _cancel(held: Sequence[_Held], cause: BaseException) -> None:
+def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
     """End arrays that were submitted for nothing: on hold they would wait for ever."""
     left = []
     for array in held:
         try:
-            slurm_steps.cancel(array.told.job_id, array.told.cluster)
+            slurm_steps.cancel_job(array.told.job_id, array.told.cluster)
         except LauncherError as error:
             left.append(f"{array.told.job_id} ({error})")
     if left:

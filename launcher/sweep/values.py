@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.plan.placeholders import VARIABLES, fill, shell_text_index
+from launcher.plan.placeholders import VARIABLES, fill_placeholders, shell_text_index
 
 POINT, POINT_INDEX = "point", "point_index"
 """Placeholders that every sweep has: name and number of the point."""
@@ -35,12 +35,12 @@ _FILLED_WHOLE = ("env", "inputs")
 """Parts of the file of which all becomes words, variables or patterns with placeholders."""
 
 
-def is_taken(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Whether a placeholder of this name has a meaning of its own: of the run, or of every sweep."""
     return name in VARIABLES or name in (POINT, POINT_INDEX) or bool(_OF_A_RUN.fullmatch(name))
 
 
-def place_of(path: Path) -> str:
+def format_place(path: Path) -> str:
     """A path as errors write it."""
     place = ""
     for step in path:
@@ -79,12 +79,12 @@ def merge(base: Any, over: Any) -> Any:
     return merged
 
 
-def assign(body: dict[str, Any], path: Path, key: str, value: Any) -> str | None:
+def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str | None:
     """Put a value at its place; what is wrong with the place, if anything is."""
     inner: Any = body
     for depth, step in enumerate(path):
         last = depth == len(path) - 1
-        at = place_of(path[:depth])
+        at = format_place(path[:depth])
         if isinstance(step, int):
             if not isinstance(inner, list):
                 return f"{key}: {at} is no list"
@@ -125,7 +125,7 @@ def bare_braces(value: Any, placeholders: set[str], path: Path = ()) -> Iterator
     if isinstance(value, dict):
         if len(value) == 1 and next(iter(value.values())) is None and next(iter(value)) in placeholders:
             (name,) = value
-            yield place_of(path), f'{{{name}}} without quotes is a mapping to YAML; write "{{{name}}}"'
+            yield format_place(path), f'{{{name}}} without quotes is a mapping to YAML; write "{{{name}}}"'
         for key, inner in value.items():
             yield from bare_braces(inner, placeholders, (*path, key))
     elif isinstance(value, list):
@@ -143,21 +143,21 @@ def fill_text(text: str, values: Mapping[str, Any]) -> str:
     return _TOKEN.sub(lambda match: text_of(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
-def literal(value: Any) -> Any:
+def escape_value(value: Any) -> Any:
     """A value as the file has to write it for the run to get it as it is: ``{rank}`` in it becomes ``{{rank}}``."""
     if isinstance(value, str):
         return _BRACED.sub(lambda match: _doubled(match[0]), value)
     if isinstance(value, dict):
-        return {literal(key): literal(inner) for key, inner in value.items()}
-    return [literal(inner) for inner in value] if isinstance(value, list) else value
+        return {escape_value(key): escape_value(inner) for key, inner in value.items()}
+    return [escape_value(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _doubled(word: str) -> str:
     """``{word}`` in double braces, where filling it in takes these off again."""
-    return f"{{{word}}}" if fill(f"{{{word}}}", {}) == word else word
+    return f"{{{word}}}" if fill_placeholders(f"{{{word}}}", {}) == word else word
 
 
-class _Marks(dict[str, str]):
+class _ProbeValues(dict[str, str]):
     """A value for every placeholder that no text can hold: it shows what is filled in and what is not."""
 
     def __missing__(self, name: str) -> str:
@@ -181,9 +181,9 @@ def join_literally(parts: Sequence[tuple[str, bool]]) -> str | None:
         of_value = any(match.start() < last and first < match.end() for first, last in held)
         return _doubled(match[0]) if of_value else match[0]
 
-    joined, marks = _BRACED.sub(word, text), _Marks()
-    wanted = "".join(part if is_value else fill(part, marks) for part, is_value in parts)
-    return joined if fill(joined, marks) == wanted else None
+    joined, marks = _BRACED.sub(word, text), _ProbeValues()
+    wanted = "".join(part if is_value else fill_placeholders(part, marks) for part, is_value in parts)
+    return joined if fill_placeholders(joined, marks) == wanted else None
 
 
 def _is_filled_later(path: Path) -> bool:
@@ -193,7 +193,7 @@ def _is_filled_later(path: Path) -> bool:
     return path[0] in _FILLED_WHOLE or path[:2] == ("container", "mounts")
 
 
-class Filler:
+class PointFiller:
     """Puts the values of one point into the texts of its file, in one pass."""
 
     def __init__(self, values: Mapping[str, Any], placeholders: set[str]) -> None:
@@ -222,7 +222,7 @@ class Filler:
         if whole and whole["name"] in self._values and "env" not in path[-2:-1]:
             self.used.add(whole["name"])
             given = copy.deepcopy(self._values[whole["name"]])
-            return literal(given) if _is_filled_later(path) else given
+            return escape_value(given) if _is_filled_later(path) else given
         return self._text(value, path, known="env" in path[-2:-1] or "args" in path[-2:-1])
 
     def _command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
@@ -245,7 +245,7 @@ class Filler:
 
     def _text(self, text: str, path: Path, *, plain: bool = False, known: bool = True) -> str:
         """A text with its placeholders filled in; with ``plain`` values that mean something to a shell are refused."""
-        place = place_of(path)
+        place = format_place(path)
         parts: list[tuple[str, bool]] = []
         end = 0
         for match in _TOKEN.finditer(text):
@@ -275,14 +275,14 @@ class Filler:
         filled = text_of(value)
         if plain and not _PLAIN.fullmatch(filled):
             cure = f'hand it over by env: {{{name.upper()}: "{{{name}}}"}} and write "${name.upper()}"'
-            if place == place_of(_PREAMBLE):  # no variable of the file has a value where the batch script begins
+            if place == format_place(_PREAMBLE):  # no variable of the file has a value where the batch script begins
                 cure = "letters, digits and _ . , : / @ % + = - alone can stand there"
             self.problems.append(f"{place}: {filled!r} of {{{name}}} would be code to a shell; {cure}")
         return filled
 
     def _say_unknown(self, name: str, place: str, *, sure: bool) -> None:
         """A placeholder that nobody fills in would go to the program as it stands."""
-        if is_taken(name):
+        if is_reserved_name(name):
             return
         near = difflib.get_close_matches(name, sorted(self._values), 1, 0.6)
         if name in self._placeholders:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
-from exporter.files.formats.source import shown
+from exporter.files.formats.source import printable
 from launcher.plan.plan import BENCHMARK, PLAN_FILE
 from launcher.verify.benchmark_results import UNKNOWN
-from launcher.verify.files import Flaw
-from launcher.verify.verify import Check, enough_of
-from launcher.words import first_of
+from launcher.verify.files import FileFlaw
+from launcher.verify.verify import VerificationCheck, enough_of
+from launcher.words import first_names
 
 MOST_NAMED = 20
 """Concurrencies that a line names."""
@@ -24,7 +24,7 @@ Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBenchmark:
     """What the job file asks of the benchmark."""
 
     concurrencies: tuple[int, ...]
@@ -33,7 +33,7 @@ class Planned:
     """Whether text is to be generated."""
 
 
-def read_planned(run_dir: Path) -> Planned | None:
+def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
     """What was planned of the job in ``run_dir``; None without a benchmark, and where the plan cannot be read.
 
     The benchmark's variables tell it: a type that is to leave results somewhere is told where.
@@ -44,11 +44,11 @@ def read_planned(run_dir: Path) -> Planned | None:
         if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:
             told = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
             found = tuple(int(part) for part in told.split("x") if part.isdigit())
-            return Planned(found, "GPUJOB_OSL" in given)
+            return PlannedBenchmark(found, "GPUJOB_OSL" in given)
     return None
 
 
-def missing(planned: Planned | None, results: Results) -> list[int]:
+def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) -> list[int]:
     """Concurrencies without a result that could be read; results that do not tell theirs may be of any."""
     rows = _rows(results)
     known = {entry.get("concurrency") for entry in rows}
@@ -62,35 +62,35 @@ def missing_entry(lacking: Sequence[int]) -> dict[str, Any]:
     return {"file": "", "missing": list(lacking), "problem": _missing_words(lacking)}
 
 
-def tell_tokens(results: Results) -> bool:
+def all_report_tokens(results: Results) -> bool:
     """Whether there are results, and each tells its output tokens."""
     rows = _rows(results)
     return bool(rows) and all(any(key in entry for key in TOKENS) for entry in rows)
 
 
-def benchmark_check(planned: Planned | None, results: Results, share: float) -> Check | None:
+def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: float) -> VerificationCheck | None:
     """Whether each planned concurrency has a result with requests and tokens; None with nothing to ask about.
 
     Where a result tells how many requests there were to be, this ``share`` of them has to be completed.
     """
     if planned is None:
         return None
-    rows, lacking = _rows(results), missing(planned, results)
+    rows, lacking = _rows(results), missing_concurrencies(planned, results)
     damaged = [entry for entry in results if entry["file"] and not entry.get("problem", UNKNOWN).startswith(UNKNOWN)]
     unread = [str(entry["problem"]) for entry in results if not entry["file"] and "missing" not in entry]
     if not (rows or damaged or planned.concurrencies):
         return None
     faults = [_missing_words(lacking)] if lacking else []
-    faults += _lacks(planned, rows, share)
+    faults += _missing_of_concurrency(planned, rows, share)
     if damaged and not planned.concurrencies:
         faults.append("damaged results")
     if not faults:
-        return Check(BENCHMARK, True, _done(rows, planned))
+        return VerificationCheck(BENCHMARK, True, _done(rows, planned))
     words = "; ".join(faults)
     if unread and lacking:
-        return Check(BENCHMARK, None, "; ".join((words, *unread)))
-    flaws = tuple(Flaw(shown(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
-    return Check(BENCHMARK, False, words, flaws, len(flaws))
+        return VerificationCheck(BENCHMARK, None, "; ".join((words, *unread)))
+    flaws = tuple(FileFlaw(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
+    return VerificationCheck(BENCHMARK, False, words, flaws, len(flaws))
 
 
 def _rows(results: Results) -> list[Mapping[str, Any]]:
@@ -98,23 +98,23 @@ def _rows(results: Results) -> list[Mapping[str, Any]]:
 
 
 def _missing_words(lacking: Sequence[int]) -> str:
-    return f"no result for concurrency {first_of(list(map(str, lacking)), MOST_NAMED)}"
+    return f"no result for concurrency {first_names(list(map(str, lacking)), MOST_NAMED)}"
 
 
-def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
+def _missing_of_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
     """What all results of a concurrency lack: of several, as of a warm-up and the run proper, one is enough."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in rows:
         concurrency = entry.get("concurrency")
         if concurrency is None:
-            name = f"in {shown(str(entry['file']))}"
+            name = f"in {printable(str(entry['file']))}"
         elif planned.concurrencies and concurrency not in planned.concurrencies:
             continue
         else:
             name = str(concurrency)
         groups.setdefault(name, []).append(entry)
     lacks = {
-        name: [_lack(entry, share, has_tokens=planned.has_tokens) for entry in entries]
+        name: [_missing_of_result(entry, share, has_tokens=planned.has_tokens) for entry in entries]
         for name, entries in groups.items()
     }
     found = []
@@ -123,7 +123,7 @@ def _lacks(planned: Planned, rows: Iterable[Mapping[str, Any]], share: float) ->
         words = {name: f"{name}{_counts(groups[name][-1]) if fault == TOO_FEW else ''}" for name in names}
         known = [words[name] for name in names if name.isdigit()]
         others = [words[name] for name in names if not name.isdigit()]
-        places = ([f"at concurrency {first_of(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
+        places = ([f"at concurrency {first_names(known, MOST_NAMED)}"] if known else []) + others[:MOST_NAMED]
         if places:
             found.append(f"{fault.format(100 * share)} {', '.join(places)}")
     return found
@@ -133,7 +133,7 @@ def _counts(entry: Mapping[str, Any]) -> str:
     return f" ({entry['requests']} of {entry['requests_expected']})"
 
 
-def _lack(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
+def _missing_of_result(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
     """What one result lacks, as far as it tells."""
     if entry.get("requests", entry.get("requests_per_second")) == 0:
         return NO_REQUEST
@@ -144,7 +144,7 @@ def _lack(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | 
     return TOO_FEW if done is not None and asked is not None and done < enough_of(share, asked) else None
 
 
-def _done(rows: Sequence[Mapping[str, Any]], planned: Planned) -> str:
+def _done(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
     """How much was measured."""
     count = len(planned.concurrencies)
     words = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from exporter.contract.manifest import Manifest
 from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
-from launcher.verify.tokens import without_text, without_text_in_part
+from launcher.verify.tokens import generates_no_text, without_text_in_part
 
 ROLE = "benchmark"
 REQUESTS = "requests"
@@ -100,7 +100,7 @@ UNKNOWN = "holds no result of a benchmark that is known"
 """What is said of a file that is no result at all, as other files beside the results are."""
 
 
-class NoResult(Exception):
+class NoBenchmarkResult(Exception):
     """Why a file holds no result of a benchmark, for people."""
 
 
@@ -109,7 +109,7 @@ def has_benchmark(manifest: Manifest) -> bool:
     return any(task.role == ROLE for task in manifest.tasks)
 
 
-def read_results(manifest: Manifest) -> list[dict[str, Any]]:
+def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
     """What the benchmark of a job has measured, by concurrency: rates per second, times in seconds.
 
     Each entry has its ``file`` and those numbers that the file holds, or a ``problem``.
@@ -140,10 +140,10 @@ def _results_in(path: Path, most: int) -> list[dict[str, Any]]:
                 results = _read_lines(source)
                 found.extend(islice(results, most))  # those before a line that is cut off stay
                 if next(results, None) is not None:
-                    raise NoResult(f"has more results than a report, which has {MOST_FILES}")
+                    raise NoBenchmarkResult(f"has more results than a report, which has {MOST_FILES}")
         else:
             found.append(_read_result(path))
-    except NoResult as why:
+    except NoBenchmarkResult as why:
         found.append({"problem": str(why)})
     except OSError as error:
         found.append({"problem": f"cannot be read: {error.strerror}"})
@@ -181,15 +181,17 @@ def _read_result(path: Path) -> dict[str, Any]:
     """The result in one file. Raises NoResult, OSError."""
     if path.is_dir():
         if RUN_FOLDER.fullmatch(path.name) is None:
-            raise NoResult("is no regular file")
-        raise NoResult("there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?")
+            raise NoBenchmarkResult("is no regular file")
+        raise NoBenchmarkResult(
+            "there is no summary of AIPerf (profile_export_aiperf.json) in it: did this run end early?"
+        )
     with _opened(path) as source:
         size = os.fstat(source.fileno()).st_size
         if size <= WHOLE_BYTES:
-            return parse_result(source.read(WHOLE_BYTES))
+            return parse_benchmark_result(source.read(WHOLE_BYTES))
         begin = source.read(PART_BYTES)
         source.seek(-PART_BYTES, os.SEEK_END)
-        return parse_parts(begin, source.read(PART_BYTES))
+        return parse_partial_result(begin, source.read(PART_BYTES))
 
 
 @contextmanager
@@ -197,7 +199,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """A regular file, opened without waiting for anything. Raises NoResult, OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-            raise NoResult("is no regular file")
+            raise NoBenchmarkResult("is no regular file")
         yield source
 
 
@@ -206,14 +208,14 @@ def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
     found, others = False, None
     for number, line in enumerate(_lines(source), 1):
         try:
-            yield parse_result(line[0]) if len(line) == 1 else parse_parts(*line)
+            yield parse_benchmark_result(line[0]) if len(line) == 1 else parse_partial_result(*line)
             found = True
-        except NoResult as why:
+        except NoBenchmarkResult as why:
             if not str(why).startswith(UNKNOWN):
-                raise NoResult(f"line {number} {why}") from why
+                raise NoBenchmarkResult(f"line {number} {why}") from why
             others = why
     if not found:
-        raise others or NoResult("is empty")
+        raise others or NoBenchmarkResult("is empty")
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
@@ -225,51 +227,51 @@ def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
             if not piece:
                 break
             if source.tell() > LINES_BYTES:
-                raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
+                raise NoBenchmarkResult(f"was read up to {LINES_BYTES >> 20} MiB")
             end = (end + piece)[-PART_BYTES:]
         if end:
             yield line[:PART_BYTES], (line + end)[-PART_BYTES:]
         elif line.strip():
             yield (line,)
         if source.tell() > LINES_BYTES:
-            raise NoResult(f"was read up to {LINES_BYTES >> 20} MiB")
+            raise NoBenchmarkResult(f"was read up to {LINES_BYTES >> 20} MiB")
 
 
-def parse_result(text: bytes) -> dict[str, Any]:
+def parse_benchmark_result(text: bytes) -> dict[str, Any]:
     """The numbers of a result that is there as a whole. Raises NoResult."""
     if not text.strip():
-        raise NoResult("is empty")
+        raise NoBenchmarkResult("is empty")
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NoResult("is no whole JSON: was it cut off?") from error
+        raise NoBenchmarkResult("is no whole JSON: was it cut off?") from error
     found: dict[str, Any] = {}
     if isinstance(body, dict):
-        found = _of_sa_bench(body) or _of_aiperf(body)
+        found = _parse_sa_bench(body) or _parse_aiperf(body)
     if not found:
-        raise NoResult(f"{UNKNOWN} (sa-bench, vLLM, SGLang, AIPerf)")
+        raise NoBenchmarkResult(f"{UNKNOWN} (sa-bench, vLLM, SGLang, AIPerf)")
     return found
 
 
-def parse_parts(begin: bytes, end: bytes) -> dict[str, Any]:
+def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
     """The numbers of a result, out of the begin and the end of its text. Raises NoResult."""
     if not end.rstrip().endswith(b"}"):
-        raise NoResult("is no whole JSON: was it cut off?")
+        raise NoBenchmarkResult("is no whole JSON: was it cut off?")
     body: dict[str, Any] = {}
     for key, number in [*reversed(_IN_PART.findall(begin)), *_IN_PART.findall(end)]:
         try:
             body[key.decode()] = float(number)
         except ValueError:
             continue
-    found = _of_sa_bench(body)
+    found = _parse_sa_bench(body)
     if without_text_in_part(begin) or without_text_in_part(end):
         _leave_out_tokens(found)
     if not found:
-        raise NoResult(f"{UNKNOWN}, at its begin and its end")
+        raise NoBenchmarkResult(f"{UNKNOWN}, at its begin and its end")
     return found
 
 
-def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
     """By our names; empty where it is something else. Raises NoResult."""
     if not any(_number(body.get(key)) is not None for key in RESULT):
         return {}
@@ -286,7 +288,7 @@ def _of_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
                 found.setdefault(
                     f"{ours}_{'median' if pair[0] == 50 else f'p{pair[0]:.0f}'}_s", round(pair[1] / 1000, DIGITS)
                 )
-    if without_text(body):
+    if generates_no_text(body):
         _leave_out_tokens(found)
     return _counted(found)
 
@@ -306,7 +308,7 @@ def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
             yield numbers[0], numbers[1]
 
 
-def _of_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
     """By our names; empty where it is something else. Each metric is an object with its unit and its statistics.
 
     Raises NoResult.
@@ -348,7 +350,7 @@ def _bounded(key: str, value: object, ours: str = "") -> float | None:
         return number
     digits = str(value)
     told = digits if len(digits) <= FEW_DIGITS else f"{digits[:FEW_DIGITS]}..."
-    raise NoResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
+    raise NoBenchmarkResult(f"{key} is {told}, more than any benchmark comes to (at most {most:.3g})")
 
 
 def _counted(found: dict[str, Any]) -> dict[str, Any]:

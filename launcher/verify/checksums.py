@@ -9,7 +9,7 @@ CHECKSUMS_FILE = "checksums.txt"
 
 def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
     """Replace the list by these names and sums; ``sha256sum -c`` checks it in the output directory."""
-    lines = [f"{_marked(name, digest)}\n" for name, digest in sorted(sums)]
+    lines = [f"{_checksum_line(name, digest)}\n" for name, digest in sorted(sums)]
     temporary = run_dir / f".{CHECKSUMS_FILE}.tmp"
     temporary.write_bytes(os.fsencode("".join(lines)))
     temporary.replace(run_dir / CHECKSUMS_FILE)
@@ -29,7 +29,7 @@ def read_checksums(run_dir: Path) -> dict[str, str] | None:
     return found
 
 
-def _marked(name: str, digest: str) -> str:
+def _checksum_line(name: str, digest: str) -> str:
     """A line of the list; one that begins with a backslash has escapes in its name."""
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return f"{digest}  {name}" if escaped == name else f"\\{digest}  {escaped}"

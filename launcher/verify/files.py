@@ -17,16 +17,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from exporter.contract.worker_names import worker_rank
+from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointWatch
-from exporter.files.checkpoints.judgement import Checkpoints
+from exporter.files.checkpoints.judgement import CheckpointTracker
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.checkpoints.sets import Checkpoint
-from exporter.files.formats import BINARY, NoFile, Verdict, check, csv_text, json_lines, open_source
-from exporter.files.formats.record_count import ArrayCount, LineCount
-from exporter.files.formats.source import shown
-from exporter.files.outputs.csv_reader import is_ours
-from launcher.verify.tokens import RESULT_BYTES, Tokens, add_up, result_text, tokens_in, tokens_in_log
+from exporter.files.formats import BINARY, FileCheck, NotRegularFile, check_file, csv_text, json_lines, open_source
+from exporter.files.formats.record_count import ArrayItemCounter, LineCounter
+from exporter.files.formats.source import printable
+from exporter.files.outputs.csv_reader import is_sidecar_csv
+from launcher.verify.tokens import (
+    RESULT_BYTES,
+    TokenCounts,
+    add_token_counts,
+    count_tokens,
+    count_tokens_in_log,
+    result_text,
+)
 
 SLICE_S = 0.3
 """A look works for so long."""
@@ -64,7 +71,7 @@ _NO_OUTPUT = re.compile(
 Facts = TypeVar("Facts", covariant=True)
 
 
-class Flaw(NamedTuple):
+class FileFlaw(NamedTuple):
     """A file that something is wrong with; its name and the reason as text that can be shown."""
 
     file: str
@@ -72,7 +79,7 @@ class Flaw(NamedTuple):
     reason: str
 
 
-class OutputFacts(NamedTuple):
+class VerifiedOutput(NamedTuple):
     """Output files of the job, as far as they have been looked at."""
 
     listed: bool
@@ -102,8 +109,8 @@ class OutputFacts(NamedTuple):
     """Those that could not be read,"""
     unreadable_why: str | None
     """and why the first of them could not."""
-    empties: tuple[Flaw, ...]
-    flaws: tuple[Flaw, ...]
+    empties: tuple[FileFlaw, ...]
+    flaws: tuple[FileFlaw, ...]
     formats: tuple[str, ...]
     """Of those that are whole."""
     records: int
@@ -111,16 +118,16 @@ class OutputFacts(NamedTuple):
     """Files whose records were counted,"""
     uncounted: int
     """and that hold none which can be."""
-    tokens: Tokens
+    tokens: TokenCounts
     """What results of benchmarks in them tell,"""
-    without_tokens: tuple[Flaw, ...]
+    without_tokens: tuple[FileFlaw, ...]
     """and which of them should have tokens and have none."""
     summed: int
     sums: tuple[tuple[str, str], ...]
     """Name and SHA-256 of files that were summed up since the last look."""
 
 
-class CheckpointFacts(NamedTuple):
+class VerifiedCheckpoint(NamedTuple):
     """The last checkpoint of the job, as far as it has been looked at."""
 
     done: bool
@@ -131,7 +138,7 @@ class CheckpointFacts(NamedTuple):
     last: Checkpoint | None
     valid: int
     """Files of it that are whole."""
-    flaws: tuple[Flaw, ...]
+    flaws: tuple[FileFlaw, ...]
     """What is wrong with it,"""
     flawed: int
     """in so many files."""
@@ -143,17 +150,17 @@ class CheckpointFacts(NamedTuple):
     """and why not, of the first of them."""
 
 
-class LogFacts(NamedTuple):
+class VerifiedLogs(NamedTuple):
     """Results of benchmarks at the ends of logs."""
 
     done: bool
     files: int
     looked: int
-    tokens: Tokens
-    without_tokens: tuple[Flaw, ...]
+    tokens: TokenCounts
+    without_tokens: tuple[FileFlaw, ...]
 
 
-class _Slices(Generic[Facts]):
+class _SlicedWork(Generic[Facts]):
     """A piece of work that is done in slices."""
 
     def __init__(self) -> None:
@@ -192,7 +199,7 @@ class _Slices(Generic[Facts]):
 
 
 @dataclass
-class _Counts:
+class _OutputCounts:
     """What has been found out about output files."""
 
     bytes: int = 0
@@ -211,15 +218,15 @@ class _Counts:
     unreadable_why: str | None = None
     gone: int = 0
     summed: int = 0
-    tokens: Tokens = field(default_factory=Tokens)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
     owners: Counter[int] = field(default_factory=Counter)
-    empties: list[Flaw] = field(default_factory=list)
-    flaws: list[Flaw] = field(default_factory=list)
-    without_tokens: list[Flaw] = field(default_factory=list)
+    empties: list[FileFlaw] = field(default_factory=list)
+    flaws: list[FileFlaw] = field(default_factory=list)
+    without_tokens: list[FileFlaw] = field(default_factory=list)
     formats: Counter[str] = field(default_factory=Counter)
 
 
-def _kind(name: str, verdict: Verdict) -> str | None:
+def _kind(name: str, verdict: FileCheck) -> str | None:
     """Whether the records of a file are lines or rows of a table: by its name, and else by its format."""
     if name.lower().endswith(json_lines.EXTENSIONS):
         return "jsonl"
@@ -228,7 +235,7 @@ def _kind(name: str, verdict: Verdict) -> str | None:
     return verdict.format if verdict.format in ("jsonl", "csv") else None
 
 
-class _File(NamedTuple):
+class _OutputFile(NamedTuple):
     """An output file as it was listed."""
 
     mtime: float
@@ -239,7 +246,7 @@ class _File(NamedTuple):
     older: bool
 
 
-class OutputFiles(_Slices[OutputFacts]):
+class OutputFiles(_SlicedWork[VerifiedOutput]):
     """Regular files directly in a directory whose names match a glob, those that were written last first.
 
     Locks, marks and what has a temporary name are none of them, unless the glob asks for such names.
@@ -270,15 +277,15 @@ class OutputFiles(_Slices[OutputFacts]):
 
     def _begin(self) -> None:
         self._listed = False
-        self._files: list[_File] = []
-        self._found = _Counts()
+        self._files: list[_OutputFile] = []
+        self._found = _OutputCounts()
         self._sums: list[tuple[str, str]] = []
         self._patience = MOST_PATIENT
 
-    def _facts(self) -> OutputFacts:
+    def _facts(self) -> VerifiedOutput:
         found, sums = self._found, tuple(self._sums)
         self._sums.clear()
-        return OutputFacts(
+        return VerifiedOutput(
             listed=self._listed,
             done=self._done,
             files=len(self._files) - found.gone,
@@ -327,7 +334,7 @@ class OutputFiles(_Slices[OutputFacts]):
                         continue
                     if leaves_out is not None and leaves_out(name) is not None:
                         continue
-                    if self._gpu_metrics and is_ours(name):
+                    if self._gpu_metrics and is_sidecar_csv(name):
                         continue
                     try:
                         facts = entry.stat(follow_symlinks=False)
@@ -343,26 +350,26 @@ class OutputFiles(_Slices[OutputFacts]):
                     else:
                         found.written += 1
                     found.bytes += facts.st_size
-                    rank = worker_rank(name, self._ranks, sure=True)
+                    rank = rank_in_file_name(name, self._ranks, sure=True)
                     if rank is not None:
                         found.owners[rank] += 1
-                    self._files.append(_File(facts.st_mtime, name, facts.st_size, rank, older))
+                    self._files.append(_OutputFile(facts.st_mtime, name, facts.st_size, rank, older))
         except (FileNotFoundError, NotADirectoryError):
             pass  # nobody has made it
         self._files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
         self._listed = True
 
-    def _look_into(self, file: _File) -> Iterator[None]:
+    def _look_into(self, file: _OutputFile) -> Iterator[None]:
         """Whether a file is whole, the records in it and what it tells of tokens."""
         found, name = self._found, file.name
         while True:
             try:
                 with open_source(self._directory, name) as source:
-                    verdict = check(source)
+                    verdict = check_file(source)
                     text = result_text(source, verdict)
                     whole = len(text) == source.size
                 break
-            except NoFile as error:
+            except NotRegularFile as error:
                 cause = error.__cause__
                 if isinstance(cause, OSError) and cause.errno in TRANSIENT and self._patience > 0:
                     self._patience -= 1
@@ -376,13 +383,13 @@ class OutputFiles(_Slices[OutputFacts]):
                 return
         found.looked += 1
         yield
-        reason = shown(verdict.reason or "")
+        reason = printable(verdict.reason or "")
         if verdict.state == "empty":
             found.empty += 1
-            _keep(found.empties, Flaw(shown(name), None, reason))
+            _keep(found.empties, FileFlaw(printable(name), None, reason))
         elif verdict.state in ("invalid", "unfinished"):
             found.flawed += 1
-            _keep(found.flaws, Flaw(shown(name), verdict.format, reason))
+            _keep(found.flaws, FileFlaw(printable(name), verdict.format, reason))
         elif verdict.state == "valid":
             found.valid += 1
             found.formats[verdict.format or "?"] += 1
@@ -399,9 +406,9 @@ class OutputFiles(_Slices[OutputFacts]):
         self._found.looked += 1
         self._found.unreadable += 1
         self._found.uncounted += 1
-        self._found.unreadable_why = self._found.unreadable_why or shown(why)
+        self._found.unreadable_why = self._found.unreadable_why or printable(why)
 
-    def _note_gone(self, file: _File) -> None:
+    def _note_gone(self, file: _OutputFile) -> None:
         """It was removed or renamed since it was listed: it is none of the files any more."""
         found = self._found
         found.gone += 1
@@ -413,18 +420,18 @@ class OutputFiles(_Slices[OutputFacts]):
         if file.rank is not None:
             found.owners[file.rank] -= 1
 
-    def _count(self, name: str, verdict: Verdict, *, nothing: bool) -> Iterator[None]:
+    def _count(self, name: str, verdict: FileCheck, *, nothing: bool) -> Iterator[None]:
         """Count the records of a file."""
         if verdict.state == "empty" or nothing:
             records: int | None = 0
         elif verdict.records is None and (kind := _kind(name, verdict)) is not None:
-            lines = LineCount(csv=kind == "csv")
+            lines = LineCounter(csv=kind == "csv")
             read = yield from self._advance(name, lines)
             # a last line that only lacks its newline is a record too
             more = lines.unfinished and verdict.state not in ("invalid", "unfinished")
             records = lines.records + more if read else None
         elif verdict.format == "json" and verdict.state == "valid" and verdict.records is None:
-            items = ArrayCount()
+            items = ArrayItemCounter()
             read = yield from self._advance(name, items)
             records = items.items if items.complete and read else None
         else:
@@ -435,7 +442,7 @@ class OutputFiles(_Slices[OutputFacts]):
             self._found.counted += 1
             self._found.records += records
 
-    def _advance(self, name: str, count: LineCount | ArrayCount) -> Generator[None, None, bool]:
+    def _advance(self, name: str, count: LineCounter | ArrayItemCounter) -> Generator[None, None, bool]:
         """Count to the end of a file; whether all of it could be read."""
         with _opened(self._directory, name) as fd:
             if fd is not None:
@@ -444,11 +451,11 @@ class OutputFiles(_Slices[OutputFacts]):
                 return True
         return False
 
-    def _note_tokens(self, name: str, verdict: Verdict, text: bytes, *, whole: bool) -> None:
-        found, told = self._found, tokens_in(text, lines=verdict.format == "jsonl", whole=whole)
-        found.tokens = add_up(found.tokens, told)
+    def _note_tokens(self, name: str, verdict: FileCheck, text: bytes, *, whole: bool) -> None:
+        found, told = self._found, count_tokens(text, lines=verdict.format == "jsonl", whole=whole)
+        found.tokens = add_token_counts(found.tokens, told)
         if told.empty is not None:
-            _keep(found.without_tokens, Flaw(shown(name), verdict.format, told.empty))
+            _keep(found.without_tokens, FileFlaw(printable(name), verdict.format, told.empty))
 
     def _sum_up(self, name: str) -> Iterator[None]:
         digest = hashlib.sha256()
@@ -485,7 +492,7 @@ def _rest() -> Iterator[None]:
         yield
 
 
-def _keep(flaws: list[Flaw], flaw: Flaw) -> None:
+def _keep(flaws: list[FileFlaw], flaw: FileFlaw) -> None:
     if len(flaws) < MOST_TOLD:
         flaws.append(flaw)
 
@@ -493,7 +500,7 @@ def _keep(flaws: list[Flaw], flaw: Flaw) -> None:
 # Logs
 
 
-class LogResults(_Slices[LogFacts]):
+class LogResults(_SlicedWork[VerifiedLogs]):
     """Results of benchmarks that are printed at the ends of logs."""
 
     def __init__(self, run_dir: str, paths: Collection[str]) -> None:
@@ -504,11 +511,11 @@ class LogResults(_Slices[LogFacts]):
 
     def _begin(self) -> None:
         self._looked = 0
-        self._tokens = Tokens()
-        self._without: list[Flaw] = []
+        self._tokens = TokenCounts()
+        self._without: list[FileFlaw] = []
 
-    def _facts(self) -> LogFacts:
-        return LogFacts(self._done, len(self._paths), self._looked, self._tokens, tuple(self._without))
+    def _facts(self) -> VerifiedLogs:
+        return VerifiedLogs(self._done, len(self._paths), self._looked, self._tokens, tuple(self._without))
 
     def _work(self) -> Iterator[None]:
         for path in self._paths:
@@ -519,17 +526,17 @@ class LogResults(_Slices[LogFacts]):
                     before = max(0, os.fstat(fd).st_size - RESULT_BYTES)
                     text = os.pread(fd, RESULT_BYTES, before)
             self._looked += 1
-            told = tokens_in_log(text, whole=not before)
-            self._tokens = add_up(self._tokens, told)
+            told = count_tokens_in_log(text, whole=not before)
+            self._tokens = add_token_counts(self._tokens, told)
             if told.empty is not None:
-                _keep(self._without, Flaw(shown(name), None, told.empty))
+                _keep(self._without, FileFlaw(printable(name), None, told.empty))
             yield
 
 
 # Checkpoints
 
 
-class LastCheckpoint(_Slices[CheckpointFacts]):
+class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
     """The newest checkpoint of the job, and where something is wrong with that the newest one that is whole."""
 
     def __init__(self, directory: str, pattern: str, since: float) -> None:
@@ -544,13 +551,13 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
         self._good: Checkpoint | None = None
         self._files = self._looked = self._valid = self._flawed = self._unsure = 0
         self._unsure_why: str | None = None
-        self._flaws: list[Flaw] = []
+        self._flaws: list[FileFlaw] = []
 
-    def _facts(self) -> CheckpointFacts:
+    def _facts(self) -> VerifiedCheckpoint:
         last, good = self._last, self._good
         flaws, flawed = tuple(self._flaws), self._flawed
         unsure, why = self._unsure, self._unsure_why
-        return CheckpointFacts(
+        return VerifiedCheckpoint(
             self._done, self._files, self._looked, last, self._valid, flaws, flawed, good, unsure, why
         )
 
@@ -561,13 +568,13 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
             found = self._newest(without)
             if found is None:
                 return
-            looked = _Looked()
+            looked = _CheckedCheckpoint()
             files = [file for entry in self._of(found.key) for file in entry.files if not file.temporary]
             # one that an earlier job has begun may be as that one has left it
             ours = all(file.mtime >= self._since for file in files)
             if found.state == "incomplete" and ours:
                 looked.flawed = max(1, found.missing_count)
-                looked.flaws += [Flaw(shown(name), None, "is missing") for name in found.missing]
+                looked.flaws += [FileFlaw(printable(name), None, "is missing") for name in found.missing]
             elif found.state == "incomplete":
                 looked.doubt(NOT_OURS)
             for file in files if not looked.flawed or self._last is None else ():
@@ -599,7 +606,7 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
     def _newest(self, without: Collection[str]) -> Checkpoint | None:
         """The newest one besides those with these keys, as it is once nobody writes any more."""
         entries = [entry for entry in self._entries.values() if _key(entry) not in without]
-        checkpoints = Checkpoints(self._since)
+        checkpoints = CheckpointTracker(self._since)
         checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time() + SETTLED_S)
         found = checkpoints.last
         self._files = self._looked + (0 if found is None else found.files)
@@ -608,14 +615,14 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
     def _of(self, key: str) -> list[CheckpointEntry]:
         return [entry for entry in self._entries.values() if not entry.temporary and _key(entry) == key]
 
-    def _check(self, looked: "_Looked", path: str, *, only: bool, ours: bool) -> None:
+    def _check(self, looked: "_CheckedCheckpoint", path: str, *, only: bool, ours: bool) -> None:
         """Note what the format of a file tells; an empty one is damaged where it should hold something."""
         try:
             with open_source(self._directory, path) as source:
-                verdict = check(source)
-        except NoFile as error:
+                verdict = check_file(source)
+        except NotRegularFile as error:
             if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-                looked.doubt(shown(str(error)))
+                looked.doubt(printable(str(error)))
             else:
                 looked.gone += 1
             return
@@ -628,11 +635,11 @@ class LastCheckpoint(_Slices[CheckpointFacts]):
             looked.doubt(NOT_OURS)
         elif state in ("invalid", "unfinished"):
             looked.flawed += 1
-            _keep(looked.flaws, Flaw(shown(path), verdict.format, shown(reason or "is damaged")))
+            _keep(looked.flaws, FileFlaw(printable(path), verdict.format, printable(reason or "is damaged")))
 
 
 @dataclass
-class _Looked:
+class _CheckedCheckpoint:
     """What has been found out about one checkpoint."""
 
     valid: int = 0
@@ -640,7 +647,7 @@ class _Looked:
     unsure: int = 0
     why: str | None = None
     gone: int = 0
-    flaws: list[Flaw] = field(default_factory=list)
+    flaws: list[FileFlaw] = field(default_factory=list)
 
     def doubt(self, why: str) -> None:
         """Of one more file it cannot be told."""

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from exporter.machine.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watch, Watched
-from exporter.machine.mounts import Mount
+from exporter.machine.file_host import FileHelperEnded, FileWatch, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
+from exporter.machine.mounts import MountPoint
 from launcher.verify.files import TRANSIENT
 
 WAIT_S = 0.1
@@ -19,13 +19,13 @@ OVERTIME_S = 1.0
 AGAIN_S, MOST_TRIES = 1.0, 4
 """The process that looks at files is started again after this, and not more often."""
 
-Make = Callable[[], Watch]
+Make = Callable[[], FileWatch]
 OutOfTime = Callable[[], bool]
 ProgressOf = Callable[[int, int, str | None], None]
 """Is told how many files are done of how many, and what is waited for when something does not answer."""
 
 
-class Answer(NamedTuple):
+class FileWorkResult(NamedTuple):
     """What has come of one piece of work."""
 
     facts: Any = None
@@ -37,14 +37,14 @@ class Answer(NamedTuple):
     """or what does not answer,"""
     unable: str | None = None
     """or why nobody could look; None of them where only the time was too short."""
-    mount: Mount | None = None
+    mount: MountPoint | None = None
     """Where the files are, as far as that is known."""
 
 
-class _Work:
+class _FileWork:
     """One piece of work and what is known of it."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchHandle) -> None:
         self.watched = watched
         self.facts: Any = None
         self.sums: list[tuple[str, str]] = []
@@ -54,7 +54,7 @@ class _Work:
         self.failing: tuple[float, str] | None = None
         """Since when there are errors that may pass, and what the last of them says."""
         self.not_before = 0.0
-        self.answer: Answer | None = None
+        self.answer: FileWorkResult | None = None
 
     def advance(self, *, over: bool) -> None:
         """Ask unless the time is ``over``, and take the answer when it is there."""
@@ -69,12 +69,12 @@ class _Work:
             self.asked_at = time.monotonic()
         try:
             self._take(self.watched.result(WAIT_S))
-        except Hanging as hanging:
+        except WatchHanging as hanging:
             if time.monotonic() - self.asked_at >= PATIENCE_S:
                 self.end(silent=f"mount {hanging.mount}" if hanging.mount else "its file system")
-        except HelperEnded as error:
+        except FileHelperEnded as error:
             self._try_again(str(error))
-        except LookFailed as error:
+        except WatchFailed as error:
             self.end(unable=str(error))
         except OSError as error:
             words = error.strerror or str(error)
@@ -112,7 +112,7 @@ class _Work:
         """Nothing more will come."""
         if self.failing is not None and error is None:
             unable = unable or self.failing[1]
-        self.answer = Answer(self.facts, tuple(self.sums), error, silent, unable, self.watched.filesystem)
+        self.answer = FileWorkResult(self.facts, tuple(self.sums), error, silent, unable, self.watched.filesystem)
 
     @property
     def waits_for(self) -> str | None:
@@ -122,11 +122,11 @@ class _Work:
         return self.watched.mount or "the file system"
 
 
-def look_at_all(
-    makes: Mapping[str, Make], host: FileHost, out_of_time: OutOfTime, progress: ProgressOf | None = None
-) -> dict[str, Answer]:
+def run_file_work(
+    makes: Mapping[str, Make], host: FileWatchHost, out_of_time: OutOfTime, progress: ProgressOf | None = None
+) -> dict[str, FileWorkResult]:
     """The answers by name; never later than a few seconds after the time is up, whatever hangs."""
-    works = {name: _Work(host.watch(name, make)) for name, make in makes.items()}
+    works = {name: _FileWork(host.watch(name, make)) for name, make in makes.items()}
     end = float("inf")
     while waiting := [work for work in works.values() if work.answer is None]:
         if out_of_time():
@@ -139,4 +139,4 @@ def look_at_all(
             known = [work.facts for work in works.values() if work.facts is not None]
             silent = next((name for work in works.values() if (name := work.waits_for)), None)
             progress(sum(facts.looked for facts in known), sum(facts.files for facts in known), silent)
-    return {name: work.answer or Answer() for name, work in works.items()}
+    return {name: work.answer or FileWorkResult() for name, work in works.items()}

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from exporter.files.formats import Verdict
-from exporter.files.formats.source import Damaged, Source, Undecided
+from exporter.files.formats import FileCheck
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource
 
 RESULT_BYTES = 64 << 10
 """Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""
@@ -42,7 +42,7 @@ _OF_TEXT_IN_LOG = re.compile(rb"TTFT|Time to First Token")
 _ABOUT_IN_LOG = re.compile(rb"^(?:Backend|Endpoint|Model|Task): {1,60}(\S{1,200})", re.MULTILINE)
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """What a text tells of tokens."""
 
     results: int = 0
@@ -63,9 +63,9 @@ class Tokens(NamedTuple):
     """Whether there may be more of them where nobody has looked."""
 
 
-def add_up(one: Tokens, other: Tokens) -> Tokens:
+def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:
     """What two texts tell together."""
-    return Tokens(
+    return TokenCounts(
         one.results + other.results,
         one.results_with_tokens + other.results_with_tokens,
         one.results_open + other.results_open,
@@ -77,7 +77,7 @@ def add_up(one: Tokens, other: Tokens) -> Tokens:
     )
 
 
-def tokens_words(told: Tokens) -> str:
+def token_check_text(told: TokenCounts) -> str:
     """``1 result and 47 of 48 requests``: how many have tokens, or may have; all of them where none has."""
     found = []
     kinds = ((told.results, told.results_with_tokens, "result"), (told.requests, told.requests_with_tokens, "request"))
@@ -89,18 +89,18 @@ def tokens_words(told: Tokens) -> str:
     return f"{'at least ' if told.more else ''}{' and '.join(found)}"
 
 
-def result_text(source: Source, verdict: Verdict) -> bytes:
+def result_text(source: FileSource, verdict: FileCheck) -> bytes:
     """The part of a JSON file in which the result of a benchmark would stand; nothing of another file."""
     if verdict.format not in ("json", "jsonl") or verdict.state not in ("valid", "unfinished", "unknown"):
         return b""
     small = (1 << 20) if verdict.format == "json" else 2 * RESULT_BYTES
     try:
         return source.head(source.size if source.size <= small else RESULT_BYTES)
-    except (Damaged, Undecided, OSError):
+    except (FileDamaged, CheckUndecided, OSError):
         return b""
 
 
-def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
+def count_tokens(text: bytes, *, lines: bool, whole: bool = True) -> TokenCounts:
     """What JSON or JSON ``lines`` tell of tokens; of a text that is not ``whole``, its beginning."""
     values: list[Any] = []
     partial = not whole
@@ -113,10 +113,10 @@ def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
         values += value if isinstance(value, list) else [value]
     if partial and not lines:
         return _tokens_of_part(text)
-    told = Tokens()
+    told = TokenCounts()
     for value in values:
         if isinstance(value, dict):
-            told = add_up(told, _tokens_of(value))
+            told = add_token_counts(told, _tokens_of(value))
     if partial and told.requests:  # what was not looked at may have some
         told = told._replace(requests_with_tokens=told.requests_with_tokens + 1, more=True)
     if partial and told.results:
@@ -124,25 +124,25 @@ def tokens_in(text: bytes, *, lines: bool, whole: bool = True) -> Tokens:
     return told
 
 
-def _tokens_of_part(text: bytes) -> Tokens:
+def _tokens_of_part(text: bytes) -> TokenCounts:
     """What the beginning of a JSON text tells."""
     of_text = OF_TEXT.search(text.decode(errors="replace")) is not None and not without_text_in_part(text)
-    told = Tokens()
+    told = TokenCounts()
     for key, number in _TOTAL_IN_TEXT.findall(text):
-        told = add_up(told, _result(f"{key.decode()} is 0", has=int(number) > 0, should=of_text))
+        told = add_token_counts(told, _result(f"{key.decode()} is 0", has=int(number) > 0, should=of_text))
     return told
 
 
-def _result(words: str, *, has: bool, should: bool) -> Tokens:
+def _result(words: str, *, has: bool, should: bool) -> TokenCounts:
     """One result, and what to say where it has no tokens and should."""
-    return Tokens(1, int(has), int(not has and not should), None if has or not should else words)
+    return TokenCounts(1, int(has), int(not has and not should), None if has or not should else words)
 
 
 def _is_without_text(about: Iterable[str]) -> bool:
     return any(NO_TEXT.search(word) for word in about)
 
 
-def without_text(body: Mapping[str, Any]) -> bool:
+def generates_no_text(body: Mapping[str, Any]) -> bool:
     """Whether a result says of itself that no text was to be generated."""
     return _is_without_text(body[key] for key in ABOUT if isinstance(body.get(key), str))
 
@@ -154,13 +154,13 @@ def without_text_in_part(text: bytes) -> bool:
 
 def _is_of_text(body: Mapping[str, Any]) -> bool:
     """Whether a result is of a benchmark that has text generated."""
-    if without_text(body):
+    if generates_no_text(body):
         return False
     texts = body.get(ALL_TEXTS)
     return any(OF_TEXT.search(key) for key in body) or (isinstance(texts, list) and bool(texts) and not any(texts))
 
 
-def _tokens_of(body: Mapping[str, Any]) -> Tokens:
+def _tokens_of(body: Mapping[str, Any]) -> TokenCounts:
     done = body.get("completed")
     for key in TOTALS:
         if _is_number(body.get(key)):
@@ -177,15 +177,15 @@ def _tokens_of(body: Mapping[str, Any]) -> Tokens:
         if _is_number(body.get(key)):
             has, texts = body[key] != 0, [body[name] for name in TEXTS if isinstance(body.get(name), str)]
             should = bool(texts) and not any(texts)
-            return Tokens(requests=1, requests_with_tokens=int(has), requests_open=int(not has and not should))
-    return Tokens()
+            return TokenCounts(requests=1, requests_with_tokens=int(has), requests_open=int(not has and not should))
+    return TokenCounts()
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def tokens_in_log(text: bytes, *, whole: bool = True) -> Tokens:
+def count_tokens_in_log(text: bytes, *, whole: bool = True) -> TokenCounts:
     """What the results that a log ends in tell; where none has tokens, the last of them.
 
     Before the end of a log that is not ``whole`` there may be more.
@@ -196,11 +196,11 @@ def tokens_in_log(text: bytes, *, whole: bool = True) -> Tokens:
             results.append({})
         results[-1][key] = int(number.replace(b",", b"") or 0)
     if not results:
-        return Tokens()
+        return TokenCounts()
     last, tokens = results[-1], b"Total generated tokens"
     done = last.get(b"Successful requests")
     if having := sum(bool(result.get(tokens)) for result in results):
-        return Tokens(len(results), having, more=not whole)
+        return TokenCounts(len(results), having, more=not whole)
     if done == 0:
         return _result("Successful requests: 0", has=False, should=True)
     if tokens not in last:

@@ -10,16 +10,24 @@ from typing import Any
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup, Verification
-from exporter.contract.worker_names import worker_rank
+from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.sets import Checkpoint
-from exporter.files.formats.source import shown
-from exporter.machine.file_host import FileHost
-from exporter.machine.mounts import is_apart, mount_of
-from exporter.progress.work import ITEMS, Work
+from exporter.files.formats.source import printable
+from exporter.machine.file_host import FileWatchHost
+from exporter.machine.mounts import is_node_local, mount_of
+from exporter.progress.work import ITEMS, JobWork
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
-from launcher.verify.files import CheckpointFacts, Flaw, LastCheckpoint, LogFacts, LogResults, OutputFacts, OutputFiles
-from launcher.verify.timed_reads import Answer, Make, OutOfTime, ProgressOf, look_at_all
-from launcher.verify.tokens import Tokens, add_up, tokens_words
+from launcher.verify.files import (
+    FileFlaw,
+    LastCheckpoint,
+    LogResults,
+    OutputFiles,
+    VerifiedCheckpoint,
+    VerifiedLogs,
+    VerifiedOutput,
+)
+from launcher.verify.timed_reads import FileWorkResult, Make, OutOfTime, ProgressOf, run_file_work
+from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_text
 
 CLOCK_SLACK_S = 60.0
 """How far the clock of a file server may be behind."""
@@ -33,13 +41,13 @@ DEFAULTS = {OUTPUT: "output_worker_*.json*", CHECKPOINT: "checkpoint_*"}
 
 
 @dataclass(frozen=True)
-class Check:
+class VerificationCheck:
     """One question about the finished job; ``passed`` is None when there was nothing to ask about."""
 
     name: str
     passed: bool | None
     detail: str
-    files: tuple[Flaw, ...] = ()
+    files: tuple[FileFlaw, ...] = ()
     """What is wrong with single files, of many some,"""
     files_total: int = 0
     """and how many there are."""
@@ -54,10 +62,10 @@ class Check:
         return body
 
 
-def verify(
+def verify_results(
     manifest: Manifest,
     *,
-    work: Work,
+    work: JobWork,
     reasons: Sequence[str | None] | None,
     teller: str = "the logs",
     since: float = 0.0,
@@ -69,8 +77,8 @@ def verify(
     progress: ProgressOf | None = None,
     again: bool = False,
     before: int = 0,
-    host: FileHost | None = None,
-) -> list[Check]:
+    host: FileWatchHost | None = None,
+) -> list[VerificationCheck]:
     """Checks of a finished job that started at ``since``, its ``work`` as ``teller`` say.
 
     ``reasons`` are those of its critical tasks; without them its files alone are checked. ``idle`` are the ranks that
@@ -82,23 +90,23 @@ def verify(
     known = read_checksums(manifest.run_dir) if again else None
     summed = manifest.verify.checksums if not again else known is not None
     makes = _makes(manifest, groups, since - CLOCK_SLACK_S, logs, checksums=summed)
-    own = FileHost(SystemClock()) if host is None else host
+    own = FileWatchHost(SystemClock()) if host is None else host
     try:
-        answers = look_at_all(makes, own, out_of_time, progress)
+        answers = run_file_work(makes, own, out_of_time, progress)
         shared = mount_of(os.path.abspath(manifest.run_dir), own.mounts.current())
     finally:
         if host is None:
             own.close()
-    checks: list[Check] = []
+    checks: list[VerificationCheck] = []
     if OUTPUT in groups:
-        apart = is_apart(answers[OUTPUT].mount, shared)
+        apart = is_node_local(answers[OUTPUT].mount, shared)
         # one machine that plays several nodes has one disk: there all that anybody writes is seen
         nodes = _nodes(manifest, told or {}) if manifest.nodes > 1 and apart else None
-        job = _Job(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
+        job = _VerifiedJob(manifest, groups[OUTPUT], work, frozenset(idle), frozenset(busy), nodes, before, apart)
         checks += _outputs(job, answers[OUTPUT])
     if CHECKPOINT in groups:
         checks.append(_checkpoint(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
-    checks += _tokens(answers.get(OUTPUT, Answer()).facts, answers.get(LOGS, Answer()).facts)
+    checks += _tokens(answers.get(OUTPUT, FileWorkResult()).facts, answers.get(LOGS, FileWorkResult()).facts)
     if OUTPUT in groups and again and (known is not None or manifest.verify.checksums):
         checks.append(_compared(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
@@ -137,10 +145,10 @@ def _makes(
 # Workers and items
 
 
-def _workers(reasons: Sequence[str | None], *, some: bool) -> Check:
+def _workers(reasons: Sequence[str | None], *, some: bool) -> VerificationCheck:
     """By the ends of the critical workers; ``some`` tells that there are others."""
     done = sum(reason == "completed" for reason in reasons)
-    return Check(
+    return VerificationCheck(
         "workers", done == len(reasons), f"{done} of {len(reasons)} {'critical ' if some else ''}workers completed"
     )
 
@@ -150,11 +158,11 @@ def enough_of(share: float, total: int) -> int:
     return math.ceil(round(share * total, 6))
 
 
-def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
+def _work(manifest: Manifest, work: JobWork, teller: str) -> list[VerificationCheck]:
     total, done, told, wanted = manifest.total_items, work.done, work.expected, manifest.verify
     if work.counts_items_of(total) and total is not None:
         if done is None:
-            return [Check(ITEMS, False, f"no log said how many of {total} items were done")]
+            return [VerificationCheck(ITEMS, False, f"no log said how many of {total} items were done")]
         return [_count(ITEMS, done, total, work.processed, wanted)]
     checks = []
     if work.in_step and done is not None and told:
@@ -165,13 +173,15 @@ def _work(manifest: Manifest, work: Work, teller: str) -> list[Check]:
             counted = "" if work.counts_items else f" {work.unit}"
             lacks = (done or 0) < enough_of(wanted.complete_share, told or 0)
             short = f"; {teller} say {done or 0} of {told}{counted}" if lacks else ""
-            checks.append(Check(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True))
+            checks.append(
+                VerificationCheck(ITEMS, None, f"the job file gives no progress.total_items{short}", idle=True)
+            )
     else:
-        checks.append(Check(ITEMS, None, _no_items(work, total)))
+        checks.append(VerificationCheck(ITEMS, None, _no_items(work, total)))
     return checks
 
 
-def _no_items(work: Work, total: int | None) -> str:
+def _no_items(work: JobWork, total: int | None) -> str:
     """Why items cannot be told from what is known of the work."""
     if work.bars and work.counts_items:
         return f"the progress bars count {work.done or 0} of {work.expected} iterations, not the {total} items"
@@ -182,19 +192,19 @@ def _no_items(work: Work, total: int | None) -> str:
 
 def _count(
     unit: str, done: int, total: int, processed: int | None, wanted: Verification, *, given: bool = False
-) -> Check:
+) -> VerificationCheck:
     """Whether so many are enough; ``given`` tells that the job file says how many there are."""
     again = f" ({processed} with those done again)" if processed is not None and processed > done else ""
     words = f"{done} of {total} {unit} done{again}"
     passed = done >= enough_of(wanted.complete_share, total)
     if unit == ITEMS:
         enough = "" if done >= total else f"; {100 * wanted.complete_share:g}% are enough"
-        return Check(unit, passed, words + enough)
+        return VerificationCheck(unit, passed, words + enough)
     if passed:
-        return Check(unit, True, words)
+        return VerificationCheck(unit, True, words)
     # logs count from 0, skip lines, and training stops early: a program that ends well decides itself what is enough
     why = "the program may have stopped early" if given else "the job file gives no total of them"
-    return Check(unit, None, f"{words}, as far as the logs say; {why}")
+    return VerificationCheck(unit, None, f"{words}, as far as the logs say; {why}")
 
 
 # Output files
@@ -207,22 +217,22 @@ def _is_default(name: str, group: PathGroup) -> bool:
 
 def _place(manifest: Manifest, group: PathGroup) -> str:
     """The directory of a group, for people."""
-    return "the run directory" if group.directory == "." else shown(str(manifest.directory(group)))
+    return "the run directory" if group.directory == "." else printable(str(manifest.directory(group)))
 
 
-def _trouble(name: str, what: str, directory: Path, answer: Answer) -> Check | None:
+def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkResult) -> VerificationCheck | None:
     """The check of files that could not be looked at."""
     if answer.silent is not None:
-        return Check(name, False, f"the {what} directory does not answer ({answer.silent})")
+        return VerificationCheck(name, False, f"the {what} directory does not answer ({answer.silent})")
     if answer.error is not None:
-        return Check(name, False, f"{shown(str(directory))} cannot be read: {answer.error}")
+        return VerificationCheck(name, False, f"{printable(str(directory))} cannot be read: {answer.error}")
     if answer.unable is not None:
-        return Check(name, None, f"the {what} files could not be looked at: {answer.unable}")
+        return VerificationCheck(name, None, f"the {what} files could not be looked at: {answer.unable}")
     return None
 
 
 @dataclass(frozen=True)
-class _Nodes:
+class _NodeOutputs:
     """Output files on the disks of the nodes, as far as their sidecars have told."""
 
     silent: int
@@ -240,15 +250,15 @@ class _Nodes:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _VerifiedJob:
     """What is known of a job whose output files are looked at."""
 
     manifest: Manifest
     group: PathGroup
-    work: Work
+    work: JobWork
     idle: frozenset[int]
     busy: frozenset[int]
-    nodes: _Nodes | None
+    nodes: _NodeOutputs | None
     """Where each node has output files of its own."""
     before: int
     """How many files there were at the end of the job."""
@@ -256,7 +266,7 @@ class _Job:
     """Whether the output directory may be another one on this machine than it was for the job."""
 
 
-def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
+def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:
     """What the last statuses of the sidecars tell together."""
     entries = [
         entry
@@ -266,7 +276,7 @@ def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
         if entry.get("group") == OUTPUT
     ]
     records = [entry.get("records") for entry in entries if entry.get("files")]
-    return _Nodes(
+    return _NodeOutputs(
         silent=max(0, len({task.node_index for task in manifest.tasks}) - len(entries)),
         files=sum(entry.get("files") or 0 for entry in entries),
         bytes=sum(entry.get("bytes") or 0 for entry in entries),
@@ -277,14 +287,14 @@ def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _Nodes:
     )
 
 
-def _outputs(job: _Job, answer: Answer) -> list[Check]:
+def _outputs(job: _VerifiedJob, answer: FileWorkResult) -> list[VerificationCheck]:
     manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
-    trouble = _trouble("outputs", "output", manifest.directory(group), answer)
+    trouble = _unreadable_check("outputs", "output", manifest.directory(group), answer)
     if trouble is not None:
         return [trouble]
-    facts: OutputFacts | None = answer.facts
+    facts: VerifiedOutput | None = answer.facts
     if facts is None or not facts.listed:
-        return [Check("outputs", None, f"{NO_TIME} them")]
+        return [VerificationCheck("outputs", None, f"{NO_TIME} them")]
     if job.nodes is not None:
         return _outputs_of_nodes(job, job.nodes, facts)
     place = _place(manifest, group)
@@ -292,22 +302,28 @@ def _outputs(job: _Job, answer: Answer) -> list[Check]:
     missing = None if wanted is None else False
     if not facts.written and not (manifest.resumes and facts.files):
         if job.before and job.apart:
-            return [Check("outputs", None, f"none of the {_files(job.before)} can be seen from this machine")]
+            return [
+                VerificationCheck("outputs", None, f"none of the {_files(job.before)} can be seen from this machine")
+            ]
         if job.before:
             there = "is" if job.before == 1 else "are"
-            return [Check("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
+            return [VerificationCheck("outputs", False, f"{_files(job.before)} {there} gone from {place}")]
     if not facts.files and not facts.older:
         words = f"no file matches {group.pattern} in {place}{least}"
-        return [Check("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
+        return [VerificationCheck("outputs", missing, words, idle=missing is None and _is_default(OUTPUT, group))]
     if not facts.written:
         # some may be: a job that goes on where an earlier one has ended need not write to all of them
         count = max(facts.files, facts.older)
-        return [Check("outputs", missing, f"{count} files in {place}, none written since the job started{least}")]
+        return [
+            VerificationCheck(
+                "outputs", missing, f"{count} files in {place}, none written since the job started{least}"
+            )
+        ]
     records = _records(job, facts.records, facts)
     return [_complete(job, facts, records), _valid(facts), *((records,) if records is not None else ())]
 
 
-def _outputs_of_nodes(job: _Job, nodes: _Nodes, facts: OutputFacts) -> list[Check]:
+def _outputs_of_nodes(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
     """Of files on the disks of several nodes: one node sees its own, and the sidecars have counted the others."""
     wanted = job.manifest.verify.outputs
     words = f"{nodes.files} files, {nodes.bytes} bytes on the disks of the nodes, as their sidecars have counted them"
@@ -324,18 +340,20 @@ def _outputs_of_nodes(job: _Job, nodes: _Nodes, facts: OutputFacts) -> list[Chec
     valid = own
     if own.passed is not False and nodes.invalid:
         names = ", ".join(nodes.invalid[:NAMED])
-        valid = Check("valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}")
+        valid = VerificationCheck(
+            "valid", None, f"the sidecars found damaged, of this job or of an earlier one: {names}"
+        )
     elif own.passed is not False and (nodes.silent or not nodes.whole):
-        valid = Check("valid", None, f"{own.detail}; of the files of other nodes it cannot be told")
+        valid = VerificationCheck("valid", None, f"{own.detail}; of the files of other nodes it cannot be told")
     records = _records(job, None if nodes.silent else nodes.records, facts)
     return [
-        Check("outputs", None if doubts else True, "; ".join((words, *doubts))),
+        VerificationCheck("outputs", None if doubts else True, "; ".join((words, *doubts))),
         valid,
         *((records,) if records is not None else ()),
     ]
 
 
-def _complete(job: _Job, facts: OutputFacts, records: Check | None) -> Check:
+def _complete(job: _VerifiedJob, facts: VerifiedOutput, records: VerificationCheck | None) -> VerificationCheck:
     """Whether all files are there, and something in each: what lacks is a failure unless nothing lacks in them all."""
     wanted, manifest = job.manifest.verify.outputs, job.manifest
     complete = records is not None and records.passed is True
@@ -345,7 +363,7 @@ def _complete(job: _Job, facts: OutputFacts, records: Check | None) -> Check:
     if facts.empty:
         notes.append(f"empty: {_named(facts.empties, facts.empty)}")
         ranks = manifest.ranks_of_roles()
-        owners = [worker_rank(flaw.file, ranks) for flaw in facts.empties]
+        owners = [rank_in_file_name(flaw.file, ranks) for flaw in facts.empties]
         ill = [rank for rank in owners if rank is None or rank not in job.idle]
         if ill and not complete:
             all_empty = facts.empty == facts.files and told
@@ -368,16 +386,16 @@ def _complete(job: _Job, facts: OutputFacts, records: Check | None) -> Check:
         notes.append(f"{facts.older} older ones count with `resume: true`")
     words = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
     if failed:
-        return Check("outputs", False, words, facts.empties, facts.empty)
-    return Check("outputs", None if open_ else True, words)
+        return VerificationCheck("outputs", False, words, facts.empties, facts.empty)
+    return VerificationCheck("outputs", None if open_ else True, words)
 
 
-def _is_any(ranks: Collection[int | None], job: _Job) -> bool:
+def _is_any(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
     """Whether one of these is a worker that had something to do."""
     return any(rank in job.busy for rank in ranks)
 
 
-def _workers_without(manifest: Manifest, owners: Collection[int], work: Work, idle: Collection[int]) -> list[str]:
+def _workers_without(manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]) -> list[str]:
     """Workers without a file while others of their role have some; none where names do not tell the worker."""
     firsts = set(manifest.ranks_of_roles().values())
     lacking = []
@@ -396,7 +414,7 @@ def _workers_without(manifest: Manifest, owners: Collection[int], work: Work, id
     return lacking
 
 
-def _named(flaws: Sequence[Flaw], total: int) -> str:
+def _named(flaws: Sequence[FileFlaw], total: int) -> str:
     """Some names, and how many more there are."""
     more = f" and {total - NAMED} more" if total > NAMED else ""
     return ", ".join(flaw.file for flaw in flaws[:NAMED]) + more
@@ -406,7 +424,7 @@ def _files(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"
 
 
-def _valid(facts: OutputFacts) -> Check:
+def _valid(facts: VerifiedOutput) -> VerificationCheck:
     others = []
     if facts.unknown:
         others.append(f"{_files(facts.unknown)} of no known format")
@@ -419,13 +437,13 @@ def _valid(facts: OutputFacts) -> Check:
     if facts.flawed:
         flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
         words = f"{facts.flawed} of {_files(facts.files)} damaged: {_named(flaws, facts.flawed)}"
-        return Check("valid", False, "; ".join((words, *others)), flaws, facts.flawed)
+        return VerificationCheck("valid", False, "; ".join((words, *others)), flaws, facts.flawed)
     passed = True if facts.valid and facts.looked == facts.files and not facts.unreadable else None
     words = f"{_files(facts.valid)} whole ({', '.join(facts.formats)})" if facts.valid else ""
-    return Check("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
+    return VerificationCheck("valid", passed, "; ".join(filter(None, (words, *others))) or "no file that is not empty")
 
 
-def _records(job: _Job, records: int | None, facts: OutputFacts) -> Check | None:
+def _records(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
     """Records against the items done, or against those of the job file where the logs do not tell.
 
     Without ``records`` there are some that have not been counted. None where there is nothing to count.
@@ -441,113 +459,117 @@ def _records(job: _Job, records: int | None, facts: OutputFacts) -> Check | None
         items = total
     elif records != 0:
         why = "not all workers have told their items" if work.counts_items else _no_items(work, total)
-        return Check("records", None, why)
+        return VerificationCheck("records", None, why)
     else:
         items = 0
     if records is None:
-        return Check("records", None, f"the records for {items} items have not all been counted")
+        return VerificationCheck("records", None, f"the records for {items} items have not all been counted")
     words = f"{records} records for {items} items" if items else f"0 records in {_files(facts.files)}"
     if records >= math.ceil(round(enough_of(wanted.complete_share, items) * times, 6)) and records:
-        return Check("records", True, words)
+        return VerificationCheck("records", True, words)
     if job.nodes is not None:
-        return Check("records", None, f"{words}, as the sidecars have counted them")
+        return VerificationCheck("records", None, f"{words}, as the sidecars have counted them")
     if facts.looked < facts.files or not facts.done:
-        return Check("records", None, f"{words}; there was no time to count them all")
+        return VerificationCheck("records", None, f"{words}; there was no time to count them all")
     if facts.uncounted:
-        return Check("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")
+        return VerificationCheck("records", None, f"{words}; {_files(facts.uncounted)} without any that can be counted")
     asked = f" (verify.records_per_item: {times:g})" if items else ""
-    return Check("records", False, f"{words}{asked}")
+    return VerificationCheck("records", False, f"{words}{asked}")
 
 
 # Checkpoints
 
 
-def _checkpoint(manifest: Manifest, group: PathGroup, answer: Answer) -> Check:
+def _checkpoint(manifest: Manifest, group: PathGroup, answer: FileWorkResult) -> VerificationCheck:
     directory = manifest.directory(group)
-    trouble = _trouble("checkpoint", "checkpoint", directory, answer)
+    trouble = _unreadable_check("checkpoint", "checkpoint", directory, answer)
     if trouble is not None:
         return trouble
-    facts: CheckpointFacts | None = answer.facts
+    facts: VerifiedCheckpoint | None = answer.facts
     if facts is None or (facts.last is None and not facts.done):
-        return Check("checkpoint", None, f"{NO_TIME} them")
+        return VerificationCheck("checkpoint", None, f"{NO_TIME} them")
     last = facts.last
     if last is None:
         words = f"no checkpoint like {group.pattern} in {_place(manifest, group)}"
-        return Check("checkpoint", None, words, idle=_is_default(CHECKPOINT, group))
-    name = shown(last.name)
+        return VerificationCheck("checkpoint", None, words, idle=_is_default(CHECKPOINT, group))
+    name = printable(last.name)
     if facts.flawed:
         if last.state == "incomplete":
-            problem = f"{name} is incomplete: {shown(last.reason or '')}"
+            problem = f"{name} is incomplete: {printable(last.reason or '')}"
         else:
             problem = f"{name} is damaged: {_reason(last, facts.flaws[0])}"
-        return Check("checkpoint", False, f"{problem}; {_last_good(facts)}", facts.flaws, facts.flawed)
+        return VerificationCheck("checkpoint", False, f"{problem}; {_last_good(facts)}", facts.flaws, facts.flawed)
     size = f"{_files(last.files)}, {last.bytes} bytes"
     if facts.unsure:
         unsure = f"{_files(facts.unsure)} of which it cannot be told ({facts.unsure_why})"
-        return Check("checkpoint", None, f"{name}: {size}, {unsure}")
+        return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
     if not facts.valid:
-        return Check("checkpoint", None, f"{name}: {size}, of no format that tells whether they are whole")
-    return Check("checkpoint", True, f"{name} is whole: {size}")
+        return VerificationCheck("checkpoint", None, f"{name}: {size}, of no format that tells whether they are whole")
+    return VerificationCheck("checkpoint", True, f"{name} is whole: {size}")
 
 
-def _reason(last: Checkpoint, flaw: Flaw) -> str:
-    return flaw.reason if flaw.file == shown(last.name) else f"{flaw.file}: {flaw.reason}"
+def _reason(last: Checkpoint, flaw: FileFlaw) -> str:
+    return flaw.reason if flaw.file == printable(last.name) else f"{flaw.file}: {flaw.reason}"
 
 
-def _last_good(facts: CheckpointFacts) -> str:
+def _last_good(facts: VerifiedCheckpoint) -> str:
     if facts.good is not None:
-        return f"the last good one is {shown(facts.good.name)}"
+        return f"the last good one is {printable(facts.good.name)}"
     return "there is no good one" if facts.done else f"{NO_TIME} the ones before"
 
 
 # Results of benchmarks
 
 
-def _tokens(outputs: OutputFacts | None, logs: LogFacts | None) -> list[Check]:
+def _tokens(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
     """Whether benchmarks have produced something; nothing where no result is found."""
-    told = add_up(outputs.tokens if outputs else Tokens(), logs.tokens if logs else Tokens())
+    told = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
     flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
     words = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:NAMED])
     if not told.results and not told.requests:
         return []
-    found = tokens_words(told)
+    found = token_check_text(told)
     if told.results_with_tokens or told.requests_with_tokens:
-        return [Check("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
+        return [VerificationCheck("tokens", True, "; ".join(filter(None, (f"{found} with tokens", words))))]
     if told.results_open or told.requests_open:
-        return [Check("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
+        return [VerificationCheck("tokens", None, f"{found}, none with tokens, of kinds that need not have any")]
     words = words or f"0 in each of {told.requests} requests"
-    return [Check("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
+    return [VerificationCheck("tokens", False, f"the benchmark produced no tokens: {words}", flaws, len(flaws))]
 
 
 # Checksums
 
 
-def _written(run_dir: Path, answer: Answer) -> Check:
+def _written(run_dir: Path, answer: FileWorkResult) -> VerificationCheck:
     """Write the checksums, as many as there are."""
-    facts: OutputFacts | None = answer.facts
+    facts: VerifiedOutput | None = answer.facts
     if not answer.sums or facts is None:
-        return Check("checksums", None, "none of the files has been read")
+        return VerificationCheck("checksums", None, "none of the files has been read")
     try:
         write_checksums(run_dir, answer.sums)
     except OSError as error:
-        return Check("checksums", None, f"{CHECKSUMS_FILE} cannot be written: {error.strerror}")
+        return VerificationCheck("checksums", None, f"{CHECKSUMS_FILE} cannot be written: {error.strerror}")
     words = f"SHA-256 of {len(answer.sums)} of {_files(facts.files)} in {CHECKSUMS_FILE}"
-    return Check("checksums", True if facts.done and len(answer.sums) == facts.files else None, words)
+    return VerificationCheck("checksums", True if facts.done and len(answer.sums) == facts.files else None, words)
 
 
-def _compared(answer: Answer, known: Mapping[str, str] | None) -> Check:
+def _compared(answer: FileWorkResult, known: Mapping[str, str] | None) -> VerificationCheck:
     """Whether the files are as they were at the end of the job."""
     if known is None:
-        return Check("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
+        return VerificationCheck("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
     now = dict(answer.sums)
     flaws = [
-        Flaw(shown(name), None, "has changed") for name, digest in known.items() if now.get(name, digest) != digest
+        FileFlaw(printable(name), None, "has changed")
+        for name, digest in known.items()
+        if now.get(name, digest) != digest
     ]
     done = answer.facts is not None and answer.facts.done
     if done:
-        flaws += [Flaw(shown(name), None, "is gone or cannot be read") for name in known if name not in now]
+        flaws += [FileFlaw(printable(name), None, "is gone or cannot be read") for name in known if name not in now]
     if flaws:
         words = f"{len(flaws)} of {_files(len(known))} not as in {CHECKSUMS_FILE}: {_named(flaws, len(flaws))}"
-        return Check("checksums", False, words, tuple(flaws), len(flaws))
+        return VerificationCheck("checksums", False, words, tuple(flaws), len(flaws))
     same = sum(name in now for name in known)
-    return Check("checksums", True if done else None, f"{same} of {_files(len(known))} as in {CHECKSUMS_FILE}")
+    return VerificationCheck(
+        "checksums", True if done else None, f"{same} of {_files(len(known))} as in {CHECKSUMS_FILE}"
+    )

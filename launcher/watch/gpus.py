@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from exporter.gpus.analysis.node_status import FOREIGN, Trouble, device_of, node_troubles, worker_troubles
+from exporter.gpus.analysis.node_status import FOREIGN, GpuProblem, find_device, node_gpu_problems, worker_gpu_problems
 from exporter.gpus.records import GIB
 
 MANY = 2
@@ -31,7 +31,7 @@ def gpu_cells(worker: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, 
     names = [device["gpu"] for device in at_work if device["gpu"] is not None] or worker["gpus"]
     if not worker["up"]:
         return index_words(map(str, names)), "-", "-"
-    known = [device_of(device["uuid"], told) for device in at_work]
+    known = [find_device(device["uuid"], told) for device in at_work]
     pairs = list(zip(at_work, known, strict=True))
     busy = [share for share in (_busy(*pair) for pair in pairs) if share is not None]
     used = [held for held in (_memory(*pair) for pair in pairs) if held is not None]
@@ -85,16 +85,16 @@ def is_done(worker: Mapping[str, Any]) -> bool:
     return bool(worker["exit"]) and worker["exit"]["reason"] == "completed"
 
 
-def gpu_troubles(view: Mapping[str, Any]) -> list[tuple[str, list[Trouble]]]:
+def gpu_problems(view: Mapping[str, Any]) -> list[tuple[str, list[GpuProblem]]]:
     """What is wrong with GPUs: who has trouble, first nodes, then workers, and what it is.
 
     What a worker that has ended well has been through is no trouble any more. A stranger on a GPU of several workers
     is a trouble of their node.
     """
-    told = told_by_node(view)
-    nodes = {node: node_troubles(found) for node, found in sorted(told.items())}
+    told = gpus_by_node(view)
+    nodes = {node: node_gpu_problems(found) for node, found in sorted(told.items())}
     found = [
-        (worker, worker_troubles(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})))
+        (worker, worker_gpu_problems(worker, worker.get("gpu_devices") or (), told.get(worker["node"], {})))
         for worker in view["workers"]
     ]
     met = Counter((worker["node"], trouble.key) for worker, troubles in found for trouble in troubles)
@@ -114,9 +114,9 @@ def gpu_troubles(view: Mapping[str, Any]) -> list[tuple[str, list[Trouble]]]:
     ]
 
 
-def can_be_over(view: Mapping[str, Any]) -> set[str]:
+def clearable_problems(view: Mapping[str, Any]) -> set[str]:
     """Those of whom enough is known to say that a trouble of theirs which is not there any more is over."""
-    told = {node: found for node, found in told_by_node(view).items() if found.get("driver_state") == "ok"}
+    told = {node: found for node, found in gpus_by_node(view).items() if found.get("driver_state") == "ok"}
     workers = {
         _worker_words(worker)
         for worker in view["workers"]
@@ -134,19 +134,19 @@ def _worker_words(worker: Mapping[str, Any]) -> str:
     return f"{worker['worker']} on {worker['node']}"
 
 
-def told_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def gpus_by_node(view: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """What each node has said of its GPUs."""
     return {str(found["node"]): found for found in view.get("gpus") or ()}
 
 
 def mean_busy(view: Mapping[str, Any]) -> float | None:
     """Mean over the GPUs that workers use; None where nobody tells."""
-    told = told_by_node(view)
+    told = gpus_by_node(view)
     shares = {
         device["uuid"]: known["utilization_ratio"]
         for worker in view["workers"]
         if worker["up"]
         for device in worker.get("gpu_devices") or ()
-        if (known := device_of(device["uuid"], told.get(worker["node"], {}))).get("utilization_ratio") is not None
+        if (known := find_device(device["uuid"], told.get(worker["node"], {}))).get("utilization_ratio") is not None
     }
     return fmean(shares.values()) if shares else None

@@ -7,14 +7,22 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from exporter.gpus.analysis.node_status import Trouble
-from exporter.progress.work import unit_word, work_of
-from launcher.report.restarts import restarted_of, restarted_words
-from launcher.watch.gpus import can_be_over, gpu_cells, gpu_troubles, has_gpus, is_done, mean_busy, told_by_node
-from launcher.watch.table import Fitted
-from launcher.watch.waits import is_pending, only_serves, wait_words
-from launcher.watch.words import clean, clock_words, end_words, not_ready_in_time, pace_words, size_words, tokens_words
-from launcher.words import duration_words
+from exporter.gpus.analysis.node_status import GpuProblem
+from exporter.progress.work import job_work, unit_word
+from launcher.report.restarts import restart_causes, restart_text
+from launcher.watch.gpus import clearable_problems, gpu_cells, gpu_problems, gpus_by_node, has_gpus, is_done, mean_busy
+from launcher.watch.table import FittedTable
+from launcher.watch.waits import is_pending, job_only_serves, wait_text
+from launcher.watch.words import (
+    clock_time_text,
+    end_text,
+    not_ready_in_time,
+    printable_line,
+    size_text,
+    throughput_text,
+    token_rate_text,
+)
+from launcher.words import duration_text
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
@@ -34,7 +42,7 @@ def progress_words(view: Mapping[str, Any]) -> str:
     """``34.5% 2070/6000 items``; words in its place before anything is known, or where units differ."""
     items, expected, unit = view["items"], view["items_expected"], unit_word(view)
     if items is None:
-        units = work_of(view.get("workers", ())).units
+        units = job_work(view.get("workers", ())).units
         return f"{' and '.join(units)}, which do not add up" if len(units) > 1 else "no progress yet"
     return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
 
@@ -48,25 +56,27 @@ def eta_words(view: Mapping[str, Any]) -> str:
     """Time left with its interval, and the margin to the time limit."""
     eta, now, limit = view["eta"], view["time"], view["limit_end"]
     if view["report"] is not None:
-        return f"took {duration_words(view['report'].get('duration_s'))}"
+        return f"took {duration_text(view['report'].get('duration_s'))}"
     if eta is None:
         return "ETA unknown yet"
-    words = f"ETA {duration_words(eta['seconds'])} ({duration_words(eta['low'])} to {duration_words(eta['high'])})"
-    words += f", at {clock_words(now + eta['seconds'])}"
+    words = f"ETA {duration_text(eta['seconds'])} ({duration_text(eta['low'])} to {duration_text(eta['high'])})"
+    words += f", at {clock_time_text(now + eta['seconds'])}"
     if limit:
         margin = limit - now - eta["seconds"]
-        words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_words(abs(margin))}"
+        words += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
         met = view["time_limit_met_probability"]
         if met is not None and met < LIKELY:
             words += f" ({100 * met:.0f}% likely in time)"
     return words
 
 
-def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
+def render_picture(
+    view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: int = MOST_WORKERS
+) -> RenderableType:
     """One picture of the job."""
     parts: list[RenderableType] = [_head(view)]
-    if waits := "  ".join(filter(None, (wait_words(view), tokens_words(view.get("output_tokens_per_second"))))):
-        parts.append(Text(clean(waits)))
+    if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.get("output_tokens_per_second"))))):
+        parts.append(Text(printable_line(waits)))
     if _has_work(view):
         parts.append(_bar(view, ascii_only))
     if facts := _facts(view):
@@ -75,26 +85,26 @@ def render(view: Mapping[str, Any], *, ascii_only: bool = False, most_workers: i
     if view["events"]:
         parts += [Text(""), _events(view, ascii_only)]
     if view["launch"]["lacking"]:
-        words = "; ".join(clean(line) for line in view["launch"]["lacking"])
+        words = "; ".join(printable_line(line) for line in view["launch"]["lacking"])
         parts += [Text(f"! launch not verified: {words}", style="red")]
     return Group(*parts)
 
 
 def _has_work(view: Mapping[str, Any]) -> bool:
     """Whether it can be told how far the job is, now or soon."""
-    return not is_pending(view) and not only_serves(view)
+    return not is_pending(view) and not job_only_serves(view)
 
 
 def _head(view: Mapping[str, Any]) -> Text:
     state, phase = view["state"], view["phase"]
     head = Text()
-    head.append(f"job {clean(view['job_id'])} {clean(view['job_name'])}", style="bold")
-    head.append(f"  {clean(view['user'])}  ")
+    head.append(f"job {printable_line(view['job_id'])} {printable_line(view['job_name'])}", style="bold")
+    head.append(f"  {printable_line(view['user'])}  ")
     words = state if state in ("PENDING", "UNKNOWN") or view["report"] else f"{state}/{phase}"
-    head.append(clean(words), style=STYLE_OF_STATE.get(state, "red"))
+    head.append(printable_line(words), style=STYLE_OF_STATE.get(state, "red"))
     if view["start"]:
         end = view["end"] or view["time"]
-        head.append(f"  started {clock_words(view['start'])}, {duration_words(end - view['start'])}")
+        head.append(f"  started {clock_time_text(view['start'])}, {duration_text(end - view['start'])}")
     return head
 
 
@@ -103,9 +113,9 @@ def _bar(view: Mapping[str, Any], ascii_only: bool) -> Text:
     items, expected = view["items"], view["items_expected"]
     words = "  ".join(filter(None, (progress_words(view), _rate_words(view))))
     if items is not None and not expected:
-        return Text(clean(words))  # an empty bar would say that nothing is done
+        return Text(printable_line(words))  # an empty bar would say that nothing is done
     cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
-    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {clean(words)}")
+    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(words)}")
 
 
 def _checkpoint_words(view: Mapping[str, Any]) -> str:
@@ -114,9 +124,9 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
     last, now = found.get("last_complete"), float(view["time"])
     if last is None:
         return "first checkpoint is being written" if found.get("writing") else ""
-    words = f"checkpoint {last['name']} {duration_words(max(0.0, now - last['time']))} ago"
+    words = f"checkpoint {last['name']} {duration_text(max(0.0, now - last['time']))} ago"
     if found.get("interval_s"):
-        words += f", every {duration_words(found['interval_s'])}"
+        words += f", every {duration_text(found['interval_s'])}"
     due = found.get("next_expected")
     if view["phase"] == "finished":
         return words
@@ -125,7 +135,7 @@ def _checkpoint_words(view: Mapping[str, Any]) -> str:
     if due is None:
         return words
     late = now - due
-    return f"{words}, " + (f"next in {duration_words(-late)}" if late < 0 else f"late by {duration_words(late)}")
+    return f"{words}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
 def _file_faults(view: Mapping[str, Any]) -> list[str]:
@@ -149,28 +159,28 @@ def _file_faults(view: Mapping[str, Any]) -> list[str]:
 
 def _gpu_faults(view: Mapping[str, Any]) -> list[str]:
     """What is wrong with GPUs, of nodes and of workers; of many troubles some."""
-    found = gpu_troubles(view)
-    lines = [f"! {who}: {'; '.join(map(_trouble_words, what))}" for who, what in found[:GPU_FAULTS]]
+    found = gpu_problems(view)
+    lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_FAULTS]]
     return [*lines, f"! and {len(found) - GPU_FAULTS} more with GPUs"] if len(found) > GPU_FAULTS else lines
 
 
-def _trouble_words(trouble: Trouble) -> str:
-    return trouble.words + (f" at {clock_words(trouble.time)}" if trouble.time is not None else "")
+def _problem_text(trouble: GpuProblem) -> str:
+    return trouble.words + (f" at {clock_time_text(trouble.time)}" if trouble.time is not None else "")
 
 
 def _facts(view: Mapping[str, Any]) -> str:
     """Lines on what is known; whatever names and values are in them, they stay lines."""
     lines = [eta_words(view)] if _has_work(view) or view["report"] is not None else []
     outputs = [
-        f"{group['group']} {group['files']} files {size_words(group['bytes'])}"
+        f"{group['group']} {group['files']} files {size_text(group['bytes'])}"
         + (f" {group['records']} records" if group.get("records") is not None else "")
-        + (f" (+{size_words(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
+        + (f" (+{size_text(group['growth_bytes_per_second'])}/s)" if group["growth_bytes_per_second"] else "")
         for group in view["outputs"]
         if group["files"]
     ]
     spaces = sorted(
         {
-            f"disk {size_words(space['available_bytes'])} free"
+            f"disk {size_text(space['available_bytes'])} free"
             for space in view["filesystems"]
             if space["group"] == "output" and space["available_bytes"] is not None
         }
@@ -199,29 +209,29 @@ def _facts(view: Mapping[str, Any]) -> str:
         told = cause["evidence"][:1] if cause.get("missing") else cause["evidence"]
         evidence = "; ".join(told)
         lines.append(f"cause: {cause['worker']} on {cause['node']} ended by {cause['reason']}: {evidence}")
-    return "\n".join(map(clean, lines))
+    return "\n".join(map(printable_line, lines))
 
 
-def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
+def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> FittedTable:
     # those that need a look come first when not all fit
-    ordered = sorted(view["workers"], key=lambda worker: (not _needs_a_look(worker), worker["rank"]))
+    ordered = sorted(view["workers"], key=lambda worker: (not _needs_attention(worker), worker["rank"]))
     shown = view["workers"] if len(view["workers"]) <= most else sorted(ordered[:most], key=lambda w: int(w["rank"]))
-    mixed = len(work_of(view["workers"]).units) > 1
-    told, hidden = told_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
+    mixed = len(job_work(view["workers"]).units) > 1
+    told, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not told:  # no sidecar sees them: the plan is all that is known
         hidden |= {"GPU%", "GPU GiB"}
     rows, late = [], not_ready_in_time(view)
     for worker in shown:
         failed = late.get(worker["rank"]) if worker["exit"] else None
         row = _worker_row(worker, view["time"], told=mixed, planned=is_pending(view), failed=failed)
-        cells = map(clean, gpu_cells(worker, told.get(worker["node"], {})))
+        cells = map(printable_line, gpu_cells(worker, told.get(worker["node"], {})))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     if len(shown) < len(view["workers"]):
         rows.append({"WORKER": f"... and {len(view['workers']) - len(shown)} more"})
-    return Fitted(
+    return FittedTable(
         [column for column in _COLUMNS if column not in hidden],
         rows,
-        names={"ITEMS": "POSITION" if mixed else clean(unit_word(view)).upper()},
+        names={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view)).upper()},
         left=_LEFT,
         give_way=_GIVE_WAY,
         least={"NODE": LEAST_NODE},
@@ -229,7 +239,7 @@ def _workers(view: Mapping[str, Any], most: int, ascii_only: bool) -> Fitted:
     )
 
 
-def _needs_a_look(worker: Mapping[str, Any]) -> bool:
+def _needs_attention(worker: Mapping[str, Any]) -> bool:
     return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
 
 
@@ -263,23 +273,23 @@ def _worker_row(
 
     ``failed`` says that the job ended for it, and why, whatever its own end was.
     """
-    state = "planned" if planned else clean(failed or worker_state(worker))
+    state = "planned" if planned else printable_line(failed or worker_state(worker))
     bad = failed is not None or (not worker["up"] and not is_done(worker) and worker["start"] is not None)
     items = "-" if worker["items"] is None else str(worker["items"])
     if worker["items"] is not None and worker["items_expected"]:
         items += f"/{worker['items_expected']}"
     if told and worker["items"] is not None:
-        items += f" {clean(unit_word(worker))}"
+        items += f" {printable_line(unit_word(worker))}"
     last = worker.get("last_progress")
     return {
-        "WORKER": clean(worker["worker"]),
-        "NODE": clean(worker["node"]),
+        "WORKER": printable_line(worker["worker"]),
+        "NODE": printable_line(worker["node"]),
         "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
         "ITEMS": items,
-        "RATE/s": pace_words(worker),
-        "ETA": duration_words(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
-        "RSS": size_words(worker.get("rss_bytes")) if worker["up"] else "-",
-        "LAST": f"{duration_words(max(0.0, now - last))} ago" if last and worker["up"] else "-",
+        "RATE/s": throughput_text(worker),
+        "ETA": duration_text(worker["eta"]["seconds"]) if worker["up"] and worker.get("eta") else "-",
+        "RSS": size_text(worker.get("rss_bytes")) if worker["up"] else "-",
+        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker["up"] else "-",
     }
 
 
@@ -288,11 +298,11 @@ def _events(view: Mapping[str, Any], ascii_only: bool) -> Text:
     for event in view["events"][-MOST_EVENTS:]:
         mark = "!" if event["level"] == "critical" else " "
         who = " ".join(filter(None, (event["event"], event.get("worker"))))
-        lines.append(clean(f"{clock_words(event['time'])} {mark} {who}: {event['detail']}"))
+        lines.append(printable_line(f"{clock_time_text(event['time'])} {mark} {who}: {event['detail']}"))
     return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
 
 
-class LineLog:
+class LineView:
     """Plain lines for pipes and files: one when something changes, one now and then when nothing does."""
 
     EVERY_S = 5.0
@@ -307,7 +317,7 @@ class LineLog:
         self._waits = ""
         self._restarted: set[tuple[object, ...]] = set()
         """Restarts that are told, by attempt, worker and run."""
-        self._gpu_troubles: dict[tuple[str, str], Trouble] = {}
+        self._gpu_troubles: dict[tuple[str, str], GpuProblem] = {}
         """Those that are told, by whose and by key, and not told to be over."""
 
     def show(self, view: Mapping[str, Any]) -> None:
@@ -324,7 +334,7 @@ class LineLog:
         late = not_ready_in_time(view)
         for worker in ended:
             moment = worker["exit"]["time"] or view["time"]
-            words = end_words(worker, view["cause"] if worker["rank"] in late else None)
+            words = end_text(worker, view["cause"] if worker["rank"] in late else None)
             self._line(moment, f"{worker['worker']} on {worker['node']} {words}")
         self._show_restarts(view)
         self._show_gpu_troubles(view)
@@ -336,19 +346,19 @@ class LineLog:
 
     def _show_restarts(self, view: Mapping[str, Any]) -> None:
         """Each worker that has been started again, why, and when it ended: that may be long before the first look."""
-        for end in restarted_of(view["workers"]):
+        for end in restart_causes(view["workers"]):
             key = (view.get("attempt"), end["worker"], end["restart"])
             if key not in self._restarted:
                 self._restarted.add(key)
-                self._line(view["time"] if end["time"] is None else end["time"], restarted_words(end))
+                self._line(view["time"] if end["time"] is None else end["time"], restart_text(end))
 
     def _show_gpu_troubles(self, view: Mapping[str, Any]) -> None:
         """Each new trouble with GPUs, and each that is over."""
-        troubles = {(who, trouble.key): trouble for who, found in gpu_troubles(view) for trouble in found}
+        troubles = {(who, trouble.key): trouble for who, found in gpu_problems(view) for trouble in found}
         for (who, key), trouble in troubles.items():
             if (who, key) not in self._gpu_troubles:
-                self._line(view["time"], f"{who}: {_trouble_words(trouble)}")
-        known, lasting = can_be_over(view), {(who, trouble.over) for (who, _), trouble in troubles.items()}
+                self._line(view["time"], f"{who}: {_problem_text(trouble)}")
+        known, lasting = clearable_problems(view), {(who, trouble.over) for (who, _), trouble in troubles.items()}
         for (who, key), trouble in self._gpu_troubles.items():
             if (who, key) in troubles:
                 continue
@@ -360,15 +370,15 @@ class LineLog:
 
     def _line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-        self._console.print(f"{stamp} {clean(text)}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"{stamp} {printable_line(text)}", markup=False, highlight=False, soft_wrap=True)
 
     def _summary(self, view: Mapping[str, Any]) -> str:
         up = sum(worker["up"] for worker in view["workers"])
         workers = f"{len(view['workers'])} planned" if is_pending(view) else f"{up}/{len(view['workers'])} up"
-        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_words(view)]
+        words = [f"job {view['job_id']} {view['state']}/{view['phase']}", f"workers {workers}", wait_text(view)]
         if _has_work(view):
             words += [progress_words(view), _rate_words(view)]
-        words.append(tokens_words(view.get("output_tokens_per_second")))
+        words.append(token_rate_text(view.get("output_tokens_per_second")))
         if _has_work(view) or view["report"] is not None:
             words.append(eta_words(view))
         busy = mean_busy(view)

@@ -9,7 +9,7 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest
 from exporter.launch.readiness_reader import read_readiness
-from exporter.logs.places_reader import read_end
+from exporter.logs.places_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
 EVENTS_TAIL_BYTES = 64 * 1024
@@ -69,7 +69,7 @@ def readiness_view(
 
 def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
     """When readiness was lost, or the start of a job that never was ready; None where that cannot be told."""
-    for line in reversed(read_end(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
+    for line in reversed(read_last_bytes(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
         if b'"event": "ready"' not in line and b'"event": "not ready"' not in line:
             continue
         try:

@@ -13,7 +13,7 @@ GAP = 2
 """Blanks between two columns."""
 
 
-class Fitted:
+class FittedTable:
     """Rows of cells by column, without columns for which the window is too narrow: half a number tells nothing.
 
     Columns of ``give_way`` are left out one after another until the others fit; those of ``least`` may be shortened

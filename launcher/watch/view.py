@@ -11,16 +11,16 @@ from typing import Any
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.gpus.analysis.node_status import worker_devices
-from exporter.progress.eta import Estimate, slowest
-from exporter.progress.outlook import met_probability
+from exporter.progress.eta import EtaEstimate, slowest_eta
+from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
-from exporter.progress.work import rate_of, work_of
+from exporter.progress.work import job_rate, job_work
 from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.report.verification import verify_again
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.rundir import cluster_of
+from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING, SlurmQueue
@@ -78,7 +78,7 @@ class JobClient:
         state = self.look()["state"]
         slurm_state = None
         if state == "UNKNOWN" and not self.run_dir.name.startswith("local-"):
-            slurm_state = read_final_state(job_id_of(self.run_dir), cluster_of(self.run_dir))
+            slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         ended = state == "UNKNOWN"
         report = build_report(self.run_dir, now=time.time(), ended=ended, slurm_state=slurm_state, progress=progress)
         if state == "PENDING" or (state == "UNKNOWN" and slurm_state not in REASON_OF_STATE):
@@ -162,11 +162,13 @@ class JobClient:
         seen = merge_workers(statuses)
         gpus = {node: status["gpus"] for node, status in sorted(statuses.items()) if status.get("gpus")}
         workers = [
-            _join(worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None)
+            _merge_worker(
+                worker, seen.get(int(worker["rank"]), {}), gpus.get(worker["node"], {}), final=report is not None
+            )
             for worker in summary["workers"]
         ]
         self._tell_of_stages(workers, runs=state == "RUNNING")
-        work = work_of(workers)
+        work = job_work(workers)
         job: Mapping[str, Any] = next((status["job"] for status in statuses.values() if status.get("job")), {})
         published = {} if coming is not None else run_files.read_json(self.run_dir / run_files.STATE_FILE) or {}
         limit = self.manifest.time_limit_s
@@ -192,10 +194,10 @@ class JobClient:
             "items": work.done,
             "items_expected": report["items_expected"] if report else work.expected_of(self.manifest.total_items),
             "items_processed": work.processed,
-            "rate": None if report else rate_of((worker for worker in workers if worker["up"]), work),
+            "rate": None if report else job_rate((worker for worker in workers if worker["up"]), work),
             "output_tokens_per_second": output_tokens_rate(workers),
             "eta": eta._asdict() if eta else None,
-            "time_limit_met_probability": met_probability(now, limit_end, eta) if eta else None,
+            "time_limit_met_probability": time_limit_met_probability(now, limit_end, eta) if eta else None,
             "readiness": self._readiness(state, orchestrator, published),
             "first_to_stop": next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             "workers": workers,
@@ -261,7 +263,7 @@ def runs_here(orchestrator: Mapping[str, Any]) -> bool:
     return same_host and ticks is not None and ticks == orchestrator.get("start_ticks", ticks)
 
 
-def _join(
+def _merge_worker(
     worker: Mapping[str, Any], seen: Mapping[str, Any], gpus: Mapping[str, Any], *, final: bool
 ) -> dict[str, Any]:
     """What the records say of a worker, and what its sidecar knows beside that; ``gpus`` are those of its node.
@@ -302,12 +304,12 @@ def _join(
     return joined
 
 
-def _sum(values: Iterable[Any]) -> Any:
+def _sum_known(values: Iterable[Any]) -> Any:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def _time_left(workers: list[dict[str, Any]]) -> Estimate | None:
+def _time_left(workers: list[dict[str, Any]]) -> EtaEstimate | None:
     """Time left of the job: that of its slowest worker.
 
     None as long as a worker that runs and tells where it stands cannot tell when it is done. Workers without a
@@ -320,8 +322,8 @@ def _time_left(workers: list[dict[str, Any]]) -> Estimate | None:
             continue
         if not worker.get("eta"):
             return None
-        estimates.append(Estimate(*(float(worker["eta"][key]) for key in Estimate._fields)))
-    return slowest(estimates)
+        estimates.append(EtaEstimate(*(float(worker["eta"][key]) for key in EtaEstimate._fields)))
+    return slowest_eta(estimates)
 
 
 def _phase(published: str, statuses: Iterable[Mapping[str, Any]]) -> str:
@@ -361,7 +363,7 @@ def _merge_outputs(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
             entry["files"] += group["files"]
             entry["bytes"] += group["bytes"]
             for key in ("growth_bytes_per_second", "records"):
-                entry[key] = _sum((entry[key], group.get(key)))
+                entry[key] = _sum_known((entry[key], group.get(key)))
             entry["mtime"] = max((t for t in (entry["mtime"], group["mtime"]) if t is not None), default=None)
             known = [stalled for stalled in (entry["stalled"], group.get("stalled")) if stalled is not None]
             entry["stalled"] = all(known) if known else None

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.progress.work import unit_word
-from launcher.watch.words import clock_words
-from launcher.words import duration_words
+from launcher.watch.words import clock_time_text
+from launcher.words import duration_text
 
 
 def is_pending(view: Mapping[str, Any]) -> bool:
@@ -13,7 +13,7 @@ def is_pending(view: Mapping[str, Any]) -> bool:
     return bool(view["state"] == "PENDING")
 
 
-def only_serves(view: Mapping[str, Any]) -> bool:
+def job_only_serves(view: Mapping[str, Any]) -> bool:
     """Whether all that has been started serves until it is ended, and nothing tells a position: no work to be done."""
     return (
         view["items"] is None
@@ -22,7 +22,7 @@ def only_serves(view: Mapping[str, Any]) -> bool:
     )
 
 
-def wait_words(view: Mapping[str, Any]) -> str:
+def wait_text(view: Mapping[str, Any]) -> str:
     """Why the job has not begun, or whether its services are ready; nothing where neither is a question."""
     if is_pending(view):
         reason = view.get("pending_reason")
@@ -33,9 +33,9 @@ def wait_words(view: Mapping[str, Any]) -> str:
     if found is None:
         return ""
     if found["ready"]:
-        return f"ready since {clock_words(found['since'])}"
+        return f"ready since {clock_time_text(found['since'])}"
     since = found["not_ready_since"]
-    words = "not ready" if since is None else f"not ready for {duration_words(max(0.0, view['time'] - since))}"
+    words = "not ready" if since is None else f"not ready for {duration_text(max(0.0, view['time'] - since))}"
     return f"{words}: " + (f"waiting for {found['waiting']}" if found["waiting"] else "nobody has answered yet")
 
 

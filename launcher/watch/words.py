@@ -7,7 +7,7 @@ from typing import Any
 from launcher.plan.plan import PREFILL
 
 
-def clean(text: object) -> str:
+def printable_line(text: object) -> str:
     """User text in one line, with escapes such as ``\\n`` for what would move the cursor of a terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
@@ -15,7 +15,7 @@ def clean(text: object) -> str:
     )
 
 
-def size_words(count: float | None) -> str:
+def size_text(count: float | None) -> str:
     """``14.2 GiB``; a dash when it is not known."""
     if count is None:
         return "-"
@@ -27,7 +27,7 @@ def size_words(count: float | None) -> str:
     raise AssertionError("unreachable")
 
 
-def clock_words(moment: float | None) -> str:
+def clock_time_text(moment: float | None) -> str:
     """``13:22:15``, with the date when it is not today."""
     if moment is None:
         return "-"
@@ -35,14 +35,14 @@ def clock_words(moment: float | None) -> str:
     return time.strftime("%H:%M:%S" if there[:3] == here[:3] else "%Y-%m-%d %H:%M", there)
 
 
-def tokens_words(rate: float | None) -> str:
+def token_rate_text(rate: float | None) -> str:
     """``182 tok/s``; nothing where it is not known."""
     if rate is None:
         return ""
     return f"{rate:.0f} tok/s" if rate == 0 or rate >= 10 else f"{rate:.1f} tok/s"
 
 
-def pace_words(worker: Mapping[str, Any]) -> str:
+def throughput_text(worker: Mapping[str, Any]) -> str:
     """``37.5``, the rate of its position, or the tokens that an engine makes, ``2012 tok/s in`` those that it reads.
 
     A dash where neither is known.
@@ -53,8 +53,8 @@ def pace_words(worker: Mapping[str, Any]) -> str:
         return f"{worker['rate']:.1f}"
     made, read = (worker.get(f"{kind}_tokens_per_second") for kind in ("output", "input"))
     if read is not None and (made is None or worker["role"] == PREFILL):
-        return f"{tokens_words(read)} in"
-    return tokens_words(made) or "-"
+        return f"{token_rate_text(read)} in"
+    return token_rate_text(made) or "-"
 
 
 def not_ready_in_time(view: Mapping[str, Any]) -> dict[int, str]:
@@ -63,7 +63,7 @@ def not_ready_in_time(view: Mapping[str, Any]) -> dict[int, str]:
     return {entry["rank"]: cause["reason"] for entry in cause.get("missing") or () if entry["rank"] is not None}
 
 
-def end_words(worker: Mapping[str, Any], cause: Mapping[str, Any] | None) -> str:
+def end_text(worker: Mapping[str, Any], cause: Mapping[str, Any] | None) -> str:
     """``ended: app_error (exit status 3)``; ``cause`` is that of a job that has ended for this worker."""
     ended = worker["exit"]
     evidence = "; ".join(ended["evidence"])

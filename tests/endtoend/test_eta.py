@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exporter.progress.eta import Prior
-from exporter.progress.history_reader import read_history
+from exporter.progress.eta import RunPrior
+from exporter.progress.history_reader import read_run_history
 from tests.endtoend.jobs import EMBED, GPUJOB, JobSpace, embed_job
 from tests.realstack.cluster import ROOT, Cluster
 from tests.realstack.waiting import wait_for
@@ -99,8 +99,8 @@ def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_pa
         command.wait()
     report = json.loads(out)
     assert report["state"] == "COMPLETED"
-    (run,) = read_history("again", environ)
-    prior = Prior.from_json(run.prior["worker"])
+    (run,) = read_run_history("again", environ)
+    prior = RunPrior.from_json(run.prior["worker"])
     before = set((tmp_path / "logs").glob("*"))
 
     def words() -> list[dict[str, float]]:
@@ -123,4 +123,4 @@ def test_a_run_that_has_completed_tells_the_next_one_when_it_will_be_done(tmp_pa
     assert 0.9 * (share - told["items"]) / rate <= left <= report["duration_s"]
     # what the next line may be late is not taken for work that is done
     assert abs(told["seconds"] - left) <= 0.35 * left + 1.0 + 1.2 * prior.warm_up_seconds, (told, left, prior)
-    assert len(read_history("again", environ)) == 1, "only what has completed tells the next one"
+    assert len(read_run_history("again", environ)) == 1, "only what has completed tells the next one"

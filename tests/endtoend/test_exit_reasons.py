@@ -24,9 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.workers.exit_reason import CONSEQUENCES
 from tests.endtoend.jobs import Job, JobSpace, diagnosis, embed_job, events, user_for, was_asked
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.support import launcher
 from tests.support.launcher import LocalJob, poll
-from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 
 AT_ONCE = 3
 DISK_BYTES = 3 << 20

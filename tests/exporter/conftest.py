@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.logs.inotify_reader import Wakeups, tells_of_writes
+from exporter.logs.inotify_reader import InotifyWatches, sees_all_writes
 from exporter.machine.mounts import mount_table
 from tests.support.exporter import Wrappers
 
@@ -51,7 +51,7 @@ def local_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _is_local(folder: Path) -> bool:
-    return tells_of_writes(str(folder), folder.stat().st_dev, mount_table().current())
+    return sees_all_writes(str(folder), folder.stat().st_dev, mount_table().current())
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def resting_log(local_folder: Path) -> Path:
 
 
 @pytest.fixture
-def wakeups() -> Iterator[Wakeups]:
+def wakeups() -> Iterator[InotifyWatches]:
     """The watches of one follower."""
-    made = Wakeups()
+    made = InotifyWatches()
     yield made
     made.close()
 

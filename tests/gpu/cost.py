@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from exporter.gpus.nvidia.calls import Library
+from exporter.gpus.nvidia.calls import NvmlLibrary
 from exporter.gpus.nvidia.reader import NvmlReader
 
 PAUSE_S = 0.02
@@ -32,13 +32,13 @@ def timed(found: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def watch_calls() -> None:
     """Have each function of the library timed."""
-    find = Library.function
+    find = NvmlLibrary.function
 
-    def function(library: Library, name: str) -> Callable[..., int] | None:
+    def function(library: NvmlLibrary, name: str) -> Callable[..., int] | None:
         found = find(library, name)
         return None if found is None else timed(found, name)
 
-    setattr(Library, "function", function)  # noqa: B010 - mypy does not see that it becomes a method
+    setattr(NvmlLibrary, "function", function)  # noqa: B010 - mypy does not see that it becomes a method
 
 
 def look(uuid: str, rounds: int) -> dict[str, list[float]]:

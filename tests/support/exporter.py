@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exporter.collecting.collector import Context
+from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.clock import Clock
@@ -88,9 +88,9 @@ def make_identity(node: str = NODE, node_index: int = 0, **changes: Any) -> Iden
     return dataclasses.replace(identity, **changes)
 
 
-def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any) -> Context:
+def make_context(manifest: Manifest, clock: Clock | None = None, **identity: Any) -> CollectorContext:
     """The context of a node's collectors."""
-    return Context(manifest, make_identity(**identity), clock or FakeClock())
+    return CollectorContext(manifest, make_identity(**identity), clock or FakeClock())
 
 
 def write_manifest(manifest: Manifest) -> Path:

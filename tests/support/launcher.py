@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
-from launcher.rundir import rundir
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.plan.plan import Plan, RunFacts
 from launcher.planner.planner import make_plan
+from launcher.rundir import rundir
 from launcher.steps.batch_script import render_sbatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def settled_run_dir(
         local=True,
         kill_wait_s=kill_wait_s,
     )
-    return rundir.settle(rundir.stage(plan, render_sbatch(plan)), plan, job_id)
+    return rundir.settle_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
 
 
 def clean_environment(**over: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from exporter.files.formats import Damaged, NoFile, Source, Undecided, check, open_source
+from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, check_file, open_source
 
 MOST_LEVELS = 4
 """Of directories that are walked, the checkpoint's own included,"""
@@ -119,7 +119,7 @@ class CheckpointEntry(NamedTuple):
     """and those that are not; of many some."""
 
 
-class CheckpointSight(NamedTuple):
+class CheckpointReading(NamedTuple):
     """What one look has found."""
 
     entries: tuple[CheckpointEntry, ...]
@@ -174,18 +174,18 @@ def _is_side_file(path: str) -> bool:
     return name.endswith(_TEXT) and not name.endswith(INDEX)
 
 
-def _is_erased(source: Source) -> bool:
+def _is_erased(source: FileSource) -> bool:
     """Whether a binary file begins with zeros, as one whose blocks never reached the disk."""
     name = source.name.lower()
     try:
         if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
             return False
         return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
-    except (Damaged, Undecided, OSError):
+    except (FileDamaged, CheckUndecided, OSError):
         return False
 
 
-class _Unit:
+class _EntryWatch:
     """One file or directory of the folder."""
 
     __slots__ = (
@@ -239,7 +239,7 @@ class _Unit:
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
 
 
-class _Walk:
+class _DirectoryWalk:
     """A walk through a directory that goes on at the next look when a look has taken its time."""
 
     def __init__(self, name: str, mtime_ns: int) -> None:
@@ -266,7 +266,7 @@ class CheckpointWatch:
         """Whether names may be those of temporary files: the pattern does not ask for such names itself."""
         self._since = since
         self._verify = verify
-        self._units: dict[str, _Unit] = {}
+        self._units: dict[str, _EntryWatch] = {}
         self._retired: set[str] = set()
         self._passed_over: dict[str, str] = {}
         self._waiting: dict[str, None] = {}
@@ -282,10 +282,10 @@ class CheckpointWatch:
         self._budget = 0
         self._through = False
         """Whether all that was there at first has been looked at."""
-        self._walking: _Walk | None = None
+        self._walking: _DirectoryWalk | None = None
         self._changed: dict[str, None] = {}
 
-    def look(self, now: float) -> CheckpointSight:
+    def look(self, now: float) -> CheckpointReading:
         """What has changed since the last look; ``now`` in epoch seconds."""
         if now < self._last_look:
             self._begin_again(now)
@@ -304,7 +304,7 @@ class CheckpointWatch:
         names = tuple(self._units) if renewed else None
         behind = bool(self._waiting)
         self._through = self._through or not behind
-        return CheckpointSight(tuple(found), names, behind, tuple(self._passed_over.items()))
+        return CheckpointReading(tuple(found), names, behind, tuple(self._passed_over.items()))
 
     def _begin_again(self, now: float) -> None:
         """The clock was put back."""
@@ -396,7 +396,7 @@ class CheckpointWatch:
         came = unit is None
         if unit is None or unit.directory != directory:
             bare = bare_name(name) if self._marks else name
-            unit = _Unit(bare, temporary=bare != name, directory=directory, inode=facts.st_ino, now=now)
+            unit = _EntryWatch(bare, temporary=bare != name, directory=directory, inode=facts.st_ino, now=now)
             self._units[name] = unit
         unit.looked = self._number
         if directory:
@@ -408,7 +408,9 @@ class CheckpointWatch:
             self._note(name, unit, (file,), now, whole=True)
         return came
 
-    def _note(self, name: str, unit: _Unit, files: tuple[CheckpointFile, ...], now: float, *, whole: bool) -> None:
+    def _note(
+        self, name: str, unit: _EntryWatch, files: tuple[CheckpointFile, ...], now: float, *, whole: bool
+    ) -> None:
         """Files of an entry as they are now."""
         before = unit.entry
         known = {file.path: file for file in before.files} if before is not None else {}
@@ -432,7 +434,7 @@ class CheckpointWatch:
         unit.entry = CheckpointEntry(name, unit.bare, unit.temporary, unit.directory, unit.inode, files, whole)
         self._publish(name, unit)
 
-    def _publish(self, name: str, unit: _Unit) -> None:
+    def _publish(self, name: str, unit: _EntryWatch) -> None:
         """Have what is known of an entry told."""
         if unit.entry is not None:
             unit.entry = unit.entry._replace(
@@ -443,7 +445,7 @@ class CheckpointWatch:
             )
             self._changed[name] = None
 
-    def _look_into(self, name: str, unit: _Unit, mtime_ns: int, now: float) -> bool:
+    def _look_into(self, name: str, unit: _EntryWatch, mtime_ns: int, now: float) -> bool:
         """Walk a directory while it may be written to, or when it has changed; whether the walk is through."""
         walk = self._walking
         if walk is None or walk.name != name:
@@ -454,7 +456,7 @@ class CheckpointWatch:
                 return True
             if walk is not None and walk.steps is not None:
                 return False  # one after the other
-            walk = self._walking = _Walk(name, mtime_ns)
+            walk = self._walking = _DirectoryWalk(name, mtime_ns)
             walk.steps = self._walk(name, None, 1, walk.files, walk.folders)
         began, whole = time.perf_counter(), None
         while whole is None and walk.steps is not None:
@@ -472,7 +474,7 @@ class CheckpointWatch:
         unit.rest_until = now + REST_SHARE * (walk.spent + time.perf_counter() - began)
         return True
 
-    def _has_changed_below(self, unit: _Unit) -> bool:
+    def _has_changed_below(self, unit: _EntryWatch) -> bool:
         for path, mtime_ns in unit.folders:
             try:
                 if os.lstat(os.path.join(self._directory, path)).st_mtime_ns != mtime_ns:
@@ -547,7 +549,7 @@ class CheckpointWatch:
     def _check(self, now: float) -> None:
         """Look into some files that have settled and have not been looked into, the newest first."""
         end = time.perf_counter() + CHECK_S
-        touched: dict[str, _Unit] = {}
+        touched: dict[str, _EntryWatch] = {}
         for name, unit, file in itertools.islice(self._unchecked(now), CHECKS):
             if touched and time.perf_counter() >= end:
                 break
@@ -556,7 +558,7 @@ class CheckpointWatch:
         for name, unit in touched.items():
             self._publish(name, unit)
 
-    def _unchecked(self, now: float) -> Iterator[tuple[str, _Unit, CheckpointFile]]:
+    def _unchecked(self, now: float) -> Iterator[tuple[str, _EntryWatch, CheckpointFile]]:
         waiting = [
             (name, unit, unit.entry.files)
             for name, unit in self._units.items()
@@ -573,16 +575,16 @@ class CheckpointWatch:
                 if file.path not in unit.checked and (doubted is None or now - doubted >= AGAIN_S):
                     yield name, unit, file
 
-    def _check_file(self, unit: _Unit, file: CheckpointFile, now: float) -> None:
+    def _check_file(self, unit: _EntryWatch, file: CheckpointFile, now: float) -> None:
         """Note what a file's format tells, once it is sure."""
         state, known_format, reason = "unknown", None, None
         try:
             if not (unit.directory and _is_side_file(file.path)):
                 with open_source(self._directory, file.path) as source:
-                    state, known_format, reason, _ = check(source)
+                    state, known_format, reason, _ = check_file(source)
                     if state == "unknown" and _is_erased(source):
                         state, known_format, reason = "invalid", None, "holds zeros only, as if it was never written"
-        except NoFile as error:
+        except NotRegularFile as error:
             reason = str(error)
         if state == "empty" and file.path.lower().endswith(_BINARY):
             state = "invalid"

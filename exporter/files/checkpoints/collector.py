@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
-from exporter.collecting.saved_state import read_state, write_state
+from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
-from exporter.files.checkpoints.checkpoints_reader import EARLY_S, CheckpointSight, CheckpointWatch
-from exporter.files.checkpoints.judgement import Checkpoints, Happened
+from exporter.files.checkpoints.checkpoints_reader import EARLY_S, CheckpointReading, CheckpointWatch
+from exporter.files.checkpoints.judgement import CheckpointEvent, CheckpointTracker
 from exporter.files.checkpoints.sets import Checkpoint
-from exporter.files.formats.source import shown
-from exporter.machine.file_host import LOOK_WAIT_S, Hanging, Watched
+from exporter.files.formats.source import printable
+from exporter.machine.file_host import LOOK_WAIT_S, WatchHandle, WatchHanging
 
 TOTAL = Family("checkpoints_total", "Whole checkpoints that the job has written, damaged ones too.", kind="counter")
 LAST = Family("checkpoint_last_timestamp_seconds", "When the last whole checkpoint was written.")
@@ -68,12 +68,12 @@ class CheckpointsCollector:
     name = "checkpoints"
     families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
         self._clock, self._board = context.clock, context.board
         self._first_node = context.identity.node_index == 0
-        self._checkpoints = Checkpoints(start, manifest.checkpoint_interval_s, early_s=self._early_s(context))
+        self._checkpoints = CheckpointTracker(start, manifest.checkpoint_interval_s, early_s=self._early_s(context))
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._place = (manifest.run_dir, context.identity.node, context.identity.job_id, context.identity.attempt)
         self._restored = False
@@ -85,7 +85,7 @@ class CheckpointsCollector:
         """and why the last could not be."""
         self._state_file = manifest.run_dir / run_files.STATE_FILE
         self._records = manifest.run_dir / run_files.WORKERS_DIR
-        self._watched: Watched | None = None
+        self._watched: WatchHandle | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
                 make = partial(
@@ -98,7 +98,7 @@ class CheckpointsCollector:
                 self._watched = context.files.watch("checkpoints", make)
 
     @staticmethod
-    def _early_s(context: Context) -> float:
+    def _early_s(context: CollectorContext) -> float:
         """By how much files may be older than the start and still be of this attempt.
 
         None at all where it cannot have written them: what the attempt before has saved at its end, or a job
@@ -128,8 +128,8 @@ class CheckpointsCollector:
             wait_s = LOOK_WAIT_S if self._watched.responding else 0.0
             self._watched.request(now)
             try:
-                sight: CheckpointSight = self._watched.result(wait_s)
-            except Hanging:
+                sight: CheckpointReading = self._watched.result(wait_s)
+            except WatchHanging:
                 return CheckpointsSnapshot(known=False, events=tuple(self._events)) if self._first_node else None
             happened = found.update(
                 *(sight.entries, sight.names, self._clock.monotonic(), now),
@@ -161,7 +161,7 @@ class CheckpointsCollector:
         if self._restored:
             return
         self._restored = True
-        state = read_state(*self._place, kind="checkpoints")
+        state = load_saved_state(*self._place, kind="checkpoints")
         if state is None:
             return
         try:
@@ -180,7 +180,7 @@ class CheckpointsCollector:
         if state == self._saved:
             return
         self._saved_at = now
-        problem = write_state(*self._place, state, kind="checkpoints")
+        problem = save_state(*self._place, state, kind="checkpoints")
         if problem is None:
             self._saved = state
         elif self._unsaved is None:
@@ -203,7 +203,7 @@ class CheckpointsCollector:
         if settled is not None:
             out.add(MISSING, settled.missing_count)
 
-    def describe(self, snapshot: CheckpointsSnapshot | None, status: Status) -> None:
+    def describe(self, snapshot: CheckpointsSnapshot | None, status: NodeStatus) -> None:
         if snapshot is None:
             return
         status.events.extend(snapshot.events)
@@ -217,14 +217,14 @@ class CheckpointsCollector:
             interval_s=snapshot.interval_s,
             interval_steps=snapshot.interval_steps,
             next_expected=snapshot.next_expected,
-            passed_over=[{"name": shown(name), "kind": kind} for name, kind in snapshot.passed_over],
+            passed_over=[{"name": printable(name), "kind": kind} for name, kind in snapshot.passed_over],
         )
 
 
 def _describe(found: Checkpoint) -> dict[str, Any]:
     """One checkpoint as a JSON object."""
     return {
-        "name": shown(found.name),
+        "name": printable(found.name),
         "step": found.step,
         "epoch": found.epoch,
         "bytes": found.bytes,
@@ -233,18 +233,18 @@ def _describe(found: Checkpoint) -> dict[str, Any]:
         "seconds": found.seconds,
         "state": found.state,
         "missing": found.missing_count,
-        "missing_files": [shown(path) for path in found.missing],
+        "missing_files": [printable(path) for path in found.missing],
         "valid": found.valid,
-        "reason": shown(found.reason) if found.reason is not None else None,
+        "reason": printable(found.reason) if found.reason is not None else None,
         "odd_size": found.odd_size,
-        "odd": shown(found.odd) if found.odd is not None else None,
+        "odd": printable(found.odd) if found.odd is not None else None,
     }
 
 
-def _event(happened: Happened, now: float) -> dict[str, Any]:
+def _event(happened: CheckpointEvent, now: float) -> dict[str, Any]:
     """One event; the time is that of the checkpoint where it tells of its writing."""
     found = happened.checkpoint
-    detail = f"{shown(found.name)}: "
+    detail = f"{printable(found.name)}: "
     level = LEVELS[happened.kind]
     if happened.kind == "saved":
         detail += f"{found.bytes} bytes" if found.files == 1 else f"{found.bytes} bytes in {found.files} files"
@@ -253,9 +253,9 @@ def _event(happened: Happened, now: float) -> dict[str, Any]:
             level = "warning"
             detail += f"; {found.odd_size:.2g} times the usual size"
     elif happened.kind == "unusual":
-        detail += shown(found.odd or "")
+        detail += printable(found.odd or "")
     elif found.reason is not None:
-        detail += shown(found.reason)
+        detail += printable(found.reason)
     return {
         "time": found.end if happened.kind == "saved" else now,
         "level": level,

@@ -20,7 +20,7 @@ REMEMBERED = 1024
 """Checkpoints that have been counted, so that one which is lost from sight for a moment is not counted twice."""
 
 
-class _Past(NamedTuple):
+class _PastCheckpoint(NamedTuple):
     """What is remembered of a checkpoint that was whole."""
 
     key: str
@@ -32,7 +32,7 @@ class _Past(NamedTuple):
     """Shapes of its shards and markers."""
 
 
-class History:
+class CheckpointHistory:
     """The checkpoints of one job that were there before, with what the next one is compared with.
 
     ``interval_s`` is that between two of them, where it is given.
@@ -46,7 +46,7 @@ class History:
         self.disturbed: float | None = None
         """When a worker has last begun or ended: who saves, and which steps they save together, is new since then."""
         self._interval_s = interval_s
-        self._past: deque[_Past] = deque(maxlen=KEPT)
+        self._past: deque[_PastCheckpoint] = deque(maxlen=KEPT)
         self._beats: deque[float] = deque(maxlen=KEPT)
         self._shapes_of_beat: frozenset[str] = frozenset()
         self._counted: dict[str, float] = {}
@@ -119,7 +119,7 @@ class History:
 
         One that was counted as it is now is none, nor is an ``addition`` to one that was.
         """
-        past = _Past(shown.key, shown.step, shown.end, shown.bytes, shown.seconds or 0.0, shapes)
+        past = _PastCheckpoint(shown.key, shown.step, shown.end, shown.bytes, shown.seconds or 0.0, shapes)
         if self._counted.get(shown.key) == shown.end:
             if all(one.key != shown.key for one in self._past):
                 self._past.append(past)  # it was counted by another one that this one goes on from
@@ -202,7 +202,7 @@ class History:
             return frozenset()
         return frozenset.intersection(*last) if last else frozenset()
 
-    def _alike(self, key: str) -> list[_Past]:
+    def _alike(self, key: str) -> list[_PastCheckpoint]:
         """The last that may be compared with it: one that is called ``final`` need not be like those with a step."""
         if key.startswith("fixed"):
             return [past for past in self._past if past.key == key]

@@ -4,19 +4,19 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from exporter.files.checkpoints.history import REMEMBERED, History
-from exporter.files.checkpoints.names import common_name, is_text, parse_name, shape
+from exporter.files.checkpoints.history import REMEMBERED, CheckpointHistory
+from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
 from exporter.files.checkpoints.sets import (
     ALIAS_S,
     Checkpoint,
     CheckpointSet,
-    SeenEntry,
-    SetEntry,
+    CheckpointSetEntry,
+    EntryView,
     State,
-    is_addition,
+    is_being_written,
+    is_only_extended,
     is_other_name,
     is_superseded,
-    is_written,
     may_be_other_name,
     seconds_written,
 )
@@ -41,14 +41,14 @@ MOST_NAMES = 20
 """Of missing files in a report."""
 
 
-class Happened(NamedTuple):
+class CheckpointEvent(NamedTuple):
     """Something that is worth an event."""
 
     kind: Literal["saved", "damaged", "incomplete", "unusual"]
     checkpoint: Checkpoint
 
 
-class Checkpoints:
+class CheckpointTracker:
     """The checkpoints of one job, told of by looks at its checkpoint folder.
 
     ``now`` is monotonic and only differences of it count; ``wall`` is epoch seconds. Files that are older than
@@ -64,7 +64,7 @@ class Checkpoints:
         self.writing = False
         """Whether one is being written."""
         self._start, self._early_s = start, early_s
-        self._history = History(interval_s)
+        self._history = CheckpointHistory(interval_s)
         self._sets: dict[str, CheckpointSet] = {}
         self._key_of: dict[str, str] = {}
         self._settle_s = SETTLE_S
@@ -81,7 +81,7 @@ class Checkpoints:
 
     def update(
         self,
-        entries: Iterable[SeenEntry],
+        entries: Iterable[EntryView],
         names: Collection[str] | None,
         now: float,
         wall: float,
@@ -89,7 +89,7 @@ class Checkpoints:
         behind: bool = False,
         ended: bool = False,
         disturbed: float | None = None,
-    ) -> list[Happened]:
+    ) -> list[CheckpointEvent]:
         """Take what a look has found; gives what has happened since the last, oldest first.
 
         ``entries`` are at least those that have changed, others are no harm; ``names`` all that are there, or None
@@ -104,7 +104,7 @@ class Checkpoints:
         if first and behind:
             return []
         self._first = False
-        happened: list[Happened] = []
+        happened: list[CheckpointEvent] = []
         waiting = sorted((found for found in self._sets.values() if found.pending), key=lambda found: found.end)
         for found in waiting:
             self._history.note_holder(found)
@@ -162,7 +162,7 @@ class Checkpoints:
 
     # What is there
 
-    def _take(self, entry: SeenEntry, now: float, wall: float) -> str | None:
+    def _take(self, entry: EntryView, now: float, wall: float) -> str | None:
         """Note one entry; gives the key of its checkpoint, None for what is none."""
         name = parse_name(entry.bare, entry.directory)
         if name is None:
@@ -195,7 +195,7 @@ class Checkpoints:
             found.inodes.add(entry.inode)
             return None
         before = found.entries.get(entry.name)
-        if is_written(found, before, entry):
+        if is_being_written(found, before, entry):
             if entry.inode in found.inodes:
                 found.renamed.add(entry.name)
             if not found.pending:
@@ -213,7 +213,7 @@ class Checkpoints:
                 and self._older.get(found.key, 0.0) < (newest or 0)
             ):
                 found.seen = True
-        found.entries[entry.name] = SetEntry(entry, name)
+        found.entries[entry.name] = CheckpointSetEntry(entry, name)
         if entry.directory:
             self._held.add(found.key)
         return found.key
@@ -228,7 +228,7 @@ class Checkpoints:
         """Whether it is a text beside checkpoints."""
         return found.is_note and self._history.real
 
-    def _forget(self, name: str, happened: list[Happened]) -> None:
+    def _forget(self, name: str, happened: list[CheckpointEvent]) -> None:
         """The entry is gone: removed by who keeps the last few only, or renamed."""
         found = self._sets[self._key_of[name]]
         ours = name in found.entries and found.pending and self._is_ours(found) and found.has_data
@@ -282,7 +282,7 @@ class Checkpoints:
         newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
         return self._start is None or newest is None or found.seen or newest >= self._start - self._early_s
 
-    def _judge(self, found: CheckpointSet, now: float, happened: list[Happened]) -> None:
+    def _judge(self, found: CheckpointSet, now: float, happened: list[CheckpointEvent]) -> None:
         """Decide what a checkpoint that was written to is by now."""
         found.state = None
         if not self._is_ours(found):
@@ -320,7 +320,7 @@ class Checkpoints:
                 found.told.add("incomplete")
                 if not found.gaps:
                     self._history.note_short(found.key, found.shapes)
-                happened.append(Happened("incomplete", shown))
+                happened.append(CheckpointEvent("incomplete", shown))
 
     def _show(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
         """The checkpoint as it is now, which is the last one when none is newer."""
@@ -347,7 +347,7 @@ class Checkpoints:
             valid=valid,
             reason=reason,
             odd_size=self._history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
-            odd=_odd(unusual),
+            odd=_unusual_text(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
             self.last = shown
@@ -371,14 +371,16 @@ class Checkpoints:
         return tuple(
             hole
             for hole in found.holes
-            if "/" in hole or not self._history.is_elsewhere(shape(hole, found.name), found)
+            if "/" in hole or not self._history.is_elsewhere(name_shape(hole, found.name), found)
         )
 
     def _unusual(self, found: CheckpointSet) -> tuple[str, ...]:
         """Shapes of shards and markers that all like it have had and that are neither here nor missing, in order."""
         if not all(entry.seen.whole for entry in found.entries.values()):
             return ()
-        told = {shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)}
+        told = {
+            name_shape(gap.partition("/")[2] if "/" in gap else gap, found.name) for gap in (*found.gaps, *found.holes)
+        }
         left = [
             usual
             for usual in self._history.usual(found.key) - found.shapes
@@ -395,10 +397,10 @@ class Checkpoints:
             return True
         return found.is_marked or is_superseded(found, self._sets.values())
 
-    def _complete(self, found: CheckpointSet, happened: list[Happened]) -> None:
+    def _complete(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
         """It is whole: count it, unless it was before and has only been added to."""
         before, files, shapes = found.done, found.files(), found.shapes
-        goes_on = before is not None and is_addition(before, files, found)
+        goes_on = before is not None and is_only_extended(before, files, found)
         if goes_on and PAUSES * found.pause <= MOST_SETTLE_S:
             self._settle_s = max(self._settle_s, PAUSES * found.pause)
         shown = self._show(found, "complete")
@@ -410,12 +412,12 @@ class Checkpoints:
             self.last_complete = shown
         if not self._history.count(shown, shapes, addition=goes_on):
             return
-        happened.append(Happened("saved", shown))
+        happened.append(CheckpointEvent("saved", shown))
         if shown.odd is not None:
-            happened.append(Happened("unusual", shown))
+            happened.append(CheckpointEvent("unusual", shown))
         self._tell_damage(found, shown, happened)
 
-    def _refresh(self, found: CheckpointSet, happened: list[Happened]) -> None:
+    def _refresh(self, found: CheckpointSet, happened: list[CheckpointEvent]) -> None:
         """Note what has been found out about one that is whole."""
         done = found.done
         if done is None or not found.entries:
@@ -448,13 +450,13 @@ class Checkpoints:
         return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
 
     @staticmethod
-    def _tell_damage(found: CheckpointSet, shown: Checkpoint, happened: list[Happened]) -> None:
+    def _tell_damage(found: CheckpointSet, shown: Checkpoint, happened: list[CheckpointEvent]) -> None:
         if shown.valid is False and "damaged" not in found.told:
             found.told.add("damaged")
-            happened.append(Happened("damaged", shown))
+            happened.append(CheckpointEvent("damaged", shown))
 
 
-def _odd(unusual: Sequence[str]) -> str | None:
+def _unusual_text(unusual: Sequence[str]) -> str | None:
     """For a person."""
     if not unusual:
         return None

@@ -61,7 +61,7 @@ _COMPANIONS = re.compile(
 )
 
 
-class Name(NamedTuple):
+class CheckpointName(NamedTuple):
     """What the name of one entry of a checkpoint folder tells."""
 
     key: str
@@ -77,7 +77,7 @@ class Name(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def parse_name(name: str, directory: bool = False) -> Name | None:
+def parse_name(name: str, directory: bool = False) -> CheckpointName | None:
     """What the name of a file or directory tells; None for one that is no checkpoint.
 
     ``name`` is without marks of a temporary file. Numbers of ranks and shards are left out of the key, so
@@ -97,14 +97,14 @@ def parse_name(name: str, directory: bool = False) -> Name | None:
             step = int(numbers[0])
         elif numbers:
             step = None if any(_DATE.fullmatch(number) for number in numbers) else int(numbers[-1])
-            return Name(f"numbers {' '.join(numbers)}", step, versioned=True, marker=marker)
+            return CheckpointName(f"numbers {' '.join(numbers)}", step, versioned=True, marker=marker)
     if step is not None or epoch is not None:
         key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
-        return Name(key, step, epoch, versioned=True, marker=marker)
+        return CheckpointName(key, step, epoch, versioned=True, marker=marker)
     return _fixed_name(stem, bare, directory, marker)
 
 
-def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> Name | None:
+def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> CheckpointName | None:
     """What a name without a step tells: each checkpoint is written over the last one."""
     telling = _SOME_CHECKPOINT.search(stem)
     text = is_text(stem)
@@ -113,10 +113,10 @@ def _fixed_name(stem: str, bare: str, directory: bool, marker: bool) -> Name | N
     if text and not directory and not re.search("checkpoint|ckpt", stem, re.IGNORECASE):
         return None
     if _ONE_OF_SEVERAL.match(bare) and not directory:
-        return Name("fixed model", marker=marker)
+        return CheckpointName("fixed model", marker=marker)
     while (shorter := _EXTENSION.sub("", bare)) != bare and shorter:
         bare = shorter
-    return Name(f"fixed {bare.strip('-_.')}", alias=_ALIAS.search(bare) is not None, marker=marker)
+    return CheckpointName(f"fixed {bare.strip('-_.')}", alias=_ALIAS.search(bare) is not None, marker=marker)
 
 
 def _without_marker(name: str) -> tuple[str, bool]:
@@ -153,7 +153,7 @@ def is_sharded(path: str) -> bool:
     return any(pattern.search(path) for pattern in _SHARDS)
 
 
-def shape(path: str, name: Name) -> str:
+def name_shape(path: str, name: CheckpointName) -> str:
     """A path as the next checkpoint has it too: with ``#`` for its step, its epoch and what looks like a hash."""
     numbers = {number for number in (name.step, name.epoch) if number is not None}
     kept = [match.span() for pattern in _SHARDS for match in pattern.finditer(path)]

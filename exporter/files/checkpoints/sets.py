@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from exporter.files.checkpoints.names import (
-    Name,
+    CheckpointName,
     is_marker,
     is_sharded,
     is_weights,
     missing_numbers,
     missing_ranks,
-    shape,
+    name_shape,
 )
 
 State = Literal["writing", "complete", "incomplete", "invalid"]
@@ -23,7 +23,7 @@ MARKED_S = 1.0
 """A file may be younger than the marker of its checkpoint by this."""
 
 
-class SeenFile(Protocol):
+class FileView(Protocol):
     """One file; times in epoch seconds."""
 
     @property
@@ -44,7 +44,7 @@ class SeenFile(Protocol):
     def temporary(self) -> bool: ...
 
 
-class SeenDamage(Protocol):
+class DamageView(Protocol):
     """A file that is damaged."""
 
     @property
@@ -54,7 +54,7 @@ class SeenDamage(Protocol):
     def reason(self) -> str | None: ...
 
 
-class SeenIndex(Protocol):
+class IndexView(Protocol):
     """An index of shards; paths from the checkpoint folder on."""
 
     @property
@@ -66,7 +66,7 @@ class SeenIndex(Protocol):
         ...
 
 
-class SeenEntry(Protocol):
+class EntryView(Protocol):
     """One file or directory of the checkpoint folder with the files in it."""
 
     @property
@@ -87,7 +87,7 @@ class SeenEntry(Protocol):
     def inode(self) -> int: ...
 
     @property
-    def files(self) -> Sequence[SeenFile]:
+    def files(self) -> Sequence[FileView]:
         """Of a file, itself."""
         ...
 
@@ -97,7 +97,7 @@ class SeenEntry(Protocol):
         ...
 
     @property
-    def indexes(self) -> Sequence[SeenIndex]: ...
+    def indexes(self) -> Sequence[IndexView]: ...
 
     @property
     def valid(self) -> int:
@@ -110,7 +110,7 @@ class SeenEntry(Protocol):
         ...
 
     @property
-    def damaged(self) -> Sequence[SeenDamage]: ...
+    def damaged(self) -> Sequence[DamageView]: ...
 
 
 class Checkpoint(NamedTuple):
@@ -140,16 +140,16 @@ class Checkpoint(NamedTuple):
     """What those before it had and it has not, which need not mean anything."""
 
 
-class SetEntry(NamedTuple):
+class CheckpointSetEntry(NamedTuple):
     """One entry of a set as it was last seen."""
 
-    seen: SeenEntry
-    name: Name
+    seen: EntryView
+    name: CheckpointName
     slim: bool = False
     """Whether its files are no longer kept."""
 
     @property
-    def files(self) -> Sequence[SeenFile]:
+    def files(self) -> Sequence[FileView]:
         return () if self.slim else [file for file in self.seen.files if not file.temporary]
 
     @property
@@ -158,7 +158,7 @@ class SetEntry(NamedTuple):
         return any(file.temporary for file in self.seen.files)
 
 
-class _Facts(NamedTuple):
+class _NameFacts(NamedTuple):
     """What the names of a set's files tell."""
 
     told: frozenset[object]
@@ -173,15 +173,15 @@ class CheckpointSet:
     """Entries that are one checkpoint; moments are monotonic."""
 
     key: str
-    name: Name
+    name: CheckpointName
     first_seen: float
     """When its writing was first seen, that of a new one over an old one too,"""
     changed: float
     """and when something of it last changed."""
     watched: bool
     """Whether its writing was seen, rather than its end alone."""
-    entries: dict[str, SetEntry] = field(default_factory=dict)
-    temporary: dict[str, SeenEntry] = field(default_factory=dict)
+    entries: dict[str, CheckpointSetEntry] = field(default_factory=dict)
+    temporary: dict[str, EntryView] = field(default_factory=dict)
     temporary_changed: float = 0.0
     inodes: set[int] = field(default_factory=set)
     """Of entries that were seen under temporary names,"""
@@ -201,9 +201,9 @@ class CheckpointSet:
     """Whether something of it was seen to appear or change."""
     is_note: bool = False
     """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
-    _facts: _Facts | None = None
+    _facts: _NameFacts | None = None
 
-    def files(self) -> list[SeenFile]:
+    def files(self) -> list[FileView]:
         """All of its files under their final names."""
         return [file for entry in self.entries.values() for file in entry.files]
 
@@ -253,7 +253,7 @@ class CheckpointSet:
         ]
         return bool(marks) and all(file.mtime <= max(marks) + MARKED_S for file in self.files())
 
-    def _read_names(self) -> _Facts:
+    def _read_names(self) -> _NameFacts:
         files = self.files()
         indexes = [index for entry in self.entries.values() for index in entry.seen.indexes]
         told = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
@@ -264,14 +264,17 @@ class CheckpointSet:
                 if _counts(index, there):
                     gaps.update(path for path in index.shards if path not in there)
             shapes = {
-                shape for entry in self.entries.values() for file in entry.files if (shape := _shape(file, entry))
+                name_shape
+                for entry in self.entries.values()
+                for file in entry.files
+                if (name_shape := _shape(file, entry))
             }
             holes = set(missing_ranks(there)) - gaps
-            self._facts = _Facts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
+            self._facts = _NameFacts(told, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
         return self._facts
 
 
-def _counts(index: SeenIndex, there: Collection[str]) -> bool:
+def _counts(index: IndexView, there: Collection[str]) -> bool:
     """Whether an index is of what is there, rather than left over from other weights."""
     if any(path in there for path in index.shards):
         return True
@@ -279,15 +282,15 @@ def _counts(index: SeenIndex, there: Collection[str]) -> bool:
     return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in there)
 
 
-def _shape(file: SeenFile, entry: SetEntry) -> str | None:
+def _shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
     """The shape of a shard or marker, beginning with a slash within a directory; None for other files."""
     if not entry.seen.directory:
-        return shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
+        return name_shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
     inner = file.path.partition("/")[2]
-    return f"/{shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
+    return f"/{name_shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
 
 
-def is_written(found: CheckpointSet, before: SetEntry | None, entry: SeenEntry) -> bool:
+def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, entry: EntryView) -> bool:
     """Whether something of the entry has been written since it was last seen; what was removed does not count.
 
     Notes in the set where a file of it has become shorter or another one.
@@ -306,7 +309,7 @@ def is_written(found: CheckpointSet, before: SetEntry | None, entry: SeenEntry) 
     return written
 
 
-def is_addition(before: Checkpoint, files: Sequence[SeenFile], found: CheckpointSet) -> bool:
+def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: CheckpointSet) -> bool:
     """Whether one that was whole has only got more: its files have grown, or most of it is as it was.
 
     One that is written over the last one grows as well, but not soon after.
@@ -322,7 +325,7 @@ def is_addition(before: Checkpoint, files: Sequence[SeenFile], found: Checkpoint
     return 2 * sum(file.size for file in files if file.mtime <= before.end) >= max(before.bytes, 1)
 
 
-def seconds_written(found: CheckpointSet, files: Sequence[SeenFile]) -> float | None:
+def seconds_written(found: CheckpointSet, files: Sequence[FileView]) -> float | None:
     """How long it was written, by the times of its files or by what was seen, whichever is longer; None if unknown."""
     since = found.done.end if found.done is not None else None
     times = [file.mtime for file in files if since is None or file.mtime > since]

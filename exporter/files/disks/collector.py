@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
-from exporter.files.disks.forecast import Fill, is_low
+from exporter.files.disks.forecast import DiskForecast, is_space_low
 from exporter.files.disks.quota_reader import QuotaFacts
-from exporter.files.disks.space_reader import SpaceFacts, SpaceLook, SpaceWatch
-from exporter.machine.file_host import Hanging, HelperEnded, Watched
+from exporter.files.disks.space_reader import SpaceFacts, SpaceReading, SpaceWatch
+from exporter.machine.file_host import FileHelperEnded, WatchHandle, WatchHanging
 
 AVAILABLE = Family(
     "filesystem_avail_bytes",
@@ -72,7 +72,7 @@ class GroupSpace:
     @property
     def low(self) -> bool | None:
         """Whether too little is left; None where that is not known."""
-        return None if self.space is None else is_low(self.space.available_bytes, self.space.size_bytes)
+        return None if self.space is None else is_space_low(self.space.available_bytes, self.space.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,19 @@ class DiskSnapshot:
     events: tuple[dict[str, Any], ...] = ()
 
 
-class _Group:
+class _SpaceGroupWatch:
     """One group with its watch and the course of what is free."""
 
-    def __init__(self, name: str, watched: Watched) -> None:
+    def __init__(self, name: str, watched: WatchHandle) -> None:
         self.name = name
         self.watched = watched
-        self._fills = (Fill(), Fill(), Fill())
+        self._fills = (DiskForecast(), DiskForecast(), DiskForecast())
         self.silent_since: float | None = None
         self.hang_told = False
         self.low_told = False
         self.full_told: float | None = None
 
-    def full_at(self, look: SpaceLook) -> float | None:
+    def full_at(self, look: SpaceReading) -> float | None:
         """When bytes, files or the quota are used up, whichever is first."""
         space, quota = look.space, look.quota
         left = (
@@ -127,13 +127,13 @@ class DiskCollector:
         QUOTA_LIMIT,
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self.interval_s = max(5.0, context.manifest.check_interval_s)
         self._clock, self._files, self._end = context.clock, context.files, context.identity.end
         manifest = context.manifest
         directories = [(group.name, manifest.directory(group)) for group in manifest.groups]
         self._groups = [
-            _Group(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
+            _SpaceGroupWatch(name, context.files.watch(f"space-{name}", partial(SpaceWatch, str(directory))))
             for name, directory in (*directories, (RUN, manifest.run_dir))
         ]
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
@@ -146,14 +146,14 @@ class DiskCollector:
             self._tell(group, facts, now)
         return DiskSnapshot(found, tuple(self._events))
 
-    def _facts(self, group: _Group, answer: object, now: float) -> GroupSpace:
+    def _facts(self, group: _SpaceGroupWatch, answer: object, now: float) -> GroupSpace:
         mount = group.watched.filesystem
         unseen = GroupSpace(
             group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
         )
-        if isinstance(answer, HelperEnded):
+        if isinstance(answer, FileHelperEnded):
             return replace(unseen, error=str(answer))
-        if isinstance(answer, Hanging):
+        if isinstance(answer, WatchHanging):
             begun = now - (self._files.clock.monotonic() - answer.since)
             group.silent_since = min(begun, group.silent_since or begun)
             return replace(unseen, responding=False, since=group.silent_since)
@@ -163,11 +163,11 @@ class DiskCollector:
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
-        if not isinstance(answer, SpaceLook):
+        if not isinstance(answer, SpaceReading):
             raise answer if isinstance(answer, Exception) else TypeError(f"{group.name}: {answer!r} is no answer")
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
-    def _tell(self, group: _Group, facts: GroupSpace, now: float) -> None:
+    def _tell(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
         """Events of what has changed."""
         where = f"{group.name}: {facts.mount or 'its file system'}"
         if facts.responding is False and not group.hang_told and (facts.error or now - (facts.since or now) >= HANGS_S):
@@ -178,7 +178,7 @@ class DiskCollector:
             self._event(now, "info", "file system answers again", group.name, where)
         if facts.space is None:
             return
-        left = f"{_size(facts.space.available_bytes)} of {_size(facts.space.size_bytes)} left"
+        left = f"{_decimal_size(facts.space.available_bytes)} of {_decimal_size(facts.space.size_bytes)} left"
         if facts.low and not group.low_told:
             self._event(now, "warning", "disk low", group.name, f"{where} has {left}")
         group.low_told = bool(facts.low)
@@ -212,7 +212,7 @@ class DiskCollector:
                 row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)
                 row.add(QUOTA_LIMIT, facts.quota.limit_bytes)
 
-    def describe(self, snapshot: DiskSnapshot, status: Status) -> None:
+    def describe(self, snapshot: DiskSnapshot, status: NodeStatus) -> None:
         for facts in snapshot.groups:
             space, quota = facts.space, facts.quota
             status.filesystems.append(
@@ -235,7 +235,7 @@ class DiskCollector:
         status.events.extend(snapshot.events)
 
 
-def _size(count: float) -> str:
+def _decimal_size(count: float) -> str:
     """Bytes for people, by thousands as the limits are."""
     for unit, size in (("TB", 1e12), ("GB", 1e9)):
         if count >= size:

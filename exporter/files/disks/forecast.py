@@ -27,12 +27,12 @@ LOW_SHARE = 0.10
 PLENTY_BYTES = 1e12
 
 
-def is_low(available_bytes: float, size_bytes: float) -> bool:
+def is_space_low(available_bytes: float, size_bytes: float) -> bool:
     """Whether there is too little left: less than 10 GB, or a tenth where less than 1 TB is left."""
     return available_bytes < LOW_BYTES or (available_bytes < PLENTY_BYTES and available_bytes < LOW_SHARE * size_bytes)
 
 
-class Fill:
+class DiskForecast:
     """The course of what is free, told by readings in the order of their times.
 
     Only readings at which the value has changed count: writers flush in steps, and a slope from change to change is
@@ -82,7 +82,7 @@ class Fill:
         while True:
             part = changes[-count:]
             span = part[-1][0] - part[0][0]
-            slope = _fall(part, now)
+            slope = _use_rate(part, now)
             ahead = None if slope is None else free / slope
             if ahead is not None and ahead <= TRUSTED * span:
                 best = ahead
@@ -94,7 +94,7 @@ class Fill:
         return None if best is None else max(now, changes[-1][0] + best)
 
 
-def _fall(course: list[tuple[float, float]], now: float) -> float | None:
+def _use_rate(course: list[tuple[float, float]], now: float) -> float | None:
     """What is used up in a second, over a course of changes; None where it does not fall, or no longer."""
     steps = [(t1 - t0, v0 - v1) for (t0, v0), (t1, v1) in pairwise(course)]
     falls = sorted(fall for _, fall in steps if fall > 0)

@@ -54,7 +54,7 @@ def read_quota(directory: str | os.PathLike[str], call: Call | None = None) -> Q
         ids = (os.geteuid(), os.getegid(), _project(fd))
         found = []
         for (kind, number), holder in zip(KINDS, ids, strict=True):
-            record = None if holder is None else (call or _ask)(fd, number, holder)
+            record = None if holder is None else (call or _quotactl)(fd, number, holder)
             facts = None if record is None else parse_dqblk(kind, record)
             if facts is not None:
                 found.append(facts)
@@ -74,7 +74,7 @@ def _project(fd: int) -> int | None:
     return number or None
 
 
-def _ask(fd: int, kind: int, holder: int) -> bytes | None:
+def _quotactl(fd: int, kind: int, holder: int) -> bytes | None:
     record = ctypes.create_string_buffer(_DQBLK.size)
     command = ctypes.c_uint((Q_GETQUOTA << 8 | kind) & 0xFFFFFFFF)
     failed = ctypes.CDLL(None, use_errno=True).syscall(

@@ -17,7 +17,7 @@ class SpaceFacts(NamedTuple):
     inodes: int | None = None
 
 
-class SpaceLook(NamedTuple):
+class SpaceReading(NamedTuple):
     """What there was at one moment, in epoch seconds; ``space`` is None where the file system tells none."""
 
     time: float
@@ -37,7 +37,7 @@ def read_space(directory: str | os.PathLike[str]) -> SpaceFacts | None:
 
 def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result] | None:
     """The directory or its nearest existing parent, with what statvfs(3) says of it."""
-    for place in _upwards(os.fspath(directory)):
+    for place in _parents(os.fspath(directory)):
         try:
             return place, os.statvfs(place)
         except (FileNotFoundError, NotADirectoryError):
@@ -45,7 +45,7 @@ def _nearest(directory: str | os.PathLike[str]) -> tuple[str, os.statvfs_result]
     return None
 
 
-def _upwards(place: str) -> Iterator[str]:
+def _parents(place: str) -> Iterator[str]:
     while True:
         yield place
         parent = os.path.dirname(place.rstrip("/")) or (os.sep if place.startswith(os.sep) else os.curdir)
@@ -67,10 +67,10 @@ class SpaceWatch:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def look(self, now: float) -> SpaceLook:
+    def look(self, now: float) -> SpaceReading:
         """What there is now."""
         found = _nearest(self._directory)
         if found is None:
-            return SpaceLook(now, None, None)
+            return SpaceReading(now, None, None)
         place, told = found
-        return SpaceLook(now, _facts(told), read_quota(place))
+        return SpaceReading(now, _facts(told), read_quota(place))

@@ -24,12 +24,31 @@ from exporter.files.formats import (
     zip_file,
     zstd_file,
 )
-from exporter.files.formats.source import FIRST_BYTES, Damaged, Found, NoFile, Source, Undecided, open_source, shown
+from exporter.files.formats.source import (
+    FIRST_BYTES,
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    ValidFile,
+    open_source,
+    printable,
+)
 
-__all__ = ["Damaged", "Format", "Found", "NoFile", "Source", "Undecided", "Verdict", "check", "open_source"]
+__all__ = [
+    "CheckUndecided",
+    "FileCheck",
+    "FileDamaged",
+    "FileFormat",
+    "FileSource",
+    "NotRegularFile",
+    "ValidFile",
+    "check",
+    "open_source",
+]
 
 
-class Verdict(NamedTuple):
+class FileCheck(NamedTuple):
     """What a look at a file has told."""
 
     state: str
@@ -41,7 +60,7 @@ class Verdict(NamedTuple):
     """Rows or items, where a header, a footer or a small text tells."""
 
 
-class Format(Protocol):
+class FileFormat(Protocol):
     """What a module of a format has."""
 
     @property
@@ -52,19 +71,19 @@ class Format(Protocol):
     def EXTENSIONS(self) -> tuple[str, ...]:  # noqa: N802
         """How its files are named, in small letters."""
 
-    def claims(self, source: Source) -> bool:
+    def claims(self, source: FileSource) -> bool:
         """Whether the file begins as this format does. Cheap."""
 
-    def inspect(self, source: Source) -> Found:
+    def inspect(self, source: FileSource) -> ValidFile:
         """What it holds. Raises Damaged or Undecided."""
 
 
-BINARY: tuple[Format, ...] = (
+BINARY: tuple[FileFormat, ...] = (
     *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),  # these share archives: zip comes last
     *(tfrecord, arrow, safetensors),  # without a magic number: those with more of a structure at their top come first
 )
-TEXT: tuple[Format, ...] = (json_text, json_lines, csv_text)
-JSON: tuple[Format, ...] = (json_text, json_lines)
+TEXT: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
+JSON: tuple[FileFormat, ...] = (json_text, json_lines)
 """Of which a file may be the one and be named like the other."""
 OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")
 """Extensions that promise nothing."""
@@ -93,59 +112,59 @@ HOSTILE = (
 """What bytes that no writer has written may lead to."""
 
 
-def check(source: Source) -> Verdict:
+def check_file(source: FileSource) -> FileCheck:
     """Whether the file is whole, as far as can be told. Does not raise: a file that cannot be read is unknown."""
     if not source.size:
-        return Verdict("empty", None, "is empty")
+        return FileCheck("empty", None, "is empty")
     try:
         return _check(source)
     except OSError as error:
-        return Verdict("unknown", None, error.strerror or "cannot be read")
+        return FileCheck("unknown", None, error.strerror or "cannot be read")
 
 
-def _check(source: Source) -> Verdict:
+def _check(source: FileSource) -> FileCheck:
     name = SHARD.sub("", source.name.lower())
     for known in BINARY:
         if _claims(known, source):
-            verdict = _look(known, source)
+            verdict = _check_format(known, source)
             if verdict.state != "invalid" or name.endswith(known.EXTENSIONS) or not _may_be_chance(known, source):
                 return verdict
     for known in TEXT:
         if name.endswith(known.EXTENSIONS):
-            return _look_at_text(known, source)
+            return _check_text(known, source)
     if beginning := _known_beginning(source, name):
-        return Verdict("unknown", None, f"begins like {beginning}, which is not looked into")
+        return FileCheck("unknown", None, f"begins like {beginning}, which is not looked into")
     for known in BINARY:
         if name.endswith(known.EXTENSIONS) and not name.endswith(OF_ANYTHING):
             extension = max((hint for hint in known.EXTENSIONS if name.endswith(hint)), key=len)
             reason = f"is named {extension}, but does not begin like one"
             if extension in RAW_TOO and not _is_near(source.head(FIRST_BYTES), BEGINNINGS[known.NAME]):
-                return Verdict("unknown", None, reason)
-            return Verdict("invalid", known.NAME, reason)
+                return FileCheck("unknown", None, reason)
+            return FileCheck("invalid", known.NAME, reason)
     for known in JSON:
-        if _claims(known, source) and _is_whole(verdict := _look(known, source)):
+        if _claims(known, source) and _is_whole(verdict := _check_format(known, source)):
             return verdict
-    return Verdict("unknown", None, "is of no format that is known here")
+    return FileCheck("unknown", None, "is of no format that is known here")
 
 
-def _claims(known: Format, source: Source) -> bool:
+def _claims(known: FileFormat, source: FileSource) -> bool:
     try:
         return known.claims(source)
-    except (Damaged, Undecided, *HOSTILE):
+    except (FileDamaged, CheckUndecided, *HOSTILE):
         return False
 
 
-def _look(known: Format, source: Source) -> Verdict:
+def _check_format(known: FileFormat, source: FileSource) -> FileCheck:
     try:
         found = known.inspect(source)
-    except Damaged as damage:
-        return Verdict("invalid", known.NAME, _reason(str(damage)))
-    except Undecided as doubt:
-        return Verdict("unknown", known.NAME, _reason(str(doubt)))
+    except FileDamaged as damage:
+        return FileCheck("invalid", known.NAME, _reason(str(damage)))
+    except CheckUndecided as doubt:
+        return FileCheck("unknown", known.NAME, _reason(str(doubt)))
     except HOSTILE as error:
-        return Verdict("unknown", known.NAME, f"could not be understood ({type(error).__name__})")
+        return FileCheck("unknown", known.NAME, f"could not be understood ({type(error).__name__})")
     reason = None if found.reason is None else _reason(found.reason)
-    return Verdict("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
+    return FileCheck("unfinished" if found.unfinished else "valid", found.format, reason, found.records)
 
 
 def _is_near(top: bytes, beginning: bytes) -> bool:
@@ -158,35 +177,35 @@ def _is_near(top: bytes, beginning: bytes) -> bool:
     return differ <= len(beginning) // NEAR or top.startswith(beginning[:NEAR])
 
 
-def _look_at_text(named: Format, source: Source) -> Verdict:
+def _check_text(named: FileFormat, source: FileSource) -> FileCheck:
     """As what it is named for; as the other kind of JSON when it is a whole one of those.
 
     What could not be told of lines that are too long is not told by the two ends of the file either.
     """
-    verdict = _look(named, source)
+    verdict = _check_format(named, source)
     if verdict.state != "valid" and named in JSON:
         for known in JSON:
-            if known is not named and _is_whole(other := _look(known, source)):
+            if known is not named and _is_whole(other := _check_format(known, source)):
                 return verdict if verdict.state == "unknown" and other.reason is not None else other
     return verdict
 
 
-def _is_whole(verdict: Verdict) -> bool:
+def _is_whole(verdict: FileCheck) -> bool:
     """Whether something in it was whole, which makes it likely that it is this format."""
     return verdict.state in ("valid", "unfinished") and (verdict.format != json_lines.NAME or verdict.records != 0)
 
 
-def _may_be_chance(known: Format, source: Source) -> bool:
+def _may_be_chance(known: FileFormat, source: FileSource) -> bool:
     """Whether another kind of file may begin like this: a text by its first word, anything where there is no magic."""
     return known is safetensors or _is_words(source)
 
 
-def _is_words(source: Source) -> bool:
+def _is_words(source: FileSource) -> bool:
     """Whether the file begins as a text without special characters."""
     return bool(re.fullmatch(rb"[\t\n\r -~\x80-\xff]*[\n -~]", source.head(FIRST_BYTES)))
 
 
-def _known_beginning(source: Source, name: str) -> str | None:
+def _known_beginning(source: FileSource, name: str) -> str | None:
     top = source.head(262)
     if name.endswith(OF_TEXTS_TOO) and _is_words(source):
         return "a text"
@@ -198,5 +217,5 @@ def _known_beginning(source: Source, name: str) -> str | None:
 
 
 def _reason(text: str) -> str:
-    text = shown(text)
+    text = printable(text)
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."

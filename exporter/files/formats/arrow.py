@@ -9,7 +9,7 @@ batch of rows), the footer's length, and ``ARROW1``. Before version 0.15 message
 import struct
 from typing import NamedTuple
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "arrow"
 EXTENSIONS = (".arrow", ".arrows", ".feather")
@@ -30,7 +30,7 @@ MOST_BATCHES = 2000
 TRIED = (struct.error, IndexError)
 
 
-class Table:
+class FlatbufferTable:
     """A table of a flatbuffer: its fields by number, found through a list of their places (vtable)."""
 
     def __init__(self, text: bytes, place: int) -> None:
@@ -39,7 +39,7 @@ class Table:
         self._fields = place - self._unpack("<i", place)
 
     @classmethod
-    def root(cls, text: bytes) -> "Table":
+    def root(cls, text: bytes) -> "FlatbufferTable":
         """The table that a flatbuffer begins with."""
         return cls(text, struct.unpack_from("<I", text)[0])
 
@@ -48,10 +48,10 @@ class Table:
         at = self._at(field)
         return self._unpack(form, at) if at else 0
 
-    def table(self, field: int) -> "Table | None":
+    def table(self, field: int) -> "FlatbufferTable | None":
         """Another table that this one refers to."""
         at = self._at(field)
-        return Table(self._text, at + self._unpack("<I", at)) if at else None
+        return FlatbufferTable(self._text, at + self._unpack("<I", at)) if at else None
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
         """Structs ``Block`` in a vector: place of a message, length of its metadata, length of its body."""
@@ -77,7 +77,7 @@ class Table:
         return int(struct.unpack_from(form, self._text, at)[0])
 
 
-class Message(NamedTuple):
+class ArrowMessage(NamedTuple):
     """What frames the data."""
 
     kind: int
@@ -86,7 +86,7 @@ class Message(NamedTuple):
     rows: int
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins like a file, or its first message describes columns."""
     if source.head(len(MAGIC)) == MAGIC or source.head(4) == OLD_FEATHER:
         return True
@@ -95,52 +95,52 @@ def claims(source: Source) -> bool:
         return marked
     try:
         first = read_message(source, 0)
-    except (Damaged, Undecided):
+    except (FileDamaged, CheckUndecided):
         return False
     return first is not None and first.kind == SCHEMA
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """A file whose batches lie before its footer, or a stream up to its end."""
     if source.head(4) == OLD_FEATHER:
         if source.tail(4) != OLD_FEATHER:
-            raise Damaged("has no footer: its writing was not finished, or its end is lost")
-        raise Undecided("is of version 1 of Feather, which is not known")
+            raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
+        raise CheckUndecided("is of version 1 of Feather, which is not known")
     return _file(source) if source.head(len(MAGIC)) == MAGIC else _stream(source)
 
 
-def _file(source: Source) -> Found:
+def _file(source: FileSource) -> ValidFile:
     tail = source.tail(4 + len(MAGIC))
     if source.size < FILE_BEGIN + len(tail) or not tail.endswith(MAGIC):
-        raise Damaged("has no footer: its writing was not finished, or its end is lost")
+        raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
     length = int.from_bytes(tail[:4], "little", signed=True)
     begin = source.size - len(tail) - length
     if length <= 0 or begin < FILE_BEGIN:
-        raise Damaged("has a footer that does not fit into it")
+        raise FileDamaged("has a footer that does not fit into it")
     if length > FOOTER_BYTES:
-        raise Undecided(f"has a footer of {length} bytes")
+        raise CheckUndecided(f"has a footer of {length} bytes")
     try:
-        footer = Table.root(source.read(begin, length))
+        footer = FlatbufferTable.root(source.read(begin, length))
         schema, dictionaries, batches = footer.table(1), footer.blocks(2), footer.blocks(3)
     except TRIED as error:
-        raise Damaged("has a damaged footer") from error
+        raise FileDamaged("has a damaged footer") from error
     if schema is None:
-        raise Damaged("has a footer without schema")
+        raise FileDamaged("has a footer without schema")
     for number, (offset, metadata, body) in enumerate(dictionaries + batches):
         if offset < FILE_BEGIN or metadata <= 0 or body < 0 or offset + metadata + body > begin:
-            raise Damaged(f"has a batch, number {number}, that does not fit before the footer")
+            raise FileDamaged(f"has a batch, number {number}, that does not fit before the footer")
     rows = 0
     for number, (offset, _, _) in enumerate(batches):
         if number == MOST_BATCHES:
-            return Found(NAME, None, f"only {number} of its {len(batches)} batches were looked at")
+            return ValidFile(NAME, None, f"only {number} of its {len(batches)} batches were looked at")
         message = read_message(source, offset)
         if message is None or message.kind != BATCH or message.end > begin:
-            raise Damaged(f"has something else where its batch {number} should be")
+            raise FileDamaged(f"has something else where its batch {number} should be")
         rows += message.rows
-    return Found(NAME, rows)
+    return ValidFile(NAME, rows)
 
 
-def _stream(source: Source) -> Found:
+def _stream(source: FileSource) -> ValidFile:
     rows = 0
     offset = 0
     first = True
@@ -149,38 +149,38 @@ def _stream(source: Source) -> Found:
         if message is None:
             return _ended(source, offset, rows)
         if first != (message.kind == SCHEMA):
-            raise Damaged("has no schema at its beginning, or another one later")
+            raise FileDamaged("has no schema at its beginning, or another one later")
         first = False
         rows += message.rows
         offset = message.end
         if offset > source.size:
-            raise Damaged(f"ends {offset - source.size} bytes before the end of a message")
-    raise Undecided("ends after a message, but without the mark of its end")
+            raise FileDamaged(f"ends {offset - source.size} bytes before the end of a message")
+    raise CheckUndecided("ends after a message, but without the mark of its end")
 
 
-def _ended(source: Source, offset: int, rows: int) -> Found:
+def _ended(source: FileSource, offset: int, rows: int) -> ValidFile:
     end = offset + (8 if source.read(offset, 4) == CONTINUATION else 4)
     if not offset:
-        raise Damaged("is a stream without a schema")
+        raise FileDamaged("is a stream without a schema")
     if end < source.size:
-        raise Undecided(f"goes on for {source.size - end} bytes after the end of its stream")
-    return Found(STREAM_NAME, rows)
+        raise CheckUndecided(f"goes on for {source.size - end} bytes after the end of its stream")
+    return ValidFile(STREAM_NAME, rows)
 
 
-def read_message(source: Source, offset: int) -> Message | None:
+def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
     """The message that begins here; None for the one without content that ends a stream."""
     left = source.size - offset
     top = source.read(offset, min(left, PEEK_BYTES))
     begin = 8 if top[:4] == CONTINUATION else 4
     if len(top) < begin:
-        raise Damaged("ends within a message")
+        raise FileDamaged("ends within a message")
     length = int.from_bytes(top[begin - 4 : begin], "little", signed=True)
     if length == 0:
         return None
     if length < 0:
-        raise Damaged("has something else where a message should be")
+        raise FileDamaged("has something else where a message should be")
     if begin + length > left:
-        raise Damaged(f"ends {begin + length - left} bytes before the end of a message")
+        raise FileDamaged(f"ends {begin + length - left} bytes before the end of a message")
     try:
         return _parse(top[begin : begin + length], offset + begin + length)
     except TRIED:
@@ -188,16 +188,16 @@ def read_message(source: Source, offset: int) -> Message | None:
     try:
         return _parse(source.read(offset + begin, length), offset + begin + length)
     except TRIED as error:
-        raise Damaged("has something else where a message should be") from error
+        raise FileDamaged("has something else where a message should be") from error
 
 
-def _parse(metadata: bytes, body: int) -> Message:
-    """From the flatbuffer ``Message``: version, kind of header, header, length of the body."""
-    table = Table.root(metadata)
+def _parse(metadata: bytes, body: int) -> ArrowMessage:
+    """From the flatbuffer ``ArrowMessage``: version, kind of header, header, length of the body."""
+    table = FlatbufferTable.root(metadata)
     kind, header, length = table.number(1, "<B"), table.table(2), table.number(3, "<q")
     if kind not in KINDS or header is None or length < 0:
         raise IndexError
     rows = header.number(0, "<q") if kind == BATCH else 0
     if rows < 0:
         raise IndexError
-    return Message(kind, body + length, rows)
+    return ArrowMessage(kind, body + length, rows)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from exporter.files.formats import record_count
 from exporter.files.formats.json_text import WINDOW_BYTES, refuse_nul
-from exporter.files.formats.source import Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileSource, ValidFile
 
 NAME = "csv"
 EXTENSIONS = (".csv", ".tsv")
@@ -27,7 +27,7 @@ HALF = "its last row is half-written"
 PART = "only its first and last rows were looked at"
 
 
-class Way(NamedTuple):
+class CsvDialect(NamedTuple):
     """How a table may have been written."""
 
     delimiter: str
@@ -35,7 +35,7 @@ class Way(NamedTuple):
     backslash: bool = False
 
 
-class Rows(NamedTuple):
+class RowWidths(NamedTuple):
     """The numbers of fields of the rows that are not empty."""
 
     widths: list[int]
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     """Of a last row that lacks its newline and is left out above."""
 
 
-class Judgement(NamedTuple):
+class DialectResult(NamedTuple):
     """What one way of reading makes of a table."""
 
     half: bool = False
@@ -53,12 +53,12 @@ class Judgement(NamedTuple):
     complaint: Exception | None = None
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """No table says that it is one: only a name can."""
     return False
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """The number of rows without the header, where all have been looked at.
 
     A last row without a newline that has fewer fields, or ends within one, is half-written.
@@ -67,27 +67,27 @@ def inspect(source: Source) -> Found:
     head = source.head(source.size if whole else WINDOW_BYTES)
     tail = b"" if whole else source.tail(WINDOW_BYTES)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise Undecided("is UTF-16 text")
+        raise CheckUndecided("is UTF-16 text")
     refuse_nul(head)
     refuse_nul(tail, " near its end")
-    layout = record_count.layout_of(source.head(record_count.TOP_BYTES))
+    layout = record_count.read_csv_layout(source.head(record_count.TOP_BYTES))
     begin, end = _text(head[layout.begin :]), _text(tail)
     try:
         found = _best(begin, begin) if whole else _best(begin[: begin.rfind("\n") + 1], end[end.find("\n") + 1 :], end)
     except csv.Error as error:
-        raise Undecided(f"cannot be read as a table: {error}") from error
+        raise CheckUndecided(f"cannot be read as a table: {error}") from error
     records = max(0, found.records - layout.header) if whole else None
-    return Found(NAME, records, HALF if found.half else None if whole else PART, found.half)
+    return ValidFile(NAME, records, HALF if found.half else None if whole else PART, found.half)
 
 
 def _text(data: bytes) -> str:
     return data.decode("latin-1")  # in every encoding that has ASCII the marks between the fields are the same
 
 
-def _best(head: str, tail: str, window: str = "") -> Judgement:
+def _best(head: str, tail: str, window: str = "") -> DialectResult:
     """The first way that fits; else what is wrong in the first of all."""
     if window and not (head and tail and window.count("\n") > 1):
-        raise Undecided("its rows are longer than what was looked at")
+        raise CheckUndecided("its rows are longer than what was looked at")
     complaint: Exception | None = None
     for way in _ways(head, tail):
         judgement = _judge_ends(head, tail, way) if window else _judge(_rows(head, way))
@@ -98,25 +98,25 @@ def _best(head: str, tail: str, window: str = "") -> Judgement:
         if judgement.complaint is None:
             return judgement
         complaint = complaint or judgement.complaint
-    raise complaint or Undecided("holds no table")
+    raise complaint or CheckUndecided("holds no table")
 
 
-def _ways(head: str, tail: str) -> Iterator[Way]:
+def _ways(head: str, tail: str) -> Iterator[CsvDialect]:
     """Ways in which the first row has several fields, the likeliest first."""
     line = next((line for line in head.split("\n") if line.strip()), "")
-    likeliest = record_count.delimiter(line.encode("latin-1")).decode()
+    likeliest = record_count.guess_delimiter(line.encode("latin-1")).decode()
     delimiters = [likeliest, *record_count.DELIMITERS.decode().replace(likeliest, "")]
     for delimiter in [mark for mark in delimiters if mark in line] or [NO_DELIMITER]:
-        yield Way(delimiter)
+        yield CsvDialect(delimiter)
         if '\\"' in head or '\\"' in tail:
-            yield Way(delimiter, backslash=True)
+            yield CsvDialect(delimiter, backslash=True)
         if ('"' in head or '"' in tail) and tail.endswith("\n"):
-            yield Way(delimiter, None)
+            yield CsvDialect(delimiter, None)
         if "'" in head or "'" in tail:
-            yield Way(delimiter, "'")
+            yield CsvDialect(delimiter, "'")
 
 
-def _rows(text: str, way: Way) -> Rows:
+def _rows(text: str, way: CsvDialect) -> RowWidths:
     ended = text.endswith("\n") or not text
     reader = csv.reader(
         io.StringIO(text + ("" if ended else "\n") + END, newline=""),
@@ -128,35 +128,41 @@ def _rows(text: str, way: Way) -> Rows:
     found = list(reader)
     is_open = found.pop() != [END]
     last = len(found.pop()) if not ended and not is_open and found else None
-    return Rows([len(row) for row in found if row], is_open, last)
+    return RowWidths([len(row) for row in found if row], is_open, last)
 
 
-def _judge(rows: Rows, expected: int = 0, place: str = "row {}") -> Judgement:
+def _judge(rows: RowWidths, expected: int = 0, place: str = "row {}") -> DialectResult:
     """Compare rows with the first of them, or with a number of fields that is known."""
     widths = rows.widths or [rows.last or 0]
     most, _ = Counter(widths).most_common(1)[0]  # of several the first
     if not expected and most != widths[0]:
-        return Judgement(complaint=Undecided(f"its first row has {_fields(widths[0])} and most others have {most}"))
+        return DialectResult(
+            complaint=CheckUndecided(f"its first row has {_fields(widths[0])} and most others have {most}")
+        )
     expected = expected or most
     last = rows.last or 0
     for number, width in enumerate([*rows.widths, *([last] if last > expected else [])], 1):
         if width != expected:
             has = f"{place.format(number)} has {_fields(width)} and the first row {expected}"
-            return Judgement(complaint=Undecided(has))  # another table may follow, or rows of another kind
+            return DialectResult(complaint=CheckUndecided(has))  # another table may follow, or rows of another kind
     half = rows.is_open or (rows.last is not None and rows.last < expected)
-    return Judgement(half, len(rows.widths) + (rows.last is not None and not half))
+    return DialectResult(half, len(rows.widths) + (rows.last is not None and not half))
 
 
 def _fields(number: int) -> str:
     return "1 field" if number == 1 else f"{number} fields"
 
 
-def _judge_ends(head: str, tail: str, way: Way) -> Judgement:
+def _judge_ends(head: str, tail: str, way: CsvDialect) -> DialectResult:
     """Compare the rows of both ends; the second may begin within a quoted field."""
     begin = _rows(head, way)
     judgement = _judge(begin)
     if judgement.complaint is not None or not begin.widths:
-        return judgement if begin.widths else Judgement(complaint=Undecided("its rows are longer than was looked at"))
+        return (
+            judgement
+            if begin.widths
+            else DialectResult(complaint=CheckUndecided("its rows are longer than was looked at"))
+        )
     expected, place = begin.widths[0], "a row near its end"
     outside = _judge(_rows(tail, way), expected, place)
     if way.quote is None or (outside.complaint is None and not outside.half):
@@ -167,5 +173,5 @@ def _judge_ends(head: str, tail: str, way: Way) -> Judgement:
         if inside.complaint is None and (outside.complaint is not None or not inside.half):
             return inside
     elif outside.complaint is not None and way.quote in head:
-        return Judgement(complaint=Undecided("its end may lie within one long field"))
+        return DialectResult(complaint=CheckUndecided("its end may lie within one long field"))
     return outside

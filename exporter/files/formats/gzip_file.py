@@ -2,7 +2,7 @@
 
 import zlib
 
-from exporter.files.formats.source import MOST_BYTES, Damaged, Found, Source, Undecided
+from exporter.files.formats.source import MOST_BYTES, CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "gzip"
 EXTENSIONS = (".gz", ".gzip", ".tgz")
@@ -15,12 +15,12 @@ PIECE_BYTES = 16 << 10
 MOST_UNPACKED_BYTES = 64 << 20
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins as a gzip file does."""
     return source.head(len(MAGIC)) == MAGIC
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """Every member must unpack and agree with its checksum and its length."""
     whole = source.size <= MOST_BYTES
     data = memoryview(source.head(source.size if whole else FIRST_BYTES))
@@ -29,12 +29,12 @@ def inspect(source: Source) -> Found:
         if place and not data[place] and not data[place:].tobytes().strip(b"\0"):
             break  # padding, as on a tape
         if data[place : place + 2] != MAGIC[: len(data) - place]:
-            raise Damaged(f"has {source.size - place} bytes behind its end that are no gzip data")
+            raise FileDamaged(f"has {source.size - place} bytes behind its end that are no gzip data")
         used, made = _unpack(data[place:], MOST_UNPACKED_BYTES - unpacked, whole)
         place, unpacked = place + used, unpacked + made
     if not whole:
-        raise Undecided(f"only its first {FIRST_BYTES >> 10} KiB were looked at")
-    return Found(NAME)
+        raise CheckUndecided(f"only its first {FIRST_BYTES >> 10} KiB were looked at")
+    return ValidFile(NAME)
 
 
 def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
@@ -49,11 +49,11 @@ def _unpack(data: memoryview, most_bytes: int, whole: bool) -> tuple[int, int]:
             out = len(engine.decompress(piece, PIECE_BYTES))
             made, waiting = made + out, engine.unconsumed_tail
             if made > most_bytes:
-                raise Undecided(f"is more than {MOST_UNPACKED_BYTES >> 20} MiB when unpacked")
+                raise CheckUndecided(f"is more than {MOST_UNPACKED_BYTES >> 20} MiB when unpacked")
             if not piece and not out and not engine.eof:
                 if whole:
-                    raise Damaged("ends in the middle of its data")
+                    raise FileDamaged("ends in the middle of its data")
                 return taken, made
     except zlib.error as error:
-        raise Damaged(f"cannot be unpacked: {str(error).rpartition(': ')[2]}") from error
+        raise FileDamaged(f"cannot be unpacked: {str(error).rpartition(': ')[2]}") from error
     return taken - len(engine.unused_data), made

@@ -8,8 +8,8 @@ the file, or flushes it: what was written after a flush lies behind that end.
 import struct
 from typing import NamedTuple
 
-from exporter.files.formats.hdf5_objects import DRIVER_INFO, Objects, Unusual, address_of, lookup3
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.hdf5_objects import DRIVER_INFO, ObjectHeaders, UnsupportedLayout, address_of, lookup3
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "hdf5"
 EXTENSIONS = (".h5", ".hdf5", ".he5", ".h5ad", ".loom")
@@ -41,45 +41,45 @@ class Superblock(NamedTuple):
     extension: int | None
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether there is a signature where one may be."""
     return _signature(source) is not None
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """A file that ends where its superblock says, and begins its root group where that one says."""
     place = _signature(source)
     if place is None:
-        raise Damaged("does not begin like an HDF5 file")
+        raise FileDamaged("does not begin like an HDF5 file")
     block = parse_superblock(source.read(place, min(SUPERBLOCK_BYTES, source.size - place)), place)
-    objects = Objects(source, block.base, block.address_bytes, block.length_bytes)
+    objects = ObjectHeaders(source, block.base, block.address_bytes, block.length_bytes)
     if block.open:
-        raise Undecided("is marked as open for writing: its writer is at work, or has not closed it")
+        raise CheckUndecided("is marked as open for writing: its writer is at work, or has not closed it")
     if block.several_files or _has_driver(objects, block.extension):
-        raise Undecided("is one of several files that belong together")
+        raise CheckUndecided("is one of several files that belong together")
     if source.size < block.end:
-        raise Damaged(f"ends {block.end - source.size} bytes too early")
+        raise FileDamaged(f"ends {block.end - source.size} bytes too early")
     if source.size > block.end:
-        raise Undecided(f"goes on for {source.size - block.end} bytes after its end: its writer has not closed it")
+        raise CheckUndecided(f"goes on for {source.size - block.end} bytes after its end: its writer has not closed it")
     if block.root is None:
-        raise Damaged("has no root group")
+        raise FileDamaged("has no root group")
     try:
-        return Found(NAME, objects.rows(block.root))
+        return ValidFile(NAME, objects.rows(block.root))
     except (struct.error, IndexError) as error:
-        raise Damaged("has a root group with a damaged object") from error
-    except (Unusual, Undecided):
-        return Found(NAME)
+        raise FileDamaged("has a root group with a damaged object") from error
+    except (UnsupportedLayout, CheckUndecided):
+        return ValidFile(NAME)
 
 
-def _has_driver(objects: Objects, extension: int | None) -> bool:
+def _has_driver(objects: ObjectHeaders, extension: int | None) -> bool:
     """Whether a superblock's extension (II.C) says how the file is spread over several (IV.A.2.u)."""
     try:
         return extension is not None and any(each.kind == DRIVER_INFO for each in objects.messages(extension))
-    except (Unusual, Damaged, Undecided, struct.error, IndexError):
+    except (UnsupportedLayout, FileDamaged, CheckUndecided, struct.error, IndexError):
         return False
 
 
-def _signature(source: Source) -> int | None:
+def _signature(source: FileSource) -> int | None:
     """Where the superblock begins: at 0, 512, 1024, 2048 and so on; only in files named so beyond the first."""
     if source.head(len(SIGNATURE)) == SIGNATURE:
         return 0
@@ -96,27 +96,27 @@ def _signature(source: Source) -> int | None:
 def parse_superblock(text: bytes, place: int) -> Superblock:
     """From the bytes that begin with the signature at this place of the file (II.A)."""
     if len(text) < 20:
-        raise Damaged("ends within its superblock")
+        raise FileDamaged("ends within its superblock")
     version = text[8]
     if version > 3:
-        raise Undecided(f"has a superblock of version {version}, which is not known")
+        raise CheckUndecided(f"has a superblock of version {version}, which is not known")
     old = version < 2
     size, length_bytes = (text[13], text[14]) if old else (text[9], text[10])
     if size not in (2, 4, 8) or length_bytes not in (2, 4, 8):
-        raise Damaged("has a superblock with impossible lengths")
+        raise FileDamaged("has a superblock with impossible lengths")
     # base, free space or extension, end of file, driver or root; then of the old ones the name and place of the root
     begin, count = {0: (24, 6), 1: (28, 6)}.get(version, (12, 4))
     end = begin + count * size
     if len(text) < end + 4:
-        raise Damaged("ends within its superblock")
+        raise FileDamaged("ends within its superblock")
     if old and (text[9] or text[10] or text[12] or not all(struct.unpack_from("<2H", text, 16))):
-        raise Damaged("has a superblock of versions that there are not")
+        raise FileDamaged("has a superblock of versions that there are not")
     if not old and lookup3(text[:end]) != int.from_bytes(text[end : end + 4], "little"):
-        raise Damaged("has a superblock with a wrong checksum")
+        raise FileDamaged("has a superblock with a wrong checksum")
     addresses = [address_of(text[at : at + size], size) for at in range(begin, end, size)]
     base, second, eof, fourth = addresses[:4]
     if base is None or eof is None:
-        raise Damaged("has a superblock without an end of the file")
+        raise FileDamaged("has a superblock without an end of the file")
     return Superblock(
         base=place,
         end=eof - base + place,  # as the library does, should a user block have been put before it

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from exporter.files.formats.source import Damaged, Source
+from exporter.files.formats.source import FileDamaged, FileSource
 
 NIL, DATASPACE, LINK_INFO, LINK, LAYOUT = 0x00, 0x01, 0x02, 0x06, 0x08
 CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = 0x10, 0x11, 0x14
@@ -25,11 +25,11 @@ MOST_OBJECTS = 256
 """Of the root group; of more no rows are told."""
 
 
-class Unusual(Exception):
+class UnsupportedLayout(Exception):
     """What is there is not followed; no rows are told then."""
 
 
-class Message(NamedTuple):
+class ObjectMessage(NamedTuple):
     """One message of an object header."""
 
     kind: int
@@ -37,25 +37,25 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Objects:
+class ObjectHeaders:
     """Object headers and groups of one file.
 
     Addresses in it count from the byte ``base``; they and lengths have so many bytes.
     """
 
-    def __init__(self, source: Source, base: int, address_bytes: int, length_bytes: int) -> None:
+    def __init__(self, source: FileSource, base: int, address_bytes: int, length_bytes: int) -> None:
         self._source = source
         self._base = base
         self._address_bytes = address_bytes
         self._length_bytes = length_bytes
 
-    def messages(self, address: int) -> list[Message]:
+    def messages(self, address: int) -> list[ObjectMessage]:
         """All messages of an object header, those in its continuation blocks too (IV.A.1)."""
         top = self._read(address, 16)
         if top.startswith(b"OHDR"):
             return self._messages_2(address)
         if top[0] != 1:
-            raise Damaged("has something else where an object should be")
+            raise FileDamaged("has something else where an object should be")
         _, _, _, length = struct.unpack_from("<BxHLL", top)
         return self._all(self._read(address + 16, length), struct.Struct("<HHB3x"), b"")
 
@@ -67,7 +67,7 @@ class Objects:
         longest = None
         for count, address in enumerate(self._children(group)):
             if count >= MOST_OBJECTS:
-                raise Unusual
+                raise UnsupportedLayout
             messages = self.messages(address)
             if any(message.kind == LAYOUT for message in messages):
                 for message in messages:
@@ -76,16 +76,16 @@ class Objects:
                         longest = length if longest is None else max(longest, length or 0)
         return longest
 
-    def _first_dimension(self, message: Message) -> int | None:
+    def _first_dimension(self, message: ObjectMessage) -> int | None:
         """Of a dataspace, in version 1 or 2 of the message (IV.A.2.b); None for a single value."""
         if message.flags & SHARED or message.body[0] not in (1, 2):
-            raise Unusual
+            raise UnsupportedLayout
         begin = 8 if message.body[0] == 1 else 4
         if not message.body[1]:
             return None
         length = message.body[begin : begin + self._length_bytes]
         if len(length) < self._length_bytes:
-            raise Unusual
+            raise UnsupportedLayout
         return int.from_bytes(length, "little")
 
     def _children(self, group: int) -> Iterator[int]:
@@ -103,7 +103,7 @@ class Objects:
             elif kind == LINK_INFO:
                 at = 2 + 8 * (body[1] & 1)
                 if address_of(body[at : at + size], size) is not None:
-                    raise Unusual  # its links stand in a heap
+                    raise UnsupportedLayout  # its links stand in a heap
 
     def _linked(self, body: bytes) -> int | None:
         """Where a link leads that is no soft one (IV.A.2.g)."""
@@ -127,7 +127,7 @@ class Objects:
         while nodes:
             seen += 1
             if seen > MOST_NODES:
-                raise Unusual
+                raise UnsupportedLayout
             node = nodes.pop()
             top = self._read(node, 8)
             used = int.from_bytes(top[6:8], "little")
@@ -142,13 +142,13 @@ class Objects:
                     if not is_soft_link:
                         yield int.from_bytes(entries[at + size : at + 2 * size], "little")
             else:
-                raise Damaged("has something else where its list of objects should be")
+                raise FileDamaged("has something else where its list of objects should be")
 
-    def _messages_2(self, address: int) -> list[Message]:
+    def _messages_2(self, address: int) -> list[ObjectMessage]:
         """Of an object header of version 2, which has a checksum."""
         version, flags = self._read(address + 4, 2)
         if version != 2:
-            raise Damaged("has something else where an object should be")
+            raise FileDamaged("has something else where an object should be")
         width = 1 << (flags & 3)
         begin = 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1) + width
         length = int.from_bytes(self._read(address + begin - width, width), "little")
@@ -156,20 +156,20 @@ class Objects:
         form = struct.Struct("<BHB2x" if flags & 4 else "<BHB")
         return self._all(header[begin:], form, b"OCHK")
 
-    def _all(self, block: bytes, form: struct.Struct, mark: bytes) -> list[Message]:
+    def _all(self, block: bytes, form: struct.Struct, mark: bytes) -> list[ObjectMessage]:
         """Messages of a block, each after a header of this form, and of all blocks that continue it."""
-        messages: list[Message] = []
+        messages: list[ObjectMessage] = []
         blocks = [block]
         for count, text in enumerate(blocks):
             if count >= MOST_BLOCKS:
-                raise Unusual
+                raise UnsupportedLayout
             at = 0
             while at + form.size <= len(text):
                 kind, length, flags = form.unpack_from(text, at)
                 body = text[at + form.size : at + form.size + length]
                 at += form.size + length
                 if at > len(text):
-                    raise Damaged("has a message that does not fit into its object")
+                    raise FileDamaged("has a message that does not fit into its object")
                 if kind == CONTINUATION:
                     size, lengths = self._address_bytes, self._length_bytes
                     place = int.from_bytes(body[:size], "little")
@@ -177,23 +177,23 @@ class Objects:
                     if not mark:
                         blocks.append(self._read(place, more))
                     elif self._read(place, 4) != mark:
-                        raise Damaged("has something else where an object should go on")
+                        raise FileDamaged("has something else where an object should go on")
                     else:
                         blocks.append(self._checked(place, more)[4:])
                 elif kind != NIL:
-                    messages.append(Message(kind, flags, body))
+                    messages.append(ObjectMessage(kind, flags, body))
         return messages
 
     def _checked(self, address: int, length: int) -> bytes:
         """A block without the checksum at its end, which must be right."""
         block = self._read(address, length)
         if lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
-            raise Damaged("has an object with a wrong checksum")
+            raise FileDamaged("has an object with a wrong checksum")
         return block[:-4]
 
     def _read(self, address: int, length: int) -> bytes:
         if length > MOST_HEADER_BYTES:
-            raise Unusual
+            raise UnsupportedLayout
         return self._source.read(self._base + address, length)
 
 

@@ -4,19 +4,19 @@ import json
 
 from exporter.files.formats import json_text
 from exporter.files.formats.json_text import BYTE_ORDER_MARK, WHITE, WINDOW_BYTES, refuse_nul
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "jsonl"
 EXTENSIONS = (".jsonl", ".ndjson")
 PART = "only its first and last lines were looked at"
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether the text begins with a bracket."""
     return json_text.claims(source)
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """The number of lines that are not blank, where all have been looked at.
 
     A last line without a newline may be half-written; of any other that is damage.
@@ -27,24 +27,24 @@ def inspect(source: Source) -> Found:
         *lines, last = data.removeprefix(BYTE_ORDER_MARK).split(b"\n")
         records = _check(lines, "line {}")
         state = _last(last)
-        return Found(NAME, records + (state == "whole"), *_unfinished(state))
+        return ValidFile(NAME, records + (state == "whole"), *_unfinished(state))
     head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
     _refuse_other_texts(head)
     refuse_nul(tail, " near its end")
     first = head.removeprefix(BYTE_ORDER_MARK).split(b"\n")[:-1]
     _, *lines = tail.split(b"\n")
     if not lines:
-        raise Undecided("its last line is longer than what was looked at")
+        raise CheckUndecided("its last line is longer than what was looked at")
     records = _check(first, "line {}") + _check(lines[:-1], "a line near its end")
     state = _last(lines[-1])
     if not records and state != "whole":
-        raise Undecided("its lines are longer than what was looked at")
-    return Found(NAME, None, *(_unfinished(state) or (PART,)))
+        raise CheckUndecided("its lines are longer than what was looked at")
+    return ValidFile(NAME, None, *(_unfinished(state) or (PART,)))
 
 
 def _refuse_other_texts(data: bytes) -> None:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise Undecided("is UTF-16 text")
+        raise CheckUndecided("is UTF-16 text")
     refuse_nul(data)
 
 
@@ -55,16 +55,16 @@ def _check(lines: list[bytes], place: str) -> int:
         if not line.strip(WHITE):
             continue
         try:
-            json_text.parse(line.decode("utf-8", "surrogatepass"))
+            json_text.parse_json(line.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
-            raise Damaged(f"{place.format(number)} is not UTF-8 text") from error
-        except Damaged as error:
-            raise Damaged(f"{place.format(number)} {_of_one_line(error)}") from error
+            raise FileDamaged(f"{place.format(number)} is not UTF-8 text") from error
+        except FileDamaged as error:
+            raise FileDamaged(f"{place.format(number)} {_of_one_line(error)}") from error
         records += 1
     return records
 
 
-def _of_one_line(error: Damaged) -> str:
+def _of_one_line(error: FileDamaged) -> str:
     cause = error.__cause__
     return f"is no JSON: {cause.msg}" if isinstance(cause, json.JSONDecodeError) else str(error)
 
@@ -74,15 +74,15 @@ def _last(line: bytes) -> str:
     if not line.strip(WHITE):
         return "none"
     try:
-        json_text.parse(line.decode("utf-8", "surrogatepass"))
+        json_text.parse_json(line.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError as error:
         if error.reason != "unexpected end of data":
-            raise Damaged("its last line is not UTF-8 text") from error
+            raise FileDamaged("its last line is not UTF-8 text") from error
         return "half"
-    except Damaged as error:
+    except FileDamaged as error:
         cause = error.__cause__
         if isinstance(cause, json.JSONDecodeError) and not json_text.is_cut(cause):
-            raise Damaged(f"its last line is no JSON: {cause.msg}") from error
+            raise FileDamaged(f"its last line is no JSON: {cause.msg}") from error
         return "half"
     return "whole"
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, Damaged, Found, Source, Undecided
+from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "json"
 EXTENSIONS = (".json",)
@@ -23,17 +23,17 @@ IN_THE_MIDDLE = "ends in the middle of a value"
 _DECODER = json.JSONDecoder(parse_float=len, parse_int=len)  # no number is too long, and none takes memory
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether the text begins with a bracket."""
     return source.head(FIRST_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)[:1] in (b"{", b"[")
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """The number of items if the root is an array. Of a large text both ends must be those of one value."""
     if source.size > MOST_BYTES:
         return _look_at_ends(source)
-    value = parse(decode(source.head(source.size)))
-    return Found(NAME, len(value) if isinstance(value, list) else None)
+    value = parse_json(decode(source.head(source.size)))
+    return ValidFile(NAME, len(value) if isinstance(value, list) else None)
 
 
 def decode(data: bytes) -> str:
@@ -42,7 +42,7 @@ def decode(data: bytes) -> str:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
     except UnicodeDecodeError as error:
         refuse_nul(data)
-        raise Damaged(f"byte {error.start} (0x{data[error.start]:02x}) is not {error.encoding.upper()}") from error
+        raise FileDamaged(f"byte {error.start} (0x{data[error.start]:02x}) is not {error.encoding.upper()}") from error
     if "\0" in text:
         refuse_nul(data)
     return text
@@ -51,21 +51,21 @@ def decode(data: bytes) -> str:
 def refuse_nul(data: bytes, where: str = "") -> None:
     """Raise Damaged when there are NUL bytes: what is left where a write was lost."""
     if b"\0" in data:
-        raise Damaged(f"has {data.count(0)} NUL bytes{where}: what was written there is lost")
+        raise FileDamaged(f"has {data.count(0)} NUL bytes{where}: what was written there is lost")
 
 
-def parse(text: str) -> object:
+def parse_json(text: str) -> object:
     """The value of a text; numbers are not what they were."""
     try:
         return _DECODER.decode(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         if not text.strip():
-            raise Damaged("holds nothing but white space") from error
+            raise FileDamaged("holds nothing but white space") from error
         if is_cut(error):
-            raise Damaged(IN_THE_MIDDLE) from error
-        raise Damaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
+            raise FileDamaged(IN_THE_MIDDLE) from error
+        raise FileDamaged(f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
-        raise Undecided("is nested too deeply to be looked at") from error
+        raise CheckUndecided("is nested too deeply to be looked at") from error
 
 
 def is_cut(error: json.JSONDecodeError) -> bool:
@@ -79,28 +79,28 @@ def is_cut(error: json.JSONDecodeError) -> bool:
     )
 
 
-def _look_at_ends(source: Source) -> Found:
+def _look_at_ends(source: FileSource) -> ValidFile:
     head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
     if json.detect_encoding(head) not in ("utf-8", "utf-8-sig"):
-        raise Undecided("is large and not in UTF-8")
+        raise CheckUndecided("is large and not in UTF-8")
     refuse_nul(head, " near its beginning")
     refuse_nul(tail, " near its end")
     text = head.removeprefix(BYTE_ORDER_MARK).lstrip(WHITE)
     closer, end = CLOSERS.get(text[:1]), tail.rstrip(WHITE)
     if not text or not end:
-        raise Undecided("begins or ends with a lot of white space")
+        raise CheckUndecided("begins or ends with a lot of white space")
     if closer is None:
-        raise Damaged("begins with no bracket, though it is long")
+        raise FileDamaged("begins with no bracket, though it is long")
     if not end.endswith(closer):
-        raise Damaged(f"begins with {text[:1].decode()} and does not end with {closer.decode()}")
+        raise FileDamaged(f"begins with {text[:1].decode()} and does not end with {closer.decode()}")
     if _closes_inner(end):
-        raise Damaged("ends with a bracket that closes an inner value")
+        raise FileDamaged("ends with a bracket that closes an inner value")
     line, newline, _ = text.partition(b"\n")
     if newline and _is_value(line):
-        raise Damaged("has text behind its first value")
+        raise FileDamaged("has text behind its first value")
     if INDENTED.match(text) and INDENTED_END.search(tail):
-        raise Undecided("ends with a bracket that seems to close an inner value")
-    return Found(NAME, None, "only its ends were looked at")
+        raise CheckUndecided("ends with a bracket that seems to close an inner value")
+    return ValidFile(NAME, None, "only its ends were looked at")
 
 
 def _closes_inner(end: bytes) -> bool:
@@ -122,7 +122,7 @@ def _closes_inner(end: bytes) -> bool:
 
 def _is_value(line: bytes) -> bool:
     try:
-        parse(line.decode("utf-8", "surrogatepass"))
-    except (Damaged, Undecided, UnicodeDecodeError):
+        parse_json(line.decode("utf-8", "surrogatepass"))
+    except (FileDamaged, CheckUndecided, UnicodeDecodeError):
         return False
     return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from exporter.files.formats import zip_file
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "npy"
 EXTENSIONS = (".npy", ".npz")
@@ -34,7 +34,7 @@ PYTHON_2_LONG = re.compile(r"(?<=\d)L\b")
 TYPE = re.compile(r"[<>|=]?(?:O\d*|([biufcmMSaUV])(\d+)(\[[^\]]*\])?)", re.ASCII)
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What an array says of itself."""
 
     length: int
@@ -50,70 +50,70 @@ class Header(NamedTuple):
             return None
         end = self.length + self.item_bytes * math.prod(self.shape)
         if end >= MOST_BYTES_OF_ANY_FILE:
-            raise Damaged("describes an array that is larger than any file")
+            raise FileDamaged("describes an array that is larger than any file")
         return end
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins like an array, or like an archive that holds arrays or is named so."""
     if source.head(4) in (zip_file.LOCAL_MARK, zip_file.END_MARK):
         return source.name.lower().endswith(".npz") or zip_file.first_name(source).endswith(".npy")
     return source.head(len(MAGIC)) == MAGIC
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """One array or several, or an archive of arrays, each as long as its type and shape say."""
     return _arrays(source) if source.head(len(MAGIC)) == MAGIC else _archive(source)
 
 
-def _arrays(source: Source) -> Found:
+def _arrays(source: FileSource) -> ValidFile:
     """``numpy.save`` may be called several times with one open file."""
     begin = 0
     records: int | None = None
     while begin < source.size:
         left = source.size - begin
         if begin and source.read(begin, min(left, len(MAGIC))) != MAGIC[:left]:
-            raise Undecided(f"goes on for {left} bytes after its array")
-        header = read_header(_reader(source, begin), left)
+            raise CheckUndecided(f"goes on for {left} bytes after its array")
+        header = read_array_header(_reader(source, begin), left)
         if header.end is None:
-            raise Undecided("holds Python objects, whose length is not known beforehand")
+            raise CheckUndecided("holds Python objects, whose length is not known beforehand")
         if header.end > left:
-            raise Damaged(f"ends {header.end - left} bytes before the end of its array")
+            raise FileDamaged(f"ends {header.end - left} bytes before the end of its array")
         records = header.shape[0] if header.shape and not begin else None
         begin += header.end
-    return Found(NAME, records)
+    return ValidFile(NAME, records)
 
 
-def _reader(source: Source, begin: int) -> Callable[[int, int], bytes]:
+def _reader(source: FileSource, begin: int) -> Callable[[int, int], bytes]:
     return lambda offset, length: source.read(begin + offset, length)
 
 
-def _archive(source: Source) -> Found:
+def _archive(source: FileSource) -> ValidFile:
     """Each array of an archive is a member of its own; rows are those of the longest."""
     directory = zip_file.read_directory(source)
     members = [member for member in directory.members if member.name.endswith(".npy")]
     if directory.members and not members:
-        return Found(zip_file.NAME, None, "holds no array")
+        return ValidFile(zip_file.NAME, None, "holds no array")
     headers = [header for member in members[:MOST_ARRAYS] if (header := _member(source, member)) is not None]
     reason = directory.reason
     if reason is None and len(headers) < len(members):
         reason = f"only {len(headers)} of its {len(members)} arrays were looked at"
     records = max((header.shape[0] for header in headers if header.shape), default=None)
-    return Found("npz", None if reason else records, reason)
+    return ValidFile("npz", None if reason else records, reason)
 
 
-def _member(source: Source, member: zip_file.Member) -> Header | None:
+def _member(source: FileSource, member: zip_file.ZipMember) -> ArrayHeader | None:
     """The header of an array in an archive; None when it is packed in a way, or so long, that it is not looked at."""
     begin = zip_file.data_offset(source, member)
     if member.method == 0:
         if member.packed != member.size:
-            raise Damaged(f"its member {member.name[:80]!r} is stored with two lengths")
+            raise FileDamaged(f"its member {member.name[:80]!r} is stored with two lengths")
         top = source.read(begin, min(member.packed, 256))
     elif member.method == 8:
         try:
             top = zlib.decompressobj(-zlib.MAX_WBITS).decompress(source.read(begin, min(member.packed, 1024)), 1024)
         except zlib.error as error:
-            raise Damaged(f"its member {member.name[:80]!r} cannot be unpacked") from error
+            raise FileDamaged(f"its member {member.name[:80]!r} cannot be unpacked") from error
     else:
         return None
 
@@ -121,59 +121,59 @@ def _member(source: Source, member: zip_file.Member) -> Header | None:
         if offset + length <= len(top):
             return top[offset : offset + length]
         if member.method:
-            raise Undecided("has a long header")
+            raise CheckUndecided("has a long header")
         return source.read(begin + offset, length)
 
     try:
-        header = read_header(read, member.size)
+        header = read_array_header(read, member.size)
         if header.end is not None and header.end != member.size:
-            raise Damaged(f"describes {header.end} bytes, but has {member.size}")
-    except Damaged as error:
-        raise Damaged(f"its member {member.name[:80]!r} {error}") from error
-    except Undecided:
+            raise FileDamaged(f"describes {header.end} bytes, but has {member.size}")
+    except FileDamaged as error:
+        raise FileDamaged(f"its member {member.name[:80]!r} {error}") from error
+    except CheckUndecided:
         return None
     return header
 
 
-def read_header(read: Callable[[int, int], bytes], size: int) -> Header:
+def read_array_header(read: Callable[[int, int], bytes], size: int) -> ArrayHeader:
     """The header at the top of an array, of which there are this many bytes."""
     if size < len(MAGIC) + 4:
-        raise Damaged("ends within its header")
+        raise FileDamaged("ends within its header")
     top = read(0, len(MAGIC) + 2)
     if not top.startswith(MAGIC):
-        raise Damaged("does not begin like an array")
+        raise FileDamaged("does not begin like an array")
     width = VERSIONS.get((top[-2], top[-1]))
     if width is None:
-        raise Undecided(f"is of version {top[-2]}.{top[-1]} of its format, which is not known")
+        raise CheckUndecided(f"is of version {top[-2]}.{top[-1]} of its format, which is not known")
     if size < len(top) + width:
-        raise Damaged("ends within its header")
+        raise FileDamaged("ends within its header")
     length = int.from_bytes(read(len(top), width), "little")
     begin = len(top) + width
     if begin + length > size:
-        raise Damaged("ends within its header")
+        raise FileDamaged("ends within its header")
     if length > MOST_HEADER_BYTES:
-        raise Undecided(f"has a header of {length} bytes")
-    shape, item_bytes = parse_header(read(begin, length))
-    return Header(begin + length, shape, item_bytes)
+        raise CheckUndecided(f"has a header of {length} bytes")
+    shape, item_bytes = parse_array_header(read(begin, length))
+    return ArrayHeader(begin + length, shape, item_bytes)
 
 
-def parse_header(header: bytes) -> tuple[tuple[int, ...], int | None]:
+def parse_array_header(header: bytes) -> tuple[tuple[int, ...], int | None]:
     """Shape and bytes of an item from the text of the header: ``{'descr': '<f4', 'fortran_order': False, ...}``."""
     try:
         text = PYTHON_2_LONG.sub("", header.decode("utf-8"))
     except UnicodeDecodeError:
         text = PYTHON_2_LONG.sub("", header.decode("latin-1"))  # versions 1 and 2
     if LITERAL.fullmatch(text) is None:
-        raise Damaged("has a header that is no dictionary")
+        raise FileDamaged("has a header that is no dictionary")
     try:
         fields = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise Damaged("has a header that is no dictionary") from error
+        raise FileDamaged("has a header that is no dictionary") from error
     if not isinstance(fields, dict) or fields.keys() != {"descr", "fortran_order", "shape"}:
-        raise Damaged("has a header without type, order and shape")
+        raise FileDamaged("has a header without type, order and shape")
     shape = fields["shape"]
     if not isinstance(fields["fortran_order"], bool) or not _is_shape(shape):
-        raise Damaged("has a header with a wrong order or shape")
+        raise FileDamaged("has a header with a wrong order or shape")
     return shape, _item_bytes(fields["descr"], 0)
 
 
@@ -185,21 +185,21 @@ def _is_shape(shape: object) -> bool:
 def _item_bytes(descr: object, depth: int) -> int | None:
     """Bytes of one item: of ``'<f4'``, of fields ``[('x', '<f4'), ('y', '<i8', (2,))]``, or of ``('<f4', (3,))``."""
     if depth > MOST_FIELDS_DEPTH:
-        raise Undecided("has fields within fields within fields")
+        raise CheckUndecided("has fields within fields within fields")
     if isinstance(descr, str):
         match = TYPE.fullmatch(descr)
         if match is None:
-            raise Undecided("has items of a type that is not known")
+            raise CheckUndecided("has items of a type that is not known")
         kind, length = match[1], match[2]
         return None if kind is None else int(length[:20]) * (4 if kind == "U" else 1)
     if isinstance(descr, tuple) and len(descr) == 2 and _is_shape(descr[1]):
         size = _item_bytes(descr[0], depth + 1)
         return None if size is None else size * math.prod(descr[1])
     if not isinstance(descr, list):
-        raise Undecided("has items of a type that is not known")
+        raise CheckUndecided("has items of a type that is not known")
     sizes = []
     for field in descr:
         if not isinstance(field, tuple) or len(field) not in (2, 3):
-            raise Damaged("has a header with a wrong type")
+            raise FileDamaged("has a header with a wrong type")
         sizes.append(_item_bytes(field[1] if len(field) == 2 else (field[1], field[2]), depth + 1))
     return None if None in sizes else sum(size for size in sizes if size is not None)

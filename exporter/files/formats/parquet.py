@@ -7,7 +7,7 @@ list of fields, each a byte of type and step of the field's number, then its val
 
 from collections.abc import Iterator, Mapping
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "parquet"
 EXTENSIONS = (".parquet", ".parq", ".pq")
@@ -36,30 +36,30 @@ TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range
 MOST_DEPTH = 16
 
 
-class Ended(Exception):
+class ThriftEnded(Exception):
     """The text ends within a value."""
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins like one."""
     return source.head(4) in (MAGIC, ENCRYPTED_MAGIC)
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """A file whose footer is whole and whose columns end before it."""
     if source.size < len(MAGIC) + TAIL_BYTES:
-        raise Damaged("has no footer: its writing was not finished")
+        raise FileDamaged("has no footer: its writing was not finished")
     tail = source.tail(TAIL_BYTES)
     magic = source.head(4)
     if tail[4:] != magic:
-        raise Damaged("has no footer: its writing was not finished, or its end is lost")
+        raise FileDamaged("has no footer: its writing was not finished, or its end is lost")
     if magic == ENCRYPTED_MAGIC:
-        raise Undecided("has an encrypted footer")
+        raise CheckUndecided("has an encrypted footer")
     length = int.from_bytes(tail[:4], "little")
     begin = source.size - TAIL_BYTES - length
     if begin < len(MAGIC):
-        raise Damaged("has a footer that does not fit into it")
-    footer = Compact(source.read(begin, min(length, FOOTER_BYTES)))
+        raise FileDamaged("has a footer that does not fit into it")
+    footer = ThriftCompact(source.read(begin, min(length, FOOTER_BYTES)))
     rows, groups, reason = None, 0, None
     seen = set()
     rows_of_groups = 0
@@ -74,17 +74,17 @@ def inspect(source: Source) -> Found:
                     rows_of_groups += _check_group(group, begin, groups)
             else:
                 footer.skip(kind)
-    except Ended as error:
+    except ThriftEnded as error:
         if length <= FOOTER_BYTES:
-            raise Damaged("has a footer that ends too early") from error
+            raise FileDamaged("has a footer that ends too early") from error
         if not {VERSION, SCHEMA} <= seen:
-            raise Undecided(f"has a footer of {length} bytes") from error
+            raise CheckUndecided(f"has a footer of {length} bytes") from error
         reason = f"only {FOOTER_BYTES >> 10} KiB of its footer were looked at"
     if (rows is None and reason is None) or not {VERSION, SCHEMA} <= seen or (rows or 0) < 0:
-        raise Damaged("has a footer without schema and rows")
+        raise FileDamaged("has a footer without schema and rows")
     if reason is None and rows != rows_of_groups:
-        raise Undecided(f"has {rows_of_groups} rows, of which its footer says that they are {rows}")
-    return Found(NAME, rows, reason)
+        raise CheckUndecided(f"has {rows_of_groups} rows, of which its footer says that they are {rows}")
+    return ValidFile(NAME, rows, reason)
 
 
 def _check_group(group: object, footer: int, number: int) -> int:
@@ -92,7 +92,7 @@ def _check_group(group: object, footer: int, number: int) -> int:
     columns = group.get(GROUP_COLUMNS) if isinstance(group, dict) else None
     rows = group.get(GROUP_ROWS) if isinstance(group, dict) else None
     if not isinstance(columns, list) or not isinstance(rows, int):
-        raise Damaged(f"has a group of rows, number {number}, without columns")
+        raise FileDamaged(f"has a group of rows, number {number}, without columns")
     for column in columns:
         data = column.get(CHUNK_DATA) if isinstance(column, dict) else None
         if not isinstance(data, dict) or CHUNK_FILE in column:
@@ -101,13 +101,13 @@ def _check_group(group: object, footer: int, number: int) -> int:
         begin = min((place for place in begins if isinstance(place, int)), default=None)
         packed = data.get(PACKED_BYTES)
         if begin is None or not isinstance(packed, int):
-            raise Damaged(f"has a column without a place in its group of rows {number}")
+            raise FileDamaged(f"has a column without a place in its group of rows {number}")
         if begin < 0 or packed < 0 or begin + packed > footer:
-            raise Damaged(f"has a column that ends after the footer begins, in its group of rows {number}")
+            raise FileDamaged(f"has a column that ends after the footer begins, in its group of rows {number}")
     return rows
 
 
-class Compact:
+class ThriftCompact:
     """Values in Thrift's compact protocol, one after the other; Ended where the text ends within one."""
 
     def __init__(self, text: bytes) -> None:
@@ -135,7 +135,7 @@ class Compact:
     def value(self, kind: int, wanted: "Wanted | None", depth: int = 0) -> object:
         """A number, a list, or the wanted fields of a struct; None for others."""
         if depth > MOST_DEPTH:
-            raise Damaged("has a footer with structs within structs within structs")
+            raise FileDamaged("has a footer with structs within structs within structs")
         if kind in (I16, I32, I64):
             return self.number()
         if kind == LIST:
@@ -154,7 +154,7 @@ class Compact:
     def skip(self, kind: int, depth: int = 0) -> None:
         """Pass over a value."""
         if depth > MOST_DEPTH:
-            raise Damaged("has a footer with structs within structs within structs")
+            raise FileDamaged("has a footer with structs within structs within structs")
         if kind in (I16, I32, I64):
             self._varint()
         elif kind in (BYTE, DOUBLE, BINARY):
@@ -168,7 +168,7 @@ class Compact:
             for _, of_field in self.fields():
                 self.skip(of_field, depth + 1)
         elif kind not in (TRUE, FALSE):  # those are their own value
-            raise Damaged("has a footer with a value of no known type")
+            raise FileDamaged("has a footer with a value of no known type")
 
     def _skip_map(self, depth: int) -> None:
         count = self._varint()
@@ -193,7 +193,7 @@ class Compact:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise Damaged("has a footer with a number that is too long")
+        raise FileDamaged("has a footer with a number that is too long")
 
     def _byte(self) -> int:
         at = self._at
@@ -203,4 +203,4 @@ class Compact:
     def _pass(self, count: int) -> None:
         self._at += count
         if self._at > len(self._text):
-            raise Ended
+            raise ThriftEnded

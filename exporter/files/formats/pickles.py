@@ -19,7 +19,7 @@ PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 TUPLE = frozenset({"TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 
 
-class Walked(NamedTuple):
+class PickleContents(NamedTuple):
     """What there was to see in one pickle."""
 
     value: object
@@ -28,7 +28,7 @@ class Walked(NamedTuple):
     """What stands for objects that are kept outside of it (BINPERSID)."""
 
 
-def walk(stream: io.BytesIO) -> Walked:
+def walk_pickle(stream: io.BytesIO) -> PickleContents:
     """One pickle; the stream is left behind it. Raises one of ERRORS where there is none."""
     stack: list[object] = []
     memo: dict[object, object] = {}
@@ -46,7 +46,7 @@ def walk(stream: io.BytesIO) -> Walked:
         else:
             below, taken = _take(stack, opcode)
             if name == "STOP":
-                return Walked(below[0], persistent)
+                return PickleContents(below[0], persistent)
             if name == "BINPERSID":
                 persistent.append(below[0])
             stack += _made(opcode, argument, below, taken)

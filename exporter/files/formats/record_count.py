@@ -61,13 +61,13 @@ _INNERMOST = re.compile(rb"\[,*\]")
 _RUNS = re.compile(rb"\[+|\]+|,+")
 
 
-def delimiter(first_line: bytes) -> bytes:
+def guess_delimiter(first_line: bytes) -> bytes:
     """What stands between fields: of ``, ; tab |`` what the first line has most of, a comma where it has none."""
     bare = _QUOTED.sub(b"", first_line)
     return max((bytes((code,)) for code in DELIMITERS), key=bare.count)
 
 
-class Layout(NamedTuple):
+class CsvLayout(NamedTuple):
     """What the top of a CSV file tells of it."""
 
     begin: int
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
     """Whether more text could not tell otherwise."""
 
 
-def layout_of(top: bytes) -> Layout:
+def read_csv_layout(top: bytes) -> CsvLayout:
     """What the first ``TOP_BYTES`` of a CSV file tell, fewer of a shorter one.
 
     Comments are lines before the first row that begin with ``#``, without a quote before it. Where every line does, or
@@ -95,18 +95,18 @@ def layout_of(top: bytes) -> Layout:
         elif line:
             break
         begin = end
-    between = delimiter(line)
+    between = guess_delimiter(line)
     named = [comment for comment in comments if comment.count(between) == line.count(between) > 0]
     if begin >= len(top) or len(named) > 1:
         begin, named = mark, []
-        between = delimiter(top[mark:].lstrip(b"\r\n").partition(b"\n")[0])
+        between = guess_delimiter(top[mark:].lstrip(b"\r\n").partition(b"\n")[0])
     rows = _first_rows(top[begin:], between.decode())
     sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
     if not rows:
-        return Layout(begin, between, header=True, sure=sure)
+        return CsvLayout(begin, between, header=True, sure=sure)
     told = _tells_header(rows)
     header = not named and _could_be_names(rows[0]) if told is None else told
-    return Layout(begin, between, header, sure)
+    return CsvLayout(begin, between, header, sure)
 
 
 def _tells_header(rows: Sequence[Sequence[str]]) -> bool | None:
@@ -181,7 +181,7 @@ def _first_rows(text: bytes, between: str) -> list[list[str]]:
     return rows
 
 
-class _Growing:
+class _GrowingText:
     """A position in a file that grows, and the text before it."""
 
     __slots__ = ("_mark", "position")
@@ -239,7 +239,7 @@ class _Growing:
         return end < size and not self._is_over()
 
 
-class LineCount(_Growing):
+class LineCounter(_GrowingText):
     r"""Records of a JSONL or CSV file: lines that are finished and not blank, of CSV without comments and header.
 
     A record of CSV goes on over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only where a field
@@ -298,7 +298,7 @@ class LineCount(_Growing):
     def _look_at_top(self, fd: int, size: int) -> bytes:
         """Learn what the top tells; the text of it that there is."""
         top = self._usable(os.pread(fd, min(TOP_BYTES, size), 0), 0)
-        layout = layout_of(top)
+        layout = read_csv_layout(top)
         self._header, self._top_begin, self._delimiter = layout.header, layout.begin, layout.delimiter
         self._top_known = TOP_BYTES if layout.sure else len(top)
         return top
@@ -362,7 +362,7 @@ class LineCount(_Growing):
             self._quote = CLOSING if parts[-2] else INSIDE
 
 
-class ArrayCount(_Growing):
+class ArrayItemCounter(_GrowingText):
     """Items of the array that is the root of a JSON file.
 
     Only brackets, commas and quotes are looked at: a text that is no JSON has some number too.

@@ -9,7 +9,7 @@ import json
 import math
 from typing import NamedTuple, TypeGuard
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "safetensors"
 EXTENSIONS = (".safetensors",)
@@ -28,7 +28,7 @@ ITEM_BITS = {
 }
 
 
-class Tensor(NamedTuple):
+class TensorEntry(NamedTuple):
     """Where a tensor lies, counted from the end of the header."""
 
     begin: int
@@ -36,58 +36,58 @@ class Tensor(NamedTuple):
     name: str
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether a possible length is followed by the brace that begins a header."""
     top = source.head(LENGTH_BYTES + 1)
     return top[LENGTH_BYTES:] == b"{" and 2 <= int.from_bytes(top[:LENGTH_BYTES], "little") <= MOST_HEADER_BYTES
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """Tensors that are as long as their types and shapes say, one after the other up to the end of the file."""
     length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
     begin = LENGTH_BYTES + length
     if length > MOST_HEADER_BYTES:
-        raise Damaged("begins with a length that no header has")
+        raise FileDamaged("begins with a length that no header has")
     if begin > source.size:
-        raise Damaged(f"ends {begin - source.size} bytes before the end of its header")
+        raise FileDamaged(f"ends {begin - source.size} bytes before the end of its header")
     end = 0
-    for tensor in sorted(parse_header(source.read(LENGTH_BYTES, length))):
+    for tensor in sorted(parse_tensor_header(source.read(LENGTH_BYTES, length))):
         if tensor.begin != end:
-            raise Damaged(f"its tensor {tensor.name[:80]!r} does not begin where the one before ends")
+            raise FileDamaged(f"its tensor {tensor.name[:80]!r} does not begin where the one before ends")
         end = tensor.end
     left = source.size - begin
     if end > left:
-        raise Damaged(f"ends {end - left} bytes before the end of its last tensor")
+        raise FileDamaged(f"ends {end - left} bytes before the end of its last tensor")
     if end < left:
-        raise Damaged(f"goes on for {left - end} bytes after its last tensor")
-    return Found(NAME)
+        raise FileDamaged(f"goes on for {left - end} bytes after its last tensor")
+    return ValidFile(NAME)
 
 
-def parse_header(header: bytes) -> list[Tensor]:
+def parse_tensor_header(header: bytes) -> list[TensorEntry]:
     """All tensors that a header describes."""
     try:
         fields = json.loads(header.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Damaged("has a header that is no JSON") from error
+        raise FileDamaged("has a header that is no JSON") from error
     if not isinstance(fields, dict):
-        raise Damaged("has a header that is no table of tensors")
+        raise FileDamaged("has a header that is no table of tensors")
     return [_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
 
 
-def _tensor(name: str, field: object) -> Tensor:
+def _tensor(name: str, field: object) -> TensorEntry:
     if not isinstance(field, dict):
-        raise Damaged(f"its tensor {name[:80]!r} is not described")
+        raise FileDamaged(f"its tensor {name[:80]!r} is not described")
     dtype, shape, offsets = field.get("dtype"), field.get("shape"), field.get("data_offsets")
     if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-        raise Damaged(f"its tensor {name[:80]!r} has no type, shape and place")
+        raise FileDamaged(f"its tensor {name[:80]!r} has no type, shape and place")
     if dtype not in ITEM_BITS:
-        raise Undecided(f"has a tensor of type {dtype[:80]!r}, of which the length of an item is not known")
+        raise CheckUndecided(f"has a tensor of type {dtype[:80]!r}, of which the length of an item is not known")
     if len(shape) > MOST_DIMENSIONS:
-        raise Undecided(f"has a tensor of {len(shape)} dimensions")
+        raise CheckUndecided(f"has a tensor of {len(shape)} dimensions")
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * ITEM_BITS[dtype]:
-        raise Damaged(f"its tensor {name[:80]!r} is not as long as its type and shape say")
-    return Tensor(begin, end, name)
+        raise FileDamaged(f"its tensor {name[:80]!r} is not as long as its type and shape say")
+    return TensorEntry(begin, end, name)
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:

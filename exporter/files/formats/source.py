@@ -26,19 +26,19 @@ KINDS = {
 }
 
 
-class Damaged(Exception):
+class FileDamaged(Exception):
     """The file is not what it says it is; the text says what is wrong, for people: "ends 12 bytes too early"."""
 
 
-class Undecided(Exception):
+class CheckUndecided(Exception):
     """It cannot be told, within the bounds or by what is known of the format; the text says why."""
 
 
-class NoFile(Exception):
+class NotRegularFile(Exception):
     """There is no regular file to read; the text says what there is: "is a FIFO", "Permission denied"."""
 
 
-class Found(NamedTuple):
+class ValidFile(NamedTuple):
     """What a format says of a file that it has found nothing wrong with."""
 
     format: str
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     """Whether the last record is half-written, as in a file that is being written to."""
 
 
-class Source:
+class FileSource:
     """One open regular file, of the size that it had when it was opened."""
 
     __slots__ = ("_fd", "_head", "_tail", "name", "reads", "size", "spent")
@@ -72,9 +72,9 @@ class Source:
         Raises Damaged where the file ends before, Undecided when too much would have been read of it in all.
         """
         if offset < 0 or length < 0:
-            raise Damaged("points to a place before its beginning")
+            raise FileDamaged("points to a place before its beginning")
         if offset + length > self.size:
-            raise Damaged(f"ends {offset + length - self.size} bytes too early")
+            raise FileDamaged(f"ends {offset + length - self.size} bytes too early")
         known = self._head[offset : offset + length]
         return known + self._pread(offset + len(known), length - len(known)) if len(known) < length else known
 
@@ -95,13 +95,13 @@ class Source:
 
     def _pread(self, offset: int, length: int) -> bytes:
         if self.spent + length > MOST_BYTES or self.reads >= MOST_READS:
-            raise Undecided(f"cannot be told from {MOST_BYTES >> 10} KiB of it")
+            raise CheckUndecided(f"cannot be told from {MOST_BYTES >> 10} KiB of it")
         pieces = []
         while length:
             self.reads += 1
             piece = os.pread(self._fd, length, offset)
             if not piece:
-                raise Undecided("has become shorter while it was looked at")
+                raise CheckUndecided("has become shorter while it was looked at")
             self.spent += len(piece)
             offset, length = offset + len(piece), length - len(piece)
             pieces.append(piece)
@@ -109,7 +109,7 @@ class Source:
 
 
 @contextmanager
-def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[Source]:
+def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSource]:
     """A regular file of this folder (or of one below it, with ``/`` in the name), open while the context lasts.
 
     Raises NoFile for what is no regular file, cannot be opened, or lies outside of the folder: a symbolic link
@@ -117,7 +117,7 @@ def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[Source]:
     """
     fd = _open(os.fspath(folder), name)
     try:
-        yield Source(fd, name)
+        yield FileSource(fd, name)
     finally:
         os.close(fd)
 
@@ -127,19 +127,19 @@ def _open(folder: str, name: str) -> int:
         top = os.path.realpath(folder)
         place = os.path.realpath(os.path.join(top, name))
         if not (place == top or place.startswith(os.path.join(top, ""))):
-            raise NoFile("leads out of its folder")
+            raise NotRegularFile("leads out of its folder")
         _regular(os.stat(place, follow_symlinks=False))  # a device is not even opened
         fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise NoFile(_words(error)) from error
+        raise NotRegularFile(_words(error)) from error
     except ValueError as error:
-        raise NoFile("cannot be the name of a file") from error
+        raise NotRegularFile("cannot be the name of a file") from error
     try:
         _regular(os.fstat(fd))
     except OSError as error:
         os.close(fd)
-        raise NoFile(_words(error)) from error
-    except NoFile:
+        raise NotRegularFile(_words(error)) from error
+    except NotRegularFile:
         os.close(fd)
         raise
     return fd
@@ -148,16 +148,16 @@ def _open(folder: str, name: str) -> int:
 def _regular(facts: os.stat_result) -> None:
     kind = stat.S_IFMT(facts.st_mode)
     if kind == stat.S_IFLNK:
-        raise NoFile("is a link in a circle")
+        raise NotRegularFile("is a link in a circle")
     if kind != stat.S_IFREG:
-        raise NoFile(KINDS.get(kind, "is not a regular file"))
+        raise NotRegularFile(KINDS.get(kind, "is not a regular file"))
 
 
 def _words(error: OSError) -> str:
     return error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A text of any origin as one line that can be printed: other characters are written as escapes."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text

@@ -2,7 +2,7 @@
 
 import struct
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "tfrecord"
 EXTENSIONS = (".tfrecord", ".tfrecords")
@@ -48,28 +48,28 @@ def _length(header: bytes) -> int | None:
     return length if masked_crc32c(header[:8]) == checksum else None
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether the first length has its checksum: one in four thousand million files would by chance."""
     return source.size >= HEADER_BYTES and _length(source.head(HEADER_BYTES)) is not None
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """The number of records when all have been walked through."""
-    walk = Walk(source)
+    walk = RecordWalk(source)
     if source.size <= WALKED_BYTES:
         source.head(source.size)
     while walk.place < source.size and source.spent <= WALKED_BYTES and source.reads <= WALKED_READS:
         walk.step()
     if walk.place == source.size:
-        return Found(NAME, walk.records)
-    _look_at_end(source)
-    return Found(NAME, None, f"only its first {walk.records} records and its last ones were looked at")
+        return ValidFile(NAME, walk.records)
+    _check_end(source)
+    return ValidFile(NAME, None, f"only its first {walk.records} records and its last ones were looked at")
 
 
-class Walk:
+class RecordWalk:
     """Goes from record to record."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FileSource) -> None:
         self._source = source
         self._window = b""
         self._start = 0  # of the window
@@ -82,19 +82,19 @@ class Walk:
         """Go over one record. Raises Damaged when it is not whole."""
         source, number = self._source, self.records + 1
         if source.size - self.place < HEADER_BYTES:
-            raise Damaged(f"ends in the middle of the header of record {number}")
+            raise FileDamaged(f"ends in the middle of the header of record {number}")
         length = _length(self._read(self.place, HEADER_BYTES))
         if length is None:
-            raise Damaged(f"the length of record {number} does not agree with its checksum")
+            raise FileDamaged(f"the length of record {number} does not agree with its checksum")
         data, end = self.place + HEADER_BYTES, self.place + HEADER_BYTES + length + FOOTER_BYTES
         if end > source.size:
-            raise Damaged(f"ends {end - source.size} bytes before the end of record {number}")
+            raise FileDamaged(f"ends {end - source.size} bytes before the end of record {number}")
         self._small = length < WINDOW_BYTES // 8
         if self._checked + length <= CHECKED_BYTES:
             self._checked += length
             text = self._read(data, length + FOOTER_BYTES)
             if masked_crc32c(text[:length]) != int.from_bytes(text[length:], "little"):
-                raise Damaged(f"the data of record {number} does not agree with its checksum")
+                raise FileDamaged(f"the data of record {number} does not agree with its checksum")
         self.place, self.records = end, number
 
     def _read(self, place: int, length: int) -> bytes:
@@ -106,7 +106,7 @@ class Walk:
         return self._window[start : start + length]
 
 
-def _look_at_end(source: Source) -> None:
+def _check_end(source: FileSource) -> None:
     """Find a record in the last bytes from which others lead exactly to the end of the file."""
     tail = source.tail(TAIL_BYTES)
     cut_by = place = 0
@@ -120,8 +120,8 @@ def _look_at_end(source: Source) -> None:
         # what other records have led over cannot hold the first one
         place = end if records > 1 else place + 1
     if cut_by:
-        raise Damaged(f"ends at least {cut_by} bytes before the end of its last record")
-    raise Undecided("its last record is longer than what was looked at")
+        raise FileDamaged(f"ends at least {cut_by} bytes before the end of its last record")
+    raise CheckUndecided("its last record is longer than what was looked at")
 
 
 def _chain(tail: bytes, place: int) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 
 from exporter.files.formats import zip_file
-from exporter.files.formats.pickles import ERRORS, walk
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.pickles import ERRORS, walk_pickle
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "torch"
 EXTENSIONS = (".pt", ".pth", ".ckpt", ".bin")
@@ -40,7 +40,7 @@ ITEM_BYTES = {
 }
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins like either format; an archive that may be anything is told by its name."""
     if source.head(4) == zip_file.LOCAL_MARK:
         known = FIRST_MEMBER.fullmatch(zip_file.first_name(source)) is not None
@@ -48,7 +48,7 @@ def claims(source: Source) -> bool:
     return _is_legacy(source.head(64))
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """An archive with all that torch looks for, or an object followed by the whole of its storages."""
     return _archive(source) if source.head(4) == zip_file.LOCAL_MARK else _legacy(source)
 
@@ -57,25 +57,25 @@ def _is_legacy(top: bytes) -> bool:
     return top.startswith(b"\x80") and MAGIC_BYTES in top[:32]
 
 
-def _archive(source: Source) -> Found:
+def _archive(source: FileSource) -> ValidFile:
     directory = zip_file.read_directory(source)
     if source.name.lower().endswith(".distcp"):
-        raise Undecided("is part of a distributed checkpoint: how long it should be is in the file .metadata")
+        raise CheckUndecided("is part of a distributed checkpoint: how long it should be is in the file .metadata")
     members = {member.name: member for member in directory.members}
     folder = directory.members[0].name.partition("/")[0] if directory.members else ""
     has_version = not members.keys().isdisjoint({f"{folder}/version", f"{folder}/.data/version"})
     if f"{folder}/data.pkl" not in members:
         if has_version and members.keys().isdisjoint({f"{folder}/{name}" for name in OTHER_ARCHIVES}):
-            raise Damaged("has no data.pkl: torch.save has failed before it wrote one")
-        return Found(zip_file.NAME, None, "an archive of another kind than torch.save writes")
+            raise FileDamaged("has no data.pkl: torch.save has failed before it wrote one")
+        return ValidFile(zip_file.NAME, None, "an archive of another kind than torch.save writes")
     if directory.reason is not None:
-        return Found(NAME, None, directory.reason)
+        return ValidFile(NAME, None, directory.reason)
     if not has_version:
-        raise Damaged("has no version in it, which torch.save writes last")
-    return Found(NAME, None, _check_storages(source, members, folder))
+        raise FileDamaged("has no version in it, which torch.save writes last")
+    return ValidFile(NAME, None, _check_storages(source, members, folder))
 
 
-def _check_storages(source: Source, members: dict[str, zip_file.Member], folder: str) -> str | None:
+def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], folder: str) -> str | None:
     """Raise Damaged when a storage of the object is missing: torch ends the archive in order also when it fails.
 
     Otherwise what has not been looked at.
@@ -84,69 +84,69 @@ def _check_storages(source: Source, members: dict[str, zip_file.Member], folder:
     if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
         return "which storages it should have was not looked at"
     try:
-        walked = walk(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
+        walked = walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
     except ERRORS as error:
-        raise Damaged("has a data.pkl that is no pickle") from error
+        raise FileDamaged("has a data.pkl that is no pickle") from error
     for key, (kind, items) in _storages(walked.persistent).items():
         member = members.get(f"{folder}/data/{key}")
         if member is None:
-            raise Damaged(f"has no storage {key[:80]!r}: torch.save has failed before it wrote it")
+            raise FileDamaged(f"has no storage {key[:80]!r}: torch.save has failed before it wrote it")
         if kind in ITEM_BYTES and member.size != items * ITEM_BYTES[kind]:
-            raise Damaged(
+            raise FileDamaged(
                 f"its storage {key[:80]!r} has {member.size} bytes, where its object has {items} items of {kind}"
             )
     return None
 
 
-def _legacy(source: Source) -> Found:
+def _legacy(source: FileSource) -> ValidFile:
     """One object or several, each with its storages: ``torch.save`` may be called again with the open file."""
     begin = 0
     while begin < source.size:
         left = source.size - begin
         if begin and not _is_legacy(source.read(begin, min(left, 64))):
-            raise Undecided(f"goes on for {left} bytes after its last storage")
+            raise CheckUndecided(f"goes on for {left} bytes after its last storage")
         begin = _object(source, begin)
-    return Found(LEGACY_NAME)
+    return ValidFile(LEGACY_NAME)
 
 
-def _object(source: Source, begin: int) -> int:
+def _object(source: FileSource, begin: int) -> int:
     """Where the last storage of an object ends that begins here."""
     storages, keys, offset = _pickles(source, begin)
     for key in keys:
         if key not in storages:
-            raise Damaged("lists a storage that its object does not have")
+            raise FileDamaged("lists a storage that its object does not have")
         kind, items = storages[key]
         if kind not in ITEM_BYTES:
-            raise Undecided(f"has a {kind}, of which the length of an item is not known")
+            raise CheckUndecided(f"has a {kind}, of which the length of an item is not known")
         if offset + COUNT_BYTES > source.size:
-            raise Damaged("ends before its last storage")
+            raise FileDamaged("ends before its last storage")
         count = int.from_bytes(source.read(offset, COUNT_BYTES), "little", signed=True)
         if count != items:
-            raise Damaged(f"has a storage of {count} items, where its object has one of {items}")
+            raise FileDamaged(f"has a storage of {count} items, where its object has one of {items}")
         offset += COUNT_BYTES + count * ITEM_BYTES[kind]
         if offset > source.size:
-            raise Damaged(f"ends {offset - source.size} bytes before the end of a storage")
+            raise FileDamaged(f"ends {offset - source.size} bytes before the end of a storage")
     return offset
 
 
-def _pickles(source: Source, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
+def _pickles(source: FileSource, begin: int) -> tuple[dict[str, tuple[str, int]], list[str], int]:
     """Type and items of each storage by key, the keys in the order of the storages, and where the first one begins."""
     left = source.size - begin
     for most in PICKLES_BYTES:
         text = source.read(begin, min(left, most))
         stream = io.BytesIO(text)
         try:
-            magic, version, _, of_object, keys = (walk(stream) for _ in range(5))
+            magic, version, _, of_object, keys = (walk_pickle(stream) for _ in range(5))
         except ERRORS as error:
             if stream.tell() < len(text):
-                raise Damaged("has something else where a pickle should be") from error
+                raise FileDamaged("has something else where a pickle should be") from error
             if len(text) == left:
-                raise Damaged("ends within its pickled object") from error
+                raise FileDamaged("ends within its pickled object") from error
             continue  # it may go on
         if magic.value != MAGIC or version.value != PROTOCOL_VERSION:
-            raise Damaged("does not begin with the numbers of torch.save")
+            raise FileDamaged("does not begin with the numbers of torch.save")
         return _storages(of_object.persistent), _keys(keys.value), begin + stream.tell()
-    raise Undecided(f"has a pickled object of more than {PICKLES_BYTES[-1] >> 10} KiB")
+    raise CheckUndecided(f"has a pickled object of more than {PICKLES_BYTES[-1] >> 10} KiB")
 
 
 def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
@@ -154,11 +154,11 @@ def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
     storages: dict[str, tuple[str, int]] = {}
     for found in persistent:
         if not isinstance(found, tuple) or not found:
-            raise Damaged("has an object that refers to nothing")
+            raise FileDamaged("has an object that refers to nothing")
         if found[0] == "storage":
             kind, key, items = (found[1], found[2], found[4]) if len(found) in (5, 6) else (None, None, None)
             if not (isinstance(kind, str) and isinstance(key, str) and isinstance(items, int)):
-                raise Damaged("has an object whose storages cannot be told")
+                raise FileDamaged("has an object whose storages cannot be told")
             storages.setdefault(key, (kind.rpartition(" ")[2], items))  # the first one says how it is written
     return storages
 
@@ -166,5 +166,5 @@ def _storages(persistent: Iterable[object]) -> dict[str, tuple[str, int]]:
 def _keys(value: object) -> list[str]:
     keys = [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
     if not isinstance(value, list) or len(keys) != len(value):
-        raise Damaged("has no list of its storages")
+        raise FileDamaged("has no list of its storages")
     return keys

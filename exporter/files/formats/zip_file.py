@@ -11,7 +11,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "zip"
 EXTENSIONS = (".zip",)
@@ -38,7 +38,7 @@ LOCAL_HEADERS = 8
 """So many local headers are compared with the directory, the first and the last among them."""
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """One entry of the central directory."""
 
     name: str
@@ -52,28 +52,28 @@ class Member(NamedTuple):
     """Where its local header begins."""
 
 
-class Directory(NamedTuple):
+class ZipDirectory(NamedTuple):
     """The central directory, or the first part of one that is very long."""
 
-    members: list[Member]
+    members: list[ZipMember]
     begin: int
     """Where it begins: each member ends before."""
     reason: str | None
     """What has not been looked at."""
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins with a member, or with the end of an archive that has none."""
     return source.head(4) in (LOCAL_MARK, END_MARK)
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """An archive whose directory and local headers agree."""
     directory = read_directory(source)
-    return Found(NAME, len(directory.members) if directory.reason is None else None, directory.reason)
+    return ValidFile(NAME, len(directory.members) if directory.reason is None else None, directory.reason)
 
 
-def first_name(source: Source) -> str:
+def first_name(source: FileSource) -> str:
     """Name of the member at the top of the file, also where the directory is lost; empty when there is none."""
     top = source.head(LOCAL.size + 256)
     if not top.startswith(LOCAL_MARK) or len(top) < LOCAL.size:
@@ -82,11 +82,11 @@ def first_name(source: Source) -> str:
     return top[LOCAL.size : LOCAL.size + length].decode("utf-8", "replace")
 
 
-def read_directory(source: Source) -> Directory:
+def read_directory(source: FileSource) -> ZipDirectory:
     """All members, or the first of very many. Raises Damaged when one of them cannot lie where it should."""
     count, size, begin = _end(source)
     text = source.read(begin, min(size, DIRECTORY_BYTES))
-    members: list[Member] = []
+    members: list[ZipMember] = []
     at = 0
     while at < len(text):
         found = _entry(text, at)
@@ -94,36 +94,36 @@ def read_directory(source: Source) -> Directory:
             break
         member, at = found
         if member.offset + LOCAL.size + member.packed > begin:
-            raise Damaged(f"its member {member.name[:80]!r} does not fit before its directory")
+            raise FileDamaged(f"its member {member.name[:80]!r} does not fit before its directory")
         members.append(member)
     reason = None
     if len(text) < size:
         reason = f"only {len(members)} of its {count} members were looked at"
     elif at != size or len(members) & 0xFFFF != count & 0xFFFF:  # writers without zip64 let the count overflow
-        raise Damaged(f"has {len(members)} members in its directory, but its end says {count}")
+        raise FileDamaged(f"has {len(members)} members in its directory, but its end says {count}")
     step = max(1, (len(members) - 1) // (LOCAL_HEADERS - 1))
     for member in [*members[::step][:LOCAL_HEADERS], *members[-1:]]:
         if data_offset(source, member) + member.packed > begin:
-            raise Damaged(f"its member {member.name[:80]!r} does not fit before its directory")
-    return Directory(members, begin, reason)
+            raise FileDamaged(f"its member {member.name[:80]!r} does not fit before its directory")
+    return ZipDirectory(members, begin, reason)
 
 
-def data_offset(source: Source, member: Member) -> int:
+def data_offset(source: FileSource, member: ZipMember) -> int:
     """Where the bytes of a member begin. Raises Damaged when its local header is another's (4.3.7)."""
     mark, _, flags, _, _, _, _, packed, size, name_length, extra_length = LOCAL.unpack(
         source.read(member.offset, LOCAL.size)
     )
     if mark != LOCAL_MARK:
-        raise Damaged(f"its member {member.name[:80]!r} is not where its directory says")
+        raise FileDamaged(f"its member {member.name[:80]!r} is not where its directory says")
     name = source.read(member.offset + LOCAL.size, name_length)
     if _text(name) != member.name:
-        raise Damaged(f"has {_text(name)[:80]!r} where its directory says {member.name[:80]!r}")
+        raise FileDamaged(f"has {_text(name)[:80]!r} where its directory says {member.name[:80]!r}")
     if not flags & SIZES_FOLLOW and (packed not in (member.packed, WIDE) or size not in (member.size, WIDE)):
-        raise Damaged(f"its member {member.name[:80]!r} is not as long as its directory says")
+        raise FileDamaged(f"its member {member.name[:80]!r} is not as long as its directory says")
     return int(member.offset + LOCAL.size + name_length + extra_length)
 
 
-def _end(source: Source) -> tuple[int, int, int]:
+def _end(source: FileSource) -> tuple[int, int, int]:
     """How many members there are, length of the central directory, and where it begins (4.3.14 to 4.3.16)."""
     place = source.size - END.size
     if not (source.tail(END.size).startswith(END_MARK) and source.tail(2) == b"\0\0"):
@@ -134,22 +134,22 @@ def _end(source: Source) -> tuple[int, int, int]:
     if wide_end >= 0 and source.read(place - LOCATOR.size, 4) == LOCATOR_MARK:
         wide_place = LOCATOR.unpack(source.read(place - LOCATOR.size, LOCATOR.size))[2]
         if wide_place < wide_end and source.read(wide_end, 4) == WIDE_END_MARK:
-            raise Undecided(SEVERAL)
+            raise CheckUndecided(SEVERAL)
         found = WIDE_END.unpack(source.read(wide_place, WIDE_END.size))
         if found[0] != WIDE_END_MARK:
-            raise Damaged("has no zip64 end record where its locator says")
+            raise FileDamaged("has no zip64 end record where its locator says")
         disk, first_disk, _, count, size, begin = found[4:]
         directory_end = wide_place
     if disk or first_disk:
-        raise Undecided("is one part of an archive in several files")
+        raise CheckUndecided("is one part of an archive in several files")
     if begin + size > directory_end:
-        raise Damaged("its directory does not fit before its end record")
+        raise FileDamaged("its directory does not fit before its end record")
     if begin + size < directory_end:
-        raise Undecided(SEVERAL)
+        raise CheckUndecided(SEVERAL)
     return count, size, begin
 
 
-def _commented_end(source: Source) -> int:
+def _commented_end(source: FileSource) -> int:
     """Where the end record is: a comment of up to 64 KiB may stand after it."""
     tail = source.tail(END.size + MOST_COMMENT_BYTES)
     at = tail.rfind(END_MARK)
@@ -160,16 +160,16 @@ def _commented_end(source: Source) -> int:
         ):
             return source.size - len(tail) + at
         at = tail.rfind(END_MARK, 0, at)
-    raise Damaged("has no end record: its writing was not finished, or its end is lost")
+    raise FileDamaged("has no end record: its writing was not finished, or its end is lost")
 
 
-def _entry(text: bytes, at: int) -> tuple[Member, int] | None:
+def _entry(text: bytes, at: int) -> tuple[ZipMember, int] | None:
     """One entry of the directory (4.3.12) and where the next one begins; None where the text ends before."""
     if at + ENTRY.size > len(text):
         return None
     fields = ENTRY.unpack_from(text, at)
     if fields[0] != ENTRY_MARK:
-        raise Damaged("its directory has something else where an entry should begin")
+        raise FileDamaged("its directory has something else where an entry should begin")
     method, packed, size, name_length, extra_length, comment_length, offset = (
         *(fields[4], fields[8], fields[9]),
         *(fields[10], fields[11], fields[12], fields[16]),
@@ -182,7 +182,7 @@ def _entry(text: bytes, at: int) -> tuple[Member, int] | None:
     name = _text(text[begin:extra])
     if WIDE in (size, packed, offset):
         size, packed, offset = _wide(text[extra : extra + extra_length], size, packed, offset)
-    return Member(name, method, packed, size, offset), end
+    return ZipMember(name, method, packed, size, offset), end
 
 
 def _wide(extra: bytes, *numbers: int) -> list[int]:
@@ -192,7 +192,7 @@ def _wide(extra: bytes, *numbers: int) -> list[int]:
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == WIDE_FIELD:
             values = iter(re.findall(rb"(?s).{8}", extra[at + 4 : at + 4 + length]))
-            missing = Damaged("its directory has a long member without its length")
+            missing = FileDamaged("its directory has a long member without its length")
             wide = []
             for number in numbers:
                 value = next(values, None) if number == WIDE else number.to_bytes(8, "little")

@@ -2,7 +2,7 @@
 
 import struct
 
-from exporter.files.formats.source import Damaged, Found, Source, Undecided
+from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "zstd"
 EXTENSIONS = (".zst", ".zstd")
@@ -17,13 +17,13 @@ MOST_BLOCK_BYTES = 128 << 10
 RAW, REPEATED, COMPRESSED, RESERVED = range(4)
 
 
-def claims(source: Source) -> bool:
+def claims(source: FileSource) -> bool:
     """Whether it begins with a frame."""
     magic = int.from_bytes(source.head(4), "little") if source.size >= 4 else 0
     return magic == MAGIC or magic in OLD_MAGICS or magic in SKIPPABLE_MAGICS
 
 
-def inspect(source: Source) -> Found:
+def inspect(source: FileSource) -> ValidFile:
     """Each frame must have all its blocks and its checksum, and the last one must end where the file ends."""
     place, frames = 0, 0
     source.head(WHOLE_BYTES)
@@ -36,29 +36,29 @@ def inspect(source: Source) -> Found:
             (length,) = struct.unpack("<I", _part(source, place + 4, 4))
             place = _within(source, place + 8 + length)
         elif magic in OLD_MAGICS:
-            raise Undecided("is of a version before 0.8")
+            raise CheckUndecided("is of a version before 0.8")
         elif not frames and not source.name.lower().endswith(EXTENSIONS):
-            raise Undecided("begins with a frame to be skipped, and goes on as no Zstandard file")
+            raise CheckUndecided("begins with a frame to be skipped, and goes on as no Zstandard file")
         else:
-            raise Damaged(f"has {source.size - place} bytes at byte {place} that begin no frame")
-    return Found(NAME)
+            raise FileDamaged(f"has {source.size - place} bytes at byte {place} that begin no frame")
+    return ValidFile(NAME)
 
 
-def _within(source: Source, place: int) -> int:
+def _within(source: FileSource, place: int) -> int:
     if place > source.size:
-        raise Damaged(f"ends at least {place - source.size} bytes too early")
+        raise FileDamaged(f"ends at least {place - source.size} bytes too early")
     return place
 
 
-def _part(source: Source, place: int, length: int) -> bytes:
+def _part(source: FileSource, place: int, length: int) -> bytes:
     return source.read(place, _within(source, place + length) - place)
 
 
-def _frame(source: Source, place: int) -> int:
+def _frame(source: FileSource, place: int) -> int:
     """Where the frame ends whose magic number ends here."""
     (flags,) = _part(source, place, 1)
     if flags & 8:
-        raise Damaged("has a reserved bit set in the header of a frame")
+        raise FileDamaged("has a reserved bit set in the header of a frame")
     single, has_checksum = bool(flags & 32), bool(flags & 4)
     dictionary_bytes = (0, 1, 2, 4)[flags & 3]
     size_bytes = (int(single), 2, 4, 8)[flags >> 6]
@@ -71,10 +71,10 @@ def _frame(source: Source, place: int) -> int:
         header = int.from_bytes(_part(source, place, 3), "little")
         is_last, kind, length = bool(header & 1), header >> 1 & 3, header >> 3
         if kind == RESERVED or (length > MOST_BLOCK_BYTES and kind != REPEATED):
-            raise Damaged(f"the header of the block at byte {place} is damaged")
+            raise FileDamaged(f"the header of the block at byte {place} is damaged")
         place = _within(source, place + 3 + (1 if kind == REPEATED else length))
         least += 0 if kind == COMPRESSED else length
         most += MOST_BLOCK_BYTES if kind == COMPRESSED else length
     if size_bytes and not least <= content <= most:
-        raise Damaged(f"a frame is said to hold {content} bytes and has blocks for {least} to {most}")
+        raise FileDamaged(f"a frame is said to hold {content} bytes and has blocks for {least} to {most}")
     return _within(source, place + 4 * has_checksum)

@@ -6,15 +6,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from exporter.collecting.collector import WORKER_LABELS, Context, Status, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.contract.manifest import PathGroup
-from exporter.contract.worker_names import worker_rank
-from exporter.files.formats.source import shown
-from exporter.files.outputs.growth import FilesGrowth
-from exporter.files.outputs.outputs_reader import CLOCK_SLACK_S, Invalid, OutputLook, OutputWatch, Owned, OwnerOf
-from exporter.machine.file_host import Hanging, HelperEnded, Watched
-from exporter.machine.mounts import is_apart, mount_of
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.files.formats.source import printable
+from exporter.files.outputs.growth import GroupGrowth
+from exporter.files.outputs.outputs_reader import (
+    CLOCK_SLACK_S,
+    FileOwnership,
+    InvalidFile,
+    OutputReading,
+    OutputWatch,
+    OwnedOutput,
+)
+from exporter.machine.file_host import FileHelperEnded, WatchHandle, WatchHanging
+from exporter.machine.mounts import is_node_local, mount_of
 
 FILES = Family("output_files", "Files of the group that this node answers for.", labels=("group",))
 BYTES = Family("output_bytes", "Their size.", labels=("group",))
@@ -60,7 +67,7 @@ EVENTS = 50
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerOutput:
     """Files of one worker at one look."""
 
     files: int
@@ -71,7 +78,7 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True)
-class GroupFacts:
+class OutputGroup:
     """One path group at one look; None is not known."""
 
     name: str
@@ -84,9 +91,9 @@ class GroupFacts:
     """None before the job has written anything."""
     valid: bool | None = None
     invalid_files: int = 0
-    invalid: tuple[Invalid, ...] = ()
+    invalid: tuple[InvalidFile, ...] = ()
     first_output: float | None = None
-    workers: Mapping[int, WorkerFacts] = field(default_factory=dict)
+    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)
     """By rank, those that have files."""
     passed_over: tuple[tuple[str, str], ...] = ()
     problem: str | None = None
@@ -96,11 +103,11 @@ class GroupFacts:
 class OutputsSnapshot:
     """All groups that could be looked at, and what has happened lately."""
 
-    groups: tuple[GroupFacts, ...]
+    groups: tuple[OutputGroup, ...]
     events: tuple[dict[str, Any], ...] = ()
 
 
-class _Silence:
+class _WriteStall:
     """Whether files that were written are written no more, and when that has changed."""
 
     def __init__(self) -> None:
@@ -112,18 +119,18 @@ class _Silence:
         return None if last is None else self.stalled
 
 
-class _Group:
+class _OutputGroupWatch:
     """What is known of one group from look to look."""
 
-    def __init__(self, group: PathGroup, watched: Watched) -> None:
+    def __init__(self, group: PathGroup, watched: WatchHandle) -> None:
         self.group = group
         self.watched = watched
-        self.growth = FilesGrowth()
+        self.growth = GroupGrowth()
         self.watch: int | None = None
         """Which watch its growth and numbers are of."""
-        self.facts: GroupFacts | None = None
-        self.silence = _Silence()
-        self.silences: dict[int, _Silence] = {}
+        self.facts: OutputGroup | None = None
+        self.silence = _WriteStall()
+        self.silences: dict[int, _WriteStall] = {}
         self.damaged: set[tuple[str, str]] = set()
         self.has_output = False
         self.finished = 0
@@ -144,7 +151,7 @@ class OutputsCollector:
         *(WORKER_BYTES, WORKER_RECORDS, WORKER_MTIME, WORKER_STALLED),
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         manifest = context.manifest
         self._clock, self._board, self._files = context.clock, context.board, context.files
         self._timeout_s = manifest.stall_timeout_s
@@ -152,25 +159,25 @@ class OutputsCollector:
         self.interval_s = manifest.check_interval_s
         self._tasks = {task.rank: task for task in context.tasks}
         ranks, mounts = manifest.ranks_of_roles(), self._files.mounts.current()
-        owner_of = OwnerOf(
-            partial(worker_rank, ranks=ranks),
+        owner_of = FileOwnership(
+            partial(rank_in_file_name, ranks=ranks),
             ours=frozenset(self._tasks),
             others=frozenset(task.rank for task in manifest.tasks) - frozenset(self._tasks),
             rest=context.identity.node_index == 0,
-            own_rank_of=partial(worker_rank, ranks=ranks, sure=True),
+            own_rank_of=partial(rank_in_file_name, ranks=ranks, sure=True),
         )
         shared = mount_of(str(manifest.run_dir), mounts)
         self._groups = []
         for group in manifest.groups:
             if group.pattern is not None:
                 directory = str(manifest.directory(group))
-                local = manifest.nodes > 1 and is_apart(mount_of(directory, mounts), shared)
+                local = manifest.nodes > 1 and is_node_local(mount_of(directory, mounts), shared)
                 owner = replace(owner_of, local=local)
                 make = partial(
                     OutputWatch, directory, group.pattern, owner, self._start, gpu_metrics=manifest.gpu_metrics
                 )
-                self._groups.append(_Group(group, self._files.watch(f"outputs-{group.name}", make)))
-        self._directories = {group.name: shown(str(manifest.directory(group))) for group in manifest.groups}
+                self._groups.append(_OutputGroupWatch(group, self._files.watch(f"outputs-{group.name}", make)))
+        self._directories = {group.name: printable(str(manifest.directory(group))) for group in manifest.groups}
         self._running_since: dict[int, float] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
 
@@ -181,12 +188,12 @@ class OutputsCollector:
         found = [self._take(group, look, now) for group, look in zip(self._groups, looks, strict=True)]
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
 
-    def _take(self, group: _Group, look: OutputLook | Exception, now: float) -> GroupFacts | None:
+    def _take(self, group: _OutputGroupWatch, look: OutputReading | Exception, now: float) -> OutputGroup | None:
         """The facts of a group; None when it cannot be looked at."""
-        if isinstance(look, Hanging):
+        if isinstance(look, WatchHanging):
             return group.facts if self._files.clock.monotonic() - look.since < SLOW_S else None
         if isinstance(look, OSError):
-            self._note_unreadable(group, None if isinstance(look, HelperEnded) else look.strerror, now)
+            self._note_unreadable(group, None if isinstance(look, FileHelperEnded) else look.strerror, now)
             group.facts = None
         elif isinstance(look, Exception):
             self._note_unreadable(group, str(look), now)
@@ -196,7 +203,7 @@ class OutputsCollector:
             group.facts = self._facts(group, look, now)
         return group.facts
 
-    def _facts(self, group: _Group, look: OutputLook, now: float) -> GroupFacts | None:
+    def _facts(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> OutputGroup | None:
         begun = group.watch == look.watch
         if not look.complete:
             return None
@@ -206,7 +213,7 @@ class OutputsCollector:
         group.watch = look.watch
         owners = look.owners.values()
         counted = [owned.records for owned in owners if owned.records is not None]
-        return GroupFacts(
+        return OutputGroup(
             name=group.group.name,
             files=sum(owned.files for owned in owners),
             bytes=sum(owned.bytes for owned in owners),
@@ -223,17 +230,17 @@ class OutputsCollector:
             problem=look.unreadable,
         )
 
-    def _growth(self, group: _Group, look: OutputLook, now: float, *, begun: bool) -> float | None:
+    def _growth(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> float | None:
         """Bytes per second, from the second look of a watch on."""
         if not begun:
-            group.growth = FilesGrowth()
+            group.growth = GroupGrowth()
         for change in look.changes:
             group.growth.changed(change.file, change.mtime, change.size, change.before, now)
         for owner, owned in look.owners.items():
             group.growth.born(owner, owned.born_mtime, owned.born_bytes, now)
         return group.growth.per_second(now) if begun else None
 
-    def _last_written(self, owned: Owned) -> float | None:
+    def _last_written(self, owned: OwnedOutput) -> float | None:
         """When this job last wrote one of these files, as far as is known; by our own clock where we saw it."""
         if owned.changed_at is not None:
             return owned.changed_at
@@ -241,7 +248,7 @@ class OutputsCollector:
             return None
         return max(owned.newest, self._start)
 
-    def _stalled(self, group: _Group, look: OutputLook, now: float) -> bool | None:
+    def _stalled(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> bool | None:
         """Whether the group is written no more; tells the event."""
         if group.group.name == CHECKPOINT:
             return None
@@ -252,32 +259,32 @@ class OutputsCollector:
             self._tell_stall(group, now, stalled=not before)
         return stalled
 
-    def _workers(self, group: _Group, look: OutputLook, now: float) -> dict[int, WorkerFacts]:
+    def _workers(self, group: _OutputGroupWatch, look: OutputReading, now: float) -> dict[int, WorkerOutput]:
         """Files of each worker, for its own series."""
-        found: dict[int, WorkerFacts] = {}
+        found: dict[int, WorkerOutput] = {}
         if group.group.name == CHECKPOINT:
             return found
         for rank, owned in sorted(look.owners.items()):
             if rank not in self._tasks:
                 continue
-            silence = group.silences.setdefault(rank, _Silence())
+            silence = group.silences.setdefault(rank, _WriteStall())
             before, since = silence.stalled, self._running_since.get(rank)
             last = self._last_written(owned) if owned.of_worker else None
             stalled = silence.look(last, since, self._timeout_s, now)
             if silence.stalled != before and not group.silence.stalled:
                 self._tell_stall(group, now, stalled=not before, rank=rank)
             if owned.files:
-                found[rank] = WorkerFacts(owned.files, owned.bytes, owned.newest, owned.records, stalled)
+                found[rank] = WorkerOutput(owned.files, owned.bytes, owned.newest, owned.records, stalled)
         return found
 
-    def _tell_stall(self, group: _Group, now: float, *, stalled: bool, rank: int | None = None) -> None:
+    def _tell_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
         words = f"nothing written for {self._timeout_s:g} s" if stalled else "is written again"
         task = self._tasks.get(rank) if rank is not None else None
         whose = {} if task is None else {"worker": task.worker, "rank": task.rank}
         event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
         self._event(group, now, level, event, words, **whose)
 
-    def _note_files(self, group: _Group, look: OutputLook, now: float, *, begun: bool) -> None:
+    def _note_files(self, group: _OutputGroupWatch, look: OutputReading, now: float, *, begun: bool) -> None:
         """Events of files."""
         if look.first is not None and not group.has_output:
             if begun:  # else it was there before we looked
@@ -294,12 +301,14 @@ class OutputsCollector:
             self._event(group, now, "critical", "output damaged", f"{name} {reason}")
         group.damaged = damaged
 
-    def _note_unreadable(self, group: _Group, problem: str | None, now: float) -> None:
+    def _note_unreadable(self, group: _OutputGroupWatch, problem: str | None, now: float) -> None:
         if problem is not None and problem != group.unreadable:
             self._event(group, now, "warning", "output unreadable", problem)
         group.unreadable = problem
 
-    def _event(self, group: _Group, moment: float, level: str, event: str, detail: str, **whose: object) -> None:
+    def _event(
+        self, group: _OutputGroupWatch, moment: float, level: str, event: str, detail: str, **whose: object
+    ) -> None:
         name = group.group.name
         self._events.append(
             {"time": moment, "level": level, "event": event, "group": name, **whose, "detail": f"{name}: {detail}"}
@@ -323,7 +332,7 @@ class OutputsCollector:
                 worker.add(WORKER_MTIME, facts.mtime)
                 worker.add(WORKER_STALLED, None if facts.stalled is None else int(facts.stalled))
 
-    def describe(self, snapshot: OutputsSnapshot, status: Status) -> None:
+    def describe(self, snapshot: OutputsSnapshot, status: NodeStatus) -> None:
         patterns = {group.group.name: group.group.pattern for group in self._groups}
         for group in snapshot.groups:
             status.outputs.append(

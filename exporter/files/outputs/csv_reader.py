@@ -15,7 +15,7 @@ _OURS = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_WORD_LENGTH + 16}}})?\.csv(?
 _OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
-def file_name(node: str, node_index: int) -> str:
+def csv_file_name(node: str, node_index: int) -> str:
     """Name of a node's file: appends of several machines to one file of a network file system can mix."""
     if node_index == 0:
         return f"{NAME}.csv"
@@ -25,12 +25,12 @@ def file_name(node: str, node_index: int) -> str:
     return f"{NAME}_{word}.csv"
 
 
-def is_ours(name: str) -> bool:
+def is_sidecar_csv(name: str) -> bool:
     """Whether a file of this name is one that a sidecar writes, or has put aside."""
     return _OURS.fullmatch(name) is not None
 
 
-class LineFile:
+class CsvFile:
     """Appends lines to a file, as a watch of ``exporter.machine.file_host``: the file may lie where a server is gone.
 
     A watch is told the time alone, so the lines of each look stand in a file that the caller fills before it.

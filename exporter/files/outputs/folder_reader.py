@@ -59,7 +59,7 @@ KINDS = {
 }
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """A known file as it was found changed; times in epoch seconds, sizes in bytes."""
 
     file: int
@@ -71,7 +71,7 @@ class Change(NamedTuple):
     """Time and size at the look before."""
 
 
-class Hot:
+class ActiveFile:
     """A file that is looked at each time."""
 
     __slots__ = ("look", "number", "since")
@@ -84,7 +84,7 @@ class Hot:
         """and at which look."""
 
 
-class Totals:
+class FileTotals:
     """Files of one owner; those that were born appeared since the first look."""
 
     __slots__ = ("born_bytes", "born_files", "born_mtime", "bytes", "changed_at", "files", "newest")
@@ -103,7 +103,7 @@ class Totals:
         """and the latest of their times."""
 
 
-class Listener:
+class FolderListener:
     """Is told of files by their slots; a slot may be given to another file after ``removed``."""
 
     def added(self, slot: int) -> None:
@@ -188,7 +188,7 @@ class NameTable:
             self._put(self._names[slot] or "", slot)
 
 
-class _Scan:
+class _NameScan:
     """A pass over the names that is under way."""
 
     __slots__ = ("entries", "fresh", "key", "order", "place", "replaced", "seen", "started", "took_s")
@@ -219,7 +219,11 @@ class FolderWatch:
     """
 
     def __init__(
-        self, directory: str, pattern: str, owner_of: Callable[[str], int | None], listener: Listener | None = None
+        self,
+        directory: str,
+        pattern: str,
+        owner_of: Callable[[str], int | None],
+        listener: FolderListener | None = None,
     ) -> None:
         """``owner_of`` gives the owner of a name, at least 0 or ``NOBODY``; None for a file that does not count."""
         self.directory = directory
@@ -227,10 +231,10 @@ class FolderWatch:
         self.sizes = array("q", [0])
         self.mtimes = array("d", [0.0])
         self.owners = array("i", [SKIPPED])  # slot 0 is nobody's
-        self.hot: dict[int, Hot] = {}
+        self.hot: dict[int, ActiveFile] = {}
         """Files that are looked at each time, in the order of their last changes."""
-        self.totals: dict[int, Totals] = {}
-        self.changes: list[Change] = []
+        self.totals: dict[int, FileTotals] = {}
+        self.changes: list[FileChange] = []
         """What the last look has found changed."""
         self.complete = False
         """Whether every file has been looked at once."""
@@ -242,7 +246,7 @@ class FolderWatch:
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._owner_of = owner_of
-        self._listener = listener or Listener()
+        self._listener = listener or FolderListener()
         self._table = NameTable(self.names)
         self._order = _padded(array("I"))
         """Slots in the order of the names at the last pass: it is mostly that of the next one."""
@@ -250,7 +254,7 @@ class FolderWatch:
         self._inodes_tell = True
         """Whether a file keeps its inode: some file systems make one up each time."""
         self._free = array("I")
-        self._scan: _Scan | None = None
+        self._scan: _NameScan | None = None
         self._key: tuple[int, int, int] | None = None
         """Folder and its time at the last look,"""
         self._key_since = 0.0
@@ -284,7 +288,7 @@ class FolderWatch:
             facts = os.fstat(self._fd)
             self._note_key((facts.st_dev, facts.st_ino, facts.st_mtime_ns), now)
             if self._scan is None and self._is_due(now) and self._key is not None:
-                self._scan = _Scan(os.scandir(self._fd), len(self.names), self._key, now)
+                self._scan = _NameScan(os.scandir(self._fd), len(self.names), self._key, now)
             if self._scan is not None:
                 self._read_names(self._scan, now)
             self._read_facts(now)
@@ -327,7 +331,7 @@ class FolderWatch:
             or now - self._scanned_at >= ANYWAY_S
         )
 
-    def _read_names(self, scan: _Scan, now: float) -> None:
+    def _read_names(self, scan: _NameScan, now: float) -> None:
         """Go on with a pass over the names for as long as one look may."""
         started = time.monotonic()
         until = started + SCAN_S
@@ -368,7 +372,7 @@ class FolderWatch:
         if done:
             self._finish(scan, now)
 
-    def _meet(self, scan: _Scan, entry: "os.DirEntry[str]", now: float) -> None:
+    def _meet(self, scan: _NameScan, entry: "os.DirEntry[str]", now: float) -> None:
         """A name that was not there before."""
         name = entry.name
         owner = self._owner(name)
@@ -397,7 +401,7 @@ class FolderWatch:
         owner = self._owner_of(name)
         return SKIPPED if owner is None else owner
 
-    def _finish(self, scan: _Scan, now: float) -> None:
+    def _finish(self, scan: _NameScan, now: float) -> None:
         """Sort out what has gone, what has another name and what is another file by now."""
         self._missing = False
         gone: list[tuple[str, int]] = []
@@ -448,7 +452,7 @@ class FolderWatch:
         elif before != (self.mtimes[new], self.sizes[new]):
             hot.since, hot.look = now, self.looks
         if before != (self.mtimes[new], self.sizes[new]):
-            self.changes.append(Change(hot.number, self.owners[new], self.mtimes[new], self.sizes[new], before))
+            self.changes.append(FileChange(hot.number, self.owners[new], self.mtimes[new], self.sizes[new], before))
         self.hot.pop(new, None)
         self.hot[new] = hot
         self._listener.moved(old, new)
@@ -543,7 +547,7 @@ class FolderWatch:
         """A file that counts from now on."""
         totals = self.totals.get(owner)
         if totals is None:
-            totals = self.totals[owner] = Totals()
+            totals = self.totals[owner] = FileTotals()
         self.owners[slot], self.sizes[slot], self.mtimes[slot] = owner, size, mtime
         totals.files += 1
         totals.bytes += size
@@ -572,14 +576,14 @@ class FolderWatch:
         hot = self.hot.pop(slot, None) or self._number(now)
         hot.since, hot.look = now, self.looks
         self._heat(slot, hot)
-        self.changes.append(Change(hot.number, owner, mtime, size, before))
+        self.changes.append(FileChange(hot.number, owner, mtime, size, before))
         self._listener.changed(slot)
 
-    def _number(self, now: float) -> Hot:
+    def _number(self, now: float) -> ActiveFile:
         self._files += 1
-        return Hot(self._files, now, self.looks)
+        return ActiveFile(self._files, now, self.looks)
 
-    def _heat(self, slot: int, hot: Hot) -> None:
+    def _heat(self, slot: int, hot: ActiveFile) -> None:
         """Look at a file each time from now on."""
         self.hot[slot] = hot
         if len(self.hot) > HOT_MOST:

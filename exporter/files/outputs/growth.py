@@ -14,7 +14,7 @@ MOST_FILES = 4096
 """Followed at once: those that changed last."""
 
 
-class Point(NamedTuple):
+class GrowthPoint(NamedTuple):
     """A change: its own time in seconds, the size since, and the longest wait for a change up to then."""
 
     t: float
@@ -22,18 +22,18 @@ class Point(NamedTuple):
     gap: float
 
 
-class Growth:
+class StepGrowth:
     """Growth of one file, or of anything else that grows in steps."""
 
     __slots__ = ("_points", "_seen")
 
     def __init__(self) -> None:
-        self._points: list[Point] = []
+        self._points: list[GrowthPoint] = []
         self._seen = 0.0
         """When the last change was seen, by our own clock."""
 
     @property
-    def last(self) -> Point | None:
+    def last(self) -> GrowthPoint | None:
         """The last change."""
         return self._points[-1] if self._points else None
 
@@ -54,7 +54,7 @@ class Growth:
                 points[-1] = last._replace(value=value)
                 self._seen = now
                 return
-        points.append(Point(t, value, t - points[-1].t if points else 0.0))
+        points.append(GrowthPoint(t, value, t - points[-1].t if points else 0.0))
         self._seen = now
         while len(points) > LEAST_POINTS and points[0].t < t - WINDOW_S:
             del points[0]
@@ -86,18 +86,18 @@ class Growth:
         return rate if silence <= patience else rate * patience / silence
 
 
-class FilesGrowth:
+class GroupGrowth:
     """Growth of many files: of each by its own changes, and of each owner by the files that appear."""
 
     def __init__(self) -> None:
-        self._files: dict[int, Growth] = {}
+        self._files: dict[int, StepGrowth] = {}
         """By number, those that changed last at the end."""
-        self._births: dict[int, Growth] = {}
+        self._births: dict[int, StepGrowth] = {}
         """Bytes of files that have appeared, by owner."""
 
     def changed(self, file: int, t: float, size: int, before: tuple[float, int], now: float) -> None:
         """A file was written at ``t``; ``before`` are time and size as they were last seen."""
-        growth = self._files.pop(file, None) or Growth()
+        growth = self._files.pop(file, None) or StepGrowth()
         self._files[file] = growth
         if t - before[0] <= WINDOW_S:  # where it has been told already it changes nothing
             growth.note(*before, now)
@@ -109,7 +109,7 @@ class FilesGrowth:
         """Files have appeared, the last one written at ``t``, of so many bytes in all since we look."""
         growth = self._births.get(owner)
         if growth is None:
-            growth = self._births[owner] = Growth()
+            growth = self._births[owner] = StepGrowth()
         last = growth.last
         if t is not None and (last is None or born_bytes != last.value):
             growth.note(t, born_bytes, now)

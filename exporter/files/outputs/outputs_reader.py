@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exporter.files.formats import NoFile, Verdict, check, open_source
-from exporter.files.formats.record_count import ArrayCount, LineCount
-from exporter.files.formats.source import shown
-from exporter.files.outputs.csv_reader import is_ours
-from exporter.files.outputs.folder_reader import NOBODY, Change, FolderWatch, Listener, Totals
+from exporter.files.formats import FileCheck, NotRegularFile, check_file, open_source
+from exporter.files.formats.record_count import ArrayItemCounter, LineCounter
+from exporter.files.formats.source import printable
+from exporter.files.outputs.csv_reader import is_sidecar_csv
+from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 
 SETTLED_S = 10.0
 """A file that is unchanged for so long,"""
@@ -57,7 +57,7 @@ OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True)
-class OwnerOf:
+class FileOwnership:
     """Whose a file is by its name: the rank of one of our workers, ``NOBODY``, or None when we do not answer for it."""
 
     rank_of: Callable[[str], int | None]
@@ -86,7 +86,7 @@ class OwnerOf:
         return rank is not None and rank not in self.ours and rank not in self.others
 
 
-class Owned(NamedTuple):
+class OwnedOutput(NamedTuple):
     """Files of one owner; times in epoch seconds, ``changed_at`` by our own clock, the others by the files'."""
 
     files: int
@@ -105,7 +105,7 @@ class Owned(NamedTuple):
     """Whether it is the one who writes them all, as far as names tell."""
 
 
-class Invalid(NamedTuple):
+class InvalidFile(NamedTuple):
     """A damaged file; its name and the reason as text that can be shown."""
 
     file: str
@@ -113,7 +113,7 @@ class Invalid(NamedTuple):
     reason: str
 
 
-class Finished(NamedTuple):
+class FinishedFile(NamedTuple):
     """A file that is complete: renamed into place, or whole in a format that is written at once."""
 
     number: int
@@ -122,23 +122,23 @@ class Finished(NamedTuple):
     bytes: int
 
 
-class OutputLook(NamedTuple):
+class OutputReading(NamedTuple):
     """What there is, and what one look has found."""
 
     watch: int
     """Another number when it begins anew, in another process."""
     complete: bool
     """Whether every file has been looked at once."""
-    owners: Mapping[int, Owned]
-    changes: tuple[Change, ...]
+    owners: Mapping[int, OwnedOutput]
+    changes: tuple[FileChange, ...]
     first: tuple[float, str] | None
     """When the first file since the start of the job was written, as far as is known, and its name."""
     valid: int
     """Files that have been looked into and found whole."""
-    invalid: tuple[Invalid, ...]
+    invalid: tuple[InvalidFile, ...]
     """Damaged ones, the latest; of many some."""
     invalid_files: int
-    finished: tuple[Finished, ...]
+    finished: tuple[FinishedFile, ...]
     """The last files that have become complete, in order."""
     passed_over: tuple[tuple[str, str], ...]
     """Names like those of the files that are of something else, and what that is; of many some."""
@@ -146,7 +146,7 @@ class OutputLook(NamedTuple):
     """Why facts of some files are not known."""
 
 
-class _Doubt(NamedTuple):
+class _SuspectedDamage(NamedTuple):
     """A file that looked damaged."""
 
     time: float
@@ -154,14 +154,14 @@ class _Doubt(NamedTuple):
     mtime: float
 
 
-class OutputWatch(Listener):
+class OutputWatch(FolderListener):
     """Regular files directly in a directory whose names match a glob."""
 
     def __init__(
         self,
         directory: str,
         pattern: str,
-        owner_of: OwnerOf,
+        owner_of: FileOwnership,
         since: float | None = None,
         *,
         gpu_metrics: bool = False,
@@ -187,7 +187,7 @@ class OutputWatch(Listener):
         self._uncounted = 0
         self._awaited = 0
         self._counted_all = False
-        self._counts: dict[int, LineCount | ArrayCount] = {}
+        self._counts: dict[int, LineCounter | ArrayItemCounter] = {}
         self._holes: dict[int, tuple[int, float]] = {}
         """Where the count of a file has stopped before a NUL byte, and since when."""
         self._due: dict[int, None] = {}
@@ -198,15 +198,15 @@ class OutputWatch(Listener):
         """Some files to look into that are not looked at each time, those that were written last at the end."""
         self._all_checked = False
         """Whether there are no others."""
-        self._doubts: dict[int, _Doubt] = {}
-        self._invalid: dict[int, Invalid] = {}
+        self._doubts: dict[int, _SuspectedDamage] = {}
+        self._invalid: dict[int, InvalidFile] = {}
         self._valid = 0
-        self._finished: deque[Finished] = deque(maxlen=FEW_FILES)
+        self._finished: deque[FinishedFile] = deque(maxlen=FEW_FILES)
         self._numbers = 0
         self._first: tuple[float, str] | None = None
         self._complete_since: tuple[float, int] | None = None
 
-    def look(self, now: float) -> OutputLook:
+    def look(self, now: float) -> OutputReading:
         """What there is now; raises OSError when the directory cannot be read."""
         folder = self._folder
         folder.look(now)
@@ -217,7 +217,7 @@ class OutputWatch(Listener):
             self._check(now)
             if not self._uncounted and not self._awaited:
                 self._counted_all = True
-        return OutputLook(
+        return OutputReading(
             watch=self._watch,
             complete=folder.complete,
             owners={owner: self._owned(owner, totals) for owner, totals in folder.totals.items()},
@@ -227,13 +227,13 @@ class OutputWatch(Listener):
             invalid=tuple(self._invalid.values())[-INVALID_TOLD:],
             invalid_files=len(self._invalid),
             finished=tuple(self._finished),
-            passed_over=tuple((shown(name), kind) for name, kind in folder.passed_over.items()),
+            passed_over=tuple((printable(name), kind) for name, kind in folder.passed_over.items()),
             unreadable=folder.unreadable,
         )
 
-    def _owned(self, owner: int, totals: Totals) -> Owned:
+    def _owned(self, owner: int, totals: FileTotals) -> OwnedOutput:
         counted, records = self._sums.get(owner, (0, 0))
-        return Owned(
+        return OwnedOutput(
             files=totals.files,
             bytes=totals.bytes,
             newest=totals.newest,
@@ -246,7 +246,7 @@ class OutputWatch(Listener):
 
     def _owner(self, name: str) -> int | None:
         """Whose a file is; notes what its name tells of the others."""
-        if self._gpu_metrics and is_ours(name):
+        if self._gpu_metrics and is_sidecar_csv(name):
             return None
         owner = self._owner_of(name)
         if owner is None or owner == NOBODY:
@@ -268,7 +268,7 @@ class OutputWatch(Listener):
             if self._since is not None and mtime >= self._since - CLOCK_SLACK_S:
                 mtime = max(mtime, self._since)
                 if self._first is None or mtime < self._first[0]:
-                    self._first = (mtime, shown(self._folder.names[slot] or ""))
+                    self._first = (mtime, printable(self._folder.names[slot] or ""))
 
     # What the folder tells.
 
@@ -324,7 +324,7 @@ class OutputWatch(Listener):
         self._flags[slot] |= NEWS
         if self._first is None:
             mtime = self._folder.mtimes[slot]
-            self._first = (max(mtime, self._since or mtime), shown(self._folder.names[slot] or ""))
+            self._first = (max(mtime, self._since or mtime), printable(self._folder.names[slot] or ""))
 
     # Records.
 
@@ -381,7 +381,7 @@ class OutputWatch(Listener):
         until, left = time.monotonic() + COUNT_S, COUNT_BYTES
         for slot, (_, since) in self._holes.items():
             count = self._counts.get(slot)
-            if isinstance(count, LineCount) and not 0 <= now - since < HOLE_S:
+            if isinstance(count, LineCounter) and not 0 <= now - since < HOLE_S:
                 count.pass_hole(self._folder.sizes[slot])
             self._need_count(slot)
         for slot in list(self._due):
@@ -404,7 +404,7 @@ class OutputWatch(Listener):
         """Count on in one file; how many bytes that was."""
         kind, count = self._kind(slot), self._counts.get(slot)
         if count is None:
-            count = ArrayCount() if kind == "array" else LineCount(csv=kind == "table", waits=True)
+            count = ArrayItemCounter() if kind == "array" else LineCounter(csv=kind == "table", waits=True)
         path, done, more = os.path.join(self._folder.directory, self._folder.names[slot] or ""), 0, True
         try:
             fd = os.open(path, OPEN)
@@ -426,19 +426,19 @@ class OutputWatch(Listener):
             self._counts[slot] = count
         if not more:
             self._done_counting(slot)
-        if not more or isinstance(count, LineCount):
+        if not more or isinstance(count, LineCounter):
             self._counted(slot, count)
         return done
 
-    def _note_hole(self, slot: int, count: LineCount | ArrayCount, now: float) -> None:
+    def _note_hole(self, slot: int, count: LineCounter | ArrayItemCounter, now: float) -> None:
         """Note since when a count has stood before the same NUL byte."""
-        if not isinstance(count, LineCount) or not count.hole:
+        if not isinstance(count, LineCounter) or not count.hole:
             self._holes.pop(slot, None)
         elif slot not in self._holes or self._holes[slot][0] != count.position:
             self._holes[slot] = (count.position, now)
 
-    def _counted(self, slot: int, count: LineCount | ArrayCount) -> None:
-        if isinstance(count, ArrayCount):
+    def _counted(self, slot: int, count: LineCounter | ArrayItemCounter) -> None:
+        if isinstance(count, ArrayItemCounter):
             items = count.items if count.complete else None
             self._set_records(slot, -1 if items is None else items)
             self._counts.pop(slot, None)
@@ -505,17 +505,19 @@ class OutputWatch(Listener):
         name, size, mtime = folder.names[slot] or "", folder.sizes[slot], folder.mtimes[slot]
         try:
             with open_source(folder.directory, name) as source:
-                verdict = check(source)
-        except NoFile as error:
-            verdict = Verdict("unknown", None, str(error))
+                verdict = check_file(source)
+        except NotRegularFile as error:
+            verdict = FileCheck("unknown", None, str(error))
         if not folder.refresh(slot, now):
             return True  # it was written while we looked
         if verdict.state == "invalid":
             doubt = self._doubts.get(slot)
             if doubt is None or (doubt.size, doubt.mtime) != (size, mtime):
-                self._doubts[slot] = _Doubt(now, size, mtime)
+                self._doubts[slot] = _SuspectedDamage(now, size, mtime)
                 return True
-            self._invalid[slot] = Invalid(shown(name), verdict.format, shown(verdict.reason or "is damaged"))
+            self._invalid[slot] = InvalidFile(
+                printable(name), verdict.format, printable(verdict.reason or "is damaged")
+            )
         self._doubts.pop(slot, None)
         self._end_wait(slot)
         self._flags[slot] &= ~TO_CHECK
@@ -527,7 +529,7 @@ class OutputWatch(Listener):
             self._set_records(slot, 0 if verdict.state == "empty" and known else -1)
         return True
 
-    def _note_valid(self, slot: int, verdict: Verdict) -> None:
+    def _note_valid(self, slot: int, verdict: FileCheck) -> None:
         """What a whole file tells besides: its records, and that it is complete."""
         kind, flags = self._kind(slot), self._flags[slot]
         if kind in ("lines", "table"):
@@ -546,5 +548,7 @@ class OutputWatch(Listener):
         self._flags[slot] |= SAID
         if sum(totals.files for totals in self._folder.totals.values()) <= FEW_FILES:
             self._numbers += 1
-            name = shown(self._folder.names[slot] or "")
-            self._finished.append(Finished(self._numbers, self._folder.mtimes[slot], name, self._folder.sizes[slot]))
+            name = printable(self._folder.names[slot] or "")
+            self._finished.append(
+                FinishedFile(self._numbers, self._folder.mtimes[slot], name, self._folder.sizes[slot])
+            )

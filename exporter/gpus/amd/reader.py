@@ -22,29 +22,29 @@ from typing import Any
 
 from exporter.contract.clock import Clock, SystemClock
 from exporter.gpus.amd.values import (
-    Throttled,
+    AmdThrottleTime,
     bad_pages,
-    count,
+    count_value,
     energy_j,
-    entries,
     fan_ratio,
-    gauge,
-    generation,
-    hertz,
-    lanes,
+    gauge_value,
+    hertz_value,
     limit_w,
-    link_bytes,
-    ratio,
-    table,
-    text,
+    link_bytes_total,
+    list_value,
+    pcie_generation,
+    pcie_lanes,
+    ratio_value,
+    table_value,
+    text_value,
 )
 from exporter.gpus.records import (
-    Driver,
-    DriverReplaced,
     DriverState,
     Gpu,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
+    GpuDriverReplaced,
     GpuEvent,
     GpuFailed,
     GpuProcess,
@@ -75,7 +75,7 @@ _HIP_UUID = re.compile(r"GPU-(?!0+$)[0-9a-fA-F]{8,}")
 
 
 @dataclass(slots=True)
-class _Device:
+class _AmdDevice:
     """One handle of the library, what it has answered to and what it never will."""
 
     handle: object
@@ -86,14 +86,14 @@ class _Device:
     """As told last."""
     untold: int = 0
     """Looks since then."""
-    throttled: Throttled = field(default_factory=Throttled)
+    throttled: AmdThrottleTime = field(default_factory=AmdThrottleTime)
     throttle_due: float = -math.inf
 
 
-class _Look:
+class _AmdCalls:
     """Calls about one device in one go, and what their failures mean together."""
 
-    def __init__(self, library: Any, device: _Device) -> None:
+    def __init__(self, library: Any, device: _AmdDevice) -> None:
         self._library = library
         self._device = device
         self._answers = 0
@@ -140,7 +140,7 @@ class _Look:
             self._library.amdsmi_get_processor_handles()
         except Exception as error:  # the package's own Python may break too
             if _code(error) in GONE:
-                raise DriverReplaced(_words(error)) from error
+                raise GpuDriverReplaced(_words(error)) from error
 
     def _note(self, call: str, error: Exception) -> None:
         code, words = _code(error), _words(error)
@@ -169,10 +169,10 @@ class AmdReader:
         self._driver_folder = driver_folder
         self._library: Any = None
         self._gpus: tuple[Gpu, ...] = ()
-        self._devices: dict[str, _Device] = {}
+        self._devices: dict[str, _AmdDevice] = {}
         self._closed = threading.Event()
 
-    def open(self) -> Driver:
+    def open(self) -> GpuDriver:
         """Load the package and list the GPUs; raises GpuUnavailable."""
         self.close()
         library = _load()
@@ -182,7 +182,7 @@ class AmdReader:
             raise GpuUnavailable(self._state(error), _words(error)) from error
         self._library = library
         try:
-            devices = [_Device(handle) for handle in library.amdsmi_get_processor_handles()]
+            devices = [_AmdDevice(handle) for handle in library.amdsmi_get_processor_handles()]
             self._list(devices)
             return self._driver(devices)
         except Exception as error:  # as above
@@ -196,31 +196,31 @@ class AmdReader:
     def activity(self, gpu: Gpu) -> GpuActivity:
         """Power is ``average`` on MI200 and before and on graphics cards, ``instant`` on MI300 and later."""
         look = self._look(gpu)
-        use = table(look.ask("amdsmi_get_gpu_activity"))
+        use = table_value(look.ask("amdsmi_get_gpu_activity"))
         memory = look.ask("amdsmi_get_gpu_memory_usage", VRAM)
-        power = table(look.ask("amdsmi_get_power_info"))
-        energy = table(look.ask("amdsmi_get_energy_count"))
+        power = table_value(look.ask("amdsmi_get_power_info"))
+        energy = table_value(look.ask("amdsmi_get_energy_count"))
         heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.HOTSPOT", NOW)
         if heat is None:
             heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.EDGE", NOW)
         memory_heat = look.ask("amdsmi_get_temp_metric", "AmdSmiTemperatureType.VRAM", NOW)
-        clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
-        memory_clock = table(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
+        clock = table_value(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.GFX"))
+        memory_clock = table_value(look.ask("amdsmi_get_clock_info", "AmdSmiClkType.MEM"))
         throttle = self._throttle(look, gpu)
         look.judge()
         return GpuActivity(
-            utilization_ratio=ratio(use.get("gfx_activity")),
-            memory_utilization_ratio=ratio(use.get("umc_activity")),
-            memory_used_bytes=count(memory),
+            utilization_ratio=ratio_value(use.get("gfx_activity")),
+            memory_utilization_ratio=ratio_value(use.get("umc_activity")),
+            memory_used_bytes=count_value(memory),
             memory_total_bytes=gpu.memory_total_bytes,
-            power_average_w=gauge(power.get("average_socket_power")),
-            power_instant_w=gauge(power.get("current_socket_power")),
+            power_average_w=gauge_value(power.get("average_socket_power")),
+            power_instant_w=gauge_value(power.get("current_socket_power")),
             power_limit_w=limit_w(power.get("power_limit")),
             energy_j=energy_j(energy),
-            temperature_c=gauge(heat),
-            memory_temperature_c=gauge(memory_heat),
-            sm_clock_hz=hertz(clock.get("clk", clock.get("cur_clk"))),
-            memory_clock_hz=hertz(memory_clock.get("clk", memory_clock.get("cur_clk"))),
+            temperature_c=gauge_value(heat),
+            memory_temperature_c=gauge_value(memory_heat),
+            sm_clock_hz=hertz_value(clock.get("clk", clock.get("cur_clk"))),
+            memory_clock_hz=hertz_value(memory_clock.get("clk", memory_clock.get("cur_clk"))),
             throttle_s=throttle,
         )
 
@@ -234,7 +234,7 @@ class AmdReader:
         told = look.ask(PROCESSES)
         look.judge()
         if told is not None:
-            found = [_process(entry) for entry in entries(told)]
+            found = [_process(entry) for entry in list_value(told)]
             device.processes, device.untold = tuple(process for process in found if process is not None), 0
         else:
             device.untold += 1
@@ -245,29 +245,29 @@ class AmdReader:
     def condition(self, gpu: Gpu) -> GpuCondition:
         """Retired pages are those with errors that could not be corrected: AMD retires none for others."""
         look = self._look(gpu)
-        errors = table(look.ask("amdsmi_get_gpu_total_ecc_count"))
+        errors = table_value(look.ask("amdsmi_get_gpu_total_ecc_count"))
         pages = bad_pages(look.ask("amdsmi_get_gpu_bad_page_info"))
-        link = table(look.ask("amdsmi_get_pcie_info"))
-        fixed, present = table(link.get("pcie_static")), table(link.get("pcie_metric"))
-        replays = count(present.get("pcie_replay_count"))
+        link = table_value(look.ask("amdsmi_get_pcie_info"))
+        fixed, present = table_value(link.get("pcie_static")), table_value(link.get("pcie_metric"))
+        replays = count_value(present.get("pcie_replay_count"))
         if replays is None:
-            replays = count(look.ask("amdsmi_get_gpu_pci_replay_counter"))
-        links = entries(table(look.ask("amdsmi_get_link_metrics")).get("links"))
+            replays = count_value(look.ask("amdsmi_get_gpu_pci_replay_counter"))
+        links = list_value(table_value(look.ask("amdsmi_get_link_metrics")).get("links"))
         fan = look.ask("amdsmi_get_gpu_fan_speed", 0)
         fan_most = None if fan is None else look.ask("amdsmi_get_gpu_fan_speed_max", 0)
         look.judge()
         return GpuCondition(
-            ecc_corrected=count(errors.get("correctable_count")),
-            ecc_uncorrected=count(errors.get("uncorrectable_count")),
+            ecc_corrected=count_value(errors.get("correctable_count")),
+            ecc_uncorrected=count_value(errors.get("uncorrectable_count")),
             pages_retired_uncorrected=None if pages is None else pages.count(True),
             pages_pending=None if pages is None else False in pages,
             pcie_replays=replays,
-            pcie_generation=generation(present.get("pcie_speed")),
-            pcie_generation_max=generation(fixed.get("max_pcie_speed")),
-            pcie_width=lanes(present.get("pcie_width")),
-            pcie_width_max=lanes(fixed.get("max_pcie_width")),
-            nvlink_rx_bytes=link_bytes([entry.get("read") for entry in links]),
-            nvlink_tx_bytes=link_bytes([entry.get("write") for entry in links]),
+            pcie_generation=pcie_generation(present.get("pcie_speed")),
+            pcie_generation_max=pcie_generation(fixed.get("max_pcie_speed")),
+            pcie_width=pcie_lanes(present.get("pcie_width")),
+            pcie_width_max=pcie_lanes(fixed.get("max_pcie_width")),
+            nvlink_rx_bytes=link_bytes_total([entry.get("read") for entry in links]),
+            nvlink_tx_bytes=link_bytes_total([entry.get("write") for entry in links]),
             fan_ratio=fan_ratio(fan, fan_most),
         )
 
@@ -312,61 +312,61 @@ class AmdReader:
         other: DriverState = "failing" if os.path.exists(self._driver_folder) else "no_driver"
         return states.get(_code(error), other)
 
-    def _list(self, devices: list[_Device]) -> None:
+    def _list(self, devices: list[_AmdDevice]) -> None:
         """Note the GPUs in HIP's order."""
-        found: list[tuple[int | None, Gpu, _Device]] = []
+        found: list[tuple[int | None, Gpu, _AmdDevice]] = []
         for device in devices:
-            look = _Look(self._library, device)
-            ids = table(look.ask("amdsmi_get_gpu_enumeration_info"))
-            bus = text(look.ask("amdsmi_get_gpu_device_bdf"))
+            look = _AmdCalls(self._library, device)
+            ids = table_value(look.ask("amdsmi_get_gpu_enumeration_info"))
+            bus = text_value(look.ask("amdsmi_get_gpu_device_bdf"))
             uuid = ids.get("hip_uuid")
             if not isinstance(uuid, str) or not _HIP_UUID.fullmatch(uuid):
-                uuid = text(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
+                uuid = text_value(look.ask("amdsmi_get_gpu_device_uuid")) or f"GPU-{bus or len(found)}"
             if any(uuid == other.uuid for _, other, _ in found):
                 uuid = f"{uuid}@{bus or len(found)}"  # partitions of one GPU have the number of the whole
             gpu = Gpu(
                 uuid,
                 "",
                 self.vendor,
-                name=text(table(look.ask("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
+                name=text_value(table_value(look.ask("amdsmi_get_gpu_asic_info")).get("market_name")) or "",
                 pci_bus_id=None if bus is None else bus.lower(),
-                memory_total_bytes=count(look.ask("amdsmi_get_gpu_memory_total", VRAM)) or None,
+                memory_total_bytes=count_value(look.ask("amdsmi_get_gpu_memory_total", VRAM)) or None,
             )
             look.judge()
-            found.append((count(ids.get("hip_id")), gpu, device))
+            found.append((count_value(ids.get("hip_id")), gpu, device))
         if all(ordinal is not None for ordinal, _, _ in found):
             found.sort(key=lambda entry: entry[0] or 0)
         self._devices = {gpu.uuid: device for _, gpu, device in found}
         self._gpus = tuple(replace(gpu, index=str(index)) for index, (_, gpu, _) in enumerate(found))
 
-    def _driver(self, devices: list[_Device]) -> Driver:
+    def _driver(self, devices: list[_AmdDevice]) -> GpuDriver:
         """Versions of the driver and of ROCm; the latter where the package tells it."""
         version = rocm = None
         if devices:
-            told = table(_Look(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
-            version = text(told.get("driver_version"))
+            told = table_value(_AmdCalls(self._library, devices[0]).ask("amdsmi_get_gpu_driver_info"))
+            version = text_value(told.get("driver_version"))
         with contextlib.suppress(Exception):  # it loads one more library, which need not be there
             known, words = self._library.amdsmi_get_rocm_version()
             rocm = ".".join(str(words).split(".")[:2]) if known else None
-        return Driver(self.vendor, version, rocm)
+        return GpuDriver(self.vendor, version, rocm)
 
-    def _device(self, gpu: Gpu) -> _Device:
+    def _device(self, gpu: Gpu) -> _AmdDevice:
         device = self._devices.get(gpu.uuid)
         if device is None:
             raise GpuFailed("lost", f"{gpu.uuid} is not there any more")
         return device
 
-    def _throttle(self, look: _Look, gpu: Gpu) -> Mapping[ThrottleReason, float]:
+    def _throttle(self, look: _AmdCalls, gpu: Gpu) -> Mapping[ThrottleReason, float]:
         """By the counters of the firmware, which MI300 and later have."""
         device, now = self._device(gpu), self._clock.monotonic()
         if now >= device.throttle_due and (metrics := look.ask(METRICS)) is not None:
             device.throttle_due = now + METRICS_INTERVAL_S
-            if not device.throttled.read(table(metrics), now):
+            if not device.throttled.read(table_value(metrics), now):
                 device.absent[METRICS] = "it has no counters of clocks held down"
         return dict(device.throttled.seconds)
 
-    def _look(self, gpu: Gpu) -> _Look:
-        return _Look(self._library, self._device(gpu))
+    def _look(self, gpu: Gpu) -> _AmdCalls:
+        return _AmdCalls(self._library, self._device(gpu))
 
 
 def _load() -> Any:
@@ -402,7 +402,7 @@ def _words(error: Exception) -> str:
 
 def _process(entry: Mapping[str, Any]) -> GpuProcess | None:
     """Memory of the driver's account of the process, else of KFD's."""
-    pid, memory = entry.get("pid"), table(entry.get("memory_usage"))
+    pid, memory = entry.get("pid"), table_value(entry.get("memory_usage"))
     if not isinstance(pid, int) or not 0 < pid < 0xFFFFFFFF:
         return None
-    return GpuProcess(pid, memory_bytes=count(memory.get("vram_mem")) or count(entry.get("mem")))
+    return GpuProcess(pid, memory_bytes=count_value(memory.get("vram_mem")) or count_value(entry.get("mem")))

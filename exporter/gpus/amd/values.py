@@ -21,7 +21,7 @@ PCIE_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 
 @dataclass(slots=True)
-class Throttled:
+class AmdThrottleTime:
     """Seconds with clocks held down since the first reading: the share of the firmware's ticks, times our own time."""
 
     seconds: dict[ThrottleReason, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Throttled:
     def read(self, metrics: Mapping[str, Any], now: float) -> dict[ThrottleReason, float]:
         """The seconds so far, by each reason that is told. Ticks that fall (the GPU was reset) add nothing."""
         names = ("accumulation_counter", *(name for group in THROTTLING.values() for name in group))
-        told = {name: count(metrics.get(name)) for name in names}
+        told = {name: count_value(metrics.get(name)) for name in names}
         ticks = {name: number for name, number in told.items() if number is not None}
         if "accumulation_counter" not in ticks:
             return dict(self.seconds)
@@ -50,14 +50,14 @@ class Throttled:
         return ticks[name] - self._ticks.get(name, ticks[name])
 
 
-def table(value: object) -> Mapping[str, Any]:
+def table_value(value: object) -> Mapping[str, Any]:
     """Values by name; none where another form is told, a text as it may be."""
     return value if isinstance(value, Mapping) else {}
 
 
-def entries(value: object) -> list[Mapping[str, Any]]:
+def list_value(value: object) -> list[Mapping[str, Any]]:
     """Tables of a list; without what is none."""
-    return [table(entry) for entry in value] if isinstance(value, list | tuple) else []
+    return [table_value(entry) for entry in value] if isinstance(value, list | tuple) else []
 
 
 def bad_pages(told: object) -> list[bool] | None:
@@ -66,40 +66,40 @@ def bad_pages(told: object) -> list[bool] | None:
     Before ROCm 6.1 it is a text that says of a sound GPU that there are none.
     """
     if isinstance(told, str):
-        return None if text(told) is None else []
-    pages = [page.get("status") for page in entries(told)]
+        return None if text_value(told) is None else []
+    pages = [page.get("status") for page in list_value(told)]
     return [status == 0 for status in pages if status is not None] if isinstance(told, list) else None
 
 
-def text(value: object) -> str | None:
+def text_value(value: object) -> str | None:
     return value if isinstance(value, str) and value not in ("", "N/A") else None
 
 
-def count(value: object) -> int | None:
+def count_value(value: object) -> int | None:
     """A counter or a size; the largest number of its type is no value."""
     if not isinstance(value, int) or value < 0 or value in (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF):
         return None
     return value
 
 
-def gauge(value: object) -> float | None:
+def gauge_value(value: object) -> float | None:
     """Watts, degrees, percent, megahertz: none of them reaches 0xFFFF."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 0xFFFF else None
 
 
-def ratio(value: object) -> float | None:
-    percent = gauge(value)
+def ratio_value(value: object) -> float | None:
+    percent = gauge_value(value)
     return None if percent is None or percent > 100 else percent / 100
 
 
-def hertz(value: object) -> float | None:
-    megahertz = gauge(value)
+def hertz_value(value: object) -> float | None:
+    megahertz = gauge_value(value)
     return None if megahertz is None else megahertz * 1e6
 
 
 def limit_w(value: object) -> float | None:
     """Watts up to ROCm 7.1, microwatts of later libraries; no limit lies between 65 kW and 1 W."""
-    limit = count(value)
+    limit = count_value(value)
     if limit is None or limit == 0xFFFF:
         return None
     return float(limit) if limit < 0xFFFF else limit / 1e6
@@ -107,31 +107,31 @@ def limit_w(value: object) -> float | None:
 
 def energy_j(told: Mapping[str, Any]) -> float | None:
     """A counter times its resolution in microjoules."""
-    counter, resolution = count(told.get("energy_accumulator", told.get("power"))), told.get("counter_resolution")
+    counter, resolution = count_value(told.get("energy_accumulator", told.get("power"))), told.get("counter_resolution")
     return counter * resolution / 1e6 if counter is not None and isinstance(resolution, float) else None
 
 
-def generation(speed: object) -> int | None:
+def pcie_generation(speed: object) -> int | None:
     """Of PCIe, by the speed of a lane: the one present is in MT/s, the largest in GT/s or MT/s."""
-    value = count(speed)
+    value = count_value(speed)
     if not value:
         return None
     gigatransfers = value / 1000 if value >= 1000 else value
     return sum(gigatransfers >= known for known in PCIE_SPEEDS) or None
 
 
-def lanes(value: object) -> int | None:
+def pcie_lanes(value: object) -> int | None:
     """Of PCIe; a link has one at least."""
-    number = gauge(value)
+    number = gauge_value(value)
     return int(number) if number else None
 
 
-def link_bytes(kilobytes: Iterable[object]) -> int | None:
+def link_bytes_total(kilobytes: Iterable[object]) -> int | None:
     """The sum over the links that are there, each in KB."""
-    told = [link for link in map(count, kilobytes) if link is not None]
+    told = [link for link in map(count_value, kilobytes) if link is not None]
     return sum(told) * 1024 if told else None
 
 
 def fan_ratio(speed: object, most: object) -> float | None:
-    now, full = gauge(speed), gauge(most)
+    now, full = gauge_value(speed), gauge_value(most)
     return min(now / full, 1.0) if now is not None and full else None

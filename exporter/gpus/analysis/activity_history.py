@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from exporter.files.disks.forecast import Fill
+from exporter.files.disks.forecast import DiskForecast
 
 GAP_S = 30.0
 """Two looks further apart than this tell nothing of the time between them."""
@@ -25,7 +25,7 @@ GROWTH_GOES_ON = 0.5
 """From the second to the last third of its course it grows by at least so much of before, or it levels off."""
 
 
-class Hold:
+class ConditionTimer:
     """Since when something has held at every look."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Hold:
         return 0.0 if self._since is None or self._seen is None else self._seen - self._since
 
 
-class Clock:
+class ClockHistory:
     """The clock of a GPU at work, over the last minutes."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Clock:
         return self._sum / self._known if self._known and self._known >= CLOCK_BUSY * len(readings) else None
 
 
-class Throttle:
+class ThrottleHistory:
     """How much of the last minutes clocks were held down, by reason, from counters of seconds."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Throttle:
         return {reason: min(1.0, (value - first.get(reason, value)) / span) for reason, value in last.items()}
 
 
-class MemoryCourse:
+class MemoryHistory:
     """The memory of a GPU that is used, and when it is full if that goes on.
 
     Growth is that of the least that is used: what is taken and given back in a rhythm fills nothing by itself, and full
@@ -135,7 +135,7 @@ class MemoryCourse:
     """
 
     def __init__(self) -> None:
-        self._fill = Fill()
+        self._fill = DiskForecast()
         self._course: deque[tuple[float, float, float]] = deque()
         """The beginning of each half minute, and the least and the most that was used in it."""
         self._last: float | None = None

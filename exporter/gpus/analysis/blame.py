@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.gpus.analysis.xid import CONTAINED_XIDS, blames_device, xid_words
+from exporter.gpus.analysis.xid import CONTAINED_XIDS, blames_device, xid_meaning
 
 SAME_ERROR_S = 5.0
 """Driver and kernel's log tell of the same error at almost the same time; the one that is read later may be late."""
@@ -24,7 +24,7 @@ class GpuError:
 
 
 @dataclass(frozen=True, slots=True)
-class BlamedGpu:
+class WorkerGpuRelation:
     """A GPU or MIG instance, and how a worker stands to it."""
 
     uuid: str
@@ -39,20 +39,20 @@ class BlamedGpu:
     """Whether nobody else is on it, of the job or not, as far as that is known for sure."""
 
 
-def pci_place(pci: str) -> str:
+def normal_pci_address(pci: str) -> str:
     """A PCI address as the kernel writes it, without a function and with four digits of the domain."""
     domain, _, rest = pci.lower().partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest.partition('.')[0]}"
 
 
-class Blame:
+class FaultAttribution:
     """Judges for one worker. ``pids`` are its processes, ``others`` those of the other workers of its node."""
 
-    def __init__(self, gpus: Sequence[BlamedGpu], pids: Collection[int], others: Collection[int]) -> None:
+    def __init__(self, gpus: Sequence[WorkerGpuRelation], pids: Collection[int], others: Collection[int]) -> None:
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         # the address of a MIG instance is that of its GPU, which is what has the error
-        self._places = {pci_place(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None}
-        self._parts: dict[str, list[BlamedGpu]] = {}
+        self._places = {normal_pci_address(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None}
+        self._parts: dict[str, list[WorkerGpuRelation]] = {}
         for gpu in gpus:
             if gpu.parent is not None:
                 self._parts.setdefault(gpu.parent, []).append(gpu)
@@ -98,12 +98,12 @@ class Blame:
         gpu = self._gpu_of(error)
         if gpu is not None:
             return gpu.uuid
-        return error.uuid if error.pci is None else pci_place(error.pci)
+        return error.uuid if error.pci is None else normal_pci_address(error.pci)
 
-    def _gpu_of(self, error: GpuError) -> BlamedGpu | None:
+    def _gpu_of(self, error: GpuError) -> WorkerGpuRelation | None:
         if error.uuid is not None:
             return self._gpus.get(error.uuid)
-        return None if error.pci is None else self._places.get(pci_place(error.pci))
+        return None if error.pci is None else self._places.get(normal_pci_address(error.pci))
 
     def _is_its(self, error: GpuError) -> bool:
         """Whether an error is the worker's: it is named, or on the GPU that has it.
@@ -132,9 +132,9 @@ class Blame:
         place = f"the GPU at {error.pci}" if gpu is None else _name(gpu)
         instance = "" if error.gpu_instance is None else f", instance {error.gpu_instance}"
         who = "" if error.pid is None else f", process {error.pid}"
-        what = f": {xid_words(error.xid)}" if blames_device(error.xid) else ""
+        what = f": {xid_meaning(error.xid)}" if blames_device(error.xid) else ""
         return f"Xid {error.xid} on {place}{instance}{who}{what}"
 
 
-def _name(gpu: BlamedGpu) -> str:
+def _name(gpu: WorkerGpuRelation) -> str:
     return f"GPU {gpu.index} ({gpu.uuid})"

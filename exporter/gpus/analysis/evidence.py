@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from exporter.gpus.analysis.node_status import Told, device_of, worker_devices, worker_troubles
+from exporter.gpus.analysis.node_status import Told, find_device, worker_devices, worker_gpu_problems
 from exporter.gpus.records import GIB
 
 LAST_S = 60.0
@@ -20,7 +20,7 @@ def gpu_sample(entry: Mapping[str, Any], told: Told) -> dict[str, float]:
     devices = worker_devices(entry, told)
     at_work = [device for device in devices if device["used"]] or devices
     known = {
-        "gpu_utilization_ratio": [device_of(device["uuid"], told).get("utilization_ratio") for device in at_work],
+        "gpu_utilization_ratio": [find_device(device["uuid"], told).get("utilization_ratio") for device in at_work],
         "gpu_sm_ratio": [device["sm_ratio"] for device in devices if device["used"]],
     }
     shares = {key: [value for value in values if value is not None] for key, values in known.items()}
@@ -37,13 +37,14 @@ def gpu_evidence(entry: Mapping[str, Any], told: Told, course: Sequence[Mapping[
     devices = worker_devices(entry, told)
     if not devices:
         return {}
-    troubles = worker_troubles(entry, devices, told)
+    troubles = worker_gpu_problems(entry, devices, told)
     lost = [device for device in told.get("gpus") or () if device.get("lost_since") is not None]
     times = {f"{device['state']} {device['gpu']}": device["lost_since"] for device in lost}
     return {
         "last_minute": _last_minute(course),
         "devices": [
-            {**device, **{key: device_of(device["uuid"], told).get(key) for key in _DEVICE_KEYS}} for device in devices
+            {**device, **{key: find_device(device["uuid"], told).get(key) for key in _DEVICE_KEYS}}
+            for device in devices
         ],
         "troubles": [{"words": trouble.words, "time": times.get(trouble.key, trouble.time)} for trouble in troubles],
     }

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from exporter.gpus.analysis.activity_history import GAP_S, THROTTLE_S, Clock, Hold, MemoryCourse, Throttle
+from exporter.gpus.analysis.activity_history import (
+    GAP_S,
+    THROTTLE_S,
+    ClockHistory,
+    ConditionTimer,
+    MemoryHistory,
+    ThrottleHistory,
+)
 from exporter.gpus.records import GIB
 
 CONDITIONS = (
@@ -93,7 +100,7 @@ class WorkerSample:
     gpus: tuple[GpuSample, ...] = ()
 
 
-class Condition(NamedTuple):
+class WorkerGpuCondition(NamedTuple):
     """One signature: whether it holds, None where that cannot be told, with its evidence in words."""
 
     name: str
@@ -103,7 +110,7 @@ class Condition(NamedTuple):
     """Of memory that fills: when it will be full."""
 
 
-class _Gpu:
+class _GpuTrack:
     """What is kept of one GPU of a worker."""
 
     def __init__(self) -> None:
@@ -115,10 +122,10 @@ class _Gpu:
         self.work_power_w: float | None = None
         """and while its worker makes progress."""
         self._work_s = 0.0
-        self.absent = Hold()
-        self.clock = Clock()
-        self.throttle = Throttle()
-        self.memory = MemoryCourse()
+        self.absent = ConditionTimer()
+        self.clock = ClockHistory()
+        self.throttle = ThrottleHistory()
+        self.memory = MemoryHistory()
 
     def look(self, now: float, gpu: GpuSample, *, passed_s: float, here: bool, at_work: bool, fresh: bool) -> None:
         """Take in one look."""
@@ -157,7 +164,7 @@ class _Gpu:
         return None
 
 
-class _Worker:
+class _WorkerTrack:
     """What is kept of one run of a worker."""
 
     def __init__(self, start: float, launch_timeout_s: float) -> None:
@@ -169,15 +176,15 @@ class _Worker:
         """Whether it should be working at the last look."""
         self.use: float | None = None
         """Utilization of the busiest of its GPUs, smoothed."""
-        self.spins = Hold()
-        self.idles = Hold()
-        self.beside = Hold()
-        self.still = Hold()
+        self.spins = ConditionTimer()
+        self.idles = ConditionTimer()
+        self.beside = ConditionTimer()
+        self.still = ConditionTimer()
         """Whether none of its GPUs has done anything."""
         self.worked: float | None = None
         self.rise: float | None = None
         """When its progress last rose in this run."""
-        self.gpus: dict[str, _Gpu] = {}
+        self.gpus: dict[str, _GpuTrack] = {}
 
     def look(self, now: float, sample: WorkerSample) -> None:
         """Take in one look."""
@@ -191,7 +198,7 @@ class _Worker:
         settled = rise is not None or now - self.start >= self.launch_timeout_s
         self.at_work = sample.phase == RUNNING and settled and not sample.done and not sample.waits
         fresh = rise is not None and now - rise <= FRESH_S
-        self.gpus = {gpu.index: self.gpus.get(gpu.index) or _Gpu() for gpu in sample.gpus}
+        self.gpus = {gpu.index: self.gpus.get(gpu.index) or _GpuTrack() for gpu in sample.gpus}
         here = sample.phase in PHASES_OF_WORK and not sample.done
         for gpu in sample.gpus:
             kept = self.gpus[gpu.index]
@@ -218,16 +225,16 @@ class _Worker:
         return all(low for _, (low, _) in found), ", ".join(f"GPU {index} at {words}" for index, (_, words) in found)
 
 
-class GpuHealth:
+class ConditionDetector:
     """Looks at the workers of one node. Each look is an ``update`` of every worker, and ``conditions`` after them."""
 
     def __init__(self, *, stall_timeout_s: float, launch_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._launch_timeout_s = launch_timeout_s
-        self._workers: dict[int, _Worker] = {}
-        self._roles: dict[str, list[_Worker]] = {}
+        self._workers: dict[int, _WorkerTrack] = {}
+        self._roles: dict[str, list[_WorkerTrack]] = {}
         """Workers at the present judgement, by role."""
-        self._clocks: dict[tuple[str, str], dict[_Gpu, float]] = {}
+        self._clocks: dict[tuple[str, str], dict[_GpuTrack, float]] = {}
         """Mean clocks at work of all GPUs, by role and model,"""
         self._fastest: dict[tuple[str, str], float] = {}
         """and the highest of them."""
@@ -239,7 +246,7 @@ class GpuHealth:
             return
         worker = self._workers.get(sample.rank)
         if worker is None or abs(worker.start - sample.start) > SAME_START_S:
-            worker = self._workers[sample.rank] = _Worker(sample.start, self._launch_timeout_s)
+            worker = self._workers[sample.rank] = _WorkerTrack(sample.start, self._launch_timeout_s)
         worker.look(now, sample)
 
     def busy(self, rank: int, now: float) -> bool | None:
@@ -255,7 +262,7 @@ class GpuHealth:
             return None if low is not None and low[0] else True
         return False if worker.still.lasted_s >= FRESH_S else None
 
-    def conditions(self, now: float) -> dict[int, tuple[Condition, ...]]:
+    def conditions(self, now: float) -> dict[int, tuple[WorkerGpuCondition, ...]]:
         """All conditions of each worker that was looked at lately, in the order of ``CONDITIONS``."""
         self._workers = {
             rank: worker
@@ -271,7 +278,7 @@ class GpuHealth:
         self._fastest = {kind: max(clocks.values()) for kind, clocks in self._clocks.items()}
         return {rank: tuple(self._judge(now, worker)) for rank, worker in sorted(self._workers.items())}
 
-    def _judge(self, now: float, worker: _Worker) -> Iterator[Condition]:
+    def _judge(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
         yield from self._hanging(now, worker)
         yield self._held_idle(now, worker)
         yield self._unused(now, worker)
@@ -280,69 +287,69 @@ class GpuHealth:
         yield self._slow_clock(worker)
         yield _memory_filling(now, worker)
 
-    def _hanging(self, now: float, worker: _Worker) -> Iterator[Condition]:
+    def _hanging(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
         sample, spins = worker.sample, worker.spins
         if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
             words = "its log tells no progress" if sample.stalled is None or sample.last_rise is None else ""
-            yield Condition("busy_without_progress", None, words)
-            yield Condition("busy_without_progress_low_power", None, words)
+            yield WorkerGpuCondition("busy_without_progress", None, words)
+            yield WorkerGpuCondition("busy_without_progress_low_power", None, words)
             return
         if not (sample.stalled and spins.lasted_s >= self._stall_timeout_s):
-            yield Condition("busy_without_progress", False)
-            yield Condition("busy_without_progress_low_power", False)
+            yield WorkerGpuCondition("busy_without_progress", False)
+            yield WorkerGpuCondition("busy_without_progress_low_power", False)
             return
         busy = ", ".join(index for index, gpu in worker.gpus.items() if gpu.busy)
         words = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
         words += f", no progress for {_time(now - sample.last_rise)}"
         low = worker.spins_idly()
-        yield Condition("busy_without_progress", True, words)
-        yield Condition(
+        yield WorkerGpuCondition("busy_without_progress", True, words)
+        yield WorkerGpuCondition(
             "busy_without_progress_low_power",
             None if low is None else low[0],
             f"{words}, {low[1]}" if low is not None and low[0] else "",
         )
 
-    def _held_idle(self, now: float, worker: _Worker) -> Condition:
+    def _held_idle(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         if not worker.idles.is_known(now):
-            return Condition("held_idle", None)
+            return WorkerGpuCondition("held_idle", None)
         lasted_s = worker.idles.lasted_s
         loading = worker.worked is None and worker.rise is None
         least_s = max(self._stall_timeout_s, LOADING_S) if loading else self._stall_timeout_s
         if lasted_s < least_s:
-            return Condition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
+            return WorkerGpuCondition("held_idle", False, "it waits for requests" if worker.sample.waits else "")
         rise = worker.sample.last_rise
         progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log tells no progress"
-        return Condition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
+        return WorkerGpuCondition("held_idle", True, f"memory held and no use for {_time(lasted_s)}{progress}")
 
-    def _unused(self, now: float, worker: _Worker) -> Condition:
+    def _unused(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         known = {index: gpu.absent.lasted_s for index, gpu in worker.gpus.items() if gpu.absent.is_known(now)}
         if not known:
-            return Condition("unused", None)
+            return WorkerGpuCondition("unused", None)
         absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
         if not absent:
-            return Condition("unused", False)
+            return WorkerGpuCondition("unused", False)
         words = f"no process of it on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
-        return Condition("unused", True, words)
+        return WorkerGpuCondition("unused", True, words)
 
-    def _beside_peers(self, now: float, worker: _Worker) -> Condition:
+    def _beside_peers(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
         name = "idle_beside_peers"
         peers = self._roles[worker.sample.role]
         known = any(peer.use is not None for peer in peers if peer is not worker)
         if not worker.still.is_known(now) or not known:
-            return Condition(name, None)
+            return WorkerGpuCondition(name, None)
         if not worker.at_work or worker.still.lasted_s <= 0:
             worker.beside.look(now, False)
-            return Condition(name, False)
+            return WorkerGpuCondition(name, False)
         uses = [(peer.at_work, peer.use) for peer in peers if peer is not worker and peer.use is not None]
         working = [use for at_work, use in uses if at_work and use >= WORKING]
         worker.beside.look(now, 2 * len(working) > len(uses))
         lasted_s = worker.beside.lasted_s
         if lasted_s < PEERS_S:
-            return Condition(name, False)
+            return WorkerGpuCondition(name, False)
         words = f"no use for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
-        return Condition(name, True, f"{words}, at {median(working):.0%}" if working else words)
+        return WorkerGpuCondition(name, True, f"{words}, at {median(working):.0%}" if working else words)
 
-    def _slow_clock(self, worker: _Worker) -> Condition:
+    def _slow_clock(self, worker: _WorkerTrack) -> WorkerGpuCondition:
         state: bool | None = None
         for index, gpu in worker.gpus.items():
             kind = worker.sample.role, gpu.model
@@ -356,11 +363,11 @@ class GpuHealth:
             usual = median(hz for other, hz in peers.items() if other is not gpu)
             if own <= (1 - SLOW_CLOCK) * usual:
                 words = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
-                return Condition("slow_clock", True, words)
-        return Condition("slow_clock", state)
+                return WorkerGpuCondition("slow_clock", True, words)
+        return WorkerGpuCondition("slow_clock", state)
 
 
-def _throttled(worker: _Worker) -> Condition:
+def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
     most, index, found = 0.0, "", None
     for number, gpu in worker.gpus.items():
         shares = gpu.throttle.shares
@@ -371,25 +378,25 @@ def _throttled(worker: _Worker) -> Condition:
         if found is None or heat > most:
             most, index, found = heat, number, shares
     if found is None:
-        return Condition("throttled", None)
+        return WorkerGpuCondition("throttled", None)
     if most <= THROTTLE_SHARE:
-        return Condition("throttled", False)
+        return WorkerGpuCondition("throttled", False)
     told = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
     shown = ", ".join(f"{name} {share:.0%}" for share, name in told)
-    return Condition("throttled", True, f"GPU {index} held down in the last {_time(THROTTLE_S)}: {shown}")
+    return WorkerGpuCondition("throttled", True, f"GPU {index} held down in the last {_time(THROTTLE_S)}: {shown}")
 
 
-def _memory_filling(now: float, worker: _Worker) -> Condition:
+def _memory_filling(now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
     known = {index: gpu.memory for index, gpu in worker.gpus.items() if gpu.memory.is_known(now)}
     if not known:
-        return Condition("memory_filling", None)
+        return WorkerGpuCondition("memory_filling", None)
     full = [(at, index) for index, memory in known.items() if (at := memory.full_at(now)) is not None]
     if not full:
-        return Condition("memory_filling", False)
+        return WorkerGpuCondition("memory_filling", False)
     at, index = min(full)
     growth = 3600 * (known[index].growth or 0.0) / GIB
     words = f"the memory of GPU {index} fills by {growth:.1f} GiB an hour, and is full in {_time(at - now)}"
-    return Condition("memory_filling", True, words, at)
+    return WorkerGpuCondition("memory_filling", True, words, at)
 
 
 def _smoothed(before: float | None, value: float, share: float) -> float:

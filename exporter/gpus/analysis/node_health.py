@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from exporter.gpus.analysis.xid import PAGING_XIDS, blames_device, xid_words
+from exporter.gpus.analysis.xid import PAGING_XIDS, blames_device, xid_meaning
 from exporter.gpus.records import STATE_WORDS
 
 Health = Literal["healthy", "warning", "failure"]
@@ -46,7 +46,7 @@ DRIVER_WORDS: Mapping[str, tuple[Health, str]] = {
 """What a driver's state says of the node. Without one, or without leave to ask it, nothing is known of its GPUs."""
 
 
-class Reason(NamedTuple):
+class HealthReason(NamedTuple):
     """One thing that is wrong; the index of the GPU, or None where it is the driver's."""
 
     gpu: str | None
@@ -54,15 +54,15 @@ class Reason(NamedTuple):
     words: str
 
 
-class Judgement(NamedTuple):
+class HealthResult(NamedTuple):
     """Health of a node, the worst of its reasons; None where nothing can be known of its GPUs, or there are none."""
 
     health: Health | None
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[HealthReason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuHealthFacts:
     """What is known of one GPU, None where it does not tell; counters are the driver's where nothing else is said."""
 
     index: str
@@ -91,7 +91,7 @@ class GpuFacts:
     """Count since the job's start and last moment, by code."""
 
 
-def since_start(base: int | None, last: int | None, count: int) -> int:
+def counter_offset(base: int | None, last: int | None, count: int) -> int:
     """What is to be taken off a counter of the driver, so that it counts from the job's start on.
 
     ``base``: what was taken off so far; None at first sight, from where it counts. ``last``: the counter at the last
@@ -102,7 +102,7 @@ def since_start(base: int | None, last: int | None, count: int) -> int:
     return base - last if count < last else base
 
 
-class _Rate:
+class _CounterRate:
     """How fast a counter rises, by its readings of the last minutes."""
 
     def __init__(self) -> None:
@@ -123,14 +123,14 @@ class _Rate:
         return 60 * (count - first) / (now - begun) if now - begun >= RATE_LEAST_S else None
 
 
-class _Link:
+class _LinkDowngrade:
     """How often in a row the link of a GPU that works was read to run as an older generation."""
 
     def __init__(self) -> None:
         self._time: float | None = None
         self._slow = 0
 
-    def is_slow(self, gpu: GpuFacts) -> bool:
+    def is_slow(self, gpu: GpuHealthFacts) -> bool:
         """Takes in one look; a reading that was there at the last look says nothing anew."""
         if gpu.condition_time is None:
             self._slow = 0
@@ -142,37 +142,37 @@ class _Link:
         return self._slow >= SLOW_READINGS
 
 
-class _History:
+class _GpuCounterHistory:
     """What earlier looks have told of one GPU."""
 
     def __init__(self) -> None:
-        self.ecc, self.pcie, self.nvlink, self.link = _Rate(), _Rate(), _Rate(), _Link()
+        self.ecc, self.pcie, self.nvlink, self.link = _CounterRate(), _CounterRate(), _CounterRate(), _LinkDowngrade()
 
 
-class NodeHealth:
+class NodeHealthTracker:
     """Judges a node by its GPUs at each look; remembers what it takes to know how fast their counters rise."""
 
     def __init__(self) -> None:
-        self._histories: dict[str, _History] = {}
+        self._histories: dict[str, _GpuCounterHistory] = {}
 
-    def update(self, now: float, driver: str, gpus: Sequence[GpuFacts], words: str | None = None) -> Judgement:
+    def update(self, now: float, driver: str, gpus: Sequence[GpuHealthFacts], words: str | None = None) -> HealthResult:
         """Health at this look. ``driver``: whether GPUs can be read, ``ok`` and so on; ``words``: what it says."""
-        self._histories = {gpu.index: self._histories.get(gpu.index) or _History() for gpu in gpus}
-        reasons: list[Reason] = []
+        self._histories = {gpu.index: self._histories.get(gpu.index) or _GpuCounterHistory() for gpu in gpus}
+        reasons: list[HealthReason] = []
         if driver in DRIVER_WORDS:
             severity, found = DRIVER_WORDS[driver]
-            reasons.append(Reason(None, severity, f"{found}: {words}" if words else found))
+            reasons.append(HealthReason(None, severity, f"{found}: {words}" if words else found))
         for gpu in gpus:
             history = self._histories[gpu.index]
-            found_here = [*_failures(gpu), *_warnings(now, gpu), *_of_late(now, gpu, history)]
+            found_here = [*_failures(gpu), *_warnings(now, gpu), *_recent_reasons(now, gpu, history)]
             reasons += sorted(found_here, key=lambda reason: -HEALTHS.index(reason.severity))
         if not reasons and (driver != "ok" or not gpus):
-            return Judgement(None)
+            return HealthResult(None)
         worst = max((HEALTHS.index(reason.severity) for reason in reasons), default=0)
-        return Judgement(HEALTHS[worst], tuple(reasons))
+        return HealthResult(HEALTHS[worst], tuple(reasons))
 
 
-def _of_late(now: float, gpu: GpuFacts, history: _History) -> Iterator[Reason]:
+def _recent_reasons(now: float, gpu: GpuHealthFacts, history: _GpuCounterHistory) -> Iterator[HealthReason]:
     """What is only seen over several looks."""
     for rate, count, limit, what in (
         (history.ecc, gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
@@ -181,15 +181,15 @@ def _of_late(now: float, gpu: GpuFacts, history: _History) -> Iterator[Reason]:
     ):
         rise = rate.per_minute(now, count)
         if rise is not None and rise > limit:
-            yield Reason(gpu.index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
+            yield HealthReason(gpu.index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
     if history.link.is_slow(gpu):
         words = f"PCIe runs as generation {gpu.pcie_generation} of {gpu.pcie_generation_max} while the GPU works"
-        yield Reason(gpu.index, "warning", words)
+        yield HealthReason(gpu.index, "warning", words)
 
 
-def _failures(gpu: GpuFacts) -> Iterator[Reason]:
-    def failure(words: str) -> Reason:
-        return Reason(gpu.index, "failure", words)
+def _failures(gpu: GpuHealthFacts) -> Iterator[HealthReason]:
+    def failure(words: str) -> HealthReason:
+        return HealthReason(gpu.index, "failure", words)
 
     if gpu.state != "ok":
         words = f"it {STATE_WORDS.get(gpu.state, f'is {gpu.state}')}"
@@ -205,9 +205,9 @@ def _failures(gpu: GpuFacts) -> Iterator[Reason]:
             yield failure(_xid(code, count))
 
 
-def _warnings(now: float, gpu: GpuFacts) -> Iterator[Reason]:
-    def warning(words: str) -> Reason:
-        return Reason(gpu.index, "warning", words)
+def _warnings(now: float, gpu: GpuHealthFacts) -> Iterator[HealthReason]:
+    def warning(words: str) -> HealthReason:
+        return HealthReason(gpu.index, "warning", words)
 
     if gpu.row_remap_pending:
         yield warning("a row of its memory is remapped at the next reset")
@@ -222,7 +222,7 @@ def _warnings(now: float, gpu: GpuFacts) -> Iterator[Reason]:
 
 
 def _xid(code: int, count: int) -> str:
-    return f"Xid {code}{'' if count == 1 else f', {count} times'} since the job's start: {xid_words(code)}"
+    return f"Xid {code}{'' if count == 1 else f', {count} times'} since the job's start: {xid_meaning(code)}"
 
 
 def _count(number: int, word: str) -> str:

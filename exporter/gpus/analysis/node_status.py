@@ -45,7 +45,7 @@ Told = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Trouble:
+class GpuProblem:
     """Something wrong with the GPUs of a worker or of a node."""
 
     key: str
@@ -86,47 +86,49 @@ def worker_devices(entry: Mapping[str, Any], told: Told) -> list[dict[str, Any]]
     return [*found, *({"gpu": position, **nobody} for position in entry.get("gpu_missing") or ())]
 
 
-def device_of(uuid: str | None, told: Told) -> Mapping[str, Any]:
+def find_device(uuid: str | None, told: Told) -> Mapping[str, Any]:
     """What is known of one GPU; empty where it is not among those of the node."""
     return next((device for device in told.get("gpus") or () if device["uuid"] == uuid), {})
 
 
-def worker_troubles(entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], told: Told) -> list[Trouble]:
+def worker_gpu_problems(entry: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], told: Told) -> list[GpuProblem]:
     """What is wrong with a worker on its GPUs, by its entry in the status and its ``worker_devices``.
 
     What a program has done to a GPU before this run of the worker is no trouble of this run.
     """
     found = []
     if entry.get("gpu_misplaced"):
-        found.append(Trouble("misplaced", str(entry["gpu_misplaced"]), "is not misplaced any more"))
+        found.append(GpuProblem("misplaced", str(entry["gpu_misplaced"]), "is not misplaced any more"))
     lacking = [device["gpu"] for device in devices if device["uuid"] is None]
-    found += [Trouble(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is there") for gpu in lacking]
+    found += [GpuProblem(f"missing {gpu}", f"GPU {gpu} is missing", f"GPU {gpu} is there") for gpu in lacking]
     for device in _with_parents(devices, told):
-        found += device_troubles(device, entry.get("start"))
+        found += device_problems(device, entry.get("start"))
     conditions = entry.get("gpu_conditions") or {}
-    found += [Trouble(name, f"{name}: {words}", f"{name} is over") for name, words in conditions.items()]
+    found += [GpuProblem(name, f"{name}: {words}", f"{name} is over") for name, words in conditions.items()]
     return found
 
 
-def device_troubles(device: Mapping[str, Any], since: float | None = None) -> Iterator[Trouble]:
+def device_problems(device: Mapping[str, Any], since: float | None = None) -> Iterator[GpuProblem]:
     """What is wrong with one GPU: it is lost, the driver has told of errors, or others use it."""
     gpu, state = device["gpu"], device.get("state") or "ok"
     if state != "ok":
         # of a lost device the library says the same in other words
         words = f": {device['words']}" if device.get("words") and state == "hanging" else ""
-        yield Trouble(f"{state} {gpu}", f"GPU {gpu} {STATE_WORDS.get(state, state)}{words}", f"GPU {gpu} works again")
+        yield GpuProblem(
+            f"{state} {gpu}", f"GPU {gpu} {STATE_WORDS.get(state, state)}{words}", f"GPU {gpu} works again"
+        )
     for xid in device.get("xids") or ():
         earlier = since is not None and xid["class"] not in LASTING and (xid["time"] or since) < since
         if xid["class"] != NOISE and not earlier:
             over = f"GPU {gpu}: Xid {xid['xid']} is over"
-            yield Trouble(f"xid {gpu} {xid['xid']}", f"GPU {gpu}: {xid_text(xid)}", over, xid["time"])
+            yield GpuProblem(f"xid {gpu} {xid['xid']}", f"GPU {gpu}: {xid_text(xid)}", over, xid["time"])
     for process in device.get("foreign") or ():
         memory = process.get("memory_bytes")
         held = f"holds {memory / GIB:.1f} GiB of" if memory is not None else "is on"
         name = "".join(letter if letter.isprintable() else "?" for letter in process.get("name") or "")
         who = f"process {process['pid']}{f' ({name})' if name else ''}"
         words = f"{who}, which is not of this job, {held} GPU {gpu}"
-        yield Trouble(f"{FOREIGN} {gpu} {process['pid']}", words, f"{who} is no longer on GPU {gpu}")
+        yield GpuProblem(f"{FOREIGN} {gpu} {process['pid']}", words, f"{who} is no longer on GPU {gpu}")
 
 
 def xid_text(xid: Mapping[str, Any]) -> str:
@@ -140,25 +142,25 @@ def reason_text(reason: Mapping[str, Any]) -> str:
     return f"GPU {reason['gpu']}: {reason['words']}" if reason.get("gpu") is not None else str(reason["words"])
 
 
-def node_troubles(told: Told) -> list[Trouble]:
+def node_gpu_problems(told: Told) -> list[GpuProblem]:
     """Why the GPUs of a node are not what they should be: they cannot be read, are too few, or are not healthy."""
     state, health = told.get("driver_state"), told.get("health")
     if state not in (None, "ok") and told.get("allocated"):
         words = f": {told['words']}" if told.get("words") else ""
-        return [Trouble(f"driver {state}", f"cannot be read ({state}){words}", "can be read again")]
+        return [GpuProblem(f"driver {state}", f"cannot be read ({state}){words}", "can be read again")]
     found = []
-    if lacking := missing_words(told):
-        found.append(Trouble("missing", lacking, "all that the plan needs are there"))
+    if lacking := missing_gpus_text(told):
+        found.append(GpuProblem("missing", lacking, "all that the plan needs are there"))
     if health not in (None, "healthy"):
         reasons = told.get("reasons") or ()
         which = ",".join(sorted({str(reason["gpu"]) for reason in reasons}))
         words = "; ".join(map(reason_text, reasons))
         words = f"{health}: {words}" if words else str(health)
-        found.append(Trouble(f"health {health} {which}", words, "healthy again"))
+        found.append(GpuProblem(f"health {health} {which}", words, "healthy again"))
     return found
 
 
-def missing_words(told: Told) -> str | None:
+def missing_gpus_text(told: Told) -> str | None:
     """That the driver shows fewer GPUs than the plan gives away on this node; None where it shows enough, or none."""
     needed, shown = told.get("allocated") or 0, told.get("visible") or 0
     if told.get("driver_state") != "ok" or needed <= shown:
@@ -170,14 +172,14 @@ def _with_parents(devices: Iterable[Mapping[str, Any]], told: Told) -> list[Mapp
     """What is known of GPUs; behind a MIG instance the GPU that it is a part of, whose faults are its own."""
     found = {}
     for device in devices:
-        known = device_of(device["uuid"], told)
+        known = find_device(device["uuid"], told)
         if known:
             whole = [other for other in told["gpus"] if str(known["gpu"]).startswith(f"{other['gpu']}:")]
             found.update({other["uuid"]: other for other in (known, *whole)})
     return list(found.values())
 
 
-def account(
+def account_gpus(
     statuses: Mapping[str, Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, Any] | None:
     """What the GPUs of a job did and what happened to them, by node and in all; None of a job without GPUs.
@@ -188,7 +190,7 @@ def account(
     nodes = [_node(node, told) for node, status in sorted(statuses.items()) if (told := status.get("gpus"))]
     if not nodes:
         return None
-    units = [device for node in nodes for device in units_of(node["gpus"])]
+    units = [device for node in nodes for device in assignable_gpus(node["gpus"])]
     return {
         "count": len(units),
         "names": dict(Counter(device["name"] or "GPU" for device in units)),
@@ -213,19 +215,19 @@ def _node(node: str, told: Told) -> dict[str, Any]:
     return {
         "node": node,
         **{key: told.get(key) for key in _NODE_KEYS},
-        **_sums(devices, units_of(devices)),
+        **_sums(devices, assignable_gpus(devices)),
         "gpus": devices,
     }
 
 
-def divided(devices: Iterable[Mapping[str, Any]]) -> set[str]:
+def divided_gpus(devices: Iterable[Mapping[str, Any]]) -> set[str]:
     """Indices of the GPUs of which there are MIG instances."""
     return {str(device["gpu"]).partition(":")[0] for device in devices if ":" in str(device["gpu"])}
 
 
-def units_of(devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def assignable_gpus(devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those that can be given to a worker: GPUs that are not divided, and MIG instances."""
-    wholes = divided(devices)
+    wholes = divided_gpus(devices)
     return [device for device in devices if device["gpu"] not in wholes]
 
 
@@ -240,13 +242,13 @@ def _sums(devices: Sequence[Mapping[str, Any]], units: Sequence[Mapping[str, Any
     }
 
 
-def account_words(found: Mapping[str, Any]) -> str:
+def account_text(found: Mapping[str, Any]) -> str:
     """``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, or why they could not be read."""
     words = [", ".join(f"{count} x {name}" for name, count in found["names"].items())]
     if found["utilization_mean_ratio"] is not None:
         words.append(f"{100 * found['utilization_mean_ratio']:.0f} % busy")
     if found["energy_j"] is not None:
-        parts = any(divided(node["gpus"]) for node in found["nodes"])
+        parts = any(divided_gpus(node["gpus"]) for node in found["nodes"])
         words.append(energy_words(found["energy_j"], whole=parts))
     unread = [f"{node['node']} ({node['driver_state']})" for node in found["nodes"] if node["driver_state"] != "ok"]
     if unread:

@@ -12,7 +12,7 @@ _UUID_FORMS = ("GPU-", "MIG-")
 _NUMBER = re.compile(r"\+?(\d{1,9})")
 
 
-def visible_devices(text: str) -> tuple[str, ...]:
+def parse_visible_devices(text: str) -> tuple[str, ...]:
     """Devices that ``CUDA_VISIBLE_DEVICES`` names, as CUDA reads it: numbers, or UUIDs and their beginnings.
 
     It ends at the first word that is none, as ``-1`` and ``NoDevFiles`` are, or that is not of the form of the first:
@@ -36,20 +36,20 @@ def visible_devices(text: str) -> tuple[str, ...]:
     return tuple(devices)
 
 
-def visible_gpus(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
+def visible_gpu_positions(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
     """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` gives a program that starts now.
 
     The list ends at what fits none, or several; a GPU that comes twice leaves none at all.
     """
     found = []
-    for at in listed_gpus(text, uuids):
+    for at in listed_gpu_positions(text, uuids):
         if at is None:
             break
         found.append(at)
     return tuple(found) if len(set(found)) == len(found) else ()
 
 
-def listed_gpus(text: str, uuids: Sequence[str]) -> tuple[int | None, ...]:
+def listed_gpu_positions(text: str, uuids: Sequence[str]) -> tuple[int | None, ...]:
     """Positions in ``uuids`` of what ``CUDA_VISIBLE_DEVICES`` names, in its order; numbers are such positions.
 
     None for a UUID that fits none of them, or several, as of a GPU that has been lost: those behind it keep their
@@ -57,7 +57,7 @@ def listed_gpus(text: str, uuids: Sequence[str]) -> tuple[int | None, ...]:
     are named as the driver names them, ``MIG-UUID``, or ``MIG-GPU-UUID/3/0`` before version 470.
     """
     found: list[int | None] = []
-    for device in visible_devices(text):
+    for device in parse_visible_devices(text):
         at = _position(device, uuids)
         if at is None and device.isdigit():
             break
@@ -75,7 +75,7 @@ def _position(device: str, uuids: Sequence[str]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class OnGpu:
+class ProcessOnGpu:
     """One process on a GPU, its pid as the driver tells it."""
 
     pid: int
@@ -86,19 +86,19 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenGpu:
+class VisibleGpu:
     """A GPU or MIG instance that can be seen here, whether the job's or not."""
 
     uuid: str
     index: str
     parent: str | None = None
     """Of a MIG instance the UUID of its GPU."""
-    processes: tuple[OnGpu, ...] | None = ()
+    processes: tuple[ProcessOnGpu, ...] | None = ()
     """None where nobody tells."""
 
 
 @dataclass(frozen=True, slots=True)
-class GpuWorker:
+class WorkerAssignment:
     """A worker of this node."""
 
     rank: int
@@ -112,7 +112,7 @@ class GpuWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuUse:
     """What one worker uses of one GPU: memory and share of time of all its processes; None where none tells."""
 
     rank: int
@@ -132,12 +132,12 @@ class GpuUsers:
     index: str
     workers: tuple[int, ...] = ()
     """Ranks, in order; several share it."""
-    foreign: tuple[OnGpu, ...] | None = ()
+    foreign: tuple[ProcessOnGpu, ...] | None = ()
     """Processes that are not the job's, the display's left out; None where that cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerGpus:
+class WorkerPlacement:
     """How a worker stands to the plan."""
 
     rank: int
@@ -150,44 +150,46 @@ class WorkerGpus:
 
 
 @dataclass(frozen=True)
-class Usage:
+class NodeGpuUsage:
     """Everybody on the GPUs of one node."""
 
-    uses: tuple[Use, ...] = ()
+    uses: tuple[GpuUse, ...] = ()
     """By rank, then in the order of the GPUs; also on GPUs that are not the job's."""
     gpus: tuple[GpuUsers, ...] = ()
     """The job's, in the order of the plan's positions."""
-    workers: tuple[WorkerGpus, ...] = ()
+    workers: tuple[WorkerPlacement, ...] = ()
 
 
 @dataclass(slots=True)
-class _Found:
+class _GpuOccupants:
     """What is found on one GPU."""
 
-    by_rank: dict[int, list[OnGpu]] = field(default_factory=dict)
+    by_rank: dict[int, list[ProcessOnGpu]] = field(default_factory=dict)
     attribution: dict[int, Attribution] = field(default_factory=dict)
-    foreign: list[OnGpu] = field(default_factory=list)
+    foreign: list[ProcessOnGpu] = field(default_factory=list)
     unknown: bool = False
     """Whether there are processes that may be anybody's."""
 
-    def add(self, rank: int, process: OnGpu, attribution: Attribution) -> None:
+    def add(self, rank: int, process: ProcessOnGpu, attribution: Attribution) -> None:
         self.by_rank.setdefault(rank, []).append(process)
         if self.attribution.get(rank) != "process":
             self.attribution[rank] = attribution
 
 
-class _Node:
+class _NodeUsage:
     """The GPUs of a node, the processes on each, and what belongs to what."""
 
-    def __init__(self, gpus: Sequence[SeenGpu], here: Mapping[int, int], ignored: Collection[int]) -> None:
+    def __init__(self, gpus: Sequence[VisibleGpu], here: Mapping[int, int], ignored: Collection[int]) -> None:
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.found = {gpu.uuid: _Found() for gpu in gpus}
+        self.found = {gpu.uuid: _GpuOccupants() for gpu in gpus}
         self.parts: dict[str, list[str]] = {}
         """UUIDs of its MIG instances, of a GPU that has any."""
         for gpu in gpus:
             if gpu.parent is not None:
                 self.parts.setdefault(gpu.parent, []).append(gpu.uuid)
-        self.processes: dict[str, list[OnGpu] | None] = {gpu.uuid: _each_once(gpu, here, ignored) for gpu in gpus}
+        self.processes: dict[str, list[ProcessOnGpu] | None] = {
+            gpu.uuid: _deduplicated(gpu, here, ignored) for gpu in gpus
+        }
         for whole, parts in self.parts.items():
             # what is in a MIG instance is on the list of its GPU too, and counts on the instance
             inside = {process.pid for part in parts for process in self.processes[part] or ()}
@@ -215,14 +217,16 @@ class _Node:
                 found.setdefault(rank, []).append(uuid)
         return found
 
-    def told(self, worker: GpuWorker) -> frozenset[str]:
+    def told(self, worker: WorkerAssignment) -> frozenset[str]:
         """GPUs that its environment names by UUID; none where it does not."""
         if worker.devices is None or not worker.devices.strip().startswith(_UUID_FORMS):
             return frozenset()
         uuids = tuple(self.gpus)
-        return frozenset(uuids[at] for at in visible_gpus(worker.devices, uuids))
+        return frozenset(uuids[at] for at in visible_gpu_positions(worker.devices, uuids))
 
-    def add(self, uuid: str, worker: GpuWorker, planned: Collection[str], process: OnGpu, how: Attribution) -> None:
+    def add(
+        self, uuid: str, worker: WorkerAssignment, planned: Collection[str], process: ProcessOnGpu, how: Attribution
+    ) -> None:
         """Note a worker's process on the list of this GPU.
 
         On a divided GPU it is in an instance, and where the list does not say in which, in the one of its plan.
@@ -233,12 +237,12 @@ class _Node:
         else:
             self.found[uuid].add(worker.rank, process, how)
 
-    def use(self, uuid: str, rank: int, planned: Collection[str]) -> Use:
+    def use(self, uuid: str, rank: int, planned: Collection[str]) -> GpuUse:
         """What a worker uses of a GPU on which it is."""
         gpu, found = self.gpus[uuid], self.found[uuid]
         memory = [p.memory_bytes for p in found.by_rank[rank] if p.memory_bytes is not None]
         shares = [p.sm_ratio for p in found.by_rank[rank] if p.sm_ratio is not None]
-        return Use(
+        return GpuUse(
             rank,
             uuid,
             gpu.index,
@@ -258,10 +262,10 @@ class _Node:
             tuple(found.foreign) if processes is not None and not found.unknown else None,
         )
 
-    def standing(self, worker: GpuWorker, planned: tuple[str, ...], used: Sequence[str]) -> WorkerGpus:
+    def standing(self, worker: WorkerAssignment, planned: tuple[str, ...], used: Sequence[str]) -> WorkerPlacement:
         """How a worker stands to the plan, once all processes have their place; ``used``: the GPUs of its own."""
         if not worker.up:
-            return WorkerGpus(worker.rank)
+            return WorkerPlacement(worker.rank)
         as_planned = tuple(used) == planned  # so it is as a rule, and nothing need be compared
         wrong = [] if as_planned else [uuid for uuid in used if not self.fits(uuid, planned)]
         whole = len(planned) == len(set(worker.positions)) and all(uuid in self.gpus for uuid in planned)
@@ -274,27 +278,27 @@ class _Node:
             uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
             words = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
-            return WorkerGpus(worker.rank, True, words, unused)
+            return WorkerPlacement(worker.rank, True, words, unused)
         # An inference from the plan puts everybody in the right place, and so says nothing of that.
         sure = any(self.found[uuid].attribution[worker.rank] == "process" for uuid in used) or (
             bool(used) and bool(self.told(worker))
         )
         nowhere = not used and bool(self.gpus) and all(map(self._is_known, self.gpus))
-        return WorkerGpus(worker.rank, False if sure or nowhere else None, "", unused)
+        return WorkerPlacement(worker.rank, False if sure or nowhere else None, "", unused)
 
     def _is_known(self, uuid: str) -> bool:
         return self.processes[uuid] is not None and not self.found[uuid].unknown
 
 
 def gpu_usage(
-    gpus: Sequence[SeenGpu],
+    gpus: Sequence[VisibleGpu],
     ours: Sequence[str],
-    workers: Sequence[GpuWorker],
+    workers: Sequence[WorkerAssignment],
     *,
     visible: Collection[int],
     pid_here: Mapping[int, int] | None = None,
     ignored: Collection[int] = (),
-) -> Usage:
+) -> NodeGpuUsage:
     """Who uses which GPU.
 
     ``ours``: UUIDs of the job's GPUs by position, empty where there is none. ``visible``: pids of all processes that
@@ -305,7 +309,7 @@ def gpu_usage(
     worker's, pids are those of here, and it is somebody else's. Else, where none on its GPU can be seen, all there are
     those of the one running worker that belongs there; several, or none, leave it open.
     """
-    node = _Node(gpus, pid_here or {}, ignored)
+    node = _NodeUsage(gpus, pid_here or {}, ignored)
     workers = sorted(workers, key=lambda worker: worker.rank)
     owner = {pid: worker for worker in workers for pid in worker.pids}
     planned = {
@@ -329,7 +333,7 @@ def gpu_usage(
             elif process.kind != "graphics":
                 node.found[uuid].foreign.append(process)
     used = node.used()
-    return Usage(
+    return NodeGpuUsage(
         uses=tuple(
             node.use(uuid, worker.rank, planned[worker.rank])
             for worker in workers
@@ -340,11 +344,11 @@ def gpu_usage(
     )
 
 
-def _each_once(gpu: SeenGpu, here: Mapping[int, int], ignored: Collection[int]) -> list[OnGpu] | None:
+def _deduplicated(gpu: VisibleGpu, here: Mapping[int, int], ignored: Collection[int]) -> list[ProcessOnGpu] | None:
     """Processes with their pids here; one that uses a GPU in two ways is on two lists of the driver."""
     if gpu.processes is None:
         return None
-    found: dict[int, OnGpu] = {}
+    found: dict[int, ProcessOnGpu] = {}
     for process in gpu.processes:
         pid = here.get(process.pid, process.pid)
         if pid in ignored:
@@ -356,5 +360,5 @@ def _each_once(gpu: SeenGpu, here: Mapping[int, int], ignored: Collection[int]) 
         memory = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
         shares = [s for s in (process.sm_ratio, other.sm_ratio) if s is not None]
         kind = process.kind if other.kind == "graphics" else other.kind
-        found[pid] = OnGpu(pid, max(memory, default=None), max(shares, default=None), kind)
+        found[pid] = ProcessOnGpu(pid, max(memory, default=None), max(shares, default=None), kind)
     return list(found.values())

@@ -21,7 +21,7 @@ RETIREMENT = "NVIDIA dynamic page retirement"
 """https://docs.nvidia.com/deploy/dynamic-page-retirement"""
 
 
-class Xid(NamedTuple):
+class XidCode(NamedTuple):
     """One code, in words of our own, and whose word the class is."""
 
     kind: XidClass
@@ -36,86 +36,86 @@ _UNANSWERED = "no call to it comes back"
 _SPOILT = "the driver ends every program that has work there"
 
 
-XIDS: dict[int, Xid] = {
-    8: Xid("application", "work on it took too long and was stopped"),
-    11: Xid("application", "invalid commands"),
-    13: Xid("application", "exception in a kernel, such as an access out of bounds"),
-    14: Xid("noise", "error that was made on purpose"),
-    25: Xid("application", "invalid commands"),
-    31: Xid("application", "invalid address"),
-    32: Xid("application", "invalid commands, or an error where they are fetched"),
-    37: Xid("noise", "call that the firmware does not know"),
-    38: Xid("noise", "watchdog of the driver's firmware"),
-    43: Xid("noise", "work of a program was ended after an error of its own"),
-    44: Xid("noise", "fault at a change of programs"),
-    45: Xid("noise", "work of a program was removed after an earlier error, or since it was killed"),
-    46: Xid("reset", "it has stopped processing", fatal="it runs nothing any more"),
-    48: Xid("hardware", "uncorrectable memory error", fatal=_SPOILT),
-    54: Xid("hardware", "auxiliary power is not connected or too low"),
-    56: Xid("noise", "error of the display engine", HEADER),
-    61: Xid("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
-    62: Xid("reset", "its microcontroller has halted", fatal=_UNANSWERED),
-    63: Xid("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
-    64: Xid("hardware", "a row of memory could not be remapped or a page not be retired"),
-    66: Xid("noise", "call that the driver does not allow"),
-    67: Xid("noise", "call that the firmware could not verify"),
-    68: Xid("application", "error of a video decoder"),
-    69: Xid("application", "invalid commands for the graphics engine"),
-    74: Xid("hardware", "NVLink error"),
-    78: Xid("noise", "virtual GPU could not be started"),
-    79: Xid("hardware", "fallen off the bus", fatal=_UNANSWERED),
-    80: Xid("application", "corrupted commands"),
-    82: Xid("application", "error of the JPEG decoder"),
-    92: Xid("noise", "many corrected memory errors"),
-    93: Xid("noise", "its store of settings is worn out"),
-    94: Xid(
+XIDS: dict[int, XidCode] = {
+    8: XidCode("application", "work on it took too long and was stopped"),
+    11: XidCode("application", "invalid commands"),
+    13: XidCode("application", "exception in a kernel, such as an access out of bounds"),
+    14: XidCode("noise", "error that was made on purpose"),
+    25: XidCode("application", "invalid commands"),
+    31: XidCode("application", "invalid address"),
+    32: XidCode("application", "invalid commands, or an error where they are fetched"),
+    37: XidCode("noise", "call that the firmware does not know"),
+    38: XidCode("noise", "watchdog of the driver's firmware"),
+    43: XidCode("noise", "work of a program was ended after an error of its own"),
+    44: XidCode("noise", "fault at a change of programs"),
+    45: XidCode("noise", "work of a program was removed after an earlier error, or since it was killed"),
+    46: XidCode("reset", "it has stopped processing", fatal="it runs nothing any more"),
+    48: XidCode("hardware", "uncorrectable memory error", fatal=_SPOILT),
+    54: XidCode("hardware", "auxiliary power is not connected or too low"),
+    56: XidCode("noise", "error of the display engine", HEADER),
+    61: XidCode("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
+    62: XidCode("reset", "its microcontroller has halted", fatal=_UNANSWERED),
+    63: XidCode("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
+    64: XidCode("hardware", "a row of memory could not be remapped or a page not be retired"),
+    66: XidCode("noise", "call that the driver does not allow"),
+    67: XidCode("noise", "call that the firmware could not verify"),
+    68: XidCode("application", "error of a video decoder"),
+    69: XidCode("application", "invalid commands for the graphics engine"),
+    74: XidCode("hardware", "NVLink error"),
+    78: XidCode("noise", "virtual GPU could not be started"),
+    79: XidCode("hardware", "fallen off the bus", fatal=_UNANSWERED),
+    80: XidCode("application", "corrupted commands"),
+    82: XidCode("application", "error of the JPEG decoder"),
+    92: XidCode("noise", "many corrected memory errors"),
+    93: XidCode("noise", "its store of settings is worn out"),
+    94: XidCode(
         "hardware",
         "uncorrectable memory error that only this program has met",
         fatal="the driver ends the program that has met it",
     ),
-    95: Xid("hardware", "uncorrectable memory error that any program may have met", fatal=_SPOILT),
-    106: Xid("noise", "test message"),
-    107: Xid("noise", "test message"),
-    108: Xid("noise", "address of another GPU that is not valid there"),
-    109: Xid("reset", "change of programs took too long"),
-    110: Xid("reset", "its security processor has met an error"),
-    119: Xid("reset", "its firmware (GSP) does not answer", fatal=_UNANSWERED),
-    120: Xid("reset", "error of its firmware (GSP)", fatal=_UNANSWERED),
-    121: Xid("noise", "corrected error of the link to the CPU"),
-    136: Xid("hardware", "NVLink could not be brought up"),
-    137: Xid("noise", "access over NVLink to an address that is not valid there"),
-    140: Xid("hardware", "uncorrectable memory error that was not contained", fatal=_SPOILT),
-    141: Xid("noise", "error on a fast path"),
-    142: Xid("application", "error of a video encoder"),
-    143: Xid("reset", "it could not be initialized"),
-    144: Xid("hardware", "NVLink error"),
-    145: Xid("hardware", "NVLink error"),
-    146: Xid("hardware", "NVLink error"),
-    147: Xid("noise", "NVLink error that was dealt with"),
-    148: Xid("noise", "NVLink error that was dealt with"),
-    149: Xid("hardware", "NVLink error: a link is down or loses data"),
-    150: Xid("hardware", "NVLink error"),
-    151: Xid("reset", "keys of confidential computing could not be renewed"),
+    95: XidCode("hardware", "uncorrectable memory error that any program may have met", fatal=_SPOILT),
+    106: XidCode("noise", "test message"),
+    107: XidCode("noise", "test message"),
+    108: XidCode("noise", "address of another GPU that is not valid there"),
+    109: XidCode("reset", "change of programs took too long"),
+    110: XidCode("reset", "its security processor has met an error"),
+    119: XidCode("reset", "its firmware (GSP) does not answer", fatal=_UNANSWERED),
+    120: XidCode("reset", "error of its firmware (GSP)", fatal=_UNANSWERED),
+    121: XidCode("noise", "corrected error of the link to the CPU"),
+    136: XidCode("hardware", "NVLink could not be brought up"),
+    137: XidCode("noise", "access over NVLink to an address that is not valid there"),
+    140: XidCode("hardware", "uncorrectable memory error that was not contained", fatal=_SPOILT),
+    141: XidCode("noise", "error on a fast path"),
+    142: XidCode("application", "error of a video encoder"),
+    143: XidCode("reset", "it could not be initialized"),
+    144: XidCode("hardware", "NVLink error"),
+    145: XidCode("hardware", "NVLink error"),
+    146: XidCode("hardware", "NVLink error"),
+    147: XidCode("noise", "NVLink error that was dealt with"),
+    148: XidCode("noise", "NVLink error that was dealt with"),
+    149: XidCode("hardware", "NVLink error: a link is down or loses data"),
+    150: XidCode("hardware", "NVLink error"),
+    151: XidCode("reset", "keys of confidential computing could not be renewed"),
     # Also told when the action is again none, so that the code says nothing: the driver tells the action itself.
-    154: Xid("noise", "another recovery action is asked for than before"),
-    155: Xid("reset", "NVLink error that the driver has found"),
-    156: Xid("reset", "a faulty part of it was retired; in force after the next reset"),
-    157: Xid("noise", "a faulty part of it could not be retired"),
-    158: Xid("reset", "it does not answer in time"),
-    160: Xid("noise", "a channel was retired"),
-    161: Xid("noise", "a channel could not be retired"),
-    167: Xid("hardware", "PCIe does not answer in time", HEADER),
-    171: Xid("hardware", "uncorrectable error of its memory", HEADER),
-    172: Xid("hardware", "uncorrectable error of its caches", HEADER),
+    154: XidCode("noise", "another recovery action is asked for than before"),
+    155: XidCode("reset", "NVLink error that the driver has found"),
+    156: XidCode("reset", "a faulty part of it was retired; in force after the next reset"),
+    157: XidCode("noise", "a faulty part of it could not be retired"),
+    158: XidCode("reset", "it does not answer in time"),
+    160: XidCode("noise", "a channel was retired"),
+    161: XidCode("noise", "a channel could not be retired"),
+    167: XidCode("hardware", "PCIe does not answer in time", HEADER),
+    171: XidCode("hardware", "uncorrectable error of its memory", HEADER),
+    172: XidCode("hardware", "uncorrectable error of its caches", HEADER),
 }
 """The codes that matter; of engines of one kind see below."""
 
-_COPIES = Xid("application", "error of a copy engine")
-_VIDEO = Xid("application", "error of a video or image engine")
+_COPIES = XidCode("application", "error of a copy engine")
+_VIDEO = XidCode("application", "error of a video or image engine")
 XIDS |= dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), _COPIES)
 XIDS |= dict.fromkeys((83, 84, 86, 88, 89, *range(96, 106), 139), _VIDEO)
 
-UNKNOWN = Xid("noise", "error that this version of gpujob does not know", "none")
+UNKNOWN = XidCode("noise", "error that this version of gpujob does not know", "none")
 """A code that is not in the table blames nobody: it is counted and told, but wakes no one at night for what may be a
 driver's new way to say something harmless. If the device is at fault, other facts say so too."""
 
@@ -132,19 +132,19 @@ BLAMED_ON_PROGRAMS = frozenset({11, 13, 25, 31, 32, 69, 80})
 with it too, but may be anybody's."""
 
 
-def xid_of(code: int) -> Xid:
+def xid_code(code: int) -> XidCode:
     """What a code means; UNKNOWN for one that is not in the table."""
     return XIDS.get(code, UNKNOWN)
 
 
 def xid_class(code: int) -> XidClass:
     """Class of a code; ``noise`` for one that is not known."""
-    return xid_of(code).kind
+    return xid_code(code).kind
 
 
-def xid_words(code: int) -> str:
+def xid_meaning(code: int) -> str:
     """What a code says, such as ``fallen off the bus``."""
-    return xid_of(code).words
+    return xid_code(code).words
 
 
 def blames_device(code: int) -> bool:
@@ -152,6 +152,6 @@ def blames_device(code: int) -> bool:
     return xid_class(code) in LASTING
 
 
-def fatal_words(code: int) -> str:
+def fatal_xid_text(code: int) -> str:
     """Why no program goes on after it; empty where one may."""
-    return xid_of(code).fatal
+    return xid_code(code).fatal

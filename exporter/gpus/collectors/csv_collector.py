@@ -5,12 +5,12 @@ import time
 import weakref
 from functools import partial
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.files.outputs.csv_reader import NAME, LineFile, file_name
-from exporter.gpus.records import GpuActivity, GpuLook, GpuState
-from exporter.machine.file_host import Hanging, Watched
+from exporter.files.outputs.csv_reader import NAME, CsvFile, csv_file_name
+from exporter.gpus.records import GpuActivity, GpuReading, GpuState
+from exporter.machine.file_host import WatchHandle, WatchHanging
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
 GROUP = "output"
@@ -33,11 +33,11 @@ class GpuMetricsCollector:
     name = NAME
     families: tuple[Family, ...] = ()
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         manifest, identity = context.manifest, context.identity
         self._clock, self._board, self._files = context.clock, context.board, context.files
         self._node = safe_label(identity.node)
-        self._file: Watched | None = None
+        self._file: WatchHandle | None = None
         self._lines = -1
         """Descriptor of what the lines of one look stand in,"""
         self._taken = True
@@ -50,15 +50,15 @@ class GpuMetricsCollector:
             self.interval_s = max(LEAST_INTERVAL_S, manifest.check_interval_s)
             self._lines = os.memfd_create(NAME)
             weakref.finalize(self, os.close, self._lines)
-            name, source = file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines}"
-            make = partial(LineFile, os.path.abspath(manifest.directory(group)), name, HEADER, source)
+            name, source = csv_file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines}"
+            make = partial(CsvFile, os.path.abspath(manifest.directory(group)), name, HEADER, source)
             self._file = self._files.watch(NAME, make)
 
     def read(self) -> None:
         look = self._board.gpus
         if self._file is None or look is None or look.time == self._last or self._board.job_phase == "finished":
             return
-        text = lines_of(look, self._board.own_gpus, self._node)
+        text = csv_lines(look, self._board.own_gpus, self._node)
         if not text:
             return
         if not self._taken:
@@ -68,21 +68,21 @@ class GpuMetricsCollector:
         self._taken, self._last = False, look.time
         self._take(self._file)
 
-    def _take(self, file: Watched) -> None:
+    def _take(self, file: WatchHandle) -> None:
         """Have the lines written, and wait for it; raises what has gone wrong."""
         (answer,) = self._files.look([file], self._clock.time(), WAIT_S)
-        self._taken = not isinstance(answer, Hanging)
+        self._taken = not isinstance(answer, WatchHanging)
         if isinstance(answer, Exception):
             raise answer
 
     def render(self, _snapshot: None, _out: Samples) -> None:
         """Nothing to show beyond whether writing works."""
 
-    def describe(self, _snapshot: None, _status: Status) -> None:
+    def describe(self, _snapshot: None, _status: NodeStatus) -> None:
         """Nothing to add."""
 
 
-def lines_of(look: GpuLook, uuids: tuple[str, ...], node: str) -> str:
+def csv_lines(look: GpuReading, uuids: tuple[str, ...], node: str) -> str:
     """The lines of these GPUs in this order; of one that cannot be read no value but its memory in all."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(look.time))
     states = {state.gpu.uuid: state for state in look.gpus}

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from exporter.collecting.collector import Context
-from exporter.collecting.saved_state import read_state, write_state
-from exporter.gpus.analysis.blame import pci_place
-from exporter.gpus.analysis.node_health import since_start
-from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuLook
-from exporter.machine.kernel_log import KernelEvent, Xid
+from exporter.collecting.collector import CollectorContext
+from exporter.collecting.saved_state import load_saved_state, save_state
+from exporter.gpus.analysis.blame import normal_pci_address
+from exporter.gpus.analysis.node_health import counter_offset
+from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
+from exporter.machine.kernel_log import KernelEvent, KernelXid
 
 KIND = "gpus"
 UNCONTAINED_XIDS = (95,)
@@ -30,13 +30,13 @@ class XidCount:
     last: float
 
 
-class Faults:
+class GpuFaultCounts:
     """What has happened to this node's GPUs since the job's start, kept in the run directory for the next sidecar.
 
     The driver and the kernel's log tell of the same errors, and each may miss some: the larger count holds.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         identity, run_dir = context.identity, context.manifest.run_dir
         self._kernel = context.kernel
         self._place = (run_dir, identity.node, identity.job_id, identity.attempt)
@@ -55,7 +55,7 @@ class Faults:
         self.changes = 0
         """How often anything was new, so that nobody need compare."""
 
-    def look(self, look: GpuLook, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
+    def look(self, look: GpuReading, gpus: Iterable[Gpu]) -> tuple[GpuEvent, ...]:
         """Take in what is new; gives the Xids that count anew."""
         if self._kept is None:
             self._restore()
@@ -77,13 +77,13 @@ class Faults:
 
     def _take_in(self, events: tuple[GpuEvent, ...], ours: Mapping[str, Gpu]) -> tuple[GpuEvent, ...]:
         """Count the Xids that are new, and give those that raise a count."""
-        told = _after(self._last_event, events)
-        logged = _after(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
+        told = _new_lines(self._last_event, events)
+        logged = _new_lines(self._last_line, tuple(self._kernel.events) if self._kernel is not None else ())
         if not told and not logged:
             return ()
         # the address of a MIG instance is that of its GPU, which is what has the error
         whole = [gpu for gpu in ours.values() if gpu.parent is None and gpu.pci_bus_id]
-        places = {pci_place(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
+        places = {normal_pci_address(gpu.pci_bus_id or ""): gpu.uuid for gpu in whole}
         instances = {(gpu.parent, gpu.gpu_instance) for gpu in ours.values() if gpu.parent is not None}
         divided = {parent for parent, _ in instances}
 
@@ -101,7 +101,7 @@ class Faults:
                 fresh.append(event)
         for line in logged:
             self._last_line = line
-            if not isinstance(line.what, Xid) or (uuid := places.get(pci_place(line.what.pci))) is None:
+            if not isinstance(line.what, KernelXid) or (uuid := places.get(normal_pci_address(line.what.pci))) is None:
                 continue
             event = GpuEvent(uuid, line.what.code, line.time, line.what.pid, line.what.gpu_instance)
             if counts(event):
@@ -148,13 +148,13 @@ class Faults:
         counts = {kind: count for kind, count in told.items() if count is not None}
         before = self._ecc.get(uuid, [{}, {}])
         base, last = before
-        begun = {kind: since_start(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
+        begun = {kind: counter_offset(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
         self._ecc[uuid] = [{**base, **begun}, {**last, **counts}]
         return self._ecc[uuid] != before
 
     def _restore(self) -> None:
         self._kept = {}
-        found = read_state(*self._place, kind=KIND) or {}
+        found = load_saved_state(*self._place, kind=KIND) or {}
         try:
             for uuid, entry in dict(found.get("gpus", {})).items():
                 for code, (count, last) in entry["xids"].items():
@@ -173,12 +173,12 @@ class Faults:
             body[uuid] = {"xids": counts, "ecc": [{}, {}]}
         for uuid, parts in self._ecc.items():
             body.setdefault(uuid, {"xids": {}})["ecc"] = parts
-        problem = write_state(*self._place, {"gpus": body}, kind=KIND)
+        problem = save_state(*self._place, {"gpus": body}, kind=KIND)
         if problem is not None:
             log.warning("faults of GPUs are not saved: %s", problem)
 
 
-def _after(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def _new_lines(last: Entry | None, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Those that came after the last one that was taken; all when that has been dropped meanwhile."""
     for at in range(len(entries) - 1, -1, -1):
         if entries[at] is last:

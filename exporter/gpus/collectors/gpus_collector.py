@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
-from exporter.gpus.analysis.node_health import HEALTHS, GpuFacts, Judgement, NodeHealth, Reason
-from exporter.gpus.analysis.users import listed_gpus, visible_devices
-from exporter.gpus.analysis.xid import KNOWN_XIDS, xid_class, xid_words
+from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
+from exporter.gpus.analysis.users import listed_gpu_positions, parse_visible_devices
+from exporter.gpus.analysis.xid import KNOWN_XIDS, xid_class, xid_meaning
 from exporter.gpus.collectors import page
-from exporter.gpus.collectors.faults_reader import Faults
+from exporter.gpus.collectors.faults_reader import GpuFaultCounts
 from exporter.gpus.collectors.page import GpuEntry
-from exporter.gpus.collectors.totals_reader import Totals
-from exporter.gpus.records import Driver, DriverState, Gpu, GpuCondition, GpuEvent, GpuLook, GpuState
+from exporter.gpus.collectors.totals_reader import GpuTotals
+from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState
 
 DRIVER_STATE = Family(
     "gpu_driver_state",
@@ -57,7 +57,7 @@ class GpusSnapshot:
 
     state: DriverState | None = None
     words: str | None = None
-    driver: Driver | None = None
+    driver: GpuDriver | None = None
     allocated: int = 0
     visible: int = 0
     missing: tuple[int, ...] = ()
@@ -66,21 +66,21 @@ class GpusSnapshot:
     """By UUID."""
     gpus: tuple[GpuEntry, ...] = ()
     health: str | None = None
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[HealthReason, ...] = ()
     xids: Mapping[int, int] | None = None
     """Errors of all of them by code."""
     absent: Mapping[str, str] | None = None
     events: tuple[dict[str, Any], ...] = ()
 
 
-class Judged(NamedTuple):
+class NodeGpuResult(NamedTuple):
     """What follows from states, conditions and errors of the GPUs, and is the same as long as these are."""
 
     known: tuple[object, ...]
     """All that it was judged by,"""
     time: float
     """and when."""
-    judgement: Judgement
+    judgement: HealthResult
     xids: Mapping[int, int]
     """Errors of all GPUs by code."""
 
@@ -91,13 +91,13 @@ class GpusCollector:
     name = "gpus"
     families = (DRIVER_STATE, VISIBLE, HEALTH, XIDS, *page.FAMILIES)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._positions = {position for task in context.tasks for position in task.gpus}
-        self._faults = Faults(context)
-        self._health = NodeHealth()
-        self._judged: Judged | None = None
-        self._totals = Totals(context)
+        self._faults = GpuFaultCounts(context)
+        self._health = NodeHealthTracker()
+        self._judged: NodeGpuResult | None = None
+        self._totals = GpuTotals(context)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._states: dict[str, str] = {}
         self._told_health = "healthy"
@@ -117,8 +117,8 @@ class GpusCollector:
             return False
         if self._positions:
             return True
-        given = None if self._context.manifest.attached else given_devices(os.environ)
-        return given is not None and bool(visible_devices(given))
+        given = None if self._context.manifest.attached else devices_given_to_job(os.environ)
+        return given is not None and bool(parse_visible_devices(given))
 
     def read(self) -> GpusSnapshot:
         host, now = self._context.gpus, self._context.clock.time()
@@ -127,7 +127,7 @@ class GpusCollector:
         look = host.look(WAIT_S)
         if not look.ready and look.state == "ok":
             return GpusSnapshot()  # the driver has not said yet which there are
-        own = own_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
+        own = job_gpus(look, self._context.manifest, self._context.identity, self._positions, os.environ)
         shown = _with_parents(own.values(), look)
         risen = self._faults.look(look, [state.gpu for state in shown])
         board = self._context.board
@@ -161,14 +161,14 @@ class GpusCollector:
             events=tuple(self._events),
         )
 
-    def _tells_xids(self, look: GpuLook) -> bool:
+    def _tells_xids(self, look: GpuReading) -> bool:
         """Whether an Xid would be heard of: without a word from anybody a count of 0 would be a guess."""
         kernel = self._context.kernel
         if look.driver is None or look.driver.vendor != "nvidia":
             return False
         return look.tells_events or (kernel is not None and kernel.unavailable is None)
 
-    def _judge(self, now: float, look: GpuLook, entries: Sequence[GpuEntry]) -> Judged:
+    def _judge(self, now: float, look: GpuReading, entries: Sequence[GpuEntry]) -> NodeGpuResult:
         """Health and errors at this look; those of the last one where nothing is new."""
         tells = self._tells_xids(look)
         states = [entry.state for entry in entries]
@@ -182,7 +182,7 @@ class GpusCollector:
         for entry in entries:
             for code, xid in entry.xids.items():
                 sums[code] = sums.get(code, 0) + xid.count
-        self._judged = Judged(known, now, judgement, dict(sorted(sums.items())))
+        self._judged = NodeGpuResult(known, now, judgement, dict(sorted(sums.items())))
         return self._judged
 
     def _entry(self, time: float, state: GpuState, *, over: bool) -> GpuEntry:
@@ -209,11 +209,11 @@ class GpusCollector:
     def _tell(
         self,
         now: float,
-        look: GpuLook,
+        look: GpuReading,
         entries: Sequence[GpuEntry],
         risen: Sequence[GpuEvent],
         health: str | None,
-        reasons: Sequence[Reason],
+        reasons: Sequence[HealthReason],
     ) -> None:
         """Events of what has changed."""
         if look.state != self._told_driver:
@@ -236,7 +236,9 @@ class GpusCollector:
         for seen in risen:
             level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
             who = f", process {seen.pid}" if seen.pid is not None else ""
-            self._event(seen.time, level, "GPU Xid", f"{names[seen.uuid]}: Xid {seen.xid}: {xid_words(seen.xid)}{who}")
+            self._event(
+                seen.time, level, "GPU Xid", f"{names[seen.uuid]}: Xid {seen.xid}: {xid_meaning(seen.xid)}{who}"
+            )
         if health is not None and health != self._told_health:
             level = {"failure": "critical", "warning": "warning"}.get(health, "info")
             words = "; ".join(f"{f'GPU {r.gpu}: ' if r.gpu is not None else ''}{r.words}" for r in reasons)
@@ -260,7 +262,7 @@ class GpusCollector:
         for entry in snapshot.gpus:
             page.add_gpu(out.row(gpu=entry.state.gpu.index), entry, snapshot.driver, readable=readable)
 
-    def describe(self, snapshot: GpusSnapshot, status: Status) -> None:
+    def describe(self, snapshot: GpusSnapshot, status: NodeStatus) -> None:
         if snapshot.state is None:
             return
         driver = snapshot.driver
@@ -276,7 +278,7 @@ class GpusCollector:
             reasons=[{"gpu": r.gpu, "severity": r.severity, "words": r.words} for r in snapshot.reasons],
             absent=dict(snapshot.absent or {}),
             gpus=[
-                {**page.describe(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
+                {**page.describe_gpu(entry), "lost_since": snapshot.lost_since.get(entry.state.gpu.uuid)}
                 for entry in snapshot.gpus
             ],
         )
@@ -286,7 +288,7 @@ class GpusCollector:
             status.worker(task.rank).update(gpu_missing=lacking)
 
 
-def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
+def devices_given_to_job(environ: Mapping[str, str], vendor: str | None = None) -> str | None:
     """The list of devices that the environment gives to this job, for one vendor or any; None without one.
 
     An empty list is none, as the launcher takes it.
@@ -295,8 +297,8 @@ def given_devices(environ: Mapping[str, str], vendor: str | None = None) -> str 
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
-def own_gpus(
-    look: GpuLook, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
+def job_gpus(
+    look: GpuReading, manifest: Manifest, identity: Identity, positions: Collection[int], environ: Mapping[str, str]
 ) -> dict[int, Gpu]:
     """GPUs of the job on this node by the plan's positions, in their order.
 
@@ -308,9 +310,9 @@ def own_gpus(
     if manifest.attached:
         by_index = {gpu.index: gpu for gpu in units if gpu is not None}
         return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
-    text = given_devices(environ, look.driver.vendor if look.driver is not None else None)
+    text = devices_given_to_job(environ, look.driver.vendor if look.driver is not None else None)
     if text is not None:
-        listed = listed_gpus(text, [gpu.uuid for gpu in units if gpu is not None])
+        listed = listed_gpu_positions(text, [gpu.uuid for gpu in units if gpu is not None])
         units = [None if at is None else units[at] for at in listed]
     elif not positions:
         return {}
@@ -319,17 +321,17 @@ def own_gpus(
     return {at: gpu for at, gpu in enumerate(units) if gpu is not None}
 
 
-def _with_parents(own: Collection[Gpu], look: GpuLook) -> tuple[GpuState, ...]:
+def _with_parents(own: Collection[Gpu], look: GpuReading) -> tuple[GpuState, ...]:
     """What is looked at: the job's units, each MIG instance behind the GPU whose faults it shares."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
     return tuple(state for state in look.gpus if state.gpu.uuid in uuids)
 
 
-def _facts(entry: GpuEntry) -> GpuFacts:
+def _facts(entry: GpuEntry) -> GpuHealthFacts:
     """What is known of one GPU, for the judgement of the node."""
     state, activity = entry.state, entry.state.activity
     condition = state.condition or GpuCondition()
-    return GpuFacts(
+    return GpuHealthFacts(
         index=state.gpu.index,
         state=state.state,
         words=state.words,

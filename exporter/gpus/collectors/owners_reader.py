@@ -3,10 +3,10 @@
 import os
 from collections.abc import Collection, Mapping
 
-from exporter.collecting.collector import Context
-from exporter.gpus.analysis.users import GpuWorker, OnGpu, SeenGpu, Usage, gpu_usage
-from exporter.gpus.holder_reader import Holder, read_holder, read_namespace_pids
-from exporter.gpus.records import GpuLook
+from exporter.collecting.collector import CollectorContext
+from exporter.gpus.analysis.users import NodeGpuUsage, ProcessOnGpu, VisibleGpu, WorkerAssignment, gpu_usage
+from exporter.gpus.holder_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
+from exporter.gpus.records import GpuReading
 from exporter.machine.procfs import read_environment
 
 MPS = "nvidia-cuda-mps"
@@ -14,35 +14,35 @@ MPS = "nvidia-cuda-mps"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-class Owners:
+class GpuProcessOwners:
     """Looks at the processes that the driver names, and remembers whose those were that have ended since."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._tasks = context.tasks
         self._devices: dict[int, tuple[int, str | None]] = {}
         """By rank the process of the worker, and the devices that its environment names."""
-        self._holders: dict[int, Holder | None] = {}
+        self._holders: dict[int, GpuProcessInfo | None] = {}
         """Processes on GPUs that are in no worker's tree, by pid."""
         self._known: set[int] = set()
         """Processes that were the job's at the last look."""
 
     @property
-    def holders(self) -> Mapping[int, Holder]:
+    def holders(self) -> Mapping[int, GpuProcessInfo]:
         """Processes on GPUs that are in no worker's tree, by pid, as far as they can be looked at."""
         return {pid: holder for pid, holder in self._holders.items() if holder is not None}
 
-    def usage(self, look: GpuLook) -> Usage:
+    def usage(self, look: GpuReading) -> NodeGpuUsage:
         """Who uses which GPU at this look."""
         board, own = self._context.board, self._context.board.gpu_positions
         gpus = [
-            SeenGpu(
+            VisibleGpu(
                 state.gpu.uuid,
                 state.gpu.index,
                 state.gpu.parent,
                 None
                 if state.processes is None
-                else tuple(OnGpu(p.pid, p.memory_bytes, p.sm_ratio, p.kind) for p in state.processes),
+                else tuple(ProcessOnGpu(p.pid, p.memory_bytes, p.sm_ratio, p.kind) for p in state.processes),
             )
             for state in look.gpus
         ]
@@ -68,7 +68,7 @@ class Owners:
             gpus,
             [own.get(position, f"{position}, which is not there") for position in range(max(positions) + 1)],
             [
-                GpuWorker(
+                WorkerAssignment(
                     rank=task.rank,
                     positions=task.gpus,
                     pids=pids[task.rank],
@@ -105,7 +105,7 @@ class Owners:
     def _look_at(self, strangers: Collection[int]) -> None:
         """Look once at each process on a GPU that is in no worker's tree."""
         self._holders = {
-            pid: self._holders[pid] if self._holders.get(pid) is not None else read_holder(pid, self._context.proc)
+            pid: self._holders[pid] if self._holders.get(pid) is not None else read_gpu_process(pid, self._context.proc)
             for pid in strangers
         }
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter.collecting.families import Family, Row
-from exporter.gpus.analysis.xid import xid_class, xid_words
+from exporter.collecting.families import Family, SeriesGroup
+from exporter.gpus.analysis.xid import xid_class, xid_meaning
 from exporter.gpus.collectors.faults_reader import XidCount
-from exporter.gpus.records import Driver, Gpu, GpuActivity, GpuCondition, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
 
 GPU = ("gpu",)
 
@@ -97,7 +97,7 @@ class GpuEntry:
     energy_job_j: float | None = None
 
 
-def add_gpu(row: Row, entry: GpuEntry, driver: Driver | None, *, readable: bool) -> None:
+def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, readable: bool) -> None:
     """All series of a GPU; one that does not answer has those of its faults alone.
 
     ``readable``: whether the driver answers at all; else nobody knows whether a GPU would that did last time.
@@ -116,7 +116,7 @@ def add_gpu(row: Row, entry: GpuEntry, driver: Driver | None, *, readable: bool)
         row.add(XID_TIME, xid.last, xid=code)
 
 
-def _add_info(row: Row, gpu: Gpu, driver: Driver | None) -> None:
+def _add_info(row: SeriesGroup, gpu: Gpu, driver: GpuDriver | None) -> None:
     """What the GPU is."""
     row.add(
         INFO,
@@ -132,7 +132,7 @@ def _add_info(row: Row, gpu: Gpu, driver: Driver | None) -> None:
     )
 
 
-def _add_activity(row: Row, activity: GpuActivity) -> None:
+def _add_activity(row: SeriesGroup, activity: GpuActivity) -> None:
     """What the GPU does."""
     row.add(UTILIZATION, activity.utilization_ratio)
     row.add(MEMORY_UTILIZATION, activity.memory_utilization_ratio)
@@ -157,7 +157,7 @@ def _add_activity(row: Row, activity: GpuActivity) -> None:
     row.add(PCIE_RATE, activity.pcie_tx_bytes_per_s, direction="tx")
 
 
-def _add_condition(row: Row, condition: GpuCondition, job_errors: Mapping[str, int]) -> None:
+def _add_condition(row: SeriesGroup, condition: GpuCondition, job_errors: Mapping[str, int]) -> None:
     """How the GPU is; ``job_errors`` are the memory errors since the job's start, by type."""
     row.add(ECC, condition.ecc_corrected, type="corrected")
     row.add(ECC, condition.ecc_uncorrected, type="uncorrected")
@@ -181,7 +181,7 @@ def _add_condition(row: Row, condition: GpuCondition, job_errors: Mapping[str, i
     row.add(FAN, condition.fan_ratio)
 
 
-def describe(entry: GpuEntry) -> dict[str, Any]:
+def describe_gpu(entry: GpuEntry) -> dict[str, Any]:
     """Its entry in the status, None where something is not known; who uses it is added by another collector."""
     gpu, activity = entry.state.gpu, entry.state.activity or GpuActivity()
     power = activity.power_instant_w if activity.power_average_w is None else activity.power_average_w
@@ -208,7 +208,7 @@ def describe(entry: GpuEntry) -> dict[str, Any]:
         "workers": [],
         "foreign": [],
         "xids": [
-            {"xid": code, "class": xid_class(code), "count": xid.count, "time": xid.last, "words": xid_words(code)}
+            {"xid": code, "class": xid_class(code), "count": xid.count, "time": xid.last, "words": xid_meaning(code)}
             for code, xid in entry.xids.items()
         ],
     }

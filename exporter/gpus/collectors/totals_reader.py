@@ -3,8 +3,8 @@
 import logging
 from dataclasses import dataclass
 
-from exporter.collecting.collector import Context
-from exporter.collecting.saved_state import read_state, write_state
+from exporter.collecting.collector import CollectorContext
+from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.gpus.records import GpuState
 
 KIND = "gpu_totals"
@@ -17,7 +17,7 @@ log = logging.getLogger("gpujob.gpus")
 
 
 @dataclass
-class Total:
+class GpuTotal:
     """What one GPU has come to."""
 
     busy_s: float = 0.0
@@ -55,25 +55,25 @@ class Total:
             self.counter_j = activity.energy_j
 
 
-class Totals:
+class GpuTotals:
     """Totals by UUID, kept in the run directory for the next sidecar."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         identity = context.identity
         self._clock = context.clock
         self._place = (context.manifest.run_dir, identity.node, identity.job_id, identity.attempt)
-        self._totals: dict[str, Total] | None = None
+        self._totals: dict[str, GpuTotal] | None = None
         """None until it was read what an earlier sidecar has left: the run directory may hang."""
         self._saved_at: float | None = None
         self._unsaved: str | None = None
 
-    def update(self, now: float, state: GpuState, *, over: bool = False) -> Total:
+    def update(self, now: float, state: GpuState, *, over: bool = False) -> GpuTotal:
         """The total of one GPU after this look at it; once the job is ``over`` it stays."""
         if self._totals is None:
             self._totals = self._restore()
         total = self._totals.get(state.gpu.uuid)
         if total is None:
-            total = self._totals[state.gpu.uuid] = Total()
+            total = self._totals[state.gpu.uuid] = GpuTotal()
         if not over:
             total.update(now, state)
         return total
@@ -85,17 +85,17 @@ class Totals:
             return
         self._saved_at = now
         body = {uuid: vars(total) for uuid, total in self._totals.items()}
-        problem = write_state(*self._place, body, kind=KIND)
+        problem = save_state(*self._place, body, kind=KIND)
         if problem is not None and self._unsaved is None:
             log.warning("totals of GPUs are not saved: %s", problem)
         self._unsaved = problem
 
-    def _restore(self) -> dict[str, Total]:
+    def _restore(self) -> dict[str, GpuTotal]:
         found = {}
-        for uuid, body in (read_state(*self._place, kind=KIND) or {}).items():
+        for uuid, body in (load_saved_state(*self._place, kind=KIND) or {}).items():
             try:
                 peak, energy, counter = body["memory_peak_bytes"], body["energy_j"], body["counter_j"]
-                found[uuid] = Total(
+                found[uuid] = GpuTotal(
                     busy_s=float(body["busy_s"]),
                     known_s=float(body["known_s"]),
                     memory_peak_bytes=None if peak is None else int(peak),

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.collecting.collector import WORKER_LABELS, Context, Status, WorkerProgress, worker_labels
+from exporter.collecting.collector import WORKER_LABELS, CollectorContext, NodeStatus, WorkerProgress, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.contract.manifest import Task
-from exporter.gpus.analysis.hang_signatures import Condition, GpuHealth, GpuSample, WorkerSample
-from exporter.gpus.analysis.users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
-from exporter.gpus.collectors.owners_reader import Owners
-from exporter.gpus.holder_reader import Holder
+from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
+from exporter.gpus.collectors.owners_reader import GpuProcessOwners
+from exporter.gpus.holder_reader import GpuProcessInfo
 from exporter.gpus.records import GIB, GpuActivity, GpuState
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
@@ -56,10 +56,10 @@ SETTLED_S = 30.0
 """Programs load for so long before they use a GPU, and the driver's list is some seconds old."""
 
 
-class LastUse(NamedTuple):
+class LastGpuUse(NamedTuple):
     """What a worker was last seen to use, and what was wrong with that."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[GpuUse, ...]
     misplaced: str | None
 
 
@@ -67,14 +67,14 @@ class LastUse(NamedTuple):
 class GpuWorkersSnapshot:
     """Who is on the GPUs at one look, what that looks like, and what happened lately."""
 
-    usage: Usage = field(default_factory=Usage)
-    conditions: Mapping[int, tuple[Condition, ...]] | None = None
+    usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
+    conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None
     """By rank."""
     planned: Mapping[int, tuple[str, ...]] | None = None
     """UUIDs that the plan gives, by rank."""
-    holders: Mapping[int, Holder] | None = None
+    holders: Mapping[int, GpuProcessInfo] | None = None
     """Whose the foreign processes are, by pid, as far as that can be seen."""
-    ended: Mapping[int, LastUse] = field(default_factory=dict)
+    ended: Mapping[int, LastGpuUse] = field(default_factory=dict)
     """What workers that do not run any more were last seen to use, by rank."""
     young: frozenset[int] = frozenset()
     """Ranks of those that have just begun: that they use nothing yet tells nothing."""
@@ -87,15 +87,17 @@ class GpuWorkersCollector:
     name = "gpu_workers"
     families = (USE, MEMORY, SM, MISPLACED, CONDITION, FULL, FOREIGN, WORKERS)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CollectorContext) -> None:
         manifest = context.manifest
         self._context = context
         self._tasks = {task.rank: task for task in context.tasks}
-        self._health = GpuHealth(stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s)
-        self._owners = Owners(context)
+        self._health = ConditionDetector(
+            stall_timeout_s=manifest.stall_timeout_s, launch_timeout_s=manifest.launch_timeout_s
+        )
+        self._owners = GpuProcessOwners(context)
         self._lately: dict[tuple[str, int], float] = {}
         """When a worker was seen on a GPU last, by UUID and rank."""
-        self._last_uses: dict[int, LastUse] = {}
+        self._last_uses: dict[int, LastGpuUse] = {}
         """By rank."""
         self._foreign: dict[tuple[str, int], float | None] = {}
         """Moment of the list on which a foreign process was seen first, by UUID and pid."""
@@ -112,7 +114,7 @@ class GpuWorkersCollector:
         usage = self._owners.usage(look)
         states = {state.gpu.uuid: state for state in look.gpus}
         held = {(use.rank, use.uuid): use for use in usage.uses}
-        uses: dict[int, list[Use]] = {}
+        uses: dict[int, list[GpuUse]] = {}
         for use in usage.uses:
             uses.setdefault(use.rank, []).append(use)
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
@@ -120,7 +122,7 @@ class GpuWorkersCollector:
         for task in self._tasks.values():
             gpus = [states[uuid] for uuid in self._gpus_of(task, uses.get(task.rank, ())) if uuid in states]
             samples = tuple(
-                _sample(
+                _gpu_sample(
                     state,
                     self._held(task, state, held, standings),
                     alone=state.gpu.uuid not in shared,
@@ -138,13 +140,13 @@ class GpuWorkersCollector:
         young = frozenset(rank for rank, start in board.starts.items() if now - start < SETTLED_S)
         for rank, standing in standings.items():
             if rank in uses:
-                self._last_uses[rank] = LastUse(tuple(uses[rank]), standing.words if standing.misplaced else None)
+                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.words if standing.misplaced else None)
             elif rank not in young and standing.unused is not None:
-                self._last_uses.setdefault(rank, LastUse((), None))
+                self._last_uses.setdefault(rank, LastGpuUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not board.pids.get(rank)}
         return GpuWorkersSnapshot(usage, conditions, planned, self._owners.holders, ended, young, tuple(self._events))
 
-    def _users(self, now: float, usage: Usage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
+    def _users(self, now: float, usage: NodeGpuUsage, parents: Mapping[str, str | None]) -> dict[str, frozenset[int]]:
         """Ranks of the workers that were on a GPU lately, by UUID; those on a MIG instance were on its GPU too."""
         self._lately |= {(gpu.uuid, rank): now for gpu in usage.gpus for rank in gpu.workers}
         self._lately = {key: seen for key, seen in self._lately.items() if now - seen <= LATELY_S}
@@ -157,14 +159,14 @@ class GpuWorkersCollector:
 
     # -- what it looks like ---------------------------------------------------------------------------
 
-    def _gpus_of(self, task: Task, uses: Iterable[Use]) -> list[str]:
+    def _gpus_of(self, task: Task, uses: Iterable[GpuUse]) -> list[str]:
         """UUIDs of the GPUs that a worker uses and of those that the plan gives to it."""
         own = self._context.board.gpu_positions
         return list(dict.fromkeys([*(use.uuid for use in uses), *(own[at] for at in task.gpus if at in own)]))
 
     @staticmethod
     def _held(
-        task: Task, state: GpuState, held: Collection[tuple[int, str]], standings: Mapping[int, WorkerGpus]
+        task: Task, state: GpuState, held: Collection[tuple[int, str]], standings: Mapping[int, WorkerPlacement]
     ) -> bool | None:
         """Whether a process of the worker is on a GPU; None where that cannot be told."""
         if (task.rank, state.gpu.uuid) in held:
@@ -190,9 +192,9 @@ class GpuWorkersCollector:
     def _tell(
         self,
         now: float,
-        usage: Usage,
+        usage: NodeGpuUsage,
         states: Mapping[str, GpuState],
-        conditions: Mapping[int, tuple[Condition, ...]],
+        conditions: Mapping[int, tuple[WorkerGpuCondition, ...]],
     ) -> None:
         """Events of what has begun; each once, and again after it has ended."""
         present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
@@ -218,14 +220,14 @@ class GpuWorkersCollector:
             self._events.append(event)
         self._told = set(present)
 
-    def _lasting(self, usage: Usage, states: Mapping[str, GpuState]) -> list[tuple[GpuUsers, OnGpu]]:
+    def _lasting(self, usage: NodeGpuUsage, states: Mapping[str, GpuState]) -> list[tuple[GpuUsers, ProcessOnGpu]]:
         """Foreign processes on two of the driver's lists: a child that a worker has just started or lost is on one."""
         found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
         times = {key: states[key[0]].processes_time for key in found}
         self._foreign = {key: self._foreign.get(key, times[key]) for key in found}
         return [whose for key, whose in found.items() if times[key] != self._foreign[key]]
 
-    def _who(self, process: OnGpu) -> str:
+    def _who(self, process: ProcessOnGpu) -> str:
         holder = self._owners.holders.get(process.pid)
         memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
         return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
@@ -252,7 +254,7 @@ class GpuWorkersCollector:
             row.add(FOREIGN, None if gpu.foreign is None else len(gpu.foreign))
             row.add(WORKERS, None if gpu.foreign is None and not gpu.workers else len(gpu.workers))
 
-    def describe(self, snapshot: GpuWorkersSnapshot, status: Status) -> None:
+    def describe(self, snapshot: GpuWorkersSnapshot, status: NodeStatus) -> None:
         status.events.extend(snapshot.events)
         if snapshot.planned is None:
             return
@@ -267,7 +269,7 @@ class GpuWorkersCollector:
                 entry["foreign"] = [self._describe_foreign(process, snapshot) for process in found.foreign or ()]
 
     @staticmethod
-    def _describe_foreign(process: OnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
+    def _describe_foreign(process: ProcessOnGpu, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
         holder = (snapshot.holders or {}).get(process.pid)
         return {
             "pid": process.pid,
@@ -280,7 +282,7 @@ class GpuWorkersCollector:
 def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
     conditions = (snapshot.conditions or {}).get(rank, ())
-    uses: tuple[Use, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
+    uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
     if not uses and (standing is None or standing.unused is None or rank in snapshot.young):
         uses = None  # nobody tells
     misplaced = standing.words if standing is not None and standing.misplaced else None
@@ -295,7 +297,7 @@ def _describe_worker(rank: int, snapshot: GpuWorkersSnapshot) -> dict[str, Any]:
     }
 
 
-def _describe_use(use: Use) -> dict[str, Any]:
+def _describe_use(use: GpuUse) -> dict[str, Any]:
     return {
         "gpu": use.index,
         "uuid": use.uuid,
@@ -305,7 +307,7 @@ def _describe_use(use: Use) -> dict[str, Any]:
     }
 
 
-def _sample(state: GpuState, used: bool | None, *, alone: bool, use: Use | None) -> GpuSample:
+def _gpu_sample(state: GpuState, used: bool | None, *, alone: bool, use: GpuUse | None) -> GpuSample:
     """One GPU of a worker, for the judgement of what it looks like.
 
     Where it is not ``alone`` there, what the GPU does says nothing of this worker: only what is its own counts.

@@ -4,8 +4,15 @@ import ctypes
 from ctypes import byref, c_int, c_void_p
 from typing import Any
 
-from exporter.gpus.nvidia.calls import Device, Fields, Memory, MemoryV2, Temperature, Utilization
-from exporter.gpus.nvidia.gpm import Gpm
+from exporter.gpus.nvidia.calls import (
+    NvmlDevice,
+    NvmlFieldReader,
+    NvmlMemory,
+    NvmlMemoryV2,
+    NvmlTemperature,
+    NvmlUtilization,
+)
+from exporter.gpus.nvidia.gpm import GpmReader
 from exporter.gpus.records import THROTTLE_REASONS, GpuActivity, GpuFailed, ThrottleReason
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
@@ -47,16 +54,16 @@ AVERAGES_POWER = (8, 6)
 """Compute capability from which ``nvmlDeviceGetPowerUsage`` is an average over a second: GA100 has 8.0."""
 
 
-class ActivityOf:
+class GpuActivityReader:
     """Activity of one GPU. What changes slowly is told between its readings as it was read last."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NvmlDevice) -> None:
         self._device = device
-        self._memory = MemoryOf(device)
-        self._utilization = Utilization()
+        self._memory = GpuMemoryReader(device)
+        self._utilization = NvmlUtilization()
         self._utilization_at = byref(self._utilization)
-        self._temperature = Temperature(Temperature.VERSION, SENSOR_GPU)
-        self._fields = Fields(device, FIELDS)
+        self._temperature = NvmlTemperature(NvmlTemperature.VERSION, SENSOR_GPU)
+        self._fields = NvmlFieldReader(device, FIELDS)
         self._begun = False
         self._tells_power = False
         self._counters: list[tuple[ThrottleReason, str]] = []
@@ -72,7 +79,7 @@ class ActivityOf:
         self._slow_at: float | None = None
         """When what changes slowly was read last; None where that was not all."""
         self._slow: dict[str, Any] = {}
-        self.gpm = Gpm(device)
+        self.gpm = GpmReader(device)
 
     def read(self, now: float) -> GpuActivity:
         """All that it tells; ``now`` in monotonic seconds. Raises GpuFailed when nothing answers."""
@@ -194,12 +201,12 @@ class ActivityOf:
             self._throttle_s[reason] = self._throttle_s.get(reason, 0.0) + held
 
 
-class InstanceActivityOf:
+class MigActivityReader:
     """Activity of one MIG instance: its memory, and how busy its parts are; the rest is its GPU's alone."""
 
-    def __init__(self, device: Device, gpu_handle: c_void_p, instance: int | None) -> None:
-        self._memory = MemoryOf(device)
-        self.gpm = None if instance is None else Gpm(device, gpu_handle, instance)
+    def __init__(self, device: NvmlDevice, gpu_handle: c_void_p, instance: int | None) -> None:
+        self._memory = GpuMemoryReader(device)
+        self.gpm = None if instance is None else GpmReader(device, gpu_handle, instance)
 
     def read(self, now: float) -> GpuActivity:
         """What it tells; ``now`` in monotonic seconds."""
@@ -208,17 +215,17 @@ class InstanceActivityOf:
         return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, **parts)
 
 
-class MemoryOf:
+class GpuMemoryReader:
     """Memory of a GPU or an instance, used and in all.
 
     Used is what programs have, as ``nvidia-smi`` shows it; before driver 510 with what the driver keeps for itself.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         newer = device.library.function("nvmlDeviceGetMemoryInfo_v2") is not None
         self._name = "nvmlDeviceGetMemoryInfo_v2" if newer else "nvmlDeviceGetMemoryInfo"
-        self._memory: ctypes.Structure = MemoryV2(MemoryV2.VERSION) if newer else Memory()
+        self._memory: ctypes.Structure = NvmlMemoryV2(NvmlMemoryV2.VERSION) if newer else NvmlMemory()
         self._memory_at = byref(self._memory)
 
     def read(self) -> tuple[int | None, int | None]:

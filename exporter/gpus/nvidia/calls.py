@@ -14,7 +14,7 @@ from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
-from exporter.gpus.records import DriverReplaced, GpuFailed
+from exporter.gpus.records import GpuDriverReplaced, GpuFailed
 
 SUCCESS = 0
 UNINITIALIZED = 1
@@ -53,19 +53,19 @@ Key = str | tuple[str | int, ...]
 """A call, with what selects a part of what it tells."""
 
 
-class Utilization(ctypes.Structure):
+class NvmlUtilization(ctypes.Structure):
     """``nvmlUtilization_t``, in percent."""
 
     _fields_ = (("gpu", c_uint), ("memory", c_uint))
 
 
-class Memory(ctypes.Structure):
+class NvmlMemory(ctypes.Structure):
     """``nvmlMemory_t``; what the driver keeps for itself counts as used."""
 
     _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
 
 
-class MemoryV2(ctypes.Structure):
+class NvmlMemoryV2(ctypes.Structure):
     """``nvmlMemory_v2_t``; what the driver keeps for itself is apart, as in ``nvidia-smi``."""
 
     _fields_ = (
@@ -78,14 +78,14 @@ class MemoryV2(ctypes.Structure):
     VERSION = 0x02000028
 
 
-class Temperature(ctypes.Structure):
+class NvmlTemperature(ctypes.Structure):
     """``nvmlTemperature_v1_t``."""
 
     _fields_ = (("version", c_uint), ("sensor", c_uint), ("temperature", c_int))
     VERSION = 0x0100000C
 
 
-class PciInfo(ctypes.Structure):
+class NvmlPciInfo(ctypes.Structure):
     """``nvmlPciInfo_t``."""
 
     _fields_ = (
@@ -105,7 +105,7 @@ OTHER_FORM = "Q"
 """and one of a type that is not known."""
 
 
-class FieldValue(ctypes.Structure):
+class NvmlFieldValue(ctypes.Structure):
     """``nvmlFieldValue_t``."""
 
     _fields_ = (
@@ -125,11 +125,11 @@ ctypes cost more than the call."""
 MOST_LAYOUTS = 64
 
 
-class TooLate(Exception):
+class CallTooLate(Exception):
     """The call has come back after another thread took the place of this one."""
 
 
-class Library:
+class NvmlLibrary:
     """The library's functions; a thread asks at a time, and one that was given up asks no more."""
 
     def __init__(self, binding: Any) -> None:
@@ -168,25 +168,25 @@ class Library:
         function, count = self.function("nvmlDeviceGetCount_v2"), c_uint()
         code = SUCCESS if function is None else function(byref(count))
         if code in REPLACED:
-            raise DriverReplaced(self.words(code))
+            raise GpuDriverReplaced(self.words(code))
 
     def check_turn(self) -> None:
         """Stop a thread that has come back after another one took its place."""
         if self.thread != get_ident():
-            raise TooLate
+            raise CallTooLate
 
     def words(self, code: int) -> str:
         """What a code means, for a person."""
         return str(self._binding.NVMLError(code))
 
 
-class Device:
+class NvmlDevice:
     """One GPU or MIG instance: its handle, and which calls it does not answer.
 
     What is read of it goes into buffers of its own: a call that was given up may yet write into them.
     """
 
-    def __init__(self, library: Library, handle: c_void_p) -> None:
+    def __init__(self, library: NvmlLibrary, handle: c_void_p) -> None:
         self.library = library
         self.handle = handle
         self.inside: str | None = None
@@ -264,13 +264,13 @@ class Device:
         return (None if code else buffer.value.decode("utf-8", "replace")), code
 
 
-class Fields:
+class NvmlFieldReader:
     """Values of fields, which one call brings together.
 
     Each is asked for alone once, so that one that a driver does not know takes no other one with it.
     """
 
-    def __init__(self, device: Device, wanted: Mapping[str, tuple[int, int]], *, noted: bool = True) -> None:
+    def __init__(self, device: NvmlDevice, wanted: Mapping[str, tuple[int, int]], *, noted: bool = True) -> None:
         """``wanted``: by our name, the field and its scope. ``noted``: whether one that is absent is told of."""
         self._device = device
         self._noted = noted
@@ -321,7 +321,7 @@ class Fields:
         return found
 
     def _try(self) -> None:
-        device, alone = self._device, (FieldValue * 1)()
+        device, alone = self._device, (NvmlFieldValue * 1)()
         for name, (field, scope) in list(self._untried.items()):
             alone[0].field, alone[0].scope, alone[0].code = field, scope, SUCCESS
             code = device.call(FIELD_VALUES, device.handle, 1, alone, key=_field_key(field, scope))
@@ -344,7 +344,7 @@ class Fields:
 
     def _lay_out(self) -> None:
         self._names = [name for name, _, _ in self._asked]
-        self._values = (FieldValue * len(self._asked))()
+        self._values = (NvmlFieldValue * len(self._asked))()
         for told, (_, field, scope) in zip(self._values, self._asked, strict=True):
             told.field, told.scope = field, scope
         self._expect((0,) * len(self._asked))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from ctypes import byref, c_uint
 
-from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, SUCCESS, Device, Fields
+from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, SUCCESS, NvmlDevice, NvmlFieldReader
 from exporter.gpus.records import GpuCondition, RecoveryAction
 
 CORRECTED, UNCORRECTED = 0, 1
@@ -36,15 +36,15 @@ LINK_ERRORS = ((163, 161, 162), (206, 207, 208, 211, 214))
 matters is that the sum rises."""
 
 
-class ConditionOf:
+class GpuConditionReader:
     """Condition of one GPU."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         self._rows = tuple(c_uint() for _ in range(4))
-        self._fields = Fields(device, FIELDS)
+        self._fields = NvmlFieldReader(device, FIELDS)
         self._count = c_uint()
-        self._links = _Links(device)
+        self._links = _NvlinkReader(device)
 
     def read(self) -> GpuCondition:
         """All that it tells."""
@@ -86,14 +86,14 @@ class ConditionOf:
         return self._count.value if code in (SUCCESS, INSUFFICIENT_SIZE) else None
 
 
-class _Links:
+class _NvlinkReader:
     """NVLink of one GPU. Which fields tell it differs by generation, and is found out at the first look."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         self._links: int | None = None
-        self._traffic: tuple[Fields, int] | None = None
-        self._errors: Fields | None = None
+        self._traffic: tuple[NvmlFieldReader, int] | None = None
+        self._errors: NvmlFieldReader | None = None
 
     def traffic(self) -> tuple[int | None, int | None]:
         """Bytes that came in and went out, since the driver was loaded."""
@@ -116,12 +116,12 @@ class _Links:
         return int(sum(told.values())) if len(told) == len(self._errors.known()) else None
 
     def _find(self) -> None:
-        count = Fields(self._device, LINK_COUNT, noted=False)
+        count = NvmlFieldReader(self._device, LINK_COUNT, noted=False)
         told = count.read().get("links")
         links = MOST_LINKS if told is None else int(told)
         each = range(links)
-        traffic: tuple[Fields, int] | None = None
-        errors: Fields | None = None
+        traffic: tuple[NvmlFieldReader, int] | None = None
+        errors: NvmlFieldReader | None = None
         if links:
             for scope in ((ALL_LINKS,), each):
                 for received, sent, unit in LINK_BYTES:
@@ -135,10 +135,10 @@ class _Links:
         # All at once: a GPU that fails in between is asked anew.
         self._links, self._traffic, self._errors = links, traffic, errors
 
-    def _fields(self, links: Iterable[int], **numbers: int) -> Fields | None:
+    def _fields(self, links: Iterable[int], **numbers: int) -> NvmlFieldReader | None:
         """Fields of these links; None where none of them is told."""
         wanted = {f"{name} {link}": (number, link) for name, number in numbers.items() for link in links}
-        fields = Fields(self._device, wanted, noted=False)
+        fields = NvmlFieldReader(self._device, wanted, noted=False)
         return fields if fields.known() else None
 
 

@@ -15,7 +15,7 @@ from exporter.gpus.nvidia.calls import (
     SUCCESS,
     TIMEOUT,
     UNKNOWN,
-    Library,
+    NvmlLibrary,
 )
 from exporter.gpus.records import GpuEvent
 
@@ -28,7 +28,7 @@ MOST_SPOILED = 3
 NO_INSTANCE = 0xFFFFFFFF
 
 
-class _Event(ctypes.Structure):
+class _NvmlEventData(ctypes.Structure):
     """``nvmlEventData_t``."""
 
     _fields_ = (
@@ -40,10 +40,10 @@ class _Event(ctypes.Structure):
     )
 
 
-class Events:
+class XidEventSet:
     """One set of events. Made on any thread, used on one; it never takes the turn of the thread that asks the rest."""
 
-    def __init__(self, library: Library, clock: Clock, handles: Callable[[], Mapping[str, c_void_p]]) -> None:
+    def __init__(self, library: NvmlLibrary, clock: Clock, handles: Callable[[], Mapping[str, c_void_p]]) -> None:
         """``handles``: those of the GPUs by UUID."""
         self._library = library
         self._clock = clock
@@ -73,7 +73,7 @@ class Events:
             self._pause.wait(timeout_s)
             return ()
         found: list[GpuEvent] = []
-        event = _Event()
+        event = _NvmlEventData()
         while len(found) < MOST_AT_ONCE:
             event.gpu_instance = NO_INSTANCE  # older drivers leave it as it is
             code = self._wait(event, 0 if found else int(timeout_s * 1000))
@@ -101,7 +101,7 @@ class Events:
         self._set = None
         self._registered = {}
 
-    def _wait(self, event: _Event, timeout_ms: int) -> int:
+    def _wait(self, event: _NvmlEventData, timeout_ms: int) -> int:
         name = "nvmlEventSetWait_v2"
         if self._library.function(name) is None:
             name = "nvmlEventSetWait"

@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import byref, c_char_p, c_double, c_uint, c_void_p
 
-from exporter.gpus.nvidia.calls import FOR_GOOD, NOT_SUPPORTED, SUCCESS, Device
+from exporter.gpus.nvidia.calls import FOR_GOOD, NOT_SUPPORTED, SUCCESS, NvmlDevice
 
 LEAST_APART_S = 0.1
 """Between two samples."""
@@ -20,7 +20,7 @@ METRICS = (
 """Number, our name, and by how much it is divided."""
 
 
-class _Metric(ctypes.Structure):
+class _NvmlGpmMetric(ctypes.Structure):
     """``nvmlGpmMetric_t``."""
 
     _fields_ = (
@@ -33,7 +33,7 @@ class _Metric(ctypes.Structure):
     )
 
 
-class _MetricsGet(ctypes.Structure):
+class _NvmlGpmMetricsGet(ctypes.Structure):
     """``nvmlGpmMetricsGet_t``, which has grown with its versions: the library reads no more metrics than it is told."""
 
     _fields_ = (
@@ -41,20 +41,20 @@ class _MetricsGet(ctypes.Structure):
         ("count", c_uint),
         ("sample1", c_void_p),
         ("sample2", c_void_p),
-        ("metrics", _Metric * len(METRICS)),
+        ("metrics", _NvmlGpmMetric * len(METRICS)),
     )
 
 
-class _Support(ctypes.Structure):
+class _NvmlGpmSupport(ctypes.Structure):
     """``nvmlGpmSupport_t``."""
 
     _fields_ = (("version", c_uint), ("supported", c_uint))
 
 
-class Gpm:
+class GpmReader:
     """Activity of one GPU, or of one MIG instance, between the previous look and this one."""
 
-    def __init__(self, device: Device, gpu_handle: c_void_p | None = None, instance: int | None = None) -> None:
+    def __init__(self, device: NvmlDevice, gpu_handle: c_void_p | None = None, instance: int | None = None) -> None:
         """``gpu_handle``, ``instance``: of a MIG instance the handle of its GPU, and its number."""
         self._device = device
         self._gpu_handle = gpu_handle or device.handle
@@ -63,7 +63,7 @@ class Gpm:
         self._taken: float | None = None
         self._values: dict[str, float] = {}
         self._metrics: tuple[tuple[int, str, float], ...] = METRICS
-        self._request = _MetricsGet(version=1)
+        self._request = _NvmlGpmMetricsGet(version=1)
         self._supported: bool | None = None
 
     @property
@@ -116,7 +116,7 @@ class Gpm:
         return found
 
     def _begin(self) -> None:
-        device, support = self._device, _Support(version=1)
+        device, support = self._device, _NvmlGpmSupport(version=1)
         code = device.call("nvmlGpmQueryDeviceSupport", self._gpu_handle, byref(support))
         if code and code not in FOR_GOOD:
             return  # asked again at the next look

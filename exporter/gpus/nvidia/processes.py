@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ctypes import byref, c_uint, c_ulonglong
 from typing import Any
 
-from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, NOT_FOUND, Device
+from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, NOT_FOUND, NvmlDevice
 from exporter.gpus.records import GpuProcess
 
 LARGEST_PID = 1 << 22
@@ -20,19 +20,19 @@ NONE_EVERY_S = 60.0
 """Graphics are looked for so often on a GPU that has none: a list takes the driver milliseconds, and its lock."""
 
 
-class _Process(ctypes.Structure):
+class _NvmlProcessV2(ctypes.Structure):
     """``nvmlProcessInfo_v2_t``, which is that of version 3 too."""
 
     _fields_ = (("pid", c_uint), ("memory", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
 
 
-class _ProcessV1(ctypes.Structure):
+class _NvmlProcessV1(ctypes.Structure):
     """``nvmlProcessInfo_v1_t``."""
 
     _fields_ = (("pid", c_uint), ("memory", c_ulonglong))
 
 
-class _Sample(ctypes.Structure):
+class _NvmlUtilizationSample(ctypes.Structure):
     """``nvmlProcessUtilizationSample_t``; percents, and microseconds since 1970."""
 
     _fields_ = (
@@ -45,14 +45,14 @@ class _Sample(ctypes.Structure):
     )
 
 
-class _List:
+class _ProcessList:
     """One of the lists of processes, in the newest form that the driver has."""
 
-    def __init__(self, device: Device, name: str) -> None:
+    def __init__(self, device: NvmlDevice, name: str) -> None:
         self._device = device
         forms = (f"{name}_v3", f"{name}_v2", name)
         self._name = next((form for form in forms if device.library.function(form) is not None), forms[0])
-        self._record: type[ctypes.Structure] = _ProcessV1 if self._name == name else _Process
+        self._record: type[ctypes.Structure] = _NvmlProcessV1 if self._name == name else _NvmlProcessV2
         self._records: Any = (self._record * FIRST_LENGTH)()
         self._count = c_uint()
         self._count_at = byref(self._count)
@@ -72,18 +72,18 @@ class _List:
         return [(p.pid, None if p.memory == NOT_AVAILABLE else p.memory) for p in told if 0 < p.pid <= LARGEST_PID]
 
 
-class ProcessesOf:
+class GpuProcessReader:
     """Processes on one GPU or MIG instance."""
 
-    def __init__(self, device: Device, *, shares: bool = True) -> None:
+    def __init__(self, device: NvmlDevice, *, shares: bool = True) -> None:
         """``shares``: whether it can tell the use of its time, which MIG instances cannot."""
         self._device = device
         self._shares = shares
-        self._compute = _List(device, "nvmlDeviceGetComputeRunningProcesses")
-        self._mps = _List(device, "nvmlDeviceGetMPSComputeRunningProcesses")
-        self._graphics = _List(device, "nvmlDeviceGetGraphicsRunningProcesses")
+        self._compute = _ProcessList(device, "nvmlDeviceGetComputeRunningProcesses")
+        self._mps = _ProcessList(device, "nvmlDeviceGetMPSComputeRunningProcesses")
+        self._graphics = _ProcessList(device, "nvmlDeviceGetGraphicsRunningProcesses")
         self._graphics_due = float("-inf")
-        self._samples = (_Sample * FIRST_LENGTH)()
+        self._samples = (_NvmlUtilizationSample * FIRST_LENGTH)()
         self._count = c_uint()
         self._seen: int | None = None
 
@@ -127,7 +127,7 @@ class ProcessesOf:
             )
             if code != INSUFFICIENT_SIZE:
                 break
-            self._samples = (_Sample * _longer(len(self._samples), count.value))()
+            self._samples = (_NvmlUtilizationSample * _longer(len(self._samples), count.value))()
         if code == NOT_FOUND:
             return {}
         if code:

@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 from exporter.contract.clock import Clock, SystemClock
-from exporter.gpus.nvidia.activity import ActivityOf, InstanceActivityOf, MemoryOf
+from exporter.gpus.nvidia.activity import GpuActivityReader, GpuMemoryReader, MigActivityReader
 from exporter.gpus.nvidia.calls import (
     DRIVER_NOT_LOADED,
     LIB_RM_VERSION_MISMATCH,
@@ -23,22 +23,22 @@ from exporter.gpus.nvidia.calls import (
     OPERATING_SYSTEM,
     SUCCESS,
     TEXT_BYTES,
-    Device,
     Key,
-    Library,
-    PciInfo,
+    NvmlDevice,
+    NvmlLibrary,
+    NvmlPciInfo,
 )
-from exporter.gpus.nvidia.condition import ConditionOf
-from exporter.gpus.nvidia.events import Events
-from exporter.gpus.nvidia.processes import ProcessesOf
+from exporter.gpus.nvidia.condition import GpuConditionReader
+from exporter.gpus.nvidia.events import XidEventSet
+from exporter.gpus.nvidia.processes import GpuProcessReader
 from exporter.gpus.records import (
     DeviceState,
-    Driver,
-    DriverReplaced,
     DriverState,
     Gpu,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
+    GpuDriverReplaced,
     GpuEvent,
     GpuFailed,
     GpuProcess,
@@ -57,20 +57,20 @@ HIDDEN = frozenset({NO_PERMISSION, OPERATING_SYSTEM, NOT_SUPPORTED})
 even tell its UUID: those after it would seem to be other GPUs."""
 
 
-class _Unit:
+class _NvmlUnit:
     """One GPU or MIG instance with its readers."""
 
-    def __init__(self, device: Device, gpu: Gpu, parent: "_Unit | None" = None) -> None:
+    def __init__(self, device: NvmlDevice, gpu: Gpu, parent: "_NvmlUnit | None" = None) -> None:
         self.device = device
         self.gpu = gpu
-        self.instances: dict[str, _Unit] = {}
+        self.instances: dict[str, _NvmlUnit] = {}
         if parent is None:
-            self.activity: ActivityOf | InstanceActivityOf = ActivityOf(device)
-            self.condition: ConditionOf | None = ConditionOf(device)
+            self.activity: GpuActivityReader | MigActivityReader = GpuActivityReader(device)
+            self.condition: GpuConditionReader | None = GpuConditionReader(device)
         else:
-            self.activity = InstanceActivityOf(device, parent.device.handle, gpu.gpu_instance)
+            self.activity = MigActivityReader(device, parent.device.handle, gpu.gpu_instance)
             self.condition = None
-        self.processes = ProcessesOf(device, shares=parent is None)
+        self.processes = GpuProcessReader(device, shares=parent is None)
 
     def free(self) -> None:
         """Give back what the library keeps for it."""
@@ -86,17 +86,17 @@ class NvmlReader:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._binding: Any = None
-        self._library: Library | None = None
-        self._events: Events | None = None
-        self._ordinals: dict[int, _Unit] = {}
-        self._units: dict[str, _Unit] = {}
+        self._library: NvmlLibrary | None = None
+        self._events: XidEventSet | None = None
+        self._ordinals: dict[int, _NvmlUnit] = {}
+        self._units: dict[str, _NvmlUnit] = {}
         self._failed: dict[int, tuple[DeviceState, str]] = {}
         """By ordinal, GPUs that cannot even tell their UUID."""
         self._asking: set[int] = set()
         self._unseen: dict[int, int] = {}
         """By ordinal, what GPUs have returned that are left out."""
 
-    def open(self) -> Driver:
+    def open(self) -> GpuDriver:
         try:
             ctypes.CDLL(LIBRARY)  # before the binding, which costs memory, and is of no use without it
         except OSError as error:
@@ -109,11 +109,11 @@ class NvmlReader:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise GpuUnavailable(UNAVAILABLE.get(error.value, "failing"), str(error)) from error
-        self._binding, self._library = pynvml, Library(pynvml)
-        self._events = Events(self._library, self._clock, self._handles)
+        self._binding, self._library = pynvml, NvmlLibrary(pynvml)
+        self._events = XidEventSet(self._library, self._clock, self._handles)
         try:
-            return Driver(self.vendor, self._driver_version(), self._cuda_version())
-        except DriverReplaced as error:
+            return GpuDriver(self.vendor, self._driver_version(), self._cuda_version())
+        except GpuDriverReplaced as error:
             self.close()
             raise GpuUnavailable("version_mismatch", str(error)) from error
 
@@ -131,7 +131,7 @@ class NvmlReader:
         for ordinal in sorted({*self._ordinals, *self._failed}):
             unit = self._ordinals.get(ordinal)
             if unit is None:
-                found.append(Gpu(_unknown(ordinal), str(ordinal), self.vendor))
+                found.append(Gpu(_placeholder_uuid(ordinal), str(ordinal), self.vendor))
                 continue
             self._divide(unit)
             found += [unit.gpu, *(instance.gpu for instance in unit.instances.values())]
@@ -186,7 +186,7 @@ class NvmlReader:
         if self._library is None:
             return
         self._turn()
-        with contextlib.suppress(DriverReplaced, GpuFailed):  # the driver has let go of all that by itself then
+        with contextlib.suppress(GpuDriverReplaced, GpuFailed):  # the driver has let go of all that by itself then
             if self._events is not None:
                 self._events.free()
             for unit in self._units.values():
@@ -195,21 +195,21 @@ class NvmlReader:
             self._binding.nvmlShutdown()
         self._library = self._events = None
 
-    def _turn(self) -> Library:
+    def _turn(self) -> NvmlLibrary:
         """Have this thread ask: one that has hung in a call, and comes back after this, asks no more."""
         if self._library is None:
             raise RuntimeError("NVML is not open")
         self._library.thread = get_ident()
         return self._library
 
-    def _unit(self, gpu: Gpu) -> _Unit:
+    def _unit(self, gpu: Gpu) -> _NvmlUnit:
         """The unit of a GPU; raises GpuFailed when there is none that answers."""
         self._turn()
         unit = self._units.get(gpu.uuid)
         if unit is not None:
             return unit
         for ordinal, (state, words) in self._failed.items():
-            if gpu.uuid == _unknown(ordinal):
+            if gpu.uuid == _placeholder_uuid(ordinal):
                 raise GpuFailed(state, words)
         raise GpuFailed("lost", "it is not there any more")
 
@@ -217,7 +217,7 @@ class NvmlReader:
         """Handles of whole GPUs by UUID; for the thread that waits for events."""
         return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
 
-    def _meet(self, library: Library, ordinal: int) -> None:
+    def _meet(self, library: NvmlLibrary, ordinal: int) -> None:
         """Find out which GPU this is; the first call about one can take seconds, or never come back."""
         if ordinal in self._asking:
             self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not come back")
@@ -226,13 +226,13 @@ class NvmlReader:
         try:
             handle = c_void_p()
             code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
-            device, uuid = Device(library, handle), None
+            device, uuid = NvmlDevice(library, handle), None
             if code and code not in HIDDEN:
                 device.judge(code)
             if not code:
                 uuid, code = device.told("nvmlDeviceGetUUID")
             if uuid is not None:
-                self._ordinals[ordinal] = _Unit(device, self._described(device, uuid, ordinal))
+                self._ordinals[ordinal] = _NvmlUnit(device, self._described(device, uuid, ordinal))
             self._failed.pop(ordinal, None)
             self._unseen.pop(ordinal, None)
             if code in HIDDEN:
@@ -244,7 +244,7 @@ class NvmlReader:
         finally:
             self._asking.discard(ordinal)
 
-    def _described(self, device: Device, uuid: str, ordinal: int) -> Gpu:
+    def _described(self, device: NvmlDevice, uuid: str, ordinal: int) -> Gpu:
         gpu = Gpu(uuid, str(ordinal), self.vendor)
         try:
             persistence = device.number("nvmlDeviceGetPersistenceMode")
@@ -253,12 +253,12 @@ class NvmlReader:
                 name=device.text("nvmlDeviceGetName") or "",
                 pci_bus_id=_pci_bus_id(device),
                 persistence=None if persistence is None else bool(persistence),
-                memory_total_bytes=MemoryOf(device).read()[1],
+                memory_total_bytes=GpuMemoryReader(device).read()[1],
             )
         except GpuFailed:
             return gpu  # its UUID is what it is known by
 
-    def _divide(self, unit: _Unit) -> None:
+    def _divide(self, unit: _NvmlUnit) -> None:
         """Look its MIG instances up."""
         device = unit.device
         if device.inside is not None:
@@ -269,7 +269,7 @@ class NvmlReader:
                 return
             unit.gpu = replace(unit.gpu, mig=bool(current.value))
             most = (device.number("nvmlDeviceGetMaxMigDeviceCount") or 0) if unit.gpu.mig else 0
-            found: dict[str, _Unit] = {}
+            found: dict[str, _NvmlUnit] = {}
             for position in range(most):
                 handle = c_void_p()
                 key: Key = ("nvmlDeviceGetMigDeviceHandleByIndex", position)
@@ -284,8 +284,8 @@ class NvmlReader:
         except GpuFailed:
             pass  # what was known stays, and the next look says what it has
 
-    def _instance(self, parent: _Unit, position: int, handle: c_void_p) -> _Unit | None:
-        device = Device(parent.device.library, handle)
+    def _instance(self, parent: _NvmlUnit, position: int, handle: c_void_p) -> _NvmlUnit | None:
+        device = NvmlDevice(parent.device.library, handle)
         uuid = device.text("nvmlDeviceGetUUID")
         if uuid is None:
             return None
@@ -301,9 +301,9 @@ class NvmlReader:
             pci_bus_id=parent.gpu.pci_bus_id,
             parent=parent.gpu.uuid,
             gpu_instance=device.number("nvmlDeviceGetGpuInstanceId"),
-            memory_total_bytes=MemoryOf(device).read()[1],
+            memory_total_bytes=GpuMemoryReader(device).read()[1],
         )
-        return _Unit(device, gpu, parent)
+        return _NvmlUnit(device, gpu, parent)
 
     def _driver_version(self) -> str | None:
         buffer = ctypes.create_string_buffer(TEXT_BYTES)
@@ -318,14 +318,14 @@ class NvmlReader:
         return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def _pci_bus_id(device: Device) -> str | None:
-    info = PciInfo()
+def _pci_bus_id(device: NvmlDevice) -> str | None:
+    info = NvmlPciInfo()
     if device.call("nvmlDeviceGetPciInfo_v3", device.handle, byref(info)):
         return None
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-def _unknown(ordinal: int) -> str:
+def _placeholder_uuid(ordinal: int) -> str:
     """What a GPU is called that does not tell its UUID."""
     return f"GPU-unknown-{ordinal}"
 

@@ -9,9 +9,9 @@ from typing import Any
 import ahocorasick_rs
 
 from exporter.logs.records import Buffer
-from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, choose
-from exporter.logs.search.literals import next_bytes
-from exporter.logs.search.units import Unit
+from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, plan_search
+from exporter.logs.search.literals import bytes_after_match
+from exporter.logs.search.units import SearchUnit
 
 OFTEN_IN_VAIN = 500
 """Hits of a piece that lead to nothing, from which on it is worth an expression of its own."""
@@ -25,7 +25,7 @@ _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, i
 their units, where they end, and what has to match from there on."""
 
 
-class Group:
+class AutomatonGroup:
     """An automaton over pieces of literals; ``asking`` are the units of each literal by what they ask to follow it."""
 
     def __init__(self, order: list[bytes], pieces: Pieces, asking: Mapping[bytes, Mapping[_Behind, int]]) -> None:
@@ -56,11 +56,11 @@ class Group:
             # a hit hides those that begin within it
             for place, code in enumerate(piece):
                 for other, members in beginning.get(code, ()):
-                    if not _agree(piece, other, place):
+                    if not _texts_agree(piece, other, place):
                         continue
                     for literal, within in members:
                         begin = place - within
-                        if not _agree(piece, literal, begin):
+                        if not _texts_agree(piece, literal, begin):
                             continue
                         is_within = 0 <= begin <= len(piece) - len(literal)
                         for (back, behind), mask in asking[literal].items():
@@ -102,13 +102,13 @@ def _match_of(behind: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], 
     return None if behind is None else behind.match
 
 
-def _agree(piece: bytes, other: bytes, place: int) -> bool:
+def _texts_agree(piece: bytes, other: bytes, place: int) -> bool:
     """Whether another text can stand at a place seen from a piece, the same bytes in both where they overlap."""
     first, behind = max(0, place), min(len(piece), place + len(other))
     return piece[first:behind] == other[first - place : behind - place]
 
 
-def groups_of(units: Iterable[Unit], sample: bytes = b"") -> tuple[Group, ...]:
+def build_automata(units: Iterable[SearchUnit], sample: bytes = b"") -> tuple[AutomatonGroup, ...]:
     """Automata that tell where the literals of all these units stand, as few of them as are fast.
 
     ``sample`` is text like that which they are for.
@@ -119,13 +119,13 @@ def groups_of(units: Iterable[Unit], sample: bytes = b"") -> tuple[Group, ...]:
         longer = _texts(units, told_by_previous=True)
         if len(longer) <= SLIM_PIECES and min(map(len, longer)) >= WIDTH:
             masks = longer
-    groups = tuple(Group(plan.order, plan.pieces, masks) for plan in choose(sorted(masks), sample))
+    groups = tuple(AutomatonGroup(plan.order, plan.pieces, masks) for plan in plan_search(sorted(masks), sample))
     for group in groups:
         group.shared = group.mask & reduce(or_, (other.mask for other in groups if other is not group), 0)
     return groups
 
 
-def _texts(units: Iterable[Unit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
+def _texts(units: Iterable[SearchUnit], *, told_by_previous: bool = False) -> dict[bytes, dict[_Behind, int]]:
     """What to look for: texts, and which units ask what to follow each.
 
     A literal that is too short to be looked for with the others takes a pass of its own; ``told_by_previous`` makes
@@ -136,7 +136,7 @@ def _texts(units: Iterable[Unit], *, told_by_previous: bool = False) -> dict[byt
         for literal in unit.literals:
             behind = unit.behind.get(literal)
             # with a byte more there are fewer words of which it is a part
-            following = b"" if behind is None or len(literal) < PIECE else next_bytes(behind)
+            following = b"" if behind is None or len(literal) < PIECE else bytes_after_match(behind)
             previous = unit.previous if told_by_previous and len(literal) < WIDTH else b""
             texts = [bytes((code,)) + literal for code in previous]
             for text in texts or [literal + bytes((code,)) for code in following] or [literal]:

@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from exporter.logs.search.automata import Group, groups_of
-from exporter.logs.records import Buffer, Chunk, records
-from exporter.logs.search.pieces import sample_of
-from exporter.logs.search.extraction import Extractor
-from exporter.logs.search.findings import Findings
-from exporter.logs.search.matches import FEW, Gathering, StampReader
+from exporter.logs.search.automata import AutomatonGroup, build_automata
+from exporter.logs.records import Buffer, LogChunk, record_ends
+from exporter.logs.search.pieces import take_sample
+from exporter.logs.search.extraction import NumberExtractor
+from exporter.logs.search.findings import LogFindings
+from exporter.logs.search.matches import FEW, MatchResults, SupportsTimestamps
 from exporter.logs.search.literals import safe_length
-from exporter.logs.search.time_budget import MOST_GIVEN_UP, RECORD_TIMEOUT_S, Patience
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.units import Unit
+from exporter.logs.search.time_budget import MOST_GIVEN_UP, RECORD_TIMEOUT_S, TimeBudget
+from exporter.logs.patterns import PatternKind, Pattern
+from exporter.logs.search.units import SearchUnit
 
-__all__ = ["RECORD_TIMEOUT_S", "Engine", "Scan", "StampReader", "records"]
+__all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "records"]
 
 SMALL_BYTES = 256 * 1024
 """Up to here every position of a look is kept; of a longer one at least the last of each chunk."""
@@ -39,7 +39,7 @@ PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
 """What a further pass over a chunk costs, a hit that leads to nothing, and making the automata of a backlog anew."""
 
 
-class Engine:
+class SearchEngine:
     """Searches logs for patterns.
 
     ``clock`` gives seconds that only rise, to bound the time that patterns may take together. A pattern whose searches
@@ -47,25 +47,25 @@ class Engine:
     """
 
     def __init__(self, patterns: Sequence[Pattern], clock: Callable[[], float] | None = None) -> None:
-        self.patience = Patience(clock)
+        self.patience = TimeBudget(clock)
         self.timeouts: dict[str, int] = {}
         """Records that a pattern was not searched in to the end, since that took too long."""
-        self._notes = [note for pattern in patterns if pattern.own for note in _notes(pattern)]
-        self.forward: list[Unit] = []
+        self._notes = [note for pattern in patterns if pattern.own for note in _unbounded_notes(pattern)]
+        self.forward: list[SearchUnit] = []
         """Each match counts."""
-        self.late: list[Unit] = []
+        self.late: list[SearchUnit] = []
         """The last match counts."""
-        self.in_chunks: list[Unit] = []
+        self.in_chunks: list[SearchUnit] = []
         """The same, with each key of a pattern of pairs on its own."""
-        self._units: list[Unit] = []
+        self._units: list[SearchUnit] = []
         for order, pattern in enumerate(patterns):
-            extractor = Extractor(pattern)
+            extractor = NumberExtractor(pattern)
             unit = self._add(order, pattern, extractor)
-            if pattern.kind in (Kind.ERROR, Kind.RESUME):
+            if pattern.kind in (PatternKind.ERROR, PatternKind.RESUME):
                 self.forward.append(unit)
                 continue
             self.late.append(unit)
-            if pattern.kind is Kind.PAIRS:
+            if pattern.kind is PatternKind.PAIRS:
                 self.in_chunks += [self._add(order, pattern, extractor, key) for key in range(len(pattern.keys))]
             else:
                 self.in_chunks.append(unit)
@@ -74,12 +74,12 @@ class Engine:
             # of patterns that begin with the same word, like ERROR, what follows tells which it can be
             if unit.also and shared[unit.literals] > 1:
                 unit.literals, unit.also = unit.also, unit.literals
-        self._groups: dict[int, tuple[Group, ...]] = {}
+        self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
         self._joined: int | None = None
         """Units of which the last match counts whose literals are in the automata for backlogs too."""
         self._wasted, self._enough = 0.0, BUILD_US
         """Microseconds that other automata for backlogs would have saved; and that are worth making them."""
-        self.of_masks: dict[int, tuple[Unit, ...]] = {}
+        self.of_masks: dict[int, tuple[SearchUnit, ...]] = {}
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -95,31 +95,31 @@ class Engine:
         """What the user should be told of the patterns; grows when one is left out."""
         return tuple(self._notes)
 
-    def _add(self, order: int, pattern: Pattern, extractor: Extractor, key: int | None = None) -> Unit:
-        unit = Unit(len(self._units), order, pattern, extractor, key)
+    def _add(self, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> SearchUnit:
+        unit = SearchUnit(len(self._units), order, pattern, extractor, key)
         self._units.append(unit)
         return unit
 
-    def scan(self, text: bytes, stamps: StampReader | None = None) -> Findings:
+    def scan(self, text: bytes, stamps: SupportsTimestamps | None = None) -> LogFindings:
         """Everything that the patterns find in whole records; the last one need not have an end."""
-        scan = Scan(self, stamps)
-        scan.take_all(Chunk(text, len(text), 0))
+        scan = FileSearch(self, stamps)
+        scan.take_all(LogChunk(text, len(text), 0))
         return scan.finish(lambda offset, size: text[offset : offset + size])
 
-    def begin(self, stamps: StampReader | None = None) -> "Scan":
+    def begin(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
         """One look at one file."""
-        return Scan(self, stamps)
+        return FileSearch(self, stamps)
 
-    def groups(self, mask: int, chunk: Chunk) -> tuple[Group, ...]:
+    def groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:
         """Automata that find the literals of the units in a mask, made for texts like this one."""
         found = self._groups.get(mask)
         if found is None:
             if len(self._groups) >= MOST_AUTOMATA:
                 self._groups.clear()
-            found = self._groups[mask] = groups_of(self.units(mask), sample_of(chunk.text, chunk.end))
+            found = self._groups[mask] = build_automata(self.units(mask), take_sample(chunk.text, chunk.end))
         return found
 
-    def backlog_groups(self, mask: int, chunk: Chunk) -> tuple[Group, ...]:
+    def backlog_groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:
         """Automata for every unit of which each match counts, and for these others.
 
         They are made for the first chunk of a backlog, and are not made anew whenever other units are asked for: what
@@ -142,7 +142,7 @@ class Engine:
         """Note what other automata for backlogs would have saved."""
         self._wasted += microseconds
 
-    def units(self, mask: int) -> tuple[Unit, ...]:
+    def units(self, mask: int) -> tuple[SearchUnit, ...]:
         """The units in a mask, in the order of their patterns."""
         found = self.of_masks.get(mask)
         if found is None:
@@ -172,7 +172,7 @@ class Engine:
         self._sum_up()
 
 
-def _notes(pattern: Pattern) -> Iterator[str]:
+def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
     if not pattern.literals:
         yield f'pattern "{pattern.name}" has no fixed text in it: every record is searched, which takes longer'
     if not safe_length(pattern.regex):
@@ -182,12 +182,12 @@ def _notes(pattern: Pattern) -> Iterator[str]:
         )
 
 
-class Scan:
+class FileSearch:
     """One look at one file: takes its chunks in their order and gives what they say."""
 
-    def __init__(self, engine: Engine, stamps: StampReader | None = None) -> None:
+    def __init__(self, engine: SearchEngine, stamps: SupportsTimestamps | None = None) -> None:
         self._engine = engine
-        self._gathering = Gathering(engine, stamps)
+        self._gathering = MatchResults(engine, stamps)
         self._evaluate, self._settle = self._gathering.evaluate, self._gathering.settle
         self._fed = 0
         self._unsearched: dict[int, list[tuple[int, int]]] = {}
@@ -202,17 +202,17 @@ class Scan:
         if end <= 0:
             return
         self._fed += end
-        chunk = Chunk(buffer, end, offset)
+        chunk = LogChunk(buffer, end, offset)
         if self._fed <= SMALL_BYTES:
             self.take_all(chunk)
         else:
             self._take_last(chunk, end)
 
-    def finish(self, reread: Callable[[int, int], bytes]) -> Findings:
+    def finish(self, reread: Callable[[int, int], bytes]) -> LogFindings:
         """What was found. ``reread(offset, size)`` gives a part of the file again, less where it is gone."""
         if not self._unsearched:
             return self._gathering.findings()
-        waiting: dict[tuple[int, int], list[Unit]] = {}
+        waiting: dict[tuple[int, int], list[SearchUnit]] = {}
         for unit in self._engine.in_chunks:
             for span in self._unsearched.get(unit.number, ()):
                 waiting.setdefault(span, []).append(unit)
@@ -224,7 +224,7 @@ class Scan:
             if not units:
                 continue
             text = reread(offset, size)
-            chunk = Chunk(text, len(text), offset)
+            chunk = LogChunk(text, len(text), offset)
             followed: dict[int, list[tuple[int, int]]] = {}
             if turn:  # what is not in the last chunk may well be in none
                 followed = {unit.number: [] for unit in units if unit.literals}
@@ -238,8 +238,8 @@ class Scan:
         return self._gathering.findings()
 
     def _settle_end(
-        self, units: list[Unit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
-    ) -> tuple[list[Unit], int]:
+        self, units: list[SearchUnit], offset: int, size: int, reread: Callable[[int, int], bytes], settled: set[int]
+    ) -> tuple[list[SearchUnit], int]:
         """Look at the end of a chunk alone, where most values are: the rest of it need not be read then.
 
         The units for which that is not enough, and the size of what is left for them. ``settled`` takes the numbers
@@ -250,8 +250,8 @@ class Scan:
         if len(end) < WINDOW_BYTES or not 0 < begin < len(end):
             return units, size
         before = size - WINDOW_BYTES + begin
-        chunk = Chunk(end[begin:], len(end) - begin, offset + before)
-        left: list[Unit] = []
+        chunk = LogChunk(end[begin:], len(end) - begin, offset + before)
+        left: list[SearchUnit] = []
         for unit in units:
             found = self._settle(unit, chunk, chunk.backwards(unit.literals, 0), None, goes_on=True)
             if found is not False:
@@ -262,7 +262,7 @@ class Scan:
 
     # -- a few records: everything counts --------------------------------------------------------
 
-    def take_all(self, chunk: Chunk) -> None:
+    def take_all(self, chunk: LogChunk) -> None:
         """Search every record for everything."""
         engine = self._engine
         noted: dict[int, list[tuple[int, int]]] = {}
@@ -286,7 +286,7 @@ class Scan:
 
     # -- a chunk of a backlog ----------------------------------------------------------------------
 
-    def _take_last(self, chunk: Chunk, size: int) -> None:
+    def _take_last(self, chunk: LogChunk, size: int) -> None:
         """Search all records for errors and the end of the chunk for the rest."""
         engine = self._engine
         begin = max(0, chunk.end - WINDOW_BYTES)
@@ -334,7 +334,7 @@ class Scan:
                     self._evaluate(unit, chunk, start, stop)
 
     def _follow(
-        self, chunk: Chunk, groups: Sequence[Group], wanted: int, mask: int, followed: dict[int, list[tuple[int, int]]]
+        self, chunk: LogChunk, groups: Sequence[AutomatonGroup], wanted: int, mask: int, followed: dict[int, list[tuple[int, int]]]
     ) -> None:
         """Search for what is wanted; of units in the mask only note the records, by number, the last one first."""
         taken: dict[int, int] = {}
@@ -346,14 +346,14 @@ class Scan:
                 places.sort()
             places.reverse()
 
-    def _put_off(self, unit: Unit, offset: int, size: int) -> None:
+    def _put_off(self, unit: SearchUnit, offset: int, size: int) -> None:
         """Leave a chunk to the end of the look, which needs it only if none after it has a match."""
         self._unsearched.setdefault(unit.number, []).append((offset, size))
 
     def _take_hits(
         self,
-        chunk: Chunk,
-        group: Group,
+        chunk: LogChunk,
+        group: AutomatonGroup,
         hits: Iterable[tuple[int, int, int]],
         wanted: int,
         later: int,

@@ -3,7 +3,7 @@
 import re
 from typing import Protocol
 
-from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.patterns import PatternKind, Pattern
 
 MOST_DIGITS = 18
 """A record can hold a million digits, and no count does."""
@@ -19,14 +19,14 @@ PAIR = re.compile(_PAIR)
 """What stands behind the key of a pair."""
 
 
-class Match(Protocol):
+class RegexMatch(Protocol):
     """What is used of a match: one of ``re`` or of ``regex``."""
 
     def group(self, group: int, /) -> bytes | None:
         """The text of a group."""
 
 
-def count(text: bytes | None) -> int | None:
+def parse_count(text: bytes | None) -> int | None:
     """A count of things; a fraction is cut off. None for what is none, or is beyond all counts."""
     if text is None:
         return None
@@ -39,7 +39,7 @@ def count(text: bytes | None) -> int | None:
     return int(digits) if len(digits) <= MOST_DIGITS else None
 
 
-def number(text: bytes | None) -> float | None:
+def parse_number(text: bytes | None) -> float | None:
     """A number as programs write it, NaN and the infinities too; None for what is none."""
     if text is None or len(text) > _MOST_CHARACTERS:
         return None
@@ -49,12 +49,12 @@ def number(text: bytes | None) -> float | None:
         return float(text.replace(b",", b"")) if _THOUSANDS.fullmatch(text.strip()) else None
 
 
-class Extractor:
+class NumberExtractor:
     """Takes the numbers out of the matches of one pattern."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self._is_pairs = pattern.kind is Kind.PAIRS
+        self._is_pairs = pattern.kind is PatternKind.PAIRS
         named = pattern.regex.groupindex
         free = [group for group in range(1, pattern.regex.groups + 1) if group not in named.values()]
         by_name = any(name in named for name in ("done", "total", "percent"))
@@ -84,32 +84,32 @@ class Extractor:
         """Names of the values that the pattern may give."""
         return tuple(name for name, _ in (*(self._pairs if self._is_pairs else self._values), *self._sets))
 
-    def rank(self, match: Match) -> int | None:
+    def rank(self, match: RegexMatch) -> int | None:
         """Data-parallel rank that the match names."""
-        return count(match.group(self._rank)) if self._rank else None
+        return parse_count(match.group(self._rank)) if self._rank else None
 
-    def counts(self, match: Match) -> tuple[int, int | None, int | None, int | None] | None:
+    def counts(self, match: RegexMatch) -> tuple[int, int | None, int | None, int | None] | None:
         """(Done, total, epoch, epochs) of a position; None when it does not say what is done."""
         if self._only_done_and_total:
-            done, total = count(match.group(self._done)), count(match.group(self._total))
+            done, total = parse_count(match.group(self._done)), parse_count(match.group(self._total))
             return None if done is None else (done, total, None, None)
-        done = count(match.group(self._done)) if self._done else None
-        total = count(match.group(self._total)) if self._total else None
+        done = parse_count(match.group(self._done)) if self._done else None
+        total = parse_count(match.group(self._total)) if self._total else None
         if done is None and self._percent:
-            done, total = count(match.group(self._percent)), 100
-        epoch = count(match.group(self._epoch)) if self._epoch else None
-        epochs = count(match.group(self._epochs)) if self._epochs else None
+            done, total = parse_count(match.group(self._percent)), 100
+        epoch = parse_count(match.group(self._epoch)) if self._epoch else None
+        epochs = parse_count(match.group(self._epochs)) if self._epochs else None
         if done is None and not self._done and self.pattern.unit == "epochs":
             done, total = epoch, epochs
         return None if done is None else (done, total, epoch, epochs)
 
-    def values(self, match: Match, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
+    def values(self, match: RegexMatch, record: bytes, only: int | None = None) -> list[tuple[str, float]]:
         """Each value that a record gives, or that of the one key with the number ``only``."""
         told: list[tuple[str, float]] = []
         if not self._is_pairs:
             told += self._sets
             for name, group in self._values:
-                found = number(match.group(group))
+                found = parse_number(match.group(group))
                 if found is not None:
                     told.append((name, found))
             return told
@@ -117,7 +117,7 @@ class Extractor:
             return told
         for name, regex in self._pairs if only is None else self._pairs[only : only + 1]:
             pair = regex.search(record)
-            found = None if pair is None else number(pair[1])
+            found = None if pair is None else parse_number(pair[1])
             if found is not None:
                 told.append((name, found))
         return told

@@ -14,7 +14,7 @@ MARKS = ("evaluating", "checkpointing", "compiling", "loading", "completing")
 """Words for what a worker does instead of its work: these name a pause before it shows in the rate."""
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """Where the work stands, as one record says. Offsets count from the start of the file."""
 
     pattern: str
@@ -33,7 +33,7 @@ class Position(NamedTuple):
     """Time in the record: epoch seconds as if its clock were UTC, unless the record names its zone."""
 
 
-class Value(NamedTuple):
+class LogValue(NamedTuple):
     """Last number under a name."""
 
     number: float
@@ -41,7 +41,7 @@ class Value(NamedTuple):
     stamp: float | None = None
 
 
-class Mark(NamedTuple):
+class ActivityMark(NamedTuple):
     """A record that says what the worker does now; ``begins`` is False where it says that it has ended."""
 
     name: str
@@ -51,12 +51,12 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class Findings:
+class LogFindings:
     """Everything that one piece of a log says, in the order of its records."""
 
-    positions: list[Position] = field(default_factory=list)
-    values: dict[str, dict[int | None, Value]] = field(default_factory=dict)
+    positions: list[LogPosition] = field(default_factory=list)
+    values: dict[str, dict[int | None, LogValue]] = field(default_factory=dict)
     """By name, then by data-parallel rank (None when the record names none)."""
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[ActivityMark] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     """Records that match, by error pattern; patterns without one are left out."""

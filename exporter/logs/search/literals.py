@@ -30,7 +30,7 @@ Texts = tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
-class Literals:
+class RequiredLiterals:
     """Texts of which every match holds at least one, and whether holding one is all that it takes."""
 
     texts: Texts
@@ -44,12 +44,12 @@ def required_literals(regex: re.Pattern[bytes]) -> Texts:
 
     What a lookaround asks for stands in the same record, though not in the match.
     """
-    return literals_of(regex).texts
+    return find_literals(regex).texts
 
 
 def is_literal_only(regex: re.Pattern[bytes]) -> bool:
     """Whether a record matches just when it holds one of the required literals."""
-    return literals_of(regex).only
+    return find_literals(regex).only
 
 
 @lru_cache(maxsize=2)
@@ -78,21 +78,21 @@ def _needs(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def literals_of(regex: re.Pattern[bytes]) -> Literals:
+def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
     """The literals of a pattern over bytes."""
     if regex.flags & re.LOCALE:
-        return Literals((), False)
+        return RequiredLiterals((), False)
     part = _sequence(_tree(regex), regex.flags)
     if part.exact is not None and part.pure and _bits(part.exact) > 0:
         texts = _shortest(part.exact)
         if not any(b"\n" in text or b"\r" in text for text in texts):
-            return Literals(texts, True) if _least_bits(texts) >= LEAST_BITS else Literals((), False)
+            return RequiredLiterals(texts, True) if _least_bits(texts) >= LEAST_BITS else RequiredLiterals((), False)
     best = _in_one_line(part.best()) or ()
     if _least_bits(best) < LEAST_BITS:
-        return Literals((), False)
+        return RequiredLiterals((), False)
     others = [texts for texts in map(_in_one_line, part.all) if texts and not _share(texts, best)]
     second = max(others, key=_bits, default=())
-    return Literals(
+    return RequiredLiterals(
         _shortest(best),
         False,
         second if len(second) <= MOST_ALSO and _least_bits(second) >= LEAST_BITS else (),
@@ -100,7 +100,7 @@ def literals_of(regex: re.Pattern[bytes]) -> Literals:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PatternPart:
     """What is known of the matches of one part of a pattern."""
 
     exact: Texts | None = None
@@ -118,10 +118,10 @@ class _Part:
         return _better(self.exact, self.needed)
 
 
-_OPAQUE = _Part(pure=False)
+_OPAQUE = _PatternPart(pure=False)
 
 
-def _sequence(nodes: Iterable[Any], flags: int) -> _Part:
+def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
     """A sequence of parts, of which neighbours that are known exactly form longer texts."""
     run: list[Texts] = []
     known: list[Texts | None] = []
@@ -151,7 +151,7 @@ def _sequence(nodes: Iterable[Any], flags: int) -> _Part:
             run = [part.start] if part.start is not None else []
     texts = _written_out(run) if whole else None
     sets = tuple(found for found in (*known, _best_window(run)) if found is not None)
-    return _Part(texts, reduce(_better, sets, None), pure=pure, all=sets)
+    return _PatternPart(texts, reduce(_better, sets, None), pure=pure, all=sets)
 
 
 def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
@@ -167,7 +167,7 @@ def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
             yield op, argument, flags
 
 
-def _part(op: Any, argument: Any, flags: int) -> _Part:
+def _part(op: Any, argument: Any, flags: int) -> _PatternPart:
     if op is sre.LITERAL or op is sre.IN:
         return _one_of(_characters(op, argument, flags))
     if op is sre.BRANCH:
@@ -177,38 +177,38 @@ def _part(op: Any, argument: Any, flags: int) -> _Part:
         part = _sequence(inner, flags)
         pure = part.pure and op is not sre.POSSESSIVE_REPEAT
         if (least, most) == (0, 1) and part.exact is not None:
-            return _Part((*part.exact, b""), pure=pure)
+            return _PatternPart((*part.exact, b""), pure=pure)
         if least == 0:
-            return _Part(pure=pure)
+            return _PatternPart(pure=pure)
         if part.exact is None:
-            return _Part(needed=part.needed, pure=pure)
+            return _PatternPart(needed=part.needed, pure=pure)
         # longer ones need not be written out: the first copies say enough
         copies = max(
             count for count in range(1, min(int(least), 8) + 1) if count == 1 or _is_small([part.exact] * count)
         )
         texts = _written_out([part.exact] * copies)
-        return _Part(texts, pure=pure) if least == most == copies else _Part(needed=texts, start=texts, pure=pure)
+        return _PatternPart(texts, pure=pure) if least == most == copies else _PatternPart(needed=texts, start=texts, pure=pure)
     if op is sre.GROUPREF_EXISTS:
         _, yes, no = argument
         both = _alternatives([_sequence(yes, flags), _sequence(no or (), flags)])
-        return _Part(both.exact, both.needed, pure=False)
+        return _PatternPart(both.exact, both.needed, pure=False)
     if op in (sre.ANY, sre.NOT_LITERAL):
-        return _Part()
+        return _PatternPart()
     return _OPAQUE
 
 
 @lru_cache(maxsize=512)
-def _one_of(characters: int) -> _Part:
+def _one_of(characters: int) -> _PatternPart:
     if characters.bit_count() > MOST_CLASS:
-        return _Part()
-    return _Part(tuple(bytes((code,)) for code in range(256) if characters >> code & 1))
+        return _PatternPart()
+    return _PatternPart(tuple(bytes((code,)) for code in range(256) if characters >> code & 1))
 
 
-def _alternatives(parts: Sequence[_Part]) -> _Part:
+def _alternatives(parts: Sequence[_PatternPart]) -> _PatternPart:
     pure = all(part.pure for part in parts)
     exact = _joined(part.exact for part in parts)
     needed = _joined(part.best() for part in parts) if exact is None else None
-    return _Part(exact, needed, pure=pure)
+    return _PatternPart(exact, needed, pure=pure)
 
 
 def _joined(sets: Iterable[Texts | None]) -> Texts | None:
@@ -314,7 +314,7 @@ MOST_KINDS_BEFORE = 40
 """Of so many numbers are made, however they are written; what is made of more is found soon."""
 
 
-def next_bytes(behind: re.Pattern[bytes]) -> bytes:
+def bytes_after_match(behind: re.Pattern[bytes]) -> bytes:
     """The few bytes of which one follows where such a pattern matches; none where there are many."""
     begins = _begins(list(_flat(_tree(behind), behind.flags)), _ALL)
     return _bytes_of(begins) if begins.bit_count() <= MOST_CLASS else b""
@@ -325,7 +325,7 @@ def _bytes_of(characters: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def behind_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes]]:
+def patterns_after_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes]]:
     """Of required literals, what follows right behind them in a match; those of which nothing is known left out.
 
     What it asks for is less than what the pattern does, and nothing that depends on where the record ends.
@@ -335,7 +335,7 @@ def behind_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes
 
 
 @lru_cache(maxsize=1024)
-def previous_bytes(regex: re.Pattern[bytes]) -> bytes:
+def bytes_before_literal(regex: re.Pattern[bytes]) -> bytes:
     """The few bytes, such as digits, of which one stands before the required literal in every match.
 
     None where they are many or there are several literals.
@@ -354,7 +354,7 @@ def previous_bytes(regex: re.Pattern[bytes]) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def bytes_before(regex: re.Pattern[bytes]) -> bytes:
+def prefix_byte_mask(regex: re.Pattern[bytes]) -> bytes:
     """All bytes of which the text is made that stands in a match before its required literal, as a number is of digits.
 
     None where it begins with the literal, where they are many, and where they are not known.
@@ -370,7 +370,7 @@ _PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 """Parts that go over no text."""
 
 
-class _Window(NamedTuple):
+class _LiteralWindow(NamedTuple):
     """The parts of a pattern that spell out its required literals, and those before and after them."""
 
     before: Sequence[tuple[Any, Any, int]]
@@ -379,7 +379,7 @@ class _Window(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _window(regex: re.Pattern[bytes]) -> _Window | None:
+def _window(regex: re.Pattern[bytes]) -> _LiteralWindow | None:
     """Where in a pattern its required literals stand; None where they are not a whole number of its parts."""
     texts = set(required_literals(regex))
     if not texts:
@@ -394,7 +394,7 @@ def _window(regex: re.Pattern[bytes]) -> _Window | None:
                 break
             run.append(exact)
             if {*_shortest(_written_out(run))} == texts:
-                return _Window(nodes[:first], _written_out(run), nodes[last + 1 :])
+                return _LiteralWindow(nodes[:first], _written_out(run), nodes[last + 1 :])
     return None
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Protocol
 
-from exporter.logs.records import Chunk
-from exporter.logs.search.extraction import Match
-from exporter.logs.search.findings import Findings, Mark, Position, Value
-from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, Patience
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.units import Unit
+from exporter.logs.records import LogChunk
+from exporter.logs.search.extraction import RegexMatch
+from exporter.logs.search.findings import LogFindings, ActivityMark, LogPosition, LogValue
+from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, TimeBudget
+from exporter.logs.patterns import PatternKind, Pattern
+from exporter.logs.search.units import SearchUnit
 
 FEW = 8
 """Records of a chunk in which a value may stand and still be followed forwards."""
@@ -19,17 +19,17 @@ HEAD_BYTES = 80
 Key = tuple[str | None, int | None]
 
 
-class StampReader(Protocol):
+class SupportsTimestamps(Protocol):
     """Reads the time at the head of a record."""
 
     def read(self, head: bytes) -> float | None:
         """The time, or None when there is none."""
 
 
-class Searcher(Protocol):
+class PatternSearcher(Protocol):
     """Whose searches these are."""
 
-    patience: Patience
+    patience: TimeBudget
     timeouts: dict[str, int]
 
     def careful(self, pattern: Pattern) -> Any:
@@ -39,10 +39,10 @@ class Searcher(Protocol):
         """Note that a search was stopped."""
 
 
-class Gathering:
+class MatchResults:
     """What one look at one file has found so far."""
 
-    def __init__(self, engine: Searcher, stamps: StampReader | None = None) -> None:
+    def __init__(self, engine: PatternSearcher, stamps: SupportsTimestamps | None = None) -> None:
         self._engine = engine
         self._stamps = stamps
         self.errors: dict[str, int] = {}
@@ -54,8 +54,8 @@ class Gathering:
 
     def settle(
         self,
-        unit: Unit,
-        chunk: Chunk,
+        unit: SearchUnit,
+        chunk: LogChunk,
         places: Iterable[tuple[int, int]],
         most_tries: int | None,
         *,
@@ -90,7 +90,7 @@ class Gathering:
                     return True if found else None
         return None if goes_on and found else bool(found)
 
-    def evaluate(self, unit: Unit, chunk: Chunk, start: int, stop: int) -> set[Key]:
+    def evaluate(self, unit: SearchUnit, chunk: LogChunk, start: int, stop: int) -> set[Key]:
         """Search one record for a unit and note what it says; the names and ranks of that."""
         record = chunk.text[start:stop]
         if type(record) is not bytes:
@@ -137,7 +137,7 @@ class Gathering:
         self._places.append((where, unit.order, (unit.pattern, counts, rank), head))
         return _WITHOUT_RANKS if rank is None else {(None, rank)}
 
-    def _search_carefully(self, unit: Unit, record: bytes) -> Match | None:
+    def _search_carefully(self, unit: SearchUnit, record: bytes) -> RegexMatch | None:
         """Search a record in bounded time; None as well when that was not enough."""
         engine, name = self._engine, unit.name
         spent, begun = self._spent.get(name, 0.0), engine.patience.now()
@@ -149,7 +149,7 @@ class Gathering:
             begun = engine.patience.now()  # compiling it takes long, once
             least = 0.0
             try:
-                found: Match | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
+                found: RegexMatch | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
                 return found
             except TimeoutError:
                 least = RECORD_TIMEOUT_S
@@ -162,31 +162,31 @@ class Gathering:
         engine.timeouts[name] = engine.timeouts.get(name, 0) + 1
         return None
 
-    def findings(self) -> Findings:
-        positions: list[Position] = []
-        marks: list[Mark] = []
-        values: dict[str, dict[int | None, Value]] = {}
+    def findings(self) -> LogFindings:
+        positions: list[LogPosition] = []
+        marks: list[ActivityMark] = []
+        values: dict[str, dict[int | None, LogValue]] = {}
         read = None if self._stamps is None else self._stamps.read
         self._places.sort(key=_OFFSET_AND_ORDER)
-        before, stamp, resume = -1, None, Kind.RESUME
+        before, stamp, resume = -1, None, PatternKind.RESUME
         for offset, _, what, head in self._places:
             if read is not None and offset != before:
                 before, stamp = offset, read(head)
             if isinstance(what, Pattern):
-                marks.append(Mark(what.name, what.begins, offset, stamp))
+                marks.append(ActivityMark(what.name, what.begins, offset, stamp))
             else:
                 pattern, (done, total, epoch, epochs), rank = what
                 resumed = pattern.kind is resume
                 positions.append(
                     _new(
-                        Position,
+                        LogPosition,
                         (pattern.name, pattern.unit, offset, done, total, epoch, epochs, rank, resumed, stamp),
                     )
                 )
         for (name, rank), (offset, _, number, head) in self._values.items():
             stamp = None if read is None else read(head)
-            values.setdefault(name, {})[rank] = _new(Value, (number, offset, stamp))
-        return Findings(positions, values, marks, self.errors)
+            values.setdefault(name, {})[rank] = _new(LogValue, (number, offset, stamp))
+        return LogFindings(positions, values, marks, self.errors)
 
 
 _new = tuple.__new__  # half of the time of Position() and Value(), of which a busy log has many

@@ -56,7 +56,7 @@ _Halves = tuple[int, int, int, int, int, int, int, int]
 _NOWHERE: _Halves = (0, 0, 0, 0, 0, 0, 0, 0)
 
 
-def sample_of(text: bytes | bytearray | memoryview, end: int) -> bytes:
+def take_sample(text: bytes | bytearray | memoryview, end: int) -> bytes:
     """Parts from all over a text."""
     slices = SAMPLE_BYTES // SLICE_BYTES
     if end <= SAMPLE_BYTES:
@@ -65,7 +65,7 @@ def sample_of(text: bytes | bytearray | memoryview, end: int) -> bytes:
     return b"".join(bytes(text[start : start + SLICE_BYTES]) for start in range(0, step * slices, step))
 
 
-class _Sample:
+class _TextSample:
     """Text of a log, or of ordinary ones, in which pieces and what looks like them are counted."""
 
     def __init__(self, text: bytes) -> None:
@@ -121,13 +121,13 @@ def _places(text: bytes, table: bytes) -> int:
     return int(text.translate(table), 2)
 
 
-def _both(one: _Halves, other: _Halves) -> _Halves:
+def _bitwise_and(one: _Halves, other: _Halves) -> _Halves:
     a, b, c, d, e, f, g, h = one
     i, j, k, l, m, n, o, p = other  # noqa: E741
     return a | i, b | j, c | k, d | l, e | m, f | n, g | o, h | p
 
 
-def _doubts(one: _Halves, other: _Halves = _NOWHERE) -> int:
+def _false_hits(one: _Halves, other: _Halves = _NOWHERE) -> int:
     """Places of the sample that a bucket with both cannot tell from its own."""
     a, b, c, d, e, f, g, h = one
     i, j, k, l, m, n, o, p = other  # noqa: E741
@@ -135,7 +135,7 @@ def _doubts(one: _Halves, other: _Halves = _NOWHERE) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """The texts of one automaton, in the order in which it is to have them, and what they stand for."""
 
     order: list[bytes]
@@ -144,15 +144,15 @@ class Plan:
     """What it takes for a mebibyte, about, in microseconds, without its hits."""
 
 
-def choose(literals: Sequence[bytes], text: bytes = b"") -> list[Plan]:
+def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan]:
     """A few automata by which each of these literals is found; ``text`` is a sample of what is to be searched.
 
     Every literal belongs to one piece. Some pieces come twice in the order, and some texts in it are none: they
     are what no log holds.
     """
     if len(literals) <= 2:
-        return [_alone(literal, [literal]) for literal in literals]
-    sample = _Sample(text)
+        return [_search_alone(literal, [literal]) for literal in literals]
+    sample = _TextSample(text)
     places: dict[bytes, dict[int, int]] = {}
     for number, literal in enumerate(literals):
         for place in range(len(literal) - PIECE + 1):
@@ -164,34 +164,34 @@ def choose(literals: Sequence[bytes], text: bytes = b"") -> list[Plan]:
     least = 0.0
     for worth in _WORTH:
         found = _chosen(places, prices, worth)
-        cost = _passes_us(len(found)) + sum(map(prices.__getitem__, found))
+        cost = _pass_cost_us(len(found)) + sum(map(prices.__getitem__, found))
         if not chosen or cost < least:
             chosen, least = found, cost
         if len(found) <= SLIM_PIECES or _NEARLY_SLIM < len(found) <= MOST_PIECES:
             break
     names = sorted(chosen)
     members = {name: [literals[number] for number in chosen[name]] for name in names}
-    plans: list[Plan] = []
+    plans: list[SearchPlan] = []
     for start in range(0, len(names), MOST_PIECES):
         plans += _planned({name: members[name] for name in names[start : start + MOST_PIECES]}, sample, prices)
     return plans
 
 
-def _passes_us(pieces: int) -> float:
+def _pass_cost_us(pieces: int) -> float:
     """What so many pieces take without any hit."""
     full, rest = divmod(pieces, MOST_PIECES)
     return full * _FAT_US[WIDTH] + (0 if not rest else _SLIM_US[WIDTH] if rest <= SLIM_PIECES else _FAT_US[WIDTH])
 
 
-def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _Sample, prices: Mapping[bytes, float]) -> list[Plan]:
+def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float]) -> list[SearchPlan]:
     """The cheapest way to find these pieces with one automaton, and others for those that would slow it down."""
-    best: list[Plan] = []
+    best: list[SearchPlan] = []
     widths = [WIDTH]
     for width in widths:
-        plans = [_alone(piece, of) for piece, of in members.items() if len(piece) < width]
+        plans = [_search_alone(piece, of) for piece, of in members.items() if len(piece) < width]
         others = [of for piece, of in members.items() if len(piece) >= width]
         if len(others) * _ALONE_US <= _SLIM_US[width]:
-            plans += [_alone(_longest(piece, of), of) for piece, of in members.items() if len(piece) >= width]
+            plans += [_search_alone(_longest(piece, of), of) for piece, of in members.items() if len(piece) >= width]
         elif others:
             plans.append(_arranged(others, sample, prices, width))
             if width == WIDTH:
@@ -203,8 +203,8 @@ def _planned(members: Mapping[bytes, Sequence[bytes]], sample: _Sample, prices: 
     return best
 
 
-def _alone(piece: bytes, literals: Sequence[bytes]) -> Plan:
-    return Plan([piece], {piece: [(literal, literal.index(piece)) for literal in literals]}, _ALONE_US)
+def _search_alone(piece: bytes, literals: Sequence[bytes]) -> SearchPlan:
+    return SearchPlan([piece], {piece: [(literal, literal.index(piece)) for literal in literals]}, _ALONE_US)
 
 
 def _chosen(
@@ -237,28 +237,28 @@ def _chosen(
     return found
 
 
-class _Bucket:
+class _LookalikeBucket:
     """Pieces that the vector search takes for one another, by their number."""
 
     def __init__(self) -> None:
-        self.pieces: dict[int, _Choice] = {}
+        self.pieces: dict[int, _PieceCandidate] = {}
         self.halves = _NOWHERE
         self.doubts = 0
 
-    def add(self, number: int, choice: "_Choice") -> None:
+    def add(self, number: int, choice: "_PieceCandidate") -> None:
         self.pieces[number] = choice
-        self.halves = _both(self.halves, choice.halves)
-        self.doubts = _doubts(self.halves)
+        self.halves = _bitwise_and(self.halves, choice.halves)
+        self.doubts = _false_hits(self.halves)
 
     def remove(self, number: int) -> None:
         del self.pieces[number]
         self.halves = _NOWHERE
         for choice in self.pieces.values():
-            self.halves = _both(self.halves, choice.halves)
-        self.doubts = _doubts(self.halves)
+            self.halves = _bitwise_and(self.halves, choice.halves)
+        self.doubts = _false_hits(self.halves)
 
 
-class _Choice:
+class _PieceCandidate:
     """One of the texts that may be the piece of some literals."""
 
     def __init__(self, start: bytes, literals: Sequence[bytes], halves: _Halves, width: int, price: float) -> None:
@@ -277,7 +277,7 @@ def _longest(start: bytes, literals: Sequence[bytes]) -> bytes:
     return text
 
 
-def _choices(literals: Sequence[bytes], sample: _Sample, prices: Mapping[bytes, float], width: int) -> list[_Choice]:
+def _choices(literals: Sequence[bytes], sample: _TextSample, prices: Mapping[bytes, float], width: int) -> list[_PieceCandidate]:
     """The rarest texts that all of some literals hold, each as long as it goes on in all of them."""
     shortest = min(literals, key=len)
     size = min(PIECE, len(shortest))
@@ -285,24 +285,24 @@ def _choices(literals: Sequence[bytes], sample: _Sample, prices: Mapping[bytes, 
     common = [start for start in starts if all(start in literal for literal in literals)]
     common.sort(key=lambda start: (prices[start], start))
     return [
-        _Choice(start, literals, sample.halves(start, width), width, prices[start]) for start in common[:_MOST_CHOICES]
+        _PieceCandidate(start, literals, sample.halves(start, width), width, prices[start]) for start in common[:_MOST_CHOICES]
     ]
 
 
-def _arranged(members: Sequence[Sequence[bytes]], sample: _Sample, prices: Mapping[bytes, float], width: int) -> Plan:
+def _arranged(members: Sequence[Sequence[bytes]], sample: _TextSample, prices: Mapping[bytes, float], width: int) -> SearchPlan:
     """A piece for each of these sets of literals, in the order in which the vector search has least to do.
 
     It puts the text with the number n into the bucket n modulo their count, and looks closer wherever a
     place could, by halves of bytes, be one of a bucket: so what is alike belongs together.
     """
     is_slim = len(members) <= SLIM_PIECES
-    buckets = [_Bucket() for _ in range(SLIM_BUCKETS if is_slim else FAT_BUCKETS)]
+    buckets = [_LookalikeBucket() for _ in range(SLIM_BUCKETS if is_slim else FAT_BUCKETS)]
     most = (SLIM_PIECES if is_slim else MOST_PIECES) // len(buckets) + 1
     choices = [_choices(literals, sample, prices, width) for literals in members]
-    where: list[_Bucket | None] = [None] * len(members)
-    homes: dict[bytes, _Bucket] = {}
+    where: list[_LookalikeBucket | None] = [None] * len(members)
+    homes: dict[bytes, _LookalikeBucket] = {}
     """Where those are of which the lower halves are the same: it takes them together wherever they stand."""
-    numbers = sorted(range(len(members)), key=lambda number: -_doubts(choices[number][0].halves))
+    numbers = sorted(range(len(members)), key=lambda number: -_false_hits(choices[number][0].halves))
     for _ in range(_ROUNDS):
         moved = False
         for number in numbers:
@@ -317,7 +317,7 @@ def _arranged(members: Sequence[Sequence[bytes]], sample: _Sample, prices: Mappi
                     old.add(number, held)  # it costs nothing where it is
                     homes[held.low] = old
                     continue
-            best: tuple[float, int, _Bucket, _Choice] | None = None
+            best: tuple[float, int, _LookalikeBucket, _PieceCandidate] | None = None
             is_new = False
             for bucket in buckets:
                 if is_new and not bucket.pieces:
@@ -327,7 +327,7 @@ def _arranged(members: Sequence[Sequence[bytes]], sample: _Sample, prices: Mappi
                 for choice in choices[number]:
                     if homes.get(choice.low, bucket) is not bucket or (len(lows) == most and choice.low not in lows):
                         continue
-                    more = _doubts(bucket.halves, choice.halves) - bucket.doubts
+                    more = _false_hits(bucket.halves, choice.halves) - bucket.doubts
                     cost = choice.us + more * sample.doubt_us
                     if best is None or (cost, len(bucket.pieces)) < best[:2]:
                         best = (cost, len(bucket.pieces), bucket, choice)
@@ -348,7 +348,7 @@ def _arranged(members: Sequence[Sequence[bytes]], sample: _Sample, prices: Mappi
         us += bucket.doubts * sample.doubt_us
         for number, choice in bucket.pieces.items():
             found.setdefault(choice.text, []).extend((text, text.index(choice.text)) for text in members[number])
-    return Plan(_in_order(columns, width), found, us)
+    return SearchPlan(_in_order(columns, width), found, us)
 
 
 def _in_order(columns: Sequence[Sequence[bytes]], width: int) -> list[bytes]:

@@ -16,7 +16,7 @@ MOST_GIVEN_UP = 20
 """Searches of a pattern that are given up before it is left out."""
 
 
-class Patience:
+class TimeBudget:
     """Keeps account of slow searches; ``clock`` gives seconds that only rise."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

@@ -5,15 +5,15 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from exporter.logs.search.extraction import PAIR, Extractor, Match
-from exporter.logs.search.literals import behind_literals, bytes_before, is_literal_only, literals_of, previous_bytes, required_literals, safe_length
-from exporter.logs.patterns import Kind, Pattern
+from exporter.logs.search.extraction import PAIR, NumberExtractor, RegexMatch
+from exporter.logs.search.literals import patterns_after_literals, prefix_byte_mask, is_literal_only, find_literals, bytes_before_literal, required_literals, safe_length
+from exporter.logs.patterns import PatternKind, Pattern
 
 
-class Unit:
+class SearchUnit:
     """One thing to look for: a pattern, or one key of a pattern of pairs."""
 
-    def __init__(self, number: int, order: int, pattern: Pattern, extractor: Extractor, key: int | None = None) -> None:
+    def __init__(self, number: int, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> None:
         self.bit = 1 << number
         self.number = number
         self.order = order
@@ -22,13 +22,13 @@ class Unit:
         self.key = key
         self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
         self.name = pattern.name
-        self.search: Callable[..., Match | None] = pattern.regex.search
-        self.also = literals_of(pattern.regex).also
+        self.search: Callable[..., RegexMatch | None] = pattern.regex.search
+        self.also = find_literals(pattern.regex).also
         """Of these, too, a match holds one; none where nothing more is known."""
-        self.is_error = pattern.kind is Kind.ERROR
-        self.is_mark = pattern.kind is Kind.MARK
-        self.is_value = pattern.kind in (Kind.VALUE, Kind.PAIRS)
-        self.has_history = pattern.kind in (Kind.POSITION, Kind.MARK)
+        self.is_error = pattern.kind is PatternKind.ERROR
+        self.is_mark = pattern.kind is PatternKind.MARK
+        self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
+        self.has_history = pattern.kind in (PatternKind.POSITION, PatternKind.MARK)
         self.behind: Mapping[bytes, re.Pattern[bytes]] = {}
         """Of a literal, what follows it in a match, as far as that is known."""
         self.previous = self.before = b""
@@ -37,11 +37,11 @@ class Unit:
         if key is not None:
             self.behind = {pattern.keys[key][0]: PAIR}
         elif not self.is_error and set(pattern.literals) == set(required_literals(pattern.regex)):
-            self.behind = behind_literals(pattern.regex)
+            self.behind = patterns_after_literals(pattern.regex)
             if self.is_value or self.has_history:
-                self.previous = previous_bytes(pattern.regex)
+                self.previous = bytes_before_literal(pattern.regex)
             if self.is_value:
-                self.before = bytes_before(pattern.regex)
+                self.before = prefix_byte_mask(pattern.regex)
         self.is_counted = (
             self.is_error
             and set(pattern.literals) == set(self.literals)

@@ -1,7 +1,7 @@
 """Seconds left of a worker and of its job, with an interval, and whether it has slowed down or stalled."""
 
-from exporter.progress.eta.estimator import Alarms, Estimator
-from exporter.progress.eta.interval import Estimate, peer_pace, slowest
-from exporter.progress.eta.prior import Prior
+from exporter.progress.eta.estimator import EstimatorWarnings, EtaEstimator
+from exporter.progress.eta.interval import EtaEstimate, median_peer_pace, slowest_eta
+from exporter.progress.eta.prior import RunPrior
 
-__all__ = ["Alarms", "Estimate", "Estimator", "Prior", "peer_pace", "slowest"]
+__all__ = ["EstimatorWarnings", "EtaEstimate", "EtaEstimator", "RunPrior", "median_peer_pace", "slowest_eta"]

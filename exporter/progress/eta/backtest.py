@@ -6,17 +6,17 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.progress.eta.blocks import Blocks
+from exporter.progress.eta.blocks import WorkBlocks
 from exporter.progress.eta.changes import Speed
 from exporter.progress.eta.experts import (
     TREND_SHARE,
-    Outlook,
-    Segment,
+    ExpertSpeeds,
     Trend,
+    WorkSegment,
+    expert_forecasts,
     exponential_work,
-    forecasts,
+    fit_trends,
     linear_work,
-    trends,
 )
 
 SPACING = 200
@@ -45,7 +45,7 @@ LEAST_SHARPNESS = 0.005
 """... and in any case those that differ by this much."""
 
 
-class Checkpoint(NamedTuple):
+class BacktestPoint(NamedTuple):
     """What was known and said at a moment of the past."""
 
     items: float
@@ -58,38 +58,40 @@ class Checkpoint(NamedTuple):
     """Items that were left then."""
     eta: float
     """Seconds left as estimated then."""
-    outlook: Outlook
+    outlook: ExpertSpeeds
 
 
-class Verdict(NamedTuple):
+class ExpertTrust(NamedTuple):
     """How much each expert is believed, and the usual error of the estimate."""
 
     weights: tuple[float, ...]
     error: float
 
 
-def short(number: float) -> float:
+def round_to_seven_digits(number: float) -> float:
     """A number of seven digits: what is stored of the past needs no more."""
     return float(f"{number:.7g}")
 
 
-def column() -> "array[float]":
+def compact_array() -> "array[float]":
     """Numbers close together in memory: of floats that stand alone each takes three times as much."""
     return array("d")
 
 
 @dataclass(slots=True)
-class Columns:
+class BacktestColumns:
     """The checkpoints of a run, each part by itself."""
 
-    items: "array[float]" = field(default_factory=column)
-    seconds: "array[float]" = field(default_factory=column)
-    at: "array[float]" = field(default_factory=column)
-    left: "array[float]" = field(default_factory=column)
-    eta: "array[float]" = field(default_factory=column)
-    outlook: "tuple[array[float], ...]" = field(default_factory=lambda: tuple(column() for _ in Outlook._fields))
+    items: "array[float]" = field(default_factory=compact_array)
+    seconds: "array[float]" = field(default_factory=compact_array)
+    at: "array[float]" = field(default_factory=compact_array)
+    left: "array[float]" = field(default_factory=compact_array)
+    eta: "array[float]" = field(default_factory=compact_array)
+    outlook: "tuple[array[float], ...]" = field(
+        default_factory=lambda: tuple(compact_array() for _ in ExpertSpeeds._fields)
+    )
 
-    def add(self, point: Checkpoint) -> None:
+    def add(self, point: BacktestPoint) -> None:
         """One more checkpoint."""
         self.items.append(point.items)
         self.seconds.append(point.seconds)
@@ -107,37 +109,39 @@ class Columns:
     def __len__(self) -> int:
         return len(self.items)
 
-    def rows(self) -> list[Checkpoint]:
+    def rows(self) -> list[BacktestPoint]:
         """The checkpoints, one by one."""
         outlooks = zip(*self.outlook, strict=True)
         rows = zip(self.items, self.seconds, self.at, self.left, self.eta, outlooks, strict=True)
         return [
-            Checkpoint(items, seconds, at, left, eta, Outlook(*outlook))
+            BacktestPoint(items, seconds, at, left, eta, ExpertSpeeds(*outlook))
             for items, seconds, at, left, eta, outlook in rows
         ]
 
 
-def segment(before_items: float, before_seconds: float, after_items: float, after_seconds: float) -> Segment | None:
+def segment_between(
+    before_items: float, before_seconds: float, after_items: float, after_seconds: float
+) -> WorkSegment | None:
     """The work between two checkpoints; None when there was none that took time."""
     items, seconds = after_items - before_items, after_seconds - before_seconds
     if items <= 0 or seconds <= 0:
         return None
     pace = seconds / items
-    return Segment((before_items + after_items) / 2, items, pace, math.log(pace))
+    return WorkSegment((before_items + after_items) / 2, items, pace, math.log(pace))
 
 
 @dataclass(slots=True)
-class History:
+class BacktestHistory:
     """Checkpoints of a run and the trends through them."""
 
     linear: Trend | None = None
     exponential: Trend | None = None
-    _points: Columns = field(default_factory=Columns)
-    _segments: list[Segment | None] = field(default_factory=list)
+    _points: BacktestColumns = field(default_factory=BacktestColumns)
+    _segments: list[WorkSegment | None] = field(default_factory=list)
     """From checkpoint to checkpoint; None also where it is too long ago to count for a trend."""
 
     @property
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[BacktestPoint]:
         """In the order of the work."""
         return self._points.rows()
 
@@ -146,7 +150,7 @@ class History:
         return [self.checkpoints, self.linear, self.exponential]
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "History":
+    def restored(cls, state: list[Any]) -> "BacktestHistory":
         """The history of which this is the state."""
         checkpoints, linear, exponential = state
         history = cls(
@@ -154,23 +158,23 @@ class History:
             None if exponential is None else Trend(*exponential),
         )
         for *rest, outlook in checkpoints:
-            history._points.add(Checkpoint._make([*rest, Outlook(*outlook)]))
+            history._points.add(BacktestPoint._make([*rest, ExpertSpeeds(*outlook)]))
         return history
 
-    def add(self, checkpoint: Checkpoint, warm_up_items: float, change: float) -> None:
+    def add(self, checkpoint: BacktestPoint, warm_up_items: float, change: float) -> None:
         """A checkpoint; every second one is dropped when there are too many, the first one stays.
 
         ``change``: items done when the present speed began.
         """
-        outlook = Outlook(*map(short, checkpoint.outlook))
-        self._points.add(checkpoint._replace(eta=short(checkpoint.eta), outlook=outlook))
+        outlook = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.outlook))
+        self._points.add(checkpoint._replace(eta=round_to_seven_digits(checkpoint.eta), outlook=outlook))
         if len(self._points) > MOST_CHECKPOINTS:
             self._points.thin()
             self._segments = []
         if len(self._points) % 2 == 0:  # trends change slowly, and fitting costs
-            self.linear, self.exponential = trends(self.segments(warm_up_items), change)
+            self.linear, self.exponential = fit_trends(self.segments(warm_up_items), change)
 
-    def segments(self, warm_up_items: float) -> list[Segment]:
+    def segments(self, warm_up_items: float) -> list[WorkSegment]:
         """The last part of the work, from checkpoint to checkpoint."""
         items, seconds, found = self._points.items, self._points.seconds, self._segments
         first = max(
@@ -179,7 +183,7 @@ class History:
         gone = min(first, len(found))
         found[:gone] = [None] * gone
         for i in range(len(found), len(items) - 1):
-            part = segment(items[i], seconds[i], items[i + 1], seconds[i + 1]) if i >= first else None
+            part = segment_between(items[i], seconds[i], items[i + 1], seconds[i + 1]) if i >= first else None
             found.append(part)
         return [part for part in found[first:] if part is not None]
 
@@ -188,7 +192,7 @@ class History:
         after = bisect.bisect_right(self._points.seconds, seconds)
         return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
 
-    def outlook(self, blocks: Blocks, speed: Speed) -> Outlook:
+    def outlook(self, blocks: WorkBlocks, speed: Speed) -> ExpertSpeeds:
         """What each expert thinks of the seconds per item where the work stands, at this present speed."""
         items, cold = blocks.items, blocks.cold
         warm = items - cold.items
@@ -200,7 +204,7 @@ class History:
             recent = (blocks.seconds - point[1]) / (items - point[0])
         linear = self.linear_here(items, recent)
         exponential = self.exponential_here(items, recent)
-        return Outlook(whole, present, recent, blocks.mean, *linear, *exponential)
+        return ExpertSpeeds(whole, present, recent, blocks.mean, *linear, *exponential)
 
     def linear_here(self, items: float, otherwise: float) -> tuple[float, float]:
         """Seconds per item by the linear trend and their change with each; ``otherwise`` where there is no trend."""
@@ -218,7 +222,7 @@ class History:
                 return math.exp(log_pace), self.exponential.slope
         return otherwise, 0.0
 
-    def judge(self, items: float, seconds: float, at: float, left: float, speed_items: float) -> Verdict:
+    def judge(self, items: float, seconds: float, at: float, left: float, speed_items: float) -> ExpertTrust:
         """How near the experts' forecasts from each checkpoint to here were.
 
         What counts most is what was said at the same relative distance as is asked for now: as long ahead
@@ -273,7 +277,7 @@ class History:
                 error_weight += weight
         sums = (whole_sum, speed_sum, recent_sum, linear_sum, moving_sum, exponential_sum)
         weights = expert_weights([loss / weight_sum for loss in sums]) if tested else FIRST_WEIGHTS
-        return Verdict(weights, error_sum / error_weight)
+        return ExpertTrust(weights, error_sum / error_weight)
 
 
 def expert_weights(losses: list[float]) -> tuple[float, ...]:
@@ -285,10 +289,10 @@ def expert_weights(losses: list[float]) -> tuple[float, ...]:
     return tuple(weight / whole for weight in raw)
 
 
-def mixed(outlook: Outlook, items: float, weights: tuple[float, ...]) -> float:
+def mix_forecasts(outlook: ExpertSpeeds, items: float, weights: tuple[float, ...]) -> float:
     """Seconds of work for the next items: the experts' forecasts, their logarithms averaged by trust."""
     log_sum = weight_sum = 0.0
-    for forecast, weight in zip(forecasts(outlook, items), weights, strict=True):
+    for forecast, weight in zip(expert_forecasts(outlook, items), weights, strict=True):
         if forecast > 0:
             log_sum += weight * math.log(forecast)
             weight_sum += weight

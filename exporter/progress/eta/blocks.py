@@ -16,18 +16,18 @@ WARM_UP_FACTOR = 1.4
 """A leading block this much slower than those after it belongs to the warm-up."""
 
 
-class Block(NamedTuple):
+class WorkBlock(NamedTuple):
     """Work between two lines."""
 
     seconds: float
     items: float
 
 
-NO_WORK = Block(0.0, 0.0)
+NO_WORK = WorkBlock(0.0, 0.0)
 
 
 @dataclass(slots=True)
-class Blocks:
+class WorkBlocks:
     """Work so far, without pauses."""
 
     seconds: float = 0.0
@@ -38,22 +38,22 @@ class Blocks:
     open_items: float = 0.0
     mean: float = 0.0
     """Seconds per item, weighted towards the latest blocks."""
-    head: list[Block] = field(default_factory=list)
+    head: list[WorkBlock] = field(default_factory=list)
     """The first blocks."""
     warm_up: int = 0
     """How many of them are warm-up."""
-    cold: Block = NO_WORK
+    cold: WorkBlock = NO_WORK
     """The warm-up as one block."""
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "Blocks":
+    def restored(cls, state: list[Any]) -> "WorkBlocks":
         """The blocks of which this is the state."""
         *numbers, head, warm_up, cold = state
         blocks = cls(*numbers)
-        blocks.head, blocks.warm_up, blocks.cold = [Block(*block) for block in head], warm_up, Block(*cold)
+        blocks.head, blocks.warm_up, blocks.cold = [WorkBlock(*block) for block in head], warm_up, WorkBlock(*cold)
         return blocks
 
-    def add(self, seconds: float, items: float) -> Block | None:
+    def add(self, seconds: float, items: float) -> WorkBlock | None:
         """The block that this work completes, if it does. Lines of one moment stay together."""
         self.seconds += seconds
         self.items += items
@@ -63,11 +63,11 @@ class Blocks:
             return self.close()
         return None
 
-    def close(self) -> Block | None:
+    def close(self) -> WorkBlock | None:
         """The open block, now closed; None when it holds no time."""
         if self.open_seconds < LEAST_S:
             return None
-        block = Block(self.open_seconds, self.open_items)
+        block = WorkBlock(self.open_seconds, self.open_items)
         self.open_seconds = self.open_items = 0.0
         self.count += 1
         self.mean += max(0.1, 1 / self.count) * (block.seconds / block.items - self.mean)
@@ -75,20 +75,20 @@ class Blocks:
             self.head.append(block)
         return block
 
-    def warmed_up(self) -> list[Block] | None:
+    def warmed_up(self) -> list[WorkBlock] | None:
         """The blocks behind a warm-up that has just been found or has grown, else None."""
         if not 3 <= self.count <= WARM_UP_BLOCKS:
             return None
-        found = leading_slow(self.head)
+        found = count_warmup_blocks(self.head)
         if found <= self.warm_up:
             return None
         self.warm_up = found
         slow = self.head[:found]
-        self.cold = Block(sum(block.seconds for block in slow), sum(block.items for block in slow))
+        self.cold = WorkBlock(sum(block.seconds for block in slow), sum(block.items for block in slow))
         return self.head[found:]
 
 
-def leading_slow(blocks: list[Block]) -> int:
+def count_warmup_blocks(blocks: list[WorkBlock]) -> int:
     """How many of the first blocks are clearly slower per item than the latest ones (compiling, cold caches)."""
     pace = [seconds / items for seconds, items in blocks]
     limit = WARM_UP_FACTOR * statistics.median(pace[-5:])
@@ -103,7 +103,7 @@ WINDOW_LINES = 10
 
 
 @dataclass(slots=True)
-class Throughput:
+class RecentThroughput:
     """The rate over the last one or two minutes of work, or the last ten lines where those take longer."""
 
     seconds: float = 0.0

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.progress.eta.blocks import Block
+from exporter.progress.eta.blocks import WorkBlock
 
 LEAST_SD, MOST_SD = 0.03, 1.5
 """Bounds of the standard deviation of the logarithm of a block's time per item."""
@@ -31,7 +31,7 @@ class Speed:
     log_sum: float = 0.0
     log_squares: float = 0.0
 
-    def add(self, block: Block, log_pace: float) -> None:
+    def add(self, block: WorkBlock, log_pace: float) -> None:
         """One more block of this speed."""
         self.seconds += block.seconds
         self.items += block.items
@@ -68,7 +68,7 @@ class Speed:
         )
 
 
-class Past(NamedTuple):
+class PastSpeed(NamedTuple):
     """A speed that is over."""
 
     pace: float
@@ -78,34 +78,34 @@ class Past(NamedTuple):
 
 
 @dataclass(slots=True)
-class Changes:
+class SpeedChanges:
     """The present speed and those before it."""
 
     speed: Speed = field(default_factory=Speed)
-    past: list[Past] = field(default_factory=list)
+    past: list[PastSpeed] = field(default_factory=list)
     slower: float = 0.0
     """Cumulative sum towards slower, and the work since it last was zero; likewise towards faster."""
     faster: float = 0.0
     since_slower: Speed = field(default_factory=Speed)
     since_faster: Speed = field(default_factory=Speed)
-    latest: list[Block] = field(default_factory=list)
+    latest: list[WorkBlock] = field(default_factory=list)
     """The latest blocks, in which the place of a change is looked for."""
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "Changes":
+    def restored(cls, state: list[Any]) -> "SpeedChanges":
         """The changes of which this is the state."""
         speed, past, slower, faster, since_slower, since_faster, latest = state
         return cls(
             Speed(*speed),
-            [Past(*entry) for entry in past],
+            [PastSpeed(*entry) for entry in past],
             slower,
             faster,
             Speed(*since_slower),
             Speed(*since_faster),
-            [Block(*block) for block in latest],
+            [WorkBlock(*block) for block in latest],
         )
 
-    def restart(self, blocks: list[Block]) -> None:
+    def restart(self, blocks: list[WorkBlock]) -> None:
         """Only these blocks count for the present speed."""
         self.speed = Speed()
         self._forget()
@@ -116,7 +116,7 @@ class Changes:
         self.slower = self.faster = 0.0
         self.since_slower, self.since_faster = Speed(), Speed()
 
-    def add(self, block: Block) -> bool:
+    def add(self, block: WorkBlock) -> bool:
         """Takes a block; whether a lasting change has been seen with it."""
         log_pace = math.log(block.seconds / block.items)
         speed = self.speed
@@ -153,7 +153,7 @@ class Changes:
         if new.blocks <= len(self.latest):
             new = self._sharpened(old, new.blocks)
             old = self.speed.less(new)
-        self.past = [*self.past[1 - KEPT :], Past(old.pace, old.seconds, old.blocks, old.sd)]
+        self.past = [*self.past[1 - KEPT :], PastSpeed(old.pace, old.seconds, old.blocks, old.sd)]
         self.speed = new
         self._forget()
         return True
@@ -176,7 +176,7 @@ class Changes:
             new.add(block, math.log(block.seconds / block.items))
         return new
 
-    def fastest_before(self, work_seconds: float) -> Past | None:
+    def fastest_before(self, work_seconds: float) -> PastSpeed | None:
         """The fastest earlier speed that lasted: 8 blocks and 2 % of all work."""
         fastest = None
         for past in self.past:

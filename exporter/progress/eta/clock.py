@@ -14,7 +14,7 @@ SAME_CLOCK_S = 1800.0
 
 
 @dataclass(slots=True)
-class Clock:
+class LineClock:
     """Seconds since the first line, which never go back, and what ``now`` is on that clock."""
 
     last: float = 0.0
@@ -67,7 +67,7 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Rhythm:
+class LineRhythm:
     """How often lines come, pauses apart."""
 
     gap: float = 0.0

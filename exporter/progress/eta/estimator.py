@@ -8,13 +8,28 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from exporter.progress.eta.backtest import FIRST_WEIGHTS, PRIOR_ERROR, SPACING, Checkpoint, History, Verdict, mixed
-from exporter.progress.eta.blocks import LEAST_S, Block, Blocks, Throughput
-from exporter.progress.eta.changes import Changes
-from exporter.progress.eta.clock import Clock, Rhythm
-from exporter.progress.eta.interval import Estimate, confidence, deviation, half_width, leaning, start_doubt
-from exporter.progress.eta.pauses import Ahead, Announced, Pause, Pauses, is_pause, pause_factor
-from exporter.progress.eta.prior import FIRST_SPREAD, Curve, Prior, UsualPause, belief
+from exporter.progress.eta.backtest import (
+    FIRST_WEIGHTS,
+    PRIOR_ERROR,
+    SPACING,
+    BacktestHistory,
+    BacktestPoint,
+    ExpertTrust,
+    mix_forecasts,
+)
+from exporter.progress.eta.blocks import LEAST_S, RecentThroughput, WorkBlock, WorkBlocks
+from exporter.progress.eta.changes import SpeedChanges
+from exporter.progress.eta.clock import LineClock, LineRhythm
+from exporter.progress.eta.interval import (
+    EtaEstimate,
+    confidence,
+    half_width,
+    log_deviation,
+    peer_adjustment,
+    start_doubt,
+)
+from exporter.progress.eta.pauses import AnnouncedPauses, ExpectedPauses, Pause, Pauses, is_pause, pause_factor
+from exporter.progress.eta.prior import FIRST_SPREAD, PriorPause, RunPrior, WorkCurve, prior_weight
 from exporter.progress.eta.projection import (
     NAMED_STALL_S,
     QUIET,
@@ -22,12 +37,12 @@ from exporter.progress.eta.projection import (
     RATE_S,
     RATE_SILENCES,
     STALL_TIMEOUT_S,
-    Forecast,
-    Patience,
-    Standing,
-    usual_patience,
+    EtaForecast,
+    EtaOutlook,
+    StallLimit,
+    usual_stall_limit,
 )
-from exporter.progress.eta.tail import TAIL_SD, Tail
+from exporter.progress.eta.tail import TAIL_SD, BatchTail
 
 VERSION = 1
 UNSEEN = 0.1
@@ -39,33 +54,33 @@ OUT_OF_ORDER = 2
 """A count so many usual steps back, within a usual gap, is an old line and no resume."""
 
 
-class Alarms(TypedDict):
+class EstimatorWarnings(TypedDict):
     """What seems wrong."""
 
     stalled: bool
     slowdown: bool
 
 
-class Estimator:
+class EtaEstimator:
     """Takes the lines of one worker and tells at any moment how long it will still take.
 
     All times are seconds on one clock, of which only differences count. Memory is bounded, an update costs
     microseconds, and nothing that is put in raises.
     """
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(self, prior: RunPrior | None = None) -> None:
         self._prior = prior
-        self._clock = Clock()
-        self._rhythm = Rhythm()
-        self._blocks = Blocks()
-        self._throughput = Throughput()
-        self._changes = Changes()
+        self._clock = LineClock()
+        self._rhythm = LineRhythm()
+        self._blocks = WorkBlocks()
+        self._throughput = RecentThroughput()
+        self._changes = SpeedChanges()
         self._pauses = Pauses(usual=() if prior is None else prior.pauses)
-        self._announced = Announced()
-        self._tail = Tail()
-        self._curve = Curve()
-        self._history = History()
-        self._verdict = Verdict(FIRST_WEIGHTS, PRIOR_ERROR)
+        self._announced = AnnouncedPauses()
+        self._tail = BatchTail()
+        self._curve = WorkCurve()
+        self._history = BacktestHistory()
+        self._verdict = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
         self._judged = True
         self._done: float | None = None
         self._total: float | None = None
@@ -82,8 +97,8 @@ class Estimator:
         self._factor = pause_factor(0.0)
         self._next = 0.0
         """Items done at which the next checkpoint stands."""
-        self._standing: Standing | None = None
-        self._forecast: Forecast | None = None
+        self._standing: EtaOutlook | None = None
+        self._forecast: EtaForecast | None = None
         """Both are kept until something comes in; None also while there is no forecast."""
         self._leaning = 1.0
         """How far peers have moved the forecast."""
@@ -150,7 +165,7 @@ class Estimator:
         self._done, self._at = done, at
         self._place_seconds = self._blocks.seconds
         # The course of a run that was interrupted is of no use to another.
-        self._curve = Curve([] if self._rises else [(done, 0.0)])
+        self._curve = WorkCurve([] if self._rises else [(done, 0.0)])
         self._pauses.restart(done)
         self._next = done
 
@@ -159,7 +174,7 @@ class Estimator:
         if block is not None:
             self._take(block)
         self._lost += at - self._at
-        self._announced = Announced()
+        self._announced = AnnouncedPauses()
         self._pending = 0.0
         self._place(done, at)
 
@@ -197,7 +212,7 @@ class Estimator:
         if self._curve.points and done >= self._curve.next:
             self._curve.add(done, self._blocks.seconds, self._total)
 
-    def _take(self, block: Block) -> None:
+    def _take(self, block: WorkBlock) -> None:
         warm = self._blocks.warmed_up()
         if warm is None:
             self._changes.add(block)
@@ -213,15 +228,15 @@ class Estimator:
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
-            eta = mixed(outlook, left, self._verdict.weights) + self._ahead(done, self._total).seconds
-        checkpoint = Checkpoint(blocks.items, blocks.seconds, self._at - self._lost, left, eta, outlook)
+            eta = mix_forecasts(outlook, left, self._verdict.weights) + self._ahead(done, self._total).seconds
+        checkpoint = BacktestPoint(blocks.items, blocks.seconds, self._at - self._lost, left, eta, outlook)
         self._history.add(checkpoint, blocks.cold.items, self._changed)
         self._judged = False
         self._next = done + (self._total or 4 * (done - self._pauses.start)) / SPACING
 
     # What comes out
 
-    def estimate(self, now: float, peers: float | None = None) -> Estimate | None:
+    def estimate(self, now: float, peers: float | None = None) -> EtaEstimate | None:
         """Seconds left at ``now``; None without a total or before anything is known, 0 only when all is done.
 
         Forecast.after() says how it goes on between lines. ``peers``: what peer_pace() says, for workers of one job.
@@ -229,26 +244,26 @@ class Estimator:
         if self._done is None or self._total is None:
             return None
         if self._total <= self._done:
-            return Estimate(0.0, 0.0, 0.0)
-        towards = leaning(self._changes.speed.pace, peers, self._blocks.count)
+            return EtaEstimate(0.0, 0.0, 0.0)
+        towards = peer_adjustment(self._changes.speed.pace, peers, self._blocks.count)
         if self._forecast is None or towards != self._leaning:
             self._leaning = towards
             self._forecast = self._foresee(self._done, self._total)
         return None if self._forecast is None else self._forecast.after(self._since(now))
 
-    def _foresee(self, done: float, total: float) -> Forecast | None:
+    def _foresee(self, done: float, total: float) -> EtaForecast | None:
         left, gap = total - done, self._rhythm.gap
         if self._changes.speed.items:
             work, sd = self._work_left(done, left)
         elif self._prior is not None:
             work = self._prior.left(done, total)
-            sd = deviation(PRIOR_ERROR, 0.0, left, 1, self._prior.spread)
+            sd = log_deviation(PRIOR_ERROR, 0.0, left, 1, self._prior.spread)
             gap = self._prior.gap + self._prior.warm_up_seconds
         else:
             return None
         ahead = self._ahead(done, total)
         credit = 1.2 * max(gap, self._rhythm.silence, self._tail.wait(left)) + ahead.due
-        return Forecast(work + ahead.seconds, max(0.5 * gap, 1e-9), credit, half_width(sd))
+        return EtaForecast(work + ahead.seconds, max(0.5 * gap, 1e-9), credit, half_width(sd))
 
     def _work_left(self, done: float, left: float) -> tuple[float, float]:
         """Seconds of work left, and the standard deviation of their logarithm."""
@@ -258,11 +273,11 @@ class Estimator:
             self._verdict = self._history.judge(
                 blocks.items, blocks.seconds, self._at - self._lost, left, self._changed
             )
-        work = mixed(self._history.outlook(blocks, speed), left, self._verdict.weights) * self._leaning
+        work = mix_forecasts(self._history.outlook(blocks, speed), left, self._verdict.weights) * self._leaning
         sd, error, start = speed.sd, self._verdict.error, start_doubt(blocks.count)
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
-        doubt = math.hypot(deviation(error, sd, steps, speed.blocks, start), TAIL_SD * tail / work if tail else 0.0)
+        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), TAIL_SD * tail / work if tail else 0.0)
         if self._prior is None or work <= 0:
             return work, doubt
         so_far = blocks.seconds - self._place_seconds
@@ -270,11 +285,11 @@ class Estimator:
         ratio = min(1e3, max(1e-3, so_far / before)) if so_far > 0 and before > 0 else 1.0
         measured = math.hypot(start, math.sqrt(math.expm1(sd * sd) / max(1, speed.blocks)))
         unseen = UNSEEN * math.sqrt(left / max(done - self._pauses.start, 1e-9))
-        believed = belief(self._prior, ratio, measured, math.hypot(doubt, min(1.0, unseen)), blocks.count)
+        believed = prior_weight(self._prior, ratio, measured, math.hypot(doubt, min(1.0, unseen)), blocks.count)
         as_before = self._prior.left(done, done + left) * believed.scale
         return work * (as_before / work) ** believed.weight, min(doubt, believed.doubt)
 
-    def _ahead(self, done: float, total: float) -> Ahead:
+    def _ahead(self, done: float, total: float) -> ExpectedPauses:
         """Pauses to come; one that goes on under its name is due."""
         ahead = self._pauses.ahead(done, total, self._rhythm.step)
         if self._announced.name is None:
@@ -282,8 +297,8 @@ class Estimator:
         size = self._pauses.size(self._announced.name)
         begun = self._announced.began - self._at
         if ahead.due >= size:
-            return Ahead(ahead.seconds, ahead.due + begun)
-        return Ahead(ahead.seconds + size - ahead.due, size + begun)
+            return ExpectedPauses(ahead.seconds, ahead.due + begun)
+        return ExpectedPauses(ahead.seconds + size - ahead.due, size + begun)
 
     @property
     def _changed(self) -> float:
@@ -299,12 +314,12 @@ class Estimator:
         """Seconds since the last line that brought work."""
         return min(MOST_S, self._clock.at(now) - self._at)
 
-    def _stand(self) -> Standing:
+    def _stand(self) -> EtaOutlook:
         """How the work goes since the last line."""
         if self._standing is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
             left = self._left
-            self._standing = Standing(
+            self._standing = EtaOutlook(
                 unfinished=self._done is not None and left > 0,
                 patience=self._patience(left, silence),
                 slow=changes.slowed_down(blocks.seconds) and not self._tail.begun(left),
@@ -317,19 +332,21 @@ class Estimator:
             )
         return self._standing
 
-    def _patience(self, left: float, silence: float) -> Patience:
+    def _patience(self, left: float, silence: float) -> StallLimit:
         speed, pauses, name = self._changes.speed, self._pauses, self._announced.name
         sd = speed.sd
         # Where the work varies much, a single step may take very long.
         longest = speed.pace * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
-        usual = usual_patience(self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._at)
+        usual = usual_stall_limit(self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._at)
         if name is None:
             return usual
         return usual._replace(
             named_s=3 * pauses.size(name) or NAMED_STALL_S, named_after_s=self._announced.began - self._at
         )
 
-    def alarms(self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None) -> Alarms:
+    def alarms(
+        self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None
+    ) -> EstimatorWarnings:
         """What seems wrong at ``now``: no progress for longer than is usual, or work slower than it was.
 
         ``busy``: whether the GPUs work, where that is known. It doubts a stall, and idle ones confirm it.
@@ -357,7 +374,7 @@ class Estimator:
         """Present seconds per item over those of the fastest earlier speed; None when there was no other."""
         return self._stand().slowdown
 
-    def confidence(self, now: float, estimate: Estimate | None = None) -> str | None:
+    def confidence(self, now: float, estimate: EtaEstimate | None = None) -> str | None:
         """high, medium or low: how far the estimate is to be trusted; None when there is none.
 
         ``estimate``: what estimate() has said of this moment, where that is at hand.
@@ -368,7 +385,7 @@ class Estimator:
         stalled = self._stand().stalled(self._since(now), STALL_TIMEOUT_S, None)
         return confidence(estimate, self._blocks.count, stalled)
 
-    def prior(self, unit: str | None = None) -> Prior | None:
+    def prior(self, unit: str | None = None) -> RunPrior | None:
         """What this run, of items of this ``unit``, tells of the next of its kind.
 
         None when it was too short for that, or its numbers are those of no job.
@@ -383,12 +400,12 @@ class Estimator:
             return None
         done = self._done or 0.0
         regular = [kind for kind in self._pauses.kinds() if kind.period]
-        this = Prior(
+        this = RunPrior(
             pace=pace,
             spread=FIRST_SPREAD,
             warm_up_seconds=max(0.0, cold.seconds - pace * cold.items),
             gap=self._rhythm.gap,
-            pauses=tuple(UsualPause(kind.name, kind.seconds, kind.period) for kind in regular if kind.period),
+            pauses=tuple(PriorPause(kind.name, kind.seconds, kind.period) for kind in regular if kind.period),
             items=done,
             seconds=self._at - self._began,
             curve=self._curve.until(done, blocks.seconds),
@@ -404,15 +421,15 @@ class Estimator:
         return {
             "version": VERSION,
             "prior": None if self._prior is None else self._prior.to_json(),
-            "clock": _columns(self._clock),
-            "rhythm": _columns(self._rhythm),
-            "blocks": _columns(self._blocks),
-            "throughput": _columns(self._throughput),
-            "changes": _columns(self._changes),
+            "clock": _dataclass_fields(self._clock),
+            "rhythm": _dataclass_fields(self._rhythm),
+            "blocks": _dataclass_fields(self._blocks),
+            "throughput": _dataclass_fields(self._throughput),
+            "changes": _dataclass_fields(self._changes),
             "pauses": self._pauses.state(),
-            "announced": _columns(self._announced),
-            "tail": _columns(self._tail),
-            "curve": _columns(self._curve),
+            "announced": _dataclass_fields(self._announced),
+            "tail": _dataclass_fields(self._tail),
+            "curve": _dataclass_fields(self._curve),
             "history": self._history.state(),
             "verdict": self._verdict,
             "judged": self._judged,
@@ -431,25 +448,25 @@ class Estimator:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Estimator":
+    def from_state(cls, state: Mapping[str, Any]) -> "EtaEstimator":
         """An estimator that goes on exactly where the one with this state() stood; ValueError when it is of none."""
         if state.get("version") != VERSION:
             raise ValueError(f"not a state of this version of the estimator: {state.get('version')!r}, not {VERSION}")
         try:
-            own = cls(None if state["prior"] is None else Prior.from_json(state["prior"]))
-            own._clock = Clock(*state["clock"])
-            own._rhythm = Rhythm(*state["rhythm"])
-            own._blocks = Blocks.restored(state["blocks"])
-            own._throughput = Throughput(*state["throughput"])
-            own._changes = Changes.restored(state["changes"])
+            own = cls(None if state["prior"] is None else RunPrior.from_json(state["prior"]))
+            own._clock = LineClock(*state["clock"])
+            own._rhythm = LineRhythm(*state["rhythm"])
+            own._blocks = WorkBlocks.restored(state["blocks"])
+            own._throughput = RecentThroughput(*state["throughput"])
+            own._changes = SpeedChanges.restored(state["changes"])
             own._pauses = Pauses.restored(state["pauses"])
             name, began, over = state["announced"]
-            own._announced = Announced(name, began, [(one, seconds) for one, seconds in over])
-            own._tail = Tail(*state["tail"])
-            own._curve = Curve.restored(state["curve"])
-            own._history = History.restored(state["history"])
+            own._announced = AnnouncedPauses(name, began, [(one, seconds) for one, seconds in over])
+            own._tail = BatchTail(*state["tail"])
+            own._curve = WorkCurve.restored(state["curve"])
+            own._history = BacktestHistory.restored(state["history"])
             weights, error = state["verdict"]
-            own._verdict = Verdict(tuple(weights), error)
+            own._verdict = ExpertTrust(tuple(weights), error)
             own._judged = state["judged"]
             own._done, own._total, own._at, own._began, own._rises, own._pending, *rest = state["line"]
             own._factor, own._next, own._place_seconds, own._lost = rest
@@ -458,7 +475,7 @@ class Estimator:
         return own
 
 
-def _columns(part: Any) -> list[Any]:
+def _dataclass_fields(part: Any) -> list[Any]:
     """The fields of a dataclass, those that are dataclasses themselves alike; lists are copied, not what is in them."""
     found = []
     for name in part.__dataclass_fields__:
@@ -466,6 +483,6 @@ def _columns(part: Any) -> list[Any]:
         if isinstance(value, list):
             value = value.copy()
         elif hasattr(value, "__dataclass_fields__"):
-            value = _columns(value)
+            value = _dataclass_fields(value)
         found.append(value)
     return found

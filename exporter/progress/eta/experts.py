@@ -25,7 +25,7 @@ class Trend(NamedTuple):
     items: float
 
 
-class Outlook(NamedTuple):
+class ExpertSpeeds(NamedTuple):
     """What the experts think of seconds per item, now and for each further item."""
 
     whole: float
@@ -38,7 +38,7 @@ class Outlook(NamedTuple):
     exponential_slope: float
 
 
-def forecasts(outlook: Outlook, items: float) -> tuple[float, ...]:
+def expert_forecasts(outlook: ExpertSpeeds, items: float) -> tuple[float, ...]:
     """Seconds of work for the next items, in the order of EXPERTS."""
     return (
         outlook.whole * items,
@@ -69,7 +69,7 @@ def exponential_work(pace: float, slope: float, items: float) -> float:
     return pace * (math.expm1(MOST_GROWTH) / slope + math.exp(MOST_GROWTH) * (items - growing))
 
 
-class Segment(NamedTuple):
+class WorkSegment(NamedTuple):
     """Work between two checkpoints."""
 
     middle: float
@@ -79,7 +79,7 @@ class Segment(NamedTuple):
     log_pace: float
 
 
-def trends(segments: Sequence[Segment], change: float) -> tuple[Trend | None, Trend | None]:
+def fit_trends(segments: Sequence[WorkSegment], change: float) -> tuple[Trend | None, Trend | None]:
     """Lines through seconds per item and through their logarithm; None where it is not clearly one.
 
     ``change``: items done when the present speed began. Where a step at that place explains the work better than a
@@ -107,14 +107,14 @@ def trends(segments: Sequence[Segment], change: float) -> tuple[Trend | None, Tr
         if middle < change:
             weight_before += items
             y_before += wy
-    line = Sums(weight, x, xx, y, xy, yy)
+    line = FitSums(weight, x, xx, y, xy, yy)
     if 0 < weight_before < weight and line.by_step(weight_before, y_before) > line.by_line():
-        return trends([segment for segment in segments if segment.middle >= change], -math.inf)
+        return fit_trends([segment for segment in segments if segment.middle >= change], -math.inf)
     freedom = len(segments) - 2
-    return clear_trend(line, freedom, x0, pace0), clear_trend(Sums(weight, x, xx, z, xz, zz), freedom, x0, log0)
+    return clear_trend(line, freedom, x0, pace0), clear_trend(FitSums(weight, x, xx, z, xz, zz), freedom, x0, log0)
 
 
-class Sums(NamedTuple):
+class FitSums(NamedTuple):
     """Weighted sums of a least-squares fit."""
 
     weight: float
@@ -135,7 +135,7 @@ class Sums(NamedTuple):
         return weight_before * (self.weight - weight_before) / self.weight * difference * difference
 
 
-def clear_trend(sums: Sums, freedom: int, x0: float, y0: float) -> Trend | None:
+def clear_trend(sums: FitSums, freedom: int, x0: float, y0: float) -> Trend | None:
     """The line, when its slope stands out of the noise. Sums are from the point (x0, y0) on."""
     mean_x, mean_y = sums.x / sums.weight, sums.y / sums.weight
     xx = sums.xx - sums.x * mean_x

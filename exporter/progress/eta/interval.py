@@ -12,7 +12,7 @@ PAST_ERRORS = 1.2
 LEAST = 0.02
 
 
-class Estimate(NamedTuple):
+class EtaEstimate(NamedTuple):
     """Seconds left: the middle estimate and the ends of an interval that should hold it 4 times in 5."""
 
     seconds: float
@@ -25,7 +25,7 @@ def start_doubt(blocks: int) -> float:
     return 0.25 / (1 + blocks / 4)
 
 
-def deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
+def log_deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
     """Standard deviation of the logarithm of the seconds left.
 
     ``error`` is that of earlier estimates, ``sd`` that of a block's time per item, known from ``blocks`` of them;
@@ -40,12 +40,12 @@ def half_width(sd: float) -> float:
     return math.exp(min(50.0, QUANTILE * sd))
 
 
-def around(seconds: float, width: float, overdue: float) -> Estimate:
+def with_interval(seconds: float, width: float, overdue: float) -> EtaEstimate:
     """The estimate with its interval of this half_width(); a line that is overdue moves only the upper end."""
-    return Estimate(seconds, seconds / width, seconds * width + 2 * overdue)
+    return EtaEstimate(seconds, seconds / width, seconds * width + 2 * overdue)
 
 
-def confidence(estimate: Estimate, blocks: int, stalled: bool) -> str:
+def confidence(estimate: EtaEstimate, blocks: int, stalled: bool) -> str:
     """high, medium or low: by the width of the interval and the evidence behind it."""
     width = (estimate.high - estimate.low) / estimate.seconds if estimate.seconds > 0 else 0.0
     if stalled or blocks < 3 or width > 0.6:
@@ -60,7 +60,7 @@ GROWN_UP = 8
 LEANING = 0.8
 
 
-def slowest(estimates: Iterable[Estimate | None]) -> Estimate | None:
+def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
     """Seconds left of a job whose unfinished workers have these; None when none of them is known.
 
     The largest of each: the job can end neither earlier than its slowest worker nor earlier than the low end of any.
@@ -69,16 +69,16 @@ def slowest(estimates: Iterable[Estimate | None]) -> Estimate | None:
     if not known:
         return None
     seconds, lows, highs = zip(*known, strict=True)
-    return Estimate(max(seconds), max(lows), max(highs))
+    return EtaEstimate(max(seconds), max(lows), max(highs))
 
 
-def peer_pace(paces: Iterable[float | None]) -> float | None:
+def median_peer_pace(paces: Iterable[float | None]) -> float | None:
     """Seconds per item of the middle worker; None with fewer than three that have one."""
     known = [pace for pace in paces if pace]
     return statistics.median(known) if len(known) >= PEERS else None
 
 
-def leaning(own: float, peers: float | None, blocks: int) -> float:
+def peer_adjustment(own: float, peers: float | None, blocks: int) -> float:
     """Factor by which a young worker's time per item is moved towards that of its peers."""
     if peers is None or blocks >= GROWN_UP or own <= 0 or peers <= 0:
         return 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from exporter.progress.eta.prior import UsualPause
+from exporter.progress.eta.prior import PriorPause
 
 KEPT = 48
 LEAST_FACTOR = 3.0
@@ -50,7 +50,7 @@ class Pause(NamedTuple):
     """What the log calls it."""
 
 
-class Kind(NamedTuple):
+class PauseKind(NamedTuple):
     """Pauses that belong together."""
 
     name: str | None
@@ -69,16 +69,16 @@ class Kind(NamedTuple):
     """Seconds of work before the first."""
 
 
-class Known(NamedTuple):
+class KnownPauses(NamedTuple):
     """What is known of pauses, until the next one is seen."""
 
-    kinds: tuple[tuple[Kind, UsualPause | None], ...]
+    kinds: tuple[tuple[PauseKind, PriorPause | None], ...]
     """Those seen, grouped, each with what earlier runs had of the kind."""
-    unseen: tuple[UsualPause, ...]
+    unseen: tuple[PriorPause, ...]
     """What only earlier runs had."""
 
 
-class Ahead(NamedTuple):
+class ExpectedPauses(NamedTuple):
     """Pauses to be expected."""
 
     seconds: float
@@ -86,30 +86,30 @@ class Ahead(NamedTuple):
     """Part of it that is due before the next line."""
 
 
-def kinds(pauses: list[Pause], step: float) -> list[Kind]:
+def group_pauses(pauses: list[Pause], step: float) -> list[PauseKind]:
     """The pauses grouped by name, those without one by size."""
     names = dict.fromkeys(pause.name for pause in pauses if pause.name is not None)
-    found = [kind([pause for pause in pauses if pause.name == name], step) for name in names]
+    found = [make_pause_kind([pause for pause in pauses if pause.name == name], step) for name in names]
     rest = sorted((pause for pause in pauses if pause.name is None), key=lambda pause: -pause.seconds)
     while rest:
         alike = [pause for pause in rest if pause.seconds * SAME_KIND >= rest[0].seconds]
-        found.append(kind(sorted(alike, key=lambda pause: pause.done), step))
+        found.append(make_pause_kind(sorted(alike, key=lambda pause: pause.done), step))
         rest = rest[len(alike) :]
     return found
 
 
-def kind(pauses: list[Pause], step: float) -> Kind:
+def make_pause_kind(pauses: list[Pause], step: float) -> PauseKind:
     """One kind of pauses, given in the order of the work."""
     done = [pause.done for pause in pauses]
-    period = period_of(done, step)
+    period = pause_period(done, step)
     scatter = 0.0 if period is None else max(abs(b - a - period) for a, b in pairwise(done))
     if period is not None and len(done) <= FEW:
         scatter = max(scatter, FEW_SCATTER * period)
     size = statistics.fmean([pause.seconds for pause in pauses[-5:]])
-    return Kind(pauses[0].name, size, len(pauses), done[0], done[-1], period, scatter, pauses[0].work)
+    return PauseKind(pauses[0].name, size, len(pauses), done[0], done[-1], period, scatter, pauses[0].work)
 
 
-def period_of(done: list[float], step: float) -> float | None:
+def pause_period(done: list[float], step: float) -> float | None:
     """Items between regular pauses; None when they are not regular.
 
     Most distances lie near their median (multiples of it do not count: of a small one everything is a
@@ -119,7 +119,7 @@ def period_of(done: list[float], step: float) -> float | None:
         return None
     distances = [after - before for before, after in pairwise(done)]
     median = statistics.median(distances)
-    if median < least_period(step):
+    if median < min_pause_period(step):
         return None
     near = sum(abs(distance - median) <= 0.15 * median for distance in distances)
     if near < 0.7 * len(distances):
@@ -130,12 +130,12 @@ def period_of(done: list[float], step: float) -> float | None:
     return span / max(1, round(span / median))
 
 
-def least_period(step: float) -> float:
+def min_pause_period(step: float) -> float:
     """Items between pauses below which nothing regular can be seen."""
     return max(1.0, LEAST_STEPS * step)
 
 
-class Course(NamedTuple):
+class RemainingWork(NamedTuple):
     """Where the work stands."""
 
     start: float
@@ -146,7 +146,7 @@ class Course(NamedTuple):
     """Usual rise from line to line."""
 
 
-def regular_ahead(last: float, period: float, scatter: float, course: Course) -> tuple[int, int]:
+def expect_regular_pauses(last: float, period: float, scatter: float, course: RemainingWork) -> tuple[int, int]:
     """How many pauses are still to come before the end, and whether one is due before the next line.
 
     The end of the work is where it would stand again, and is none. None come any more when two were left out.
@@ -160,13 +160,13 @@ def regular_ahead(last: float, period: float, scatter: float, course: Course) ->
     return 1 + math.floor((end - nearest) / period), int(nearest <= course.done + 0.5 * course.step)
 
 
-def irregular_ahead(kind: Kind, course: Course) -> float:
+def expect_irregular_pauses(kind: PauseKind, course: RemainingWork) -> float:
     """Seconds to be expected of pauses that were seen several times and follow no rule."""
     share = 0.7 if kind.times == 2 else 1.0
     return share * kind.seconds * kind.times * (course.total - course.done) / max(1.0, course.done - course.start)
 
 
-def once_ahead(kind: Kind, course: Course) -> Ahead:
+def expect_after_one_pause(kind: PauseKind, course: RemainingWork) -> ExpectedPauses:
     """What is to be expected of a kind of pause that was seen once: that it comes again at multiples of its place.
 
     That is the likelier the earlier it came and the more evenly it divides the total; a name makes it certain.
@@ -174,28 +174,30 @@ def once_ahead(kind: Kind, course: Course) -> Ahead:
     """
     named = kind.name is not None
     period = kind.first - course.start if named else kind.first
-    if period < least_period(course.step) or (not named and course.start > 0.5 * kind.first):
+    if period < min_pause_period(course.step) or (not named and course.start > 0.5 * kind.first):
         left, before = course.total - course.done, max(1.0, kind.first - course.start)
         since = (course.done - kind.first) / max(1.0, course.total - course.start)
-        return Ahead(credible(kind) * max(0.0, 0.5 - since) * min(1.0, left / before) * kind.seconds, 0.0)
+        return ExpectedPauses(
+            pause_credibility(kind) * max(0.0, 0.5 - since) * min(1.0, left / before) * kind.seconds, 0.0
+        )
     if course.done > kind.first + period + 2 * course.step:
-        return Ahead(0.0, 0.0)
-    count, due = regular_ahead(kind.first, period, 0.0, course)
+        return ExpectedPauses(0.0, 0.0)
+    count, due = expect_regular_pauses(kind.first, period, 0.0, course)
     if named:
-        return Ahead(count * kind.seconds, due * kind.seconds)
+        return ExpectedPauses(count * kind.seconds, due * kind.seconds)
     parts, share = course.total / period, period / course.total
     evenly = abs(parts - round(parts)) <= 0.01 * parts + parts * course.step / period
     likely = EVENLY_LIKELY * (1 - share) if evenly else ODDLY_LIKELY * max(0.0, 1 - 2 * share)
-    return Ahead(credible(kind) * likely * count * kind.seconds, 0.0)
+    return ExpectedPauses(pause_credibility(kind) * likely * count * kind.seconds, 0.0)
 
 
-def credible(kind: Kind) -> float:
+def pause_credibility(kind: PauseKind) -> float:
     """How far this may be a pause and not an accident, by its length."""
     return UNLIKELY if kind.name is None and kind.seconds > LONG_FOR_A_PAUSE * kind.work else 1.0
 
 
 @dataclass(slots=True)
-class Announced:
+class AnnouncedPauses:
     """Pauses since the last line that the log has named."""
 
     name: str | None = None
@@ -235,10 +237,10 @@ class Pauses:
     start: float = 0.0
     seen: list[Pause] = field(default_factory=list)
     largest: float = 0.0
-    usual: tuple[UsualPause, ...] = ()
+    usual: tuple[PriorPause, ...] = ()
     step: float = 0.0
     """Usual rise from line to line at the latest pause."""
-    _known: Known | None = None
+    _known: KnownPauses | None = None
 
     def state(self) -> list[Any]:
         """For restored()."""
@@ -249,7 +251,7 @@ class Pauses:
         """The pauses of which this is the state."""
         start, seen, largest, usual, step = state
         return cls(
-            start, [Pause(*pause) for pause in seen], largest, tuple(UsualPause(*pause) for pause in usual), step
+            start, [Pause(*pause) for pause in seen], largest, tuple(PriorPause(*pause) for pause in usual), step
         )
 
     def add(self, pause: Pause, step: float) -> None:
@@ -265,20 +267,20 @@ class Pauses:
         self.seen = []
         self._known = None
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[PauseKind]:
         """The pauses seen, grouped."""
         return [kind for kind, _ in self._grouped().kinds]
 
-    def _grouped(self) -> Known:
+    def _grouped(self) -> KnownPauses:
         if self._known is None:
             matched = []
             unseen = list(self.usual)
-            for kind in kinds(self.seen, self.step):
-                before = next((usual for usual in unseen if same_kind(usual, kind)), None)
+            for kind in group_pauses(self.seen, self.step):
+                before = next((usual for usual in unseen if had_pause_kind(usual, kind)), None)
                 if before is not None:
                     unseen.remove(before)
                 matched.append((kind, before))
-            self._known = Known(tuple(matched), tuple(unseen))
+            self._known = KnownPauses(tuple(matched), tuple(unseen))
         return self._known
 
     def size(self, name: str) -> float:
@@ -286,41 +288,41 @@ class Pauses:
         seen = [pause.seconds for pause in self.seen if pause.name == name]
         return max(seen, default=max((usual.seconds for usual in self.usual if usual.name == name), default=0.0))
 
-    def ahead(self, done: float, total: float, step: float) -> Ahead:
+    def ahead(self, done: float, total: float, step: float) -> ExpectedPauses:
         """Seconds of pauses that the rest of the work will bring."""
         if not self.seen and not self.usual:
-            return Ahead(0.0, 0.0)
-        course = Course(self.start, done, total, step)
+            return ExpectedPauses(0.0, 0.0)
+        course = RemainingWork(self.start, done, total, step)
         known = self._grouped()
         seconds = due = 0.0
         for kind, before in known.kinds:
-            part = ahead_of(kind, before, course)
+            part = expect_pauses(kind, before, course)
             seconds += part.seconds
             due += part.due
         for usual in known.unseen:
             last = usual.period * math.floor(self.start / usual.period)
             if done <= last + 1.5 * usual.period:  # else it should have been seen
-                count, here = regular_ahead(last, usual.period, 0.0, course)
+                count, here = expect_regular_pauses(last, usual.period, 0.0, course)
                 seconds += count * usual.seconds
                 due += here * usual.seconds
-        return Ahead(seconds, due)
+        return ExpectedPauses(seconds, due)
 
 
-def same_kind(usual: UsualPause, kind: Kind) -> bool:
+def had_pause_kind(usual: PriorPause, kind: PauseKind) -> bool:
     """Whether earlier runs had this kind of pause."""
     if usual.name is not None or kind.name is not None:
         return usual.name == kind.name
     return max(usual.seconds, kind.seconds) <= SAME_KIND * min(usual.seconds, kind.seconds)
 
 
-def ahead_of(kind: Kind, usual: UsualPause | None, course: Course) -> Ahead:
+def expect_pauses(kind: PauseKind, usual: PriorPause | None, course: RemainingWork) -> ExpectedPauses:
     """What is to be expected of one kind."""
     period = kind.period
     if period is None and usual is not None and kind.times <= 2:
         period = usual.period
     if period is not None:
-        count, here = regular_ahead(kind.last, period, kind.scatter, course)
-        return Ahead(count * kind.seconds, here * kind.seconds)
+        count, here = expect_regular_pauses(kind.last, period, kind.scatter, course)
+        return ExpectedPauses(count * kind.seconds, here * kind.seconds)
     if kind.times > 1:
-        return Ahead(irregular_ahead(kind, course), 0.0)
-    return once_ahead(kind, course)
+        return ExpectedPauses(expect_irregular_pauses(kind, course), 0.0)
+    return expect_after_one_pause(kind, course)

@@ -25,7 +25,7 @@ DISAGREEMENT = 2.5
 """A prior so many standard deviations from what is seen is about something else."""
 
 
-class UsualPause(NamedTuple):
+class PriorPause(NamedTuple):
     """A kind of pause of the earlier runs."""
 
     name: str | None
@@ -35,7 +35,7 @@ class UsualPause(NamedTuple):
 
 
 @dataclass(slots=True)
-class Curve:
+class WorkCurve:
     """Work over the count, kept for the next run: close together at the beginning, then at even distances."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Curve:
     """Items done at which the next point stands."""
 
     @classmethod
-    def restored(cls, state: list[Any]) -> "Curve":
+    def restored(cls, state: list[Any]) -> "WorkCurve":
         """The curve of which this is the state."""
         points, following = state
         return cls([(done, seconds) for done, seconds in points], following)
@@ -69,7 +69,7 @@ def curve_point(done: float, seconds: float) -> tuple[float, float]:
     return done, float(f"{seconds:.7g}")
 
 
-class Prior(NamedTuple):
+class RunPrior(NamedTuple):
     """An earlier run, or several."""
 
     pace: float
@@ -80,7 +80,7 @@ class Prior(NamedTuple):
     """What the first items took beyond that."""
     gap: float
     """Usual seconds between lines."""
-    pauses: tuple[UsualPause, ...]
+    pauses: tuple[PriorPause, ...]
     items: float
     """Length of the run."""
     seconds: float
@@ -120,10 +120,10 @@ class Prior(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Prior":
+    def from_json(cls, data: Mapping[str, Any]) -> "RunPrior":
         """The prior of which this is the JSON; ValueError when it is of no prior."""
         try:
-            pauses = tuple(UsualPause(name, float(size), float(period)) for name, size, period in data["pauses"])
+            pauses = tuple(PriorPause(name, float(size), float(period)) for name, size, period in data["pauses"])
             numbers = {
                 name: float(data[name]) for name in ("pace", "spread", "warm_up_seconds", "gap", "items", "seconds")
             }
@@ -157,7 +157,7 @@ class Prior(NamedTuple):
             return "its curve must rise"
         return None
 
-    def after(self, earlier: "Prior | None") -> "Prior":
+    def after(self, earlier: "RunPrior | None") -> "RunPrior":
         """This run together with those before it: its own pace, and the spread that they show."""
         if earlier is None:
             return self
@@ -168,7 +168,7 @@ class Prior(NamedTuple):
         return self._replace(spread=spread, runs=runs)
 
 
-class Belief(NamedTuple):
+class PriorWeight(NamedTuple):
     """How far a prior counts beside the run's own evidence."""
 
     weight: float
@@ -179,7 +179,7 @@ class Belief(NamedTuple):
     """How much longer than the earlier run this one is expected to take."""
 
 
-def belief(prior: Prior, ratio: float, measured: float, doubt: float, blocks: int) -> Belief:
+def prior_weight(prior: RunPrior, ratio: float, measured: float, doubt: float, blocks: int) -> PriorWeight:
     """Weight of a prior beside a forecast of the run's own that has this ``doubt``: each by its precision.
 
     So far the run took ``ratio`` times as long as the earlier one, known to within ``measured``. A prior that
@@ -192,4 +192,6 @@ def belief(prior: Prior, ratio: float, measured: float, doubt: float, blocks: in
     trust = 1 / (1 + min(z * z, 1e6) ** 4)
     precision, own_precision = trust / prior.spread**2, 1 / own**2
     share = prior.spread**2 / (prior.spread**2 + measured**2)
-    return Belief(precision / (precision + own_precision), math.sqrt(1 / (precision + own_precision)), ratio**share)
+    return PriorWeight(
+        precision / (precision + own_precision), math.sqrt(1 / (precision + own_precision)), ratio**share
+    )

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from exporter.progress.eta.interval import Estimate, around
+from exporter.progress.eta.interval import EtaEstimate, with_interval
 
 RATE_S = 60.0
 RATE_SILENCES = 8.0
@@ -22,7 +22,7 @@ NAMED_STALL_S = 3600.0
 """How long a pause may last that the log has named for the first time."""
 
 
-class Forecast(NamedTuple):
+class EtaForecast(NamedTuple):
     """Seconds left when the last line came, and how they pass."""
 
     seconds: float
@@ -33,7 +33,7 @@ class Forecast(NamedTuple):
     width: float
     """Of the interval, as around() takes it."""
 
-    def after(self, since: float) -> Estimate:
+    def after(self, since: float) -> EtaEstimate:
         """Seconds left so many seconds after the last line.
 
         They are counted down. When a line is overdue they stand, and grow by half the time overdue: a pause that is
@@ -41,10 +41,10 @@ class Forecast(NamedTuple):
         """
         overdue = max(0.0, since - self.credit)
         seconds = max(self.seconds - min(since, self.credit), self.least) + 0.5 * overdue
-        return around(seconds, self.width, overdue)
+        return with_interval(seconds, self.width, overdue)
 
 
-class Patience(NamedTuple):
+class StallLimit(NamedTuple):
     """How long silence may last before work has stalled, beside the timeout."""
 
     idle_s: float
@@ -66,9 +66,9 @@ class Patience(NamedTuple):
         return limit
 
 
-def usual_patience(
+def usual_stall_limit(
     rises: int, silence: float, longest_step_s: float, largest_pause_s: float, tail_wait_s: float, at: float
-) -> Patience:
+) -> StallLimit:
     """What may pass without a line, ``at`` so many seconds after the first of the worker, no pause being named.
 
     ``rises``: lines that brought work. ``silence``: what usually passes between two of them.
@@ -76,15 +76,15 @@ def usual_patience(
     tail = LONGEST_WAIT * tail_wait_s
     idle = max(4 * silence, 1.3 * largest_pause_s, tail)
     if rises < 4:
-        return Patience(idle, max(FIRST_STALL_S if rises < 2 else YOUNG_STALL_S, 8 * silence, tail))
-    return Patience(idle, max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * at, tail))
+        return StallLimit(idle, max(FIRST_STALL_S if rises < 2 else YOUNG_STALL_S, 8 * silence, tail))
+    return StallLimit(idle, max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * at, tail))
 
 
-class Standing(NamedTuple):
+class EtaOutlook(NamedTuple):
     """How the work goes, and what silence would mean."""
 
     unfinished: bool
-    patience: Patience
+    patience: StallLimit
     slow: bool
     slowdown: float | None
     """Present seconds per item over those of the fastest earlier speed; None when there was no other."""

@@ -10,7 +10,7 @@ TAIL_SD = 0.5
 
 
 @dataclass(slots=True)
-class Tail:
+class BatchTail:
     """What a server's counts of running and waiting requests tell about the end of the work."""
 
     parallel: float = 0.0

@@ -4,25 +4,32 @@ Options: https://huggingface.co/docs/accelerate/package_reference/cli
 """
 
 from exporter.contract.manifest import Task
-from launcher.jobfile.resources import words_of
-from launcher.planner.backends.base import Launched, Setting, Worker, config_path, option_words, taken_problems
+from launcher.jobfile.resources import command_argv
+from launcher.planner.backends.base import (
+    BackendContext,
+    BackendWorker,
+    LaunchedBackend,
+    config_path,
+    conflicting_option_problems,
+    option_words,
+)
 from launcher.planner.backends.programs import program_words
 from launcher.planner.roles import Role
 
 _TAKEN = ("num-machines", "machine-rank", "main-process-ip", "main-process-port", "config-file")
 
 
-class Accelerate(Launched):
+class AccelerateBackend(LaunchedBackend):
     """The user's script under ``accelerate launch``; ``config`` is its configuration file."""
 
     name = "accelerate"
     granularity = "node"
     dash = "_"
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        return super().problems(setting, role) + taken_problems(setting, role.name, _TAKEN)
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+        return super().problems(setting, role) + conflicting_option_problems(setting, role.name, _TAKEN)
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         args = setting.arguments(worker.role.name, self.dash)
         total = args.pop("num_processes", None) or max(worker.role.gpus, 1)
         configured = bool(setting.config(worker.role.name))
@@ -37,5 +44,5 @@ class Accelerate(Launched):
         return [
             *words,
             *option_words(args),
-            *program_words(words_of(worker.role.options), module="--module", no_python="--no_python"),
+            *program_words(command_argv(worker.role.options), module="--module", no_python="--no_python"),
         ]

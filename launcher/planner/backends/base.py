@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar
 from exporter.contract.manifest import Task
 from launcher.jobfile.aliases import model_path
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
-from launcher.jobfile.resources import SERVING_ROLES, words_of
-from launcher.jobfile.serving import Arguments, RoleOptions
-from launcher.plan.placeholders import literal
+from launcher.jobfile.resources import SERVING_ROLES, command_argv
+from launcher.jobfile.serving import Arguments, EngineRoleSpec
+from launcher.plan.placeholders import escape_placeholders
 from launcher.plan.plan import ReadyRule
 from launcher.planner.roles import Role
 
@@ -21,7 +21,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104  clients are on other nodes
 
 
 @dataclass(frozen=True)
-class Setting:
+class BackendContext:
     """The job as a backend needs it."""
 
     spec: JobSpec
@@ -39,7 +39,7 @@ class Setting:
     @cached_property
     def model_path(self) -> str:
         """What an engine is given as its model; empty without one."""
-        return literal(model_path(self.spec.model.path, self.cluster)) if self.spec.model else ""
+        return escape_placeholders(model_path(self.spec.model.path, self.cluster)) if self.spec.model else ""
 
     @cached_property
     def model_name(self) -> str:
@@ -47,14 +47,14 @@ class Setting:
         if self.spec.model is None:
             return ""
         named = self.spec.model.name
-        return literal(named) if named else self.model_path.rstrip("/").rpartition("/")[2]
+        return escape_placeholders(named) if named else self.model_path.rstrip("/").rpartition("/")[2]
 
     @cached_property
     def dynamo(self) -> bool:
         """Whether workers register with dynamo instead of being asked by a router."""
         return self.spec.frontend is not None and self.spec.frontend.type == "dynamo"
 
-    def parts(self, role: str) -> tuple[tuple[str, RoleOptions], ...]:
+    def parts(self, role: str) -> tuple[tuple[str, EngineRoleSpec], ...]:
         """What the file says of a role's backend, with the keys where it does: the later one wins."""
         backend = self.spec.backend
         own = [(f"backend.{role}", getattr(backend, role))] if role in SERVING_ROLES else []
@@ -66,7 +66,7 @@ class Setting:
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
             for _, options in self.parts(role):
-                found.update(with_dash(options.args, dash))
+                found.update(with_dashes(options.args, dash))
             return found
 
         return dict(self.once(("arguments", role, dash), make))
@@ -77,7 +77,7 @@ class Setting:
         def make() -> dict[str, Any]:
             found: dict[str, Any] = {}
             for _, options in self.parts(role):
-                found = merged(found, options.config)
+                found = merge_configs(found, options.config)
             return found
 
         return dict(self.once(("config", role), make))
@@ -89,12 +89,12 @@ class Setting:
 
     def place_of(self, role: str, *names: str) -> str:
         """The key of the file where the options of a role, or these of them, stand."""
-        said = [place for place, options in self.parts(role) if set(with_dash(options.args, "-")) & set(names)]
+        said = [place for place, options in self.parts(role) if set(with_dashes(options.args, "-")) & set(names)]
         return f"{(said or ['backend'])[-1]}.args"
 
 
 @dataclass(frozen=True)
-class Worker:
+class BackendWorker:
     """One worker: its processes, and the ports of the first of them."""
 
     role: Role
@@ -148,15 +148,15 @@ class Backend:
     dash = "-"
     """What stands between the words of an option's name."""
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
         """What of the job does not fit together, each with place, value and cure."""
         return []
 
-    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         """Ports that the first process of a worker needs."""
         return ()
 
-    def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
+    def granularity_problems(self, setting: BackendContext, role: Role) -> list[str]:
         """What is wrong with the processes that the job file asks for."""
         asked = setting.spec.resources.process_granularity
         if asked is None or self.granularity in (None, asked):
@@ -164,45 +164,45 @@ class Backend:
         needs = f"{self.name} needs one process for each {self.granularity} of a worker"
         return [f"resources.process_granularity: {asked}, and {needs}; leave it out"]
 
-    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
         """Ports that each further process of a worker needs."""
         return ()
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         """The command of one process with placeholders."""
-        return words_of(worker.role.options)
+        return command_argv(worker.role.options)
 
-    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         """Variables of one process with placeholders; those of the job file come after them."""
         return {}
 
-    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
+    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
         """How to ask one worker whether it is ready."""
         return ()
 
-    def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
+    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         """Where a process serves metrics of its own, as ``TaskPlan.metrics``."""
         return None
 
 
-class Launched(Backend):
+class LaunchedBackend(Backend):
     """A program of the user, in groups of processes that find each other by the variables of torch.distributed."""
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
         if role.name in SERVING_ROLES:
             wrong = f"{self.name} runs the processes of one program, and {role.name} is a role of serving"
             return [f"backend.type: {wrong}; use sglang, vllm or trtllm, or a role of another name"]
-        if not words_of(role.options):
+        if not command_argv(role.options):
             return [
                 f"{setting.key_of(role.name, 'command')}: {self.name} needs the program of {role.name}; say it here"
             ]
         return []
 
-    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         return ("dist_init",)
 
 
-def torch_environment(worker: Worker, task: Task) -> dict[str, str]:
+def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
     """Variables by which torch.distributed finds the processes of one worker: ranks are the worker's own."""
     here = worker.places[task.node_index]
     return {
@@ -225,18 +225,18 @@ def config_path(backend: str, role: str) -> str:
     return f"{{run_dir}}/{config_name(backend, role)}"
 
 
-def with_dash(args: Mapping[str, Any], dash: str) -> dict[str, Any]:
+def with_dashes(args: Mapping[str, Any], dash: str) -> dict[str, Any]:
     """Options by names of one spelling; underscores and dashes mean the same."""
     return {name.replace("_", "-").replace("-", dash): value for name, value in args.items()}
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Two configurations as one: the second wins, mappings in both are merged alike."""
     found = dict(first)
     for name, value in second.items():
         old = found.get(name)
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        found[name] = merged(old, value) if both else value  # type: ignore[arg-type]
+        found[name] = merge_configs(old, value) if both else value  # type: ignore[arg-type]
     return found
 
 
@@ -254,7 +254,7 @@ def option_words(args: Arguments) -> list[str]:
     return words
 
 
-def taken_problems(setting: Setting, role: str, taken: Iterable[str]) -> list[str]:
+def conflicting_option_problems(setting: BackendContext, role: str, taken: Iterable[str]) -> list[str]:
     """Options that the launcher sets from the plan and the file sets, too."""
     return [
         f"{place}.args.{name}: the launcher sets it from the plan; leave it out"

@@ -2,10 +2,10 @@
 
 import re
 
-from launcher.jobfile.resources import words_of
+from launcher.jobfile.resources import command_argv
 from launcher.plan.plan import ReadyRule
-from launcher.planner.backends.base import Backend, Setting, Worker
-from launcher.planner.backends.deepspeed import no_options
+from launcher.planner.backends.base import Backend, BackendContext, BackendWorker
+from launcher.planner.backends.deepspeed import unused_option_problems
 from launcher.planner.roles import Role
 
 LISTENS = "{http_port}"
@@ -13,18 +13,18 @@ LISTENS = "{http_port}"
 _LISTENS = re.compile(r"(?<!\{)\{http_port\}(?!\})")
 
 
-class Command(Backend):
+class CommandBackend(Backend):
     """What the job file says, and nothing around it."""
 
     name = "command"
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
         """Of its options alone: workers without a command can be planned, and are refused before they would start."""
-        return no_options(setting, role.name) if setting.spec.backend.type == self.name else []
+        return unused_option_problems(setting, role.name) if setting.spec.backend.type == self.name else []
 
-    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
+    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
         readiness = setting.spec.readiness
-        if not any(_LISTENS.search(word) for word in words_of(worker.role.options)):
+        if not any(_LISTENS.search(word) for word in command_argv(worker.role.options)):
             return ()
         kind = "tcp" if readiness.kind == "tcp" else "http"
         path = (readiness.path if setting.spec.frontend is None else None) or "/health"

@@ -3,25 +3,25 @@
 """
 
 from exporter.contract.manifest import Task
-from launcher.planner.backends.base import Launched, Setting, Worker, torch_environment
+from launcher.planner.backends.base import BackendContext, BackendWorker, LaunchedBackend, torch_environment
 from launcher.planner.roles import Role
 
 
-class Deepspeed(Launched):
+class DeepspeedBackend(LaunchedBackend):
     """The user's program once for each GPU; ``--deepspeed`` and its configuration are options of that program."""
 
     name = "deepspeed"
     granularity = "gpu"
     sees_worker = True
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        return super().problems(setting, role) + no_options(setting, role.name)
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+        return super().problems(setting, role) + unused_option_problems(setting, role.name)
 
-    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         return torch_environment(worker, task)
 
 
-def no_options(setting: Setting, role: str) -> list[str]:
+def unused_option_problems(setting: BackendContext, role: str) -> list[str]:
     """Options that are given to a backend which has no program for them."""
     kind = setting.spec.backend.type
     return [

@@ -4,17 +4,17 @@ Variables: https://docs.nvidia.com/dynamo (etcd and NATS for discovery, a status
 """
 
 from launcher.plan.plan import ReadyRule
-from launcher.planner.backends.base import Worker
+from launcher.planner.backends.base import BackendWorker
 
 PORTS = ("system",)
 
 
-def environment() -> dict[str, str]:
+def dynamo_worker_environment() -> dict[str, str]:
     """Variables of each process: its status server."""
     return {"DYN_SYSTEM_ENABLED": "true", "DYN_SYSTEM_PORT": "{system_port}"}
 
 
-def rules(worker: Worker) -> tuple[ReadyRule, ...]:
+def dynamo_ready_rules(worker: BackendWorker) -> tuple[ReadyRule, ...]:
     """Its status server listens; whether it has registered, the front end tells."""
     return (ReadyRule(worker.name, "tcp", worker.node, worker.ports["system"]),)
 

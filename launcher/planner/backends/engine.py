@@ -6,12 +6,18 @@ from typing import Any
 from exporter.contract.manifest import Task
 from launcher.plan.plan import ReadyRule
 from launcher.planner.backends import dynamo
-from launcher.planner.backends.base import Backend, Setting, Worker, taken_problems, with_dash
+from launcher.planner.backends.base import (
+    Backend,
+    BackendContext,
+    BackendWorker,
+    conflicting_option_problems,
+    with_dashes,
+)
 from launcher.planner.roles import Role
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ParallelSizes:
     """How an engine divides the GPUs of one worker."""
 
     tensor: int
@@ -30,56 +36,56 @@ NAMES = {
 SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
 
 
-class Engine(Backend):
+class EngineBackend(Backend):
     """A server of a model: by itself, or its worker of dynamo behind a front end of dynamo."""
 
     service = True
     taken: tuple[str, ...]
     """Options that the launcher sets from the plan."""
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        found = taken_problems(setting, role.name, self.taken)
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+        found = conflicting_option_problems(setting, role.name, self.taken)
         if setting.spec.model is None:
             found.append(f"model: is missing; {self.name} serves one, for example model: {{path: hf:Qwen/Qwen3-32B}}")
         return found + self.size_problems(setting, role)
 
-    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
         """What is wrong with how the GPUs of a worker are divided."""
         return self._divided(setting, role)[1]
 
-    def sizes(self, setting: Setting, role: Role) -> Sizes:
+    def sizes(self, setting: BackendContext, role: Role) -> ParallelSizes:
         """How the GPUs of a worker are divided."""
         return self._divided(setting, role)[0]
 
-    def _divided(self, setting: Setting, role: Role) -> tuple[Sizes, list[str]]:
-        return setting.once(("sizes", role.name), lambda: divided(setting, role, shared=self.shared(setting, role)))
+    def _divided(self, setting: BackendContext, role: Role) -> tuple[ParallelSizes, list[str]]:
+        return setting.once(("sizes", role.name), lambda: divide_gpus(setting, role, shared=self.shared(setting, role)))
 
-    def shared(self, setting: Setting, role: Role) -> bool:
+    def shared(self, setting: BackendContext, role: Role) -> bool:
         """Whether data parallelism uses the GPUs of tensor parallelism instead of more of them."""
         return False
 
-    def rules(self, setting: Setting, worker: Worker) -> tuple[ReadyRule, ...]:
+    def rules(self, setting: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
         if setting.dynamo:
-            return dynamo.rules(worker)
+            return dynamo.dynamo_ready_rules(worker)
         return (ReadyRule(worker.name, "http", worker.node, worker.ports["http"], "/health"),)
 
-    def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
+    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         if setting.dynamo:
             return dynamo.METRICS
         return "http_port/metrics" if task.local_rank == 0 else None
 
 
-def further_arguments(setting: Setting, role: str) -> dict[str, Any]:
+def further_arguments(setting: BackendContext, role: str) -> dict[str, Any]:
     """Options of the engine that say nothing of the sizes."""
     return {name: value for name, value in setting.arguments(role).items() if name not in SIZE_NAMES}
 
 
-def divided(setting: Setting, role: Role, *, shared: bool) -> tuple[Sizes, list[str]]:
+def divide_gpus(setting: BackendContext, role: Role, *, shared: bool) -> tuple[ParallelSizes, list[str]]:
     """How the GPUs of a worker are divided, and what is wrong with it.
 
     What is left to tensor parallelism is what the file does not say of it.
     """
-    said = {**with_dash(setting.config(role.name), "-"), **setting.arguments(role.name)}
+    said = {**with_dashes(setting.config(role.name), "-"), **setting.arguments(role.name)}
     problems, found = [], {}
     for kind, names in NAMES.items():
         value = next((said[name] for name in names if said.get(name) is not None), None)
@@ -91,7 +97,7 @@ def divided(setting: Setting, role: Role, *, shared: bool) -> tuple[Sizes, list[
     gpus = max(role.gpus, 1)
     pipeline, data = found.get("pipeline", 1), found.get("data", 1)
     others = pipeline * (1 if shared else data)
-    result = Sizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
+    result = ParallelSizes(found.get("tensor", gpus // others or 1), pipeline, data, found.get("expert"))
     if role.gpus == 0 or problems:
         return result, problems
     told = " x ".join(
@@ -109,15 +115,17 @@ def divided(setting: Setting, role: Role, *, shared: bool) -> tuple[Sizes, list[
     if shared and result.tensor % data:
         problems.append(
             f"{place}: data parallel {data} does not divide tensor parallel {result.tensor}, on whose GPUs it runs; "
-            f"use {divisors(result.tensor)}"
+            f"use {divisors_text(result.tensor)}"
         )
     whole = result.tensor * (1 if shared else data)
     if result.expert is not None and whole % result.expert:
-        problems.append(f"{place}: expert parallel {result.expert} does not divide {whole} GPUs; use {divisors(whole)}")
+        problems.append(
+            f"{place}: expert parallel {result.expert} does not divide {whole} GPUs; use {divisors_text(whole)}"
+        )
     return result, problems
 
 
-def divisors(number: int) -> str:
+def divisors_text(number: int) -> str:
     """The numbers that divide this one, for people."""
     found = [str(part) for part in range(1, number + 1) if number % part == 0]
     return " or ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]

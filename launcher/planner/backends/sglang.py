@@ -9,16 +9,16 @@ from launcher.planner.backends.base import (
     DISAGGREGATED,
     EVERYWHERE,
     PREFILL,
-    Setting,
-    Worker,
+    BackendContext,
+    BackendWorker,
     config_path,
     option_words,
 )
-from launcher.planner.backends.engine import NAMES, Engine, further_arguments
+from launcher.planner.backends.engine import NAMES, EngineBackend, further_arguments
 from launcher.planner.roles import Role
 
 
-class Sglang(Engine):
+class SglangBackend(EngineBackend):
     """``sglang.launch_server``, or ``dynamo.sglang`` behind a front end of dynamo."""
 
     name = "sglang"
@@ -38,21 +38,21 @@ class Sglang(Engine):
         "config",
     )
 
-    def shared(self, setting: Setting, role: Role) -> bool:
+    def shared(self, setting: BackendContext, role: Role) -> bool:
         """Data parallel attention runs on the GPUs of tensor parallelism."""
         said = {**setting.config(role.name), **setting.arguments(role.name)}
         return any(said.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
 
-    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "dist_init" if processes > 1 else "nccl"]
         if role.name == PREFILL:
             names.append("bootstrap")
         return (*names, *(dynamo.PORTS if setting.dynamo else ()))
 
-    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
         return ("http", *(dynamo.PORTS if setting.dynamo else ()))
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role = worker.role
         before, after = setting.once(("words", role.name), lambda: self._words_of_role(setting, role))
         if len(worker.tasks) > 1:
@@ -66,7 +66,7 @@ class Sglang(Engine):
             own += ["--disaggregation-bootstrap-port", f"{{port_{worker.ports['bootstrap']}}}"]
         return [*before, *own, *after]
 
-    def _words_of_role(self, setting: Setting, role: Role) -> tuple[list[str], list[str]]:
+    def _words_of_role(self, setting: BackendContext, role: Role) -> tuple[list[str], list[str]]:
         """What all processes of a role begin and end with."""
         words = ["python3", "-m", "dynamo.sglang" if setting.dynamo else "sglang.launch_server"]
         if setting.config(role.name):
@@ -81,5 +81,5 @@ class Sglang(Engine):
             words += ["--ep-size", str(parts.expert)]
         return words, option_words({"enable-metrics": True, **further_arguments(setting, role.name)})
 
-    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
-        return dynamo.environment() if setting.dynamo else {}
+    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+        return dynamo.dynamo_worker_environment() if setting.dynamo else {}

@@ -4,24 +4,30 @@ Options: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from exporter.contract.manifest import Task
-from launcher.jobfile.resources import words_of
-from launcher.planner.backends.base import Launched, Setting, Worker, option_words, taken_problems
+from launcher.jobfile.resources import command_argv
+from launcher.planner.backends.base import (
+    BackendContext,
+    BackendWorker,
+    LaunchedBackend,
+    conflicting_option_problems,
+    option_words,
+)
 from launcher.planner.backends.programs import program_words
 from launcher.planner.roles import Role
 
 _TAKEN = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "standalone")
 
 
-class Torchrun(Launched):
+class TorchrunBackend(LaunchedBackend):
     """The user's script under torchrun."""
 
     name = "torchrun"
     granularity = "node"
 
-    def problems(self, setting: Setting, role: Role) -> list[str]:
-        return super().problems(setting, role) + taken_problems(setting, role.name, _TAKEN)
+    def problems(self, setting: BackendContext, role: Role) -> list[str]:
+        return super().problems(setting, role) + conflicting_option_problems(setting, role.name, _TAKEN)
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         args = setting.arguments(worker.role.name)
         each = args.pop("nproc-per-node", None) or max(len(task.gpus), 1)
         words = ["torchrun", f"--nnodes={len(worker.nodes)}", f"--nproc-per-node={each}"]
@@ -33,5 +39,5 @@ class Torchrun(Launched):
         return [
             *words,
             *option_words(args),
-            *program_words(words_of(worker.role.options), module="-m", no_python="--no-python"),
+            *program_words(command_argv(worker.role.options), module="-m", no_python="--no-python"),
         ]

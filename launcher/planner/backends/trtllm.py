@@ -8,20 +8,20 @@ from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
     DISAGGREGATED,
     EVERYWHERE,
-    Setting,
-    Worker,
+    BackendContext,
+    BackendWorker,
     config_path,
     option_words,
     torch_environment,
-    with_dash,
+    with_dashes,
 )
-from launcher.planner.backends.engine import SIZE_NAMES, Engine, further_arguments
+from launcher.planner.backends.engine import SIZE_NAMES, EngineBackend, further_arguments
 from launcher.planner.roles import Role
 
 _SIZES = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
 
 
-class Trtllm(Engine):
+class TrtllmBackend(EngineBackend):
     """``trtllm-serve``, or ``dynamo.trtllm`` behind a front end of dynamo. All ranks get the same words."""
 
     name = "trtllm"
@@ -40,23 +40,23 @@ class Trtllm(Engine):
         "disaggregation-mode",
     )
 
-    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
         found = super().size_problems(setting, role)
         if not found and self.sizes(setting, role).data > 1:
             place = setting.place_of(role.name, *SIZE_NAMES)
             found = [f"{place}: trtllm takes no size of data parallelism; use config: {{enable_attention_dp: true}}"]
         return found
 
-    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         # torch.distributed of all ranks meets at MASTER_PORT
         names = ["dist_init"] if processes > 1 else []
         return (*names, *(dynamo.PORTS if setting.dynamo else ("http",)))
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, port, several = worker.role, worker.ports.get("http"), len(worker.tasks) > 1
         return setting.once(("words", role.name, port), lambda: self._words_of_role(setting, role, port, several))
 
-    def _words_of_role(self, setting: Setting, role: Role, port: int | None, several: bool) -> list[str]:
+    def _words_of_role(self, setting: BackendContext, role: Role, port: int | None, several: bool) -> list[str]:
         """The words of all ranks of a role that serve at this port, of one or several to a worker."""
         words = ["trtllm-llmapi-launch"] if several else []
         args = further_arguments(setting, role.name)
@@ -74,9 +74,9 @@ class Trtllm(Engine):
         words += self._sizes(setting, role, "_")
         if setting.config(role.name):
             words += ["--extra_llm_api_options", config_path(self.name, role.name)]
-        return words + option_words(with_dash(args, self.dash))
+        return words + option_words(with_dashes(args, self.dash))
 
-    def _sizes(self, setting: Setting, role: Role, dash: str) -> list[str]:
+    def _sizes(self, setting: BackendContext, role: Role, dash: str) -> list[str]:
         parts = self.sizes(setting, role)
         names = _SIZES if dash == "_" else {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size"}
         names = names if dash == "_" else {**names, "expert": "expert-parallel-size"}
@@ -88,12 +88,12 @@ class Trtllm(Engine):
             for word in (f"--{names[kind]}", str(number))
         ]
 
-    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = torch_environment(worker, task) if len(worker.tasks) > 1 else {}
         if setting.dynamo:
             found["DYN_SYSTEM_ENABLED"] = "true"
             found["DYN_SYSTEM_PORT"] = f"{{port_{worker.ports['system']}}}"
         return found
 
-    def metrics(self, setting: Setting, worker: Worker, task: Task) -> str | None:
+    def metrics(self, setting: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         return dynamo.METRICS if setting.dynamo and task.local_rank == 0 else None

@@ -5,14 +5,21 @@ https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../paralle
 """
 
 from exporter.contract.manifest import Task
-from launcher.jobfile.resources import words_of
+from launcher.jobfile.resources import command_argv
 from launcher.planner.backends import dynamo
-from launcher.planner.backends.base import DISAGGREGATED, EVERYWHERE, Setting, Worker, config_path, option_words
-from launcher.planner.backends.engine import SIZE_NAMES, Engine, further_arguments
+from launcher.planner.backends.base import (
+    DISAGGREGATED,
+    EVERYWHERE,
+    BackendContext,
+    BackendWorker,
+    config_path,
+    option_words,
+)
+from launcher.planner.backends.engine import SIZE_NAMES, EngineBackend, further_arguments
 from launcher.planner.roles import Role
 
 
-class Vllm(Engine):
+class VllmBackend(EngineBackend):
     """``vllm serve``, or ``dynamo.vllm`` behind a front end of dynamo."""
 
     name = "vllm"
@@ -35,7 +42,7 @@ class Vllm(Engine):
         "data-parallel-rank",
     )
 
-    def size_problems(self, setting: Setting, role: Role) -> list[str]:
+    def size_problems(self, setting: BackendContext, role: Role) -> list[str]:
         if found := super().size_problems(setting, role):
             return found
         parts, per_node = self.sizes(setting, role), setting.spec.resources.gpus_per_node
@@ -48,34 +55,34 @@ class Vllm(Engine):
             return [f"{place}: vLLM takes no size of expert parallelism; use enable-expert-parallel: true"]
         return []
 
-    def granularity_problems(self, setting: Setting, role: Role) -> list[str]:
+    def granularity_problems(self, setting: BackendContext, role: Role) -> list[str]:
         parts = self.sizes(setting, role)
         of_process = parts.tensor * parts.pipeline
-        if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or words_of(role.options):
+        if setting.spec.resources.process_granularity != "gpu" or of_process == 1 or command_argv(role.options):
             return []  # a user's own command divides the GPUs as it likes
         problem = f"resources.process_granularity: gpu, and one vLLM process of {role.name} divides {of_process} GPUs; "
         return [problem + f"leave it out, or set data-parallel-size: {role.gpus} alone"]
 
-    def ports(self, setting: Setting, role: Role, processes: int) -> tuple[str, ...]:
+    def ports(self, setting: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         names = ["http", "vllm"]
         if processes > 1:
             names += ["dp_rpc" if self.sizes(setting, role).data > 1 else "dist_init"]
         return (*names, *self._further(setting, role))
 
-    def follower_ports(self, setting: Setting, role: Role) -> tuple[str, ...]:
+    def follower_ports(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
         return ("vllm", *self._further(setting, role))
 
-    def _further(self, setting: Setting, role: Role) -> tuple[str, ...]:
+    def _further(self, setting: BackendContext, role: Role) -> tuple[str, ...]:
         side = ("nixl",) if role.name in DISAGGREGATED else ()
         return (*side, *(dynamo.PORTS if setting.dynamo else ()))
 
-    def words(self, setting: Setting, worker: Worker, task: Task) -> list[str]:
+    def words(self, setting: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, first = worker.role, task.local_rank == 0
         before, after = setting.once(("words", role.name, first), lambda: self._words_of_role(setting, role, first))
         own = self._together(worker, task, self.sizes(setting, role).data) if len(worker.tasks) > 1 else []
         return [*before, *own, *after]
 
-    def _words_of_role(self, setting: Setting, role: Role, first: bool) -> tuple[list[str], list[str]]:
+    def _words_of_role(self, setting: BackendContext, role: Role, first: bool) -> tuple[list[str], list[str]]:
         """What the first processes of all workers of a role, or the further ones, begin and end with."""
         if setting.dynamo:
             words = ["python3", "-m", "dynamo.vllm", "--model", setting.model_path]
@@ -95,7 +102,7 @@ class Vllm(Engine):
         mode = ["--disaggregation-mode", role.name] if setting.dynamo and role.name in DISAGGREGATED else []
         return words, [*mode, *option_words(further_arguments(setting, role.name))]
 
-    def _together(self, worker: Worker, task: Task, data: int) -> list[str]:
+    def _together(self, worker: BackendWorker, task: Task, data: int) -> list[str]:
         """How the processes of a worker on several nodes find each other."""
         leader, headless = f"{{host_{worker.node}}}", [] if task.local_rank == 0 else ["--headless"]
         if data == 1:
@@ -113,7 +120,7 @@ class Vllm(Engine):
         words += ["--data-parallel-rpc-port", f"{{port_{worker.ports['dp_rpc']}}}"]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
-    def environment(self, setting: Setting, worker: Worker, task: Task) -> dict[str, str]:
+    def environment(self, setting: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = {"VLLM_PORT": "{vllm_port}"}
         if worker.role.name in DISAGGREGATED:
             data = self.sizes(setting, worker.role).data
@@ -121,4 +128,4 @@ class Vllm(Engine):
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
             # each rank of data parallelism adds its number to this
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_of[task.rank]['nixl'] - first_rank}}}"
-        return {**found, **(dynamo.environment() if setting.dynamo else {})}
+        return {**found, **(dynamo.dynamo_worker_environment() if setting.dynamo else {})}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from launcher.jobfile.serving import BenchmarkSpec, concurrency_list
-from launcher.planner.backends.base import Setting
+from launcher.planner.backends.base import BackendContext
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Benchmark:
     wrapping = 0
     """Words before those of its own program: a shell and its text, which start it."""
 
-    def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         """Its command with placeholders."""
         raise NotImplementedError
 
@@ -47,13 +47,13 @@ class Benchmark:
         return None
 
 
-def concurrencies(benchmark: BenchmarkSpec, between: str = "x") -> str:
+def concurrency_word(benchmark: BenchmarkSpec, between: str = "x") -> str:
     """The concurrencies as one word."""
     return between.join(map(str, concurrency_list(benchmark.concurrencies)))
 
 
-def environment(
-    setting: Setting, kind: Benchmark, benchmark: BenchmarkSpec, endpoint: Endpoint | None
+def benchmark_environment(
+    setting: BackendContext, kind: Benchmark, benchmark: BenchmarkSpec, endpoint: Endpoint | None
 ) -> dict[str, str]:
     """Variables that tell a benchmark what it is about; those that have no value are left out."""
     folder = kind.result_dir(benchmark)
@@ -61,7 +61,7 @@ def environment(
         "GPUJOB_ENDPOINT": endpoint.url if endpoint else "",
         "GPUJOB_MODEL": setting.model_name,
         "GPUJOB_MODEL_PATH": setting.model_path,
-        "GPUJOB_CONCURRENCIES": concurrencies(benchmark),
+        "GPUJOB_CONCURRENCIES": concurrency_word(benchmark),
         "GPUJOB_ISL": str(benchmark.isl or ""),
         "GPUJOB_OSL": str(benchmark.osl or ""),
         "GPUJOB_REQ_RATE": str(benchmark.req_rate),

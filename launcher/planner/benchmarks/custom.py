@@ -3,15 +3,15 @@
 import shlex
 
 from launcher.jobfile.serving import BenchmarkSpec
-from launcher.planner.backends.base import Setting, option_words
+from launcher.planner.backends.base import BackendContext, option_words
 from launcher.planner.benchmarks.base import Benchmark, Endpoint
 
 
-class Custom(Benchmark):
+class CustomBenchmark(Benchmark):
     """The command of the job file; what it is about stands in its variables."""
 
     name = "custom"
     needs_endpoint = False
 
-    def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         return [*shlex.split(benchmark.command or ""), *option_words(benchmark.args)]

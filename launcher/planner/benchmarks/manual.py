@@ -3,7 +3,7 @@
 from launcher.planner.benchmarks.base import Benchmark
 
 
-class Manual(Benchmark):
+class ManualBenchmark(Benchmark):
     """Nothing is started."""
 
     name = "manual"

@@ -6,22 +6,22 @@ Options: https://github.com/ai-dynamo/aiperf
 import shlex
 
 from launcher.jobfile.serving import BenchmarkSpec
-from launcher.planner.backends.base import Setting, option_words
-from launcher.planner.benchmarks.base import Benchmark, Endpoint, concurrencies
+from launcher.planner.backends.base import BackendContext, option_words
+from launcher.planner.benchmarks.base import Benchmark, Endpoint, concurrency_word
 
 _EACH = (
     'for each in $0; do "$@" --concurrency "$each" --artifact-dir "$GPUJOB_RESULT_DIR/concurrency_$each" || exit; done'
 )
 
 
-class Router(Benchmark):
+class RouterBenchmark(Benchmark):
     """``aiperf profile``, or the program of the job file with the same options."""
 
     name = "router"
     wrapping = 4
 
-    def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
-        words = ["bash", "-c", _EACH, concurrencies(benchmark, " ")]
+    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+        words = ["bash", "-c", _EACH, concurrency_word(benchmark, " ")]
         words += shlex.split(benchmark.command or "aiperf profile")
         words += ["--model", setting.model_name]
         if setting.spec.model is not None:

@@ -6,19 +6,19 @@ There is no package of that name to rely on, so the job file names the program.
 import shlex
 
 from launcher.jobfile.serving import BenchmarkSpec
-from launcher.planner.backends.base import Setting, option_words
-from launcher.planner.benchmarks.base import Benchmark, Endpoint, concurrencies
+from launcher.planner.backends.base import BackendContext, option_words
+from launcher.planner.benchmarks.base import Benchmark, Endpoint, concurrency_word
 
 _MAKE_FOLDER = 'mkdir -p -- "$0" && exec "$@"'
 
 
-class SaBench(Benchmark):
+class SaBenchmark(Benchmark):
     """The user's program with options from the job file, and a folder for its results."""
 
     name = "sa-bench"
     wrapping = 4
 
-    def words(self, setting: Setting, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
+    def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         folder = f"{{run_dir}}/{self.result_dir(benchmark)}"
         words = ["bash", "-c", _MAKE_FOLDER, folder, *shlex.split(benchmark.command or "")]
         if endpoint is not None:
@@ -26,7 +26,7 @@ class SaBench(Benchmark):
         if setting.model_name:
             words += ["--model", setting.model_name]
         words += ["--isl", str(benchmark.isl), "--osl", str(benchmark.osl)]
-        words += ["--concurrencies", concurrencies(benchmark), "--req-rate", str(benchmark.req_rate)]
+        words += ["--concurrencies", concurrency_word(benchmark), "--req-rate", str(benchmark.req_rate)]
         return [*words, "--result-dir", folder, *option_words(benchmark.args)]
 
     def result_dir(self, benchmark: BenchmarkSpec) -> str:

@@ -1,9 +1,11 @@
 """What stands before the workers of a serving job, one file for each kind. Pure."""
 
 from launcher.planner.frontends.base import Frontend
-from launcher.planner.frontends.custom import Custom
-from launcher.planner.frontends.dynamo import Dynamo
-from launcher.planner.frontends.sglang_router import SglangRouter
-from launcher.planner.frontends.vllm import Vllm
+from launcher.planner.frontends.custom import CustomFrontend
+from launcher.planner.frontends.dynamo import DynamoFrontend
+from launcher.planner.frontends.sglang_router import SglangRouterFrontend
+from launcher.planner.frontends.vllm import VllmFrontend
 
-FRONTENDS: dict[str, Frontend] = {frontend.name: frontend for frontend in (SglangRouter(), Dynamo(), Vllm(), Custom())}
+FRONTENDS: dict[str, Frontend] = {
+    frontend.name: frontend for frontend in (SglangRouterFrontend(), DynamoFrontend(), VllmFrontend(), CustomFrontend())
+}

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.jobfile.serving import FrontendSpec
-from launcher.planner.backends.base import DISAGGREGATED, PREFILL, Setting, Worker
+from launcher.planner.backends.base import DISAGGREGATED, PREFILL, BackendContext, BackendWorker
 
 
 @dataclass(frozen=True)
-class Infra:
+class InfraService:
     """A service that front end and workers need before they start."""
 
     name: str
@@ -25,15 +25,15 @@ class Frontend:
     """Backends whose workers it can stand before; ``command`` is whatever the user says."""
     ports: tuple[str, ...] = ()
     """Ports that a process needs beside that for its clients."""
-    infra: tuple[Infra, ...] = ()
+    infra: tuple[InfraService, ...] = ()
     own_process = True
     """Whether it is a process of its own, and not the worker itself."""
 
-    def problems(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """What of the job does not fit this front end, each with place, value and cure."""
         return []
 
-    def words(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """The command of one process with placeholders; ``{http_port}`` is where it listens."""
         raise NotImplementedError
 
@@ -42,14 +42,16 @@ class Frontend:
         return None
 
 
-def by_mode(workers: Sequence[Worker]) -> tuple[list[Worker], list[Worker], list[Worker]]:
+def workers_by_mode(
+    workers: Sequence[BackendWorker],
+) -> tuple[list[BackendWorker], list[BackendWorker], list[BackendWorker]]:
     """Workers for prefill, for decode, and those that do both."""
     prefill = [worker for worker in workers if worker.role.name == PREFILL]
     decode = [worker for worker in workers if worker.role.name in DISAGGREGATED and worker.role.name != PREFILL]
     return prefill, decode, [worker for worker in workers if worker.role.name not in DISAGGREGATED]
 
 
-def frontend_of(setting: Setting) -> FrontendSpec:
+def frontend_of(setting: BackendContext) -> FrontendSpec:
     """The front end of a job that has one."""
     found = setting.spec.frontend
     if found is None:
@@ -57,13 +59,13 @@ def frontend_of(setting: Setting) -> FrontendSpec:
     return found
 
 
-def addresses(setting: Setting, workers: Sequence[Worker]) -> dict[str, str]:
+def worker_url_variables(setting: BackendContext, workers: Sequence[BackendWorker]) -> dict[str, str]:
     """Variables that tell a program of the user where the workers listen; those of dynamo do not, they register."""
     if setting.dynamo:
         return {}
     names = ("GPUJOB_PREFILL_URLS", "GPUJOB_DECODE_URLS", "GPUJOB_WORKER_URLS")
     return {
         name: ",".join(worker.url() for worker in group)
-        for name, group in zip(names, by_mode(workers), strict=True)
+        for name, group in zip(names, workers_by_mode(workers), strict=True)
         if group and all("http" in worker.ports for worker in group)
     }

@@ -3,7 +3,7 @@
 from launcher.planner.frontends.base import Frontend
 
 
-class Custom(Frontend):
+class CustomFrontend(Frontend):
     """The command of the job file, which listens on ``{http_port}``; variables tell where the workers are."""
 
     name = "custom"

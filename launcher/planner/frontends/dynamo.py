@@ -5,21 +5,21 @@ https://docs.nvidia.com/dynamo, https://etcd.io/docs, https://docs.nats.io
 
 from collections.abc import Sequence
 
-from launcher.planner.backends.base import Setting, Worker, option_words
-from launcher.planner.frontends.base import Frontend, Infra, frontend_of
+from launcher.planner.backends.base import BackendContext, BackendWorker, option_words
+from launcher.planner.frontends.base import Frontend, InfraService, frontend_of
 
 ETCD, NATS = "etcd", "nats"
 
 
-class Dynamo(Frontend):
+class DynamoFrontend(Frontend):
     """``dynamo.frontend``; workers are its own programs around the engines and register by themselves."""
 
     name = "dynamo"
     readiness = "dynamo"
     backends = ("sglang", "vllm", "trtllm", "command")
-    infra = (Infra(ETCD, ("etcd", "etcd_peer")), Infra(NATS, ("nats",)))
+    infra = (InfraService(ETCD, ("etcd", "etcd_peer")), InfraService(NATS, ("nats",)))
 
-    def words(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         words = ["python3", "-m", "dynamo.frontend", "--http-port", "{http_port}"]
         return words + option_words(frontend_of(setting).args)
 
@@ -27,7 +27,7 @@ class Dynamo(Frontend):
         return "http_port/metrics"
 
 
-def infra_words(name: str, node: int) -> list[str]:
+def infra_command(name: str, node: int) -> list[str]:
     """The command of etcd or NATS. What they keep is worth nothing after the job, so it need not reach the disk.
 
     Each attempt of a job begins with nothing: what an earlier one has registered is on nodes that it has lost.
@@ -48,7 +48,7 @@ def infra_words(name: str, node: int) -> list[str]:
     ]
 
 
-def environment(node: int, ports: dict[str, int]) -> dict[str, str]:
+def infra_environment(node: int, ports: dict[str, int]) -> dict[str, str]:
     """Variables by which everybody finds etcd and NATS; ``ports`` are theirs."""
     return {
         "ETCD_ENDPOINTS": f"http://{{host_{node}}}:{{port_{ports['etcd']}}}",

@@ -12,12 +12,12 @@ NAME = "nginx"
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
-def words() -> list[str]:
+def nginx_command() -> list[str]:
     """The command: in the foreground, errors to its log."""
     return ["nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"]
 
 
-def render(port: str, upstreams: Sequence[str]) -> str:
+def render_nginx_config(port: str, upstreams: Sequence[str]) -> str:
     """The configuration with placeholders: it listens on ``port`` and hands requests round the ``upstreams``."""
     servers = "\n".join(f"        server {upstream} max_fails=1 fail_timeout=3s;" for upstream in upstreams)
     folders = "\n".join(f"    {name}_temp_path nginx_temp;" for name in _TEMPORARY)

@@ -5,11 +5,11 @@ Options: https://docs.sglang.ai/advanced_features/router.html
 
 from collections.abc import Sequence
 
-from launcher.planner.backends.base import EVERYWHERE, Setting, Worker, option_words
-from launcher.planner.frontends.base import Frontend, by_mode, frontend_of
+from launcher.planner.backends.base import EVERYWHERE, BackendContext, BackendWorker, option_words
+from launcher.planner.frontends.base import Frontend, frontend_of, workers_by_mode
 
 
-class SglangRouter(Frontend):
+class SglangRouterFrontend(Frontend):
     """``sglang_router.launch_router`` before workers whose addresses it is given."""
 
     name = "sglang-router"
@@ -17,7 +17,7 @@ class SglangRouter(Frontend):
     backends = ("sglang", "command")
     ports = ("system",)
 
-    def problems(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         silent = dict.fromkeys(worker.role.name for worker in workers if "http" not in worker.ports)
         return [
             f"{setting.key_of(role, 'command')}: the router asks the {role} workers over HTTP; "
@@ -25,9 +25,9 @@ class SglangRouter(Frontend):
             for role in silent
         ]
 
-    def words(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def words(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         words = ["python3", "-m", "sglang_router.launch_router"]
-        prefill, decode, both = by_mode(workers)
+        prefill, decode, both = workers_by_mode(workers)
         if prefill or decode:
             words.append("--pd-disaggregation")
         for worker in prefill:

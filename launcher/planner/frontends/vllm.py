@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from launcher.planner.backends.base import DISAGGREGATED, Setting, Worker
+from launcher.planner.backends.base import DISAGGREGATED, BackendContext, BackendWorker
 from launcher.planner.frontends.base import Frontend, frontend_of
 
 
-class Vllm(Frontend):
+class VllmFrontend(Frontend):
     """The worker listens on the public port."""
 
     name = "vllm"
@@ -14,7 +14,7 @@ class Vllm(Frontend):
     backends = ("vllm",)
     own_process = False
 
-    def problems(self, setting: Setting, workers: Sequence[Worker]) -> list[str]:
+    def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         frontend = frontend_of(setting)
         found = []
         if len(workers) != 1 or workers[0].role.name in DISAGGREGATED:

@@ -27,7 +27,7 @@ from typing import Any
 
 from exporter.contract import run_files
 from launcher.plan.ports import END, OFFSETS, SURVEY_FILE
-from launcher.programs.port_claims import GIVEN, claimed, reserve
+from launcher.programs.port_claims import GIVEN, hold_reservation, ports_claimed_here
 from launcher.programs.supervisor import IGNORED
 
 TOLD = b"gpujob has looked\n"
@@ -67,7 +67,7 @@ def is_free(port: int) -> bool:
 
 def busy_ports(ports: Iterable[int]) -> list[int]:
     """Those of ``ports`` that are taken, or given to a task, with any of the offsets, offset included, in order."""
-    candidates, given = {port + offset for port in ports for offset in OFFSETS}, claimed()
+    candidates, given = {port + offset for port in ports for offset in OFFSETS}, ports_claimed_here()
     return sorted(port for port in candidates if port < END and (port in given or not is_free(port)))
 
 
@@ -75,13 +75,13 @@ def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int |
     """The first of ``offsets`` with which all ports could be reserved and nobody uses one, and what holds them."""
     for offset in offsets:
         wanted = {port + offset for port in ports}
-        held = reserve(wanted)
-        if held is not None and wanted.isdisjoint(claimed((GIVEN,))) and all(map(is_free, wanted)):
+        held = hold_reservation(wanted)
+        if held is not None and wanted.isdisjoint(ports_claimed_here((GIVEN,))) and all(map(is_free, wanted)):
             return offset, held
     return None, []
 
 
-def own_ports(asked: dict[str, Any], node: str, nodes: str) -> list[int]:
+def ports_of_node(asked: dict[str, Any], node: str, nodes: str) -> list[int]:
     """Ports of the plan on a node: ``nodes`` are the names of all, in their order and with commas; more have none."""
     places = dict(zip(nodes.split(","), asked["nodes"], strict=False))
     return list(asked["ports"][places[node]]) if node in places else []
@@ -109,7 +109,7 @@ def released_file(run_dir: Path, attempt: int, number: int) -> Path:
     return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{number}"
 
 
-def is_there(path: Path) -> bool:
+def file_exists(path: Path) -> bool:
     """Whether there is a file by now.
 
     Its folder is opened anew: NFS goes on for up to a minute to miss what it has missed once, unless it is asked so
@@ -128,15 +128,15 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def hold_until(released: Path) -> None:
+def hold_ports_until(released: Path) -> None:
     """Wait for the file."""
     pause, longest = LOOKS_S
-    while not is_there(released):
+    while not file_exists(released):
         time.sleep(pause)
         pause = min(longest, pause * 1.1)
 
 
-def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
+def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
     """Look, and write down what was found; what is wrong with this node, and what holds its ports."""
     asked: Any = run_files.read_json(run_dir / SURVEY_FILE)
     if asked is None:
@@ -147,7 +147,7 @@ def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | Non
             address = interface_address(asked["network_interface"])
         except NodeError as error:
             problem = f"{node}: network_interface: {error}"
-    ports = own_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
+    ports = ports_of_node(asked, node, os.environ.get("GPUJOB_NODES", ""))
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
     offset, held = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}
@@ -168,7 +168,7 @@ def look(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | Non
     return problem, held
 
 
-def tell() -> None:
+def report_survey_done() -> None:
     """Say that this node has looked, if anybody still listens."""
     with contextlib.suppress(OSError):
         os.write(1, TOLD)
@@ -183,14 +183,14 @@ def main(arguments: list[str]) -> int:
     attempt = int(os.environ.get("GPUJOB_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
     number = int(os.environ.get("GPUJOB_SURVEY_ROUND") or 0)
     try:
-        problem, held = look(options.run_dir, options.node, attempt, number)
+        problem, held = survey_node(options.run_dir, options.node, attempt, number)
         if problem is not None:
             sys.stderr.write(f"gpujob: {problem}\n")
             sys.stderr.flush()
     finally:
-        tell()  # whatever came of it: all others would wait for one that cannot look
+        report_survey_done()  # whatever came of it: all others would wait for one that cannot look
     if held:
-        hold_until(released_file(options.run_dir, attempt, number))
+        hold_ports_until(released_file(options.run_dir, attempt, number))
     return 0 if problem is None else 2
 
 

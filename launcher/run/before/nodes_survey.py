@@ -12,11 +12,11 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from launcher.plan.plan import Plan, RunFacts
-from launcher.plan.ports import PORTS_FILE, all_ports, asked_of_nodes, free_offsets, ports_in_force
+from launcher.plan.ports import PORTS_FILE, all_ports, assigned_ports, free_offsets, survey_request
 from launcher.run.before.node_facts import TOLD, released_file
-from launcher.run.job_log import say
-from launcher.run.job_state import attempt_to
-from launcher.run.signals import Signals
+from launcher.run.job_log import log_line
+from launcher.run.job_state import attempt_optional
+from launcher.run.signals import OrchestratorSignals
 from launcher.steps.steps import Steps
 
 SURVEY_S = 20.0
@@ -34,7 +34,7 @@ Told = Mapping[str, Mapping[str, object]]
 """What nodes have told, by name."""
 
 
-class Reservation:
+class PortReservation:
     """The processes that hold the ports of a job on its nodes, until there is a file; with none nothing is held."""
 
     def __init__(self, processes: Sequence["subprocess.Popen[bytes]"] = (), released: Path | None = None) -> None:
@@ -93,10 +93,12 @@ class Reservation:
 
 def needs_survey(plan: Plan) -> bool:
     """Whether anything has to be asked of the nodes."""
-    return asked_of_nodes(plan) is not None
+    return survey_request(plan) is not None
 
 
-def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple[RunFacts, Reservation]:
+def run_node_survey(
+    plan: Plan, facts: RunFacts, steps: Steps, signals: OrchestratorSignals
+) -> tuple[RunFacts, PortReservation]:
     """The facts with the addresses of the nodes and the offset of the ports, as far as the nodes have told.
 
     The ports are held until the end of what comes with them. Each node takes the first offset that it can have, mostly
@@ -104,19 +106,21 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
     and look again, for those that were free everywhere.
     """
     end = time.monotonic() + SURVEY_S + plan.nodes / NODES_PER_S
-    ports, number, reservation = all_ports(plan), 0, Reservation()
+    ports, number, reservation = all_ports(plan), 0, PortReservation()
     told: Told = {}
     while True:
         offsets = possible_offsets(plan, facts, told)
         try:
             released = released_file(facts.run_dir, facts.attempt, number)
-            reservation = Reservation(steps.start_survey(offsets, number), released)
+            reservation = PortReservation(steps.start_survey(offsets, number), released)
         except OSError as error:
-            say(f"The nodes cannot be asked for ports and addresses: {error}; the job goes on with those of the plan")
+            log_line(
+                f"The nodes cannot be asked for ports and addresses: {error}; the job goes on with those of the plan"
+            )
             return facts, reservation
         while signals.ending is None and time.monotonic() < end and not reservation.have_told(len(facts.hosts)):
             signals.sleep(0.05 if plan.nodes == 1 else 0.2)
-        told = read_nodes(plan, facts, number)
+        told = read_node_answers(plan, facts, number)
         offset = agreed_offset(facts, ports, told)
         if offset is not None or signals.ending is not None or time.monotonic() >= end:
             break
@@ -130,20 +134,20 @@ def survey(plan: Plan, facts: RunFacts, steps: Steps, signals: Signals) -> tuple
     if signals.ending is not None:
         return facts, reservation  # nothing is started any more, and nobody had the time to look
     if silent := [host for host in facts.hosts[: plan.nodes] if host not in told]:
-        say(silence_words(plan, silent))
+        log_line(silence_text(plan, silent))
     for problem in filter(None, (entry.get("problem") for entry in told.values())):
-        say(f"{problem}; the job goes on with its host name")
+        log_line(f"{problem}; the job goes on with its host name")
     offset = port_offset(plan, facts, told) if offset is None else offset
     if offset:
-        say(f"Ports of the job: those of the plan + {offset}")
-    facts = dataclasses.replace(facts, addresses=addresses(plan, facts, told), port_offset=offset)
+        log_line(f"Ports of the job: those of the plan + {offset}")
+    facts = dataclasses.replace(facts, addresses=node_addresses(plan, facts, told), port_offset=offset)
     if ports:
-        told_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, ports_in_force(plan, facts))
-        attempt_to(f"write {PORTS_FILE}", told_ports)
+        told_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, assigned_ports(plan, facts))
+        attempt_optional(f"write {PORTS_FILE}", told_ports)
     return facts, reservation
 
 
-def silence_words(plan: Plan, silent: Sequence[str]) -> str:
+def silence_text(plan: Plan, silent: Sequence[str]) -> str:
     """What it means for the job that these nodes have told nothing."""
     names = "its host name is used" if len(silent) == 1 else "their host names are used"
     consequences = [
@@ -153,7 +157,7 @@ def silence_words(plan: Plan, silent: Sequence[str]) -> str:
     return f"Nothing is known of {', '.join(silent)}: {', and '.join(consequences)}"
 
 
-def read_nodes(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, object]]:
+def read_node_answers(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, object]]:
     """What the nodes have told in this round of this attempt, by name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
@@ -163,7 +167,7 @@ def read_nodes(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, 
     return found
 
 
-def addresses(plan: Plan, facts: RunFacts, told: Told) -> tuple[str, ...]:
+def node_addresses(plan: Plan, facts: RunFacts, told: Told) -> tuple[str, ...]:
     """An address for each node, its host name where it has told none; those known before when none is asked for."""
     if plan.network_interface is None:
         return facts.addresses
@@ -193,8 +197,8 @@ def port_offset(plan: Plan, facts: RunFacts, told: Told) -> int:
         return 0
     offsets = possible_offsets(plan, facts, told)
     if not offsets:
-        say("No offset leaves all ports of the job free on their nodes; it goes on with those of the plan")
+        log_line("No offset leaves all ports of the job free on their nodes; it goes on with those of the plan")
         return 0
     if told:
-        say("The nodes have not come to hold the same ports in time: another job may take some of them")
+        log_line("The nodes have not come to hold the same ports in time: another job may take some of them")
     return offsets[0]

@@ -26,17 +26,17 @@ from typing import Any, NamedTuple
 from exporter.contract import run_files
 from launcher.plan.plan import BENCHMARK, COUNTING, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.run.before.readiness import (
-    Reply,
-    Standing,
-    judge,
+    RuleStatus,
+    ServerReply,
+    missing_text,
     paths_of,
-    present_words,
-    totals,
-    unreached,
-    waited_for,
-    without,
+    present_text,
+    rule_status,
+    unreached_status,
+    without_workers,
+    worker_totals,
 )
-from launcher.run.job_log import show
+from launcher.run.job_log import log_raw_line
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0
@@ -61,7 +61,7 @@ MOST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Target:
+class ReadinessTarget:
     """One rule and where it is asked."""
 
     rule: ReadyRule
@@ -80,18 +80,18 @@ class Target:
         return f"http://{self.place}{paths[0]}" if paths else f"tcp://{self.place}"
 
 
-class Answer(NamedTuple):
+class PollResult(NamedTuple):
     """What came of asking once."""
 
-    standing: Standing
+    standing: RuleStatus
     late: bool = False
     """Whether there was no answer in time, rather than a bad one."""
 
 
-class Question:
+class ReadinessRequest:
     """One rule, asked once, on a thread of its own; ``give_up`` may come from another."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ReadinessTarget) -> None:
         self._target = target
         self._socket: socket.socket | None = None
         self._given_up = False
@@ -107,20 +107,20 @@ class Question:
             except OSError:
                 pass  # it has ended by itself
 
-    def ask(self) -> Answer:
+    def ask(self) -> PollResult:
         """What the service says; never raises."""
         target = self._target
         try:
-            return Answer(self._ask())
+            return PollResult(self._ask())
         except TimeoutError:
-            return Answer(unreached(target.rule, f"no answer from {target.place} in time"), late=True)
+            return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
         except Exception as error:  # noqa: BLE001 - whatever a service sends, the others are still to be asked
             if self._given_up:
-                return Answer(unreached(target.rule, f"no answer from {target.place} in time"), late=True)
-            return Answer(unreached(target.rule, _words(error, target)))
+                return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
+            return PollResult(unreached_status(target.rule, _words(error, target)))
 
-    def _ask(self) -> Standing:
-        target, replies = self._target, list[Reply]()
+    def _ask(self) -> RuleStatus:
+        target, replies = self._target, list[ServerReply]()
         paths = paths_of(target.rule)
         if not paths:
             socket.create_connection((target.host, target.port), CONNECT_S).close()
@@ -128,9 +128,9 @@ class Question:
             replies.append(self._get(path))
             if replies[-1].status != 200:
                 break
-        return judge(target.rule, replies)
+        return rule_status(target.rule, replies)
 
-    def _get(self, path: str) -> Reply:
+    def _get(self, path: str) -> ServerReply:
         connection = http.client.HTTPConnection(self._target.host, self._target.port, timeout=CONNECT_S)
         try:
             connection.connect()
@@ -146,13 +146,13 @@ class Question:
                     raise http.client.HTTPException(f"more than {MOST_BODY} bytes")
                 if response.length:  # a limited read does not say that something is missing
                     raise http.client.IncompleteRead(body, response.length)
-                return Reply(response.status, body)
+                return ServerReply(response.status, body)
         finally:
             self._socket = None
             connection.close()
 
 
-def _words(error: Exception, target: Target) -> str:
+def _words(error: Exception, target: ReadinessTarget) -> str:
     """Why a service cannot be asked, for people."""
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused by {target.place}"
@@ -165,22 +165,22 @@ def _words(error: Exception, target: Target) -> str:
     return f"{target.place} does not answer in HTTP: {str(error) or type(error).__name__}"
 
 
-class Poller:
+class ReadinessPoller:
     """Asks all targets time and again, each on one of a few threads, so that none waits for another."""
 
-    def __init__(self, targets: Sequence[Target], interval_s: float) -> None:
+    def __init__(self, targets: Sequence[ReadinessTarget], interval_s: float) -> None:
         self._targets = targets
         self._interval_s = interval_s
-        self.standings = [unreached(target.rule, "not asked yet") for target in targets]
+        self.standings = [unreached_status(target.rule, "not asked yet") for target in targets]
         self.asked = [False] * len(targets)
         self._turns: tuple[list[tuple[float, int]], ...] = ([(0.0, index) for index in range(len(targets))], [])
         """Heaps of when somebody's turn comes: of those who answer in time, and of those who were late."""
         self._next = [0.0] * len(targets)
         self._late = [False] * len(targets)
-        self._under_way: dict[int, Question] = {}
+        self._under_way: dict[int, ReadinessRequest] = {}
         self._threads = min(MOST_THREADS, len(targets))
-        self._work: queue.SimpleQueue[tuple[int, Question]] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[tuple[int, Answer] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[int, ReadinessRequest]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, PollResult] | None] = queue.SimpleQueue()
         for _ in range(self._threads):
             threading.Thread(target=self._serve, daemon=True).start()  # name resolution cannot be ended
 
@@ -237,12 +237,12 @@ class Poller:
                     return
                 slow += late
                 _, index = heapq.heappop(turns)
-                self._under_way[index] = question = Question(self._targets[index])
+                self._under_way[index] = question = ReadinessRequest(self._targets[index])
                 asks_little = self._targets[index].rule.kind == "tcp" and not self.standings[index].ready
                 self._next[index] = now + (min(self._interval_s, CONNECT_EVERY_S) if asks_little else self._interval_s)
                 self._work.put((index, question))
 
-    def _take(self, index: int, answer: Answer) -> None:
+    def _take(self, index: int, answer: PollResult) -> None:
         del self._under_way[index]
         # a busy engine may be slow once: it has not gone
         once = answer.late and not self._late[index] and self.standings[index].ready
@@ -253,10 +253,12 @@ class Poller:
         heapq.heappush(self._turns[answer.late], (self._next[index], index))
 
 
-class Course:
+class ReadinessPublisher:
     """What is told of readiness, in the file and in lines."""
 
-    def __init__(self, run_dir: Path, targets: Sequence[Target], attempt: int, readiness: ReadinessPlan) -> None:
+    def __init__(
+        self, run_dir: Path, targets: Sequence[ReadinessTarget], attempt: int, readiness: ReadinessPlan
+    ) -> None:
         self._path = run_dir / run_files.READINESS_FILE
         self._given_up_path = run_dir / run_files.GIVEN_UP_FILE
         self._given_up: dict[str, str] = {}
@@ -272,12 +274,12 @@ class Course:
         self._said: str | None = None
         self._problem: str | None = None
 
-    def tell(self, standings: Sequence[Standing], now: float, *, complete: bool) -> None:
+    def tell(self, standings: Sequence[RuleStatus], now: float, *, complete: bool) -> None:
         """Say and write what has changed; nothing is said before it is ``complete``, each rule asked once."""
         self._look_for_given_up(now)
-        rules, standings = without(self._rules, standings, self._given_up)
-        seen, expected = totals(rules, standings)
-        waiting = waited_for(rules, standings, seen, expected)
+        rules, standings = without_workers(self._rules, standings, self._given_up)
+        seen, expected = worker_totals(rules, standings)
+        waiting = missing_text(rules, standings, seen, expected)
         was_ready, self.ready = self.ready, not waiting
         self._was_ready = self._was_ready or self.ready
         if self.ready != was_ready:
@@ -285,12 +287,12 @@ class Course:
         self._write(rules, standings, seen, expected, waiting, now)
         if self.ready:
             if self._said != "":
-                show("Model is ready." + (f" Have {present_words(seen)}." if expected else ""))
+                log_raw_line("Model is ready." + (f" Have {present_text(seen)}." if expected else ""))
                 self._said, self._said_at = "", now
         elif complete:
             changed = waiting != self._said and (was_ready or now - self._said_at >= self._readiness.interval_s)
             if self._said is None or changed or now - self._said_at >= AGAIN_S:
-                show(f"Model is not ready, waiting for {waiting} to spin up.")
+                log_raw_line(f"Model is not ready, waiting for {waiting} to spin up.")
                 self._said, self._said_at = waiting, now
 
     def _look_for_given_up(self, now: float) -> None:
@@ -305,7 +307,7 @@ class Course:
     def _write(
         self,
         rules: Sequence[ReadyRule],
-        standings: Sequence[Standing],
+        standings: Sequence[RuleStatus],
         seen: Mapping[str, int],
         expected: Mapping[str, int],
         waiting: str,
@@ -340,13 +342,13 @@ class Course:
         except OSError as error:
             problem = f"cannot write {self._path}: {error.strerror}"
             if problem != self._problem:
-                show(problem)
+                log_raw_line(problem)
             self._problem = problem
             return
         self._written, self._written_at, self._problem = body, now, None
 
 
-def load(run_dir: Path) -> tuple[ReadinessPlan, tuple[Target, ...], int] | None:
+def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[ReadinessTarget, ...], int] | None:
     """How readiness is waited for, where each rule is asked, and the attempt; None while the files are not there."""
     plan, orchestrator = (run_files.read_json(run_dir / name) for name in (PLAN_FILE, run_files.ORCHESTRATOR_FILE))
     if plan is None or orchestrator is None:
@@ -355,11 +357,11 @@ def load(run_dir: Path) -> tuple[ReadinessPlan, tuple[Target, ...], int] | None:
     facts: Any = orchestrator
     readiness = ReadinessPlan(**{**body, "rules": tuple(ReadyRule(**rule) for rule in body["rules"])})
     hosts, offset = facts.get("addresses") or facts["hosts"], facts.get("port_offset", 0)
-    targets = tuple(Target(rule, hosts[rule.node], rule.port + offset) for rule in readiness.rules)
+    targets = tuple(ReadinessTarget(rule, hosts[rule.node], rule.port + offset) for rule in readiness.rules)
     return readiness, targets, facts["attempt"]
 
 
-def introduce(targets: Sequence[Target], interval_s: float) -> list[str]:
+def intro_lines(targets: Sequence[ReadinessTarget], interval_s: float) -> list[str]:
     """The lines that say who is asked: the front end, or whoever stands for the model."""
     last = [target for target in targets if target.rule.before == BENCHMARK] or list(targets)
     first = next((target for target in last if target.rule.kind in COUNTING), last[0])
@@ -385,17 +387,17 @@ def main(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    while (loaded := load(run_dir)) is None:
+    while (loaded := load_readiness_targets(run_dir)) is None:
         if ended or os.getppid() != parent:
             return 0
         time.sleep(LOAD_S)
     readiness, targets, attempt = loaded
     if not targets:
         return 0
-    course = Course(run_dir, targets, attempt, readiness)
-    for line in introduce(targets, readiness.interval_s):
-        show(line)
-    poller, begun = Poller(targets, readiness.interval_s), time.monotonic()
+    course = ReadinessPublisher(run_dir, targets, attempt, readiness)
+    for line in intro_lines(targets, readiness.interval_s):
+        log_raw_line(line)
+    poller, begun = ReadinessPoller(targets, readiness.interval_s), time.monotonic()
     gap_s = min(TELL_EVERY_S, TELL_EVERY_S * len(targets) / 1000)
     due, fresh = begun, False
     while not ended and os.getppid() == parent:

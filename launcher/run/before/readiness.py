@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from exporter.logs.places_reader import log_paths, read_end
+from exporter.logs.places_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from launcher.plan.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
 
@@ -23,7 +23,7 @@ MOST_NAMED = 8
 MOST_LINE = 400
 
 
-class Reply(NamedTuple):
+class ServerReply(NamedTuple):
     """What a server has answered."""
 
     status: int
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RuleStatus:
     """How a rule stands."""
 
     ready: bool
@@ -102,28 +102,28 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def judge(rule: ReadyRule, replies: Sequence[Reply]) -> Standing:
+def rule_status(rule: ReadyRule, replies: Sequence[ServerReply]) -> RuleStatus:
     """How a rule stands by the answers to ``paths_of(rule)``, the last of them maybe the first that is not 200."""
     for path, reply in zip(paths_of(rule), replies, strict=False):
         if reply.status != 200:
-            return unreached(rule, f"{path} answers {reply.status}")
+            return unreached_status(rule, f"{path} answers {reply.status}")
     if rule.kind in COUNTING:
         counts = (parse_dynamo if rule.kind == "dynamo" else parse_sglang)(replies[0].body)
         if counts is None:
-            return unreached(rule, f"{paths_of(rule)[0]} answers something else than {rule.kind} does")
-        seen = by_role(counts, rule.expected)
-        return Standing(all(seen[role] >= number for role, number in rule.expected.items()), seen)
+            return unreached_status(rule, f"{paths_of(rule)[0]} answers something else than {rule.kind} does")
+        seen = counts_by_role(counts, rule.expected)
+        return RuleStatus(all(seen[role] >= number for role, number in rule.expected.items()), seen)
     if rule.kind == "vllm" and not parse_models(replies[1].body):
-        return unreached(rule, f"{paths_of(rule)[1]} names no model")
-    return Standing(ready=True, seen=dict(rule.expected))
+        return unreached_status(rule, f"{paths_of(rule)[1]} names no model")
+    return RuleStatus(ready=True, seen=dict(rule.expected))
 
 
-def unreached(rule: ReadyRule, detail: str) -> Standing:
+def unreached_status(rule: ReadyRule, detail: str) -> RuleStatus:
     """A rule whose server did not answer as one that is ready."""
-    return Standing(ready=False, seen=dict.fromkeys(rule.expected, 0), detail=detail)
+    return RuleStatus(ready=False, seen=dict.fromkeys(rule.expected, 0), detail=detail)
 
 
-def by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> dict[str, int]:
+def counts_by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> dict[str, int]:
     """Counts of an engine by the job's own roles: what is not prefill is decode to it, and goes to them in turn."""
     others = [role for role in expected if role != PREFILL]
     seen = {PREFILL: counts[PREFILL]} if PREFILL in expected else {}
@@ -134,9 +134,9 @@ def by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> dict[str,
     return seen | dict.fromkeys(others[-1:], left)
 
 
-def without(
-    rules: Sequence[ReadyRule], standings: Sequence[Standing], given_up: Mapping[str, str]
-) -> tuple[list[ReadyRule], list[Standing]]:
+def without_workers(
+    rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], given_up: Mapping[str, str]
+) -> tuple[list[ReadyRule], list[RuleStatus]]:
     """Rules and how they stand once nobody waits for the workers ``given_up`` (roles by name) any more.
 
     A rule that asks one of them holds, and those that count workers of its role expect fewer.
@@ -146,7 +146,7 @@ def without(
     for rule, standing in zip(rules, standings, strict=True):
         if rule.subject in given_up:
             asked.append(replace(rule, expected={}))
-            found.append(Standing(ready=True, detail="given up"))
+            found.append(RuleStatus(ready=True, detail="given up"))
             continue
         if rule.kind in COUNTING and any(lost[role] for role in rule.expected):
             expected = {role: max(0, number - lost[role]) for role, number in rule.expected.items()}
@@ -159,7 +159,7 @@ def without(
     return asked, found
 
 
-def totals(rules: Sequence[ReadyRule], standings: Sequence[Standing]) -> tuple[dict[str, int], dict[str, int]]:
+def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -> tuple[dict[str, int], dict[str, int]]:
     """Workers seen and expected of the whole job, by role.
 
     Front ends that count each know of all workers: the one that knows least is believed. Rules that ask
@@ -190,8 +190,8 @@ def _role_of(rule: ReadyRule) -> str:
     return rule.subject.rpartition("_w")[0]
 
 
-def waited_for(
-    rules: Sequence[ReadyRule], standings: Sequence[Standing], seen: Mapping[str, int], expected: Mapping[str, int]
+def missing_text(
+    rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], seen: Mapping[str, int], expected: Mapping[str, int]
 ) -> str:
     """``4 prefills and 1 decodes``, and whatever else is not ready; empty when all is.
 
@@ -224,7 +224,7 @@ def missing_counts(seen: Mapping[str, int], expected: Mapping[str, int]) -> tupl
     return lacking.get(PREFILL, 0), sum(number for role, number in lacking.items() if role != PREFILL)
 
 
-def present_words(seen: Mapping[str, int]) -> str:
+def present_text(seen: Mapping[str, int]) -> str:
     """``4 prefills and 1 decodes``, of the workers that are there."""
     return f"{seen.get(PREFILL, 0)} prefills and {sum(seen.values()) - seen.get(PREFILL, 0)} decodes"
 
@@ -282,7 +282,7 @@ def _last_lines(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
     found = []
     node = facts.hosts[planned.task.node_index]
     for path in log_paths(planned.task, facts.run_dir, node, facts.attempt, restart):
-        text = redact(read_end(path, 8192).decode("utf-8", "replace"))
+        text = redact(read_last_bytes(path, 8192).decode("utf-8", "replace"))
         ends = [line.rstrip()[:MOST_LINE] for line in text.splitlines() if line.strip()][-MOST_LOG_LINES:]
         found += [f"{path.name}:", *(f"    {line}" for line in ends)] if ends else [f"{path.name} is empty"]
     return found

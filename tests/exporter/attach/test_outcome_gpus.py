@@ -3,7 +3,7 @@
 from typing import Any
 
 from exporter.attach import outcome
-from exporter.attach.outcome import Outcome
+from exporter.attach.outcome import AttachedOutcome
 from tests.support.gpu_status import XID_79, gpu, gpus, of_worker, use
 
 
@@ -28,7 +28,7 @@ def status(**over: Any) -> dict[str, Any]:
 
 
 def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
-    report = outcome.report(status(), Outcome("FAILED", ()), "/r", 6.0, {})
+    report = outcome.build_attached_report(status(), AttachedOutcome("FAILED", ()), "/r", 6.0, {})
     assert (report["gpus"]["count"], report["gpus"]["energy_j"]) == (2, 7.2e6)
     assert [node["node"] for node in report["gpus"]["nodes"]] == ["cn01"]
     used = [[(device["gpu"], device["planned"], device["used"]) for device in worker["gpu_devices"]]
@@ -38,12 +38,14 @@ def test_the_report_has_the_gpus_of_the_node_and_of_each_worker() -> None:
 
 def test_the_report_tells_what_happened_to_gpus() -> None:
     event = {"time": 3.0, "level": "critical", "event": "GPU lost", "detail": "GPU 0"}
-    (found,) = outcome.report(status(events=[event]), Outcome("FAILED", ()), "/r", 6.0, {})["gpus"]["events"]
+    (found,) = outcome.build_attached_report(status(events=[event]), AttachedOutcome("FAILED", ()), "/r", 6.0, {})[
+        "gpus"
+    ]["events"]
     assert (found["time"], found["node"], found["event"]) == (3.0, "cn01", "GPU lost")
 
 
 def test_the_summary_says_what_was_wrong_with_gpus_of_workers_that_failed() -> None:
-    lines = outcome.summary(status(), Outcome("FAILED", ()), "/r").splitlines()
+    lines = outcome.end_summary(status(), AttachedOutcome("FAILED", ()), "/r").splitlines()
     assert lines[-3:] == [
         "worker_w0: GPU 0: Xid 79, GPU has fallen off the bus",
         "GPUs: 2 x NVIDIA H200, 90 % busy, 2.0 kWh",
@@ -55,6 +57,6 @@ def test_a_job_without_gpus_has_none_in_its_report() -> None:
     bare = status(gpus={})
     for worker in bare["workers"]:
         worker |= of_worker(gpu_use=None)
-    report = outcome.report(bare, Outcome("FAILED", ()), "/r", 6.0, {})
+    report = outcome.build_attached_report(bare, AttachedOutcome("FAILED", ()), "/r", 6.0, {})
     assert (report["gpus"], report["workers"][0]["gpu_devices"]) == (None, [])
-    assert "GPU" not in outcome.summary(bare, Outcome("FAILED", ()), "/r")
+    assert "GPU" not in outcome.end_summary(bare, AttachedOutcome("FAILED", ()), "/r")

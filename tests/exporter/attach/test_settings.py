@@ -17,10 +17,10 @@ import pytest
 from exporter import cli
 from exporter.attach import outcome
 from exporter.attach import settings as attach
-from exporter.attach.finder import COME_BACK_S, SETTLE_S, Finder
-from exporter.attach.outcome import Outcome
-from exporter.attach.settings import Settings, gpus_of_workers, merge_settings, notices
-from exporter.attach.workers_reader import Look, Sighting
+from exporter.attach.finder import COME_BACK_S, SETTLE_S, WorkerFinder
+from exporter.attach.outcome import AttachedOutcome
+from exporter.attach.settings import AttachSettings, gpus_of_workers, merge_settings, setting_notices
+from exporter.attach.workers_reader import WorkerCandidate, WorkerSearchResult
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
@@ -64,7 +64,7 @@ FLAGS: dict[str, Any] = {
 
 def test_the_defaults_are_those_of_the_flags() -> None:
     settings = merge_settings(FLAGS, {})
-    assert settings == Settings("embed", 2, "/o", "/l", (0, 1))
+    assert settings == AttachSettings("embed", 2, "/o", "/l", (0, 1))
     assert merge_settings({**FLAGS, "gpu_ids": None}, {}).gpu_ids == ()
     assert (settings.check_interval, settings.launch_timeout, settings.stall_timeout) == (10, 60, 300)
     patterns = (settings.output_pattern, settings.log_pattern, settings.checkpoint_pattern)
@@ -87,7 +87,7 @@ def test_alerts_are_explained_without_showing_a_webhook(tmp_path: Path) -> None:
     settings = merge_settings(
         {**FLAGS, "output_dir": str(tmp_path), "alert_email": "a@b.c", "alert_slack": "https://hooks/secret"}, {}
     )
-    mail, slack, place = notices(settings)
+    mail, slack, place = setting_notices(settings)
     assert "a@b.c" in mail
     assert "alertmanager/alertmanager.yml" in mail
     assert "alertmanager/alertmanager.yml" in slack
@@ -98,16 +98,16 @@ def test_alerts_are_explained_without_showing_a_webhook(tmp_path: Path) -> None:
 def test_alerts_that_are_switched_off_need_no_words(tmp_path: Path) -> None:
     config = {"alert_email": "a@b.c", "email_enabled": False, "alert_slack": "given", "slack_enabled": False}
     flags = {**FLAGS, "output_dir": str(tmp_path), "log_dir": str(tmp_path)}
-    assert notices(merge_settings(flags, config)) == []
-    assert len(notices(merge_settings(flags, {**config, "terminal": True}))) == 1
+    assert setting_notices(merge_settings(flags, config)) == []
+    assert len(setting_notices(merge_settings(flags, {**config, "terminal": True}))) == 1
 
 
 # -- the run directory -----------------------------------------------------------------------------------
 
 
-def attached(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> attach.Attached:
+def attached(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> attach.AttachedJob:
     flags = {**FLAGS, "job_name": f"none{os.getpid()}", "log_dir": str(tmp_path), **more}
-    return attach.attach(merge_settings(flags, {}), environ or {}, ":9410")
+    return attach.attach_to_job(merge_settings(flags, {}), environ or {}, ":9410")
 
 
 def test_the_run_directory_is_named_as_a_launcher_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_restarted_sidecar_goes_on_and_a_finished_job_is_followed_by_its_next_
     first = attached(tmp_path, state_dir=str(state)).identity
     again = attached(tmp_path, state_dir=str(state)).identity
     assert (again.attempt, again.start, again.job_id) == (0, first.start, first.job_id)
-    run_files.write_state(str(state), "finished")
+    run_files.write_job_state(str(state), "finished")
     run_files.write_json(state / run_files.REPORT_FILE, {})
     assert attached(tmp_path, state_dir=str(state)).identity.attempt == 1
     assert not (state / run_files.REPORT_FILE).exists()
@@ -234,7 +234,7 @@ class Job:
         self.final = False
         self.asked = 0
         self.slots: list[Any] = [SimpleNamespace(collector=SimpleNamespace(name="workers"), request=self.ask)]
-        self.there: list[Sighting] = []
+        self.there: list[WorkerCandidate] = []
         self.happened: list[dict[str, Any]] = []
         self.gone: dict[int, str] = {}
         self.problems: tuple[str, ...] = ()
@@ -247,20 +247,20 @@ class Job:
         self.run_dir = run_dir
         self.finder = self.make()
 
-    def make(self) -> Finder:
+    def make(self) -> WorkerFinder:
         search: Any = SimpleNamespace(look=self.look)
         sidecar: Any = self
-        return Finder(sidecar, search)
+        return WorkerFinder(sidecar, search)
 
     def ask(self) -> None:
         self.asked += 1
 
-    def look(self, known: set[int], *, by_name: bool) -> Look:
+    def look(self, known: set[int], *, by_name: bool) -> WorkerSearchResult:
         self.looks += 1
         self.known, self.by_name = set(known), by_name
         there = [sighting for sighting in self.there if by_name or sighting.found_by != "name"]
         found = tuple(sighting for sighting in there if sighting.pid not in known)
-        return Look(found, self.gone, self.problems)
+        return WorkerSearchResult(found, self.gone, self.problems)
 
     def status(self) -> dict[str, Any]:
         workers = [
@@ -285,7 +285,9 @@ class Job:
     def come(
         self, pid: int, number: int | None, found_by: str = "name", *, age: float = 0.0, place: str | None = "/a"
     ) -> None:
-        self.there.append(Sighting(pid, pid, self.clock.now - age, found_by, number, place, None, f"python {pid}.py"))
+        self.there.append(
+            WorkerCandidate(pid, pid, self.clock.now - age, found_by, number, place, None, f"python {pid}.py")
+        )
 
     def go(self, rank: int, code: int = 0) -> None:
         self.there = [s for s in self.there if s.pid != self.record(rank)["pid"]]
@@ -339,7 +341,7 @@ def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:
     assert job.finder.outcome is None
     job.final = True
     assert job.step() == "finished, ended"
-    assert job.finder.outcome == Outcome("COMPLETED", ())
+    assert job.finder.outcome == AttachedOutcome("COMPLETED", ())
     report = run_files.read_json(tmp_path / run_files.REPORT_FILE) or {}
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
 
@@ -508,7 +510,7 @@ def test_missing_workers_are_named_with_what_is_known_of_them(tmp_path: Path) ->
     job.final = True
     job.step(COME_BACK_S)
     job.step()
-    assert job.finder.outcome == Outcome("FAILED", (said,))
+    assert job.finder.outcome == AttachedOutcome("FAILED", (said,))
 
 
 def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
@@ -524,7 +526,7 @@ def test_a_worker_that_is_found_late_is_not_missing(tmp_path: Path) -> None:
     job.step()
     job.step(COME_BACK_S)
     assert job.step() == "finished, ended"
-    assert job.finder.outcome == Outcome("COMPLETED", ())
+    assert job.finder.outcome == AttachedOutcome("COMPLETED", ())
 
 
 def test_a_job_without_any_worker_has_failed_after_the_launch_timeout(tmp_path: Path) -> None:
@@ -534,7 +536,7 @@ def test_a_job_without_any_worker_has_failed_after_the_launch_timeout(tmp_path: 
     job.final = True
     assert job.step() == "finished, ended"
     said = f"found 0 of 2 workers within 10 s; missing: worker_w0, worker_w1{CURE}"
-    assert job.finder.outcome == Outcome("FAILED", (said,))
+    assert job.finder.outcome == AttachedOutcome("FAILED", (said,))
     text = render_report(run_files.read_json(tmp_path / run_files.REPORT_FILE) or {})
     assert f"- workers: FAILED: {said}\n" in text
 
@@ -586,12 +588,14 @@ def test_a_failed_job_has_a_report_as_a_launched_one(tmp_path: Path) -> None:
     assert "FAILED" in text
     assert f"- diagnosis: {tmp_path}/diagnostics/worker_w1.txt\n" in text
     run_files.write_json(path, {"rank": 1, "restart": 0, "attempt": 1})
-    judged = Outcome("FAILED", ())
-    older = {"worker_w1": outcome.Diagnosis("diagnostics/worker_w1.txt", run_files.read_json(path) or {})}
-    again = outcome.report(job.status(), judged, str(tmp_path), 5.0, older)
+    judged = AttachedOutcome("FAILED", ())
+    older = {"worker_w1": outcome.DiagnosisRef("diagnostics/worker_w1.txt", run_files.read_json(path) or {})}
+    again = outcome.build_attached_report(job.status(), judged, str(tmp_path), 5.0, older)
     assert again["cause"]["diagnosis"] is None
     assert "diagnosis:" not in render_report(again)
-    early = outcome.report({**job.status(), "launch": {**LAUNCH, "final": False}}, judged, str(tmp_path), 5.0, {})
+    early = outcome.build_attached_report(
+        {**job.status(), "launch": {**LAUNCH, "final": False}}, judged, str(tmp_path), 5.0, {}
+    )
     assert early["launch"] is None
 
 
@@ -599,9 +603,9 @@ def test_an_incomplete_job_says_so_in_its_report(tmp_path: Path) -> None:
     found = Job(tmp_path).status()
     found["workers"] = [{**worker, "exit": ended(), "items": 95} for worker in found["workers"]]
     found["job"]["total_items"] = 240
-    judged = outcome.judge(found, (), None)
-    assert judged == Outcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
-    report = outcome.report(found, judged, str(tmp_path), 5.0, {})
+    judged = outcome.find_outcome(found, (), None)
+    assert judged == AttachedOutcome("INCOMPLETE", ("190 of 240 items were done; 99 % are enough",))
+    report = outcome.build_attached_report(found, judged, str(tmp_path), 5.0, {})
     assert report["exit_status"] == EXIT_STATUS["INCOMPLETE"] == 8
     assert "- items: FAILED: 190 of 240 items were done; 99 % are enough\n" in render_report(report)
 
@@ -708,7 +712,7 @@ def status(
 def test_the_end_of_a_job_follows_from_its_workers(
     found: dict[str, Any], missing: str | None, state: str, words: str
 ) -> None:
-    judged = outcome.judge(found, {"cuda_oom"}, missing)
+    judged = outcome.find_outcome(found, {"cuda_oom"}, missing)
     assert judged.state == state
     assert words in "; ".join(judged.why)
     assert judged.exit_status == EXIT_STATUS[state]
@@ -731,9 +735,9 @@ def test_a_worker_that_falls_short_of_its_own_total_is_told(
     found = status(*((ended(), items) for items, _ in counts), total=total)
     for worker, (_, expected) in zip(found["workers"], counts, strict=True):
         worker["items_expected"] = expected
-    judged = outcome.judge(found, (), None)
-    assert judged == Outcome("COMPLETED", tuple(f"warning: {line}" for line in short))
-    assert all(f"\nwarning: {line}\n" in outcome.summary(found, judged, "/r") for line in short)
+    judged = outcome.find_outcome(found, (), None)
+    assert judged == AttachedOutcome("COMPLETED", tuple(f"warning: {line}" for line in short))
+    assert all(f"\nwarning: {line}\n" in outcome.end_summary(found, judged, "/r") for line in short)
 
 
 EARLY = "warning: worker_w1 has exited with 0 after 40 of the 50 steps that its log tells"
@@ -766,7 +770,7 @@ def in_steps(found: dict[str, Any], expected: int | None = 50, unit: str = "step
 def test_what_is_no_count_of_items_is_not_compared_with_the_items_of_the_job(
     found: dict[str, Any], state: str, words: str
 ) -> None:
-    judged = outcome.judge(found, (), None)
+    judged = outcome.find_outcome(found, (), None)
     assert (judged.state, "; ".join(judged.why)[: len(words)]) == (state, words)
 
 
@@ -775,13 +779,13 @@ def test_the_report_of_a_job_that_counts_steps_says_so(tmp_path: Path) -> None:
     counted = {"exit": ended(), "unit": "steps", "items_expected": 100, "items_processed": 95}
     found["workers"] = [{**worker, **counted, "items": 95 - worker["rank"]} for worker in found["workers"]]
     found["job"]["total_items"] = 240
-    judged = outcome.judge(found, (), None)
-    report = outcome.report(found, judged, str(tmp_path), 6.0, {})
+    judged = outcome.find_outcome(found, (), None)
+    report = outcome.build_attached_report(found, judged, str(tmp_path), 6.0, {})
     assert [report[key] for key in ("unit", "items", "items_expected", "items_processed")] == ["steps", 94, 100, 95]
     text = render_report(report)
     assert "- steps: 94 of 100, 19.0 steps/s over the whole job\n" in text
     assert judged.state == "COMPLETED"
-    assert ", 95/100 steps\n" in outcome.summary(found, judged, "/r")
+    assert ", 95/100 steps\n" in outcome.end_summary(found, judged, "/r")
 
 
 def test_the_summary_has_a_line_for_each_worker() -> None:
@@ -789,7 +793,7 @@ def test_the_summary_has_a_line_for_each_worker() -> None:
         (ended(), 50), (ended("app_error", 3), 20), (ended("killed_unknown", None, "SIGKILL"), 7), (UNKNOWN, None)
     )
     found["workers"].append({**found["workers"][0], "worker": "worker_w10", "exit": None, "pid": None, "items": None})
-    text = outcome.summary(found, Outcome("FAILED", ("why\x1b",)), "/r")
+    text = outcome.end_summary(found, AttachedOutcome("FAILED", ("why\x1b",)), "/r")
     assert text.splitlines() == [
         "job 7 a?b: FAILED",
         "  worker_w0   completed, exit status 0, 50 items",

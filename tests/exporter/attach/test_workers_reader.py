@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from exporter.attach.workers_reader import (
     CLOCK_SLACK_S,
-    Look,
-    Wanted,
     WorkerSearch,
+    WorkerSearchCriteria,
+    WorkerSearchResult,
     find_by_name,
     find_by_slurm_step,
     parse_pids,
@@ -53,9 +53,9 @@ class Machine:
         (folder / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
         (folder / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environ.items()))
 
-    def wanted(self, workers: int = 2, name: str = "embed", **more: Any) -> Wanted:
+    def wanted(self, workers: int = 2, name: str = "embed", **more: Any) -> WorkerSearchCriteria:
         gpus = tuple((index,) for index in range(workers))
-        return Wanted(name, gpus, self.root / "worker_pids.txt", **more)
+        return WorkerSearchCriteria(name, gpus, self.root / "worker_pids.txt", **more)
 
     def by_name(self, workers: int = 2, name: str = "embed", **environ: str) -> list[tuple[int, int | None]]:
         """(pid, number) of what the name finds."""
@@ -70,7 +70,7 @@ class Machine:
         found = find_by_slurm_step(read_processes(self.proc), wanted, environ, {OWN_PID}, BOOT, self.proc)
         return [(sighting.pid, sighting.number) for sighting in found]
 
-    def search(self, workers: int = 2, *, known: tuple[int, ...] = (), **more: Any) -> Look:
+    def search(self, workers: int = 2, *, known: tuple[int, ...] = (), **more: Any) -> WorkerSearchResult:
         return WorkerSearch(self.wanted(workers, **more), {}, self.proc, OWN_PID).look(known)
 
 
@@ -112,7 +112,7 @@ def test_written_pids_are_read(pids: list[int], separator: str) -> None:
     assert parse_pids(separator.join(map(str, pids)) + "\n", finished=False) == pids
 
 
-def pid_file(machine: Machine, text: str, *, mtime: float = BOOT + 60) -> Look:
+def pid_file(machine: Machine, text: str, *, mtime: float = BOOT + 60) -> WorkerSearchResult:
     path = machine.root / "worker_pids.txt"
     path.write_text(text, encoding="ascii")
     os.utime(path, (mtime, mtime))
@@ -161,7 +161,7 @@ def test_half_a_file_is_read_again_later(machine: Machine) -> None:
 
 
 def test_a_file_that_is_not_there_matters_only_when_it_was_asked_for(machine: Machine) -> None:
-    assert machine.search() == Look()
+    assert machine.search() == WorkerSearchResult()
     assert machine.search(must_exist=True).problems == (f"{machine.root / 'worker_pids.txt'}: is not there",)
 
 
@@ -431,7 +431,7 @@ def test_real_processes_are_found_by_their_name(start: Start, tmp_path: Path) ->
     shell = start("bash", "-c", script, name)
     assert shell.stdout is not None
     assert [shell.stdout.readline() for _ in range(2)] == ["1\n", "1\n"]
-    search = WorkerSearch(Wanted(name, ((0,), (1,)), tmp_path / "none"), os.environ)
+    search = WorkerSearch(WorkerSearchCriteria(name, ((0,), (1,)), tmp_path / "none"), os.environ)
     first, second = until(lambda: len(found := search.look().sightings) == 2 and found, "both workers")
     assert {first.number, second.number} == {1, None}
     assert {first.found_by, second.found_by} == {"name"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.saved_state import STATE_DIR, read_state, write_state
+from exporter.collecting.saved_state import STATE_DIR, load_saved_state, save_state
 from exporter.logs.tail_reader import LogTail
 
 LOGS = {"worker_w0": {"tails": [{"offset": 1 << 60, "mark": "00ff"}], "rate": 0.5, "name": "Übung"}}
@@ -21,18 +21,18 @@ JSON = st.recursive(
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") is None
-    assert write_state(tmp_path, "n1", "7", 0, LOGS, kind="logs") is None
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") == LOGS
-    assert write_state(tmp_path, "n1", "7", 0, {}, kind="logs") is None
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") == {}
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
+    assert save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs") is None
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") == LOGS
+    assert save_state(tmp_path, "n1", "7", 0, {}, kind="logs") is None
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") == {}
     assert os.listdir(tmp_path / STATE_DIR) == ["n1.logs.json"]
 
 
 @pytest.mark.parametrize(("node", "job_id", "attempt"), [("n2", "7", 0), ("n1", "8", 0), ("n1", "7", 1)])
 def test_another_node_job_or_attempt_has_nothing(tmp_path: Path, node: str, job_id: str, attempt: int) -> None:
-    write_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
-    assert read_state(tmp_path, node, job_id, attempt, kind="logs") is None
+    save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
+    assert load_saved_state(tmp_path, node, job_id, attempt, kind="logs") is None
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_another_node_job_or_attempt_has_nothing(tmp_path: Path, node: str, job_
     ],
 )
 def test_a_body_of_another_form_is_nothing(tmp_path: Path, change: dict[str, object]) -> None:
-    write_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
+    save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
     place = tmp_path / STATE_DIR / "n1.logs.json"
     body = json.loads(place.read_text())
     assert set(body) == {"schema", "job_id", "attempt", "time", "logs"}
     place.write_text(json.dumps(body | change))
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") is None
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 200_000, b'{"schema": 1}'])
 def test_a_file_that_is_damaged_is_nothing(tmp_path: Path, text: bytes) -> None:
     (tmp_path / STATE_DIR).mkdir()
     (tmp_path / STATE_DIR / "n1.logs.json").write_bytes(text)
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") is None
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") is None
 
 
 @given(body=JSON)
@@ -70,7 +70,7 @@ def test_no_body_whatever_raises(tmp_path_factory: pytest.TempPathFactory, body:
     (folder / STATE_DIR / "n1.logs.json").write_text(
         json.dumps({"schema": 1, "job_id": "7", "attempt": 0, "logs": body})
     )
-    logs = read_state(folder, "n1", "7", 0, kind="logs")
+    logs = load_saved_state(folder, "n1", "7", 0, kind="logs")
     assert logs == (body if isinstance(body, dict) else None)
     if logs is not None:
         LogTail.restore("log", logs)
@@ -80,20 +80,20 @@ def test_no_body_whatever_raises(tmp_path_factory: pytest.TempPathFactory, body:
 def test_a_disk_that_takes_nothing_is_reported_and_what_was_kept_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    write_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
+    save_state(tmp_path, "n1", "7", 0, LOGS, kind="logs")
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "replace", refuse)
-    assert write_state(tmp_path, "n1", "7", 0, {}, kind="logs") == os.strerror(number)
-    assert read_state(tmp_path, "n1", "7", 0, kind="logs") == LOGS
+    assert save_state(tmp_path, "n1", "7", 0, {}, kind="logs") == os.strerror(number)
+    assert load_saved_state(tmp_path, "n1", "7", 0, kind="logs") == LOGS
     assert os.listdir(tmp_path / STATE_DIR) == ["n1.logs.json"]
 
 
 def test_a_run_directory_that_is_gone_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    assert write_state(tmp_path / "run", "n1", "7", 0, LOGS, kind="logs") == os.strerror(errno.ENOTDIR)
-    assert write_state(tmp_path, "n1", "7", 0, {"name": "\ud800"}, kind="logs") is not None, (
+    assert save_state(tmp_path / "run", "n1", "7", 0, LOGS, kind="logs") == os.strerror(errno.ENOTDIR)
+    assert save_state(tmp_path, "n1", "7", 0, {"name": "\ud800"}, kind="logs") is not None, (
         "no text that UTF-8 can hold"
     )

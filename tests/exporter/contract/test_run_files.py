@@ -90,8 +90,8 @@ def test_a_write_that_the_kernel_cuts_short_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_what_is_written_once_is_never_replaced(tmp_path: Path) -> None:
-    assert run_files.write_json_once(tmp_path / "a.json", {"first": 1})
-    assert not run_files.write_json_once(tmp_path / "a.json", {"second": 2})
+    assert run_files.write_json_if_absent(tmp_path / "a.json", {"first": 1})
+    assert not run_files.write_json_if_absent(tmp_path / "a.json", {"second": 2})
     assert run_files.read_json(tmp_path / "a.json") == {"first": 1}
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -117,7 +117,7 @@ def test_what_is_urgent_is_written_into_the_reserve_of_a_full_disk(
     full_disk(monkeypatch, tmp_path, number)
     with pytest.raises(OSError, match=os.strerror(number)):
         run_files.write_json(tmp_path / "a.json", {"urgent": False})
-    run_files.write_urgent(tmp_path, tmp_path / "a.json", {"urgent": True})
+    run_files.write_json_with_reserve(tmp_path, tmp_path / "a.json", {"urgent": True})
     assert run_files.read_json(tmp_path / "a.json") == {"urgent": True}
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -126,7 +126,7 @@ def test_the_reserve_is_kept_for_other_errors(tmp_path: Path, monkeypatch: pytes
     run_files.make_reserve(tmp_path)
     full_disk(monkeypatch, tmp_path, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        run_files.write_urgent(tmp_path, tmp_path / "a.json", {})
+        run_files.write_json_with_reserve(tmp_path, tmp_path / "a.json", {})
     assert os.listdir(tmp_path) == [run_files.RESERVE_FILE]
 
 
@@ -174,7 +174,7 @@ def test_a_record_name_says_worker_rank_attempt_and_restart() -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_the_state_holds_phase_stop_and_time(tmp_path: Path, ended: bool) -> None:
     stop: dict[str, object] = {"reason": "cancelled", "cause": "SIGTERM to the job", "time": 5.0}
-    run_files.write_state(str(tmp_path), "completing", stop, workers_ended=ended)
+    run_files.write_job_state(str(tmp_path), "completing", stop, workers_ended=ended)
     state = run_files.read_json(tmp_path / "state.json") or {}
     assert state.pop("time")
     assert state == {"schema": 1, "phase": "completing", "stop": stop, "workers_ended": ended}

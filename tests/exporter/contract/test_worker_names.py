@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.contract.worker_names import worker_rank
+from exporter.contract.worker_names import rank_in_file_name
 
 ROLES = ("prefill", "decode", "agg_server")
 RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
@@ -36,7 +36,7 @@ RANKS = {(role, 0): 100 * place for place, role in enumerate(ROLES)}
     ],
 )
 def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: int) -> None:
-    assert worker_rank(name, RANKS) == number
+    assert rank_in_file_name(name, RANKS) == number
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_a_number_behind_a_word_for_a_worker_is_its_number(name: str, number: in
     ],
 )
 def test_a_number_elsewhere_is_nobodys(name: str) -> None:
-    assert worker_rank(name, RANKS) is None
+    assert rank_in_file_name(name, RANKS) is None
 
 
 def test_a_word_is_one_only_where_it_is_a_role() -> None:
-    assert worker_rank("trainer_4.log", {}) is None
-    assert worker_rank("trainer_4.log", {("trainer", 4): 9}) == 9
-    assert worker_rank("a.b_4.log", {("a.b", 4): 9}) == 9
-    assert worker_rank("aXb_4.log", {("a.b", 4): 9}) is None
+    assert rank_in_file_name("trainer_4.log", {}) is None
+    assert rank_in_file_name("trainer_4.log", {("trainer", 4): 9}) == 9
+    assert rank_in_file_name("a.b_4.log", {("a.b", 4): 9}) == 9
+    assert rank_in_file_name("aXb_4.log", {("a.b", 4): 9}) is None
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_a_word_is_one_only_where_it_is_a_role() -> None:
     ],
 )
 def test_some_words_are_before_other_numbers_too(name: str, number: int | None) -> None:
-    assert worker_rank(name, RANKS, sure=True) == number
+    assert rank_in_file_name(name, RANKS, sure=True) == number
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["worker", "rank", "shard", "part", "prefill"]), st.sampled_from("_-"))
 def test_every_number_is_found_whole(number: int, word: str, sign: str) -> None:
-    assert worker_rank(f"out_{word}{sign}{number}.jsonl", RANKS) == number
+    assert rank_in_file_name(f"out_{word}{sign}{number}.jsonl", RANKS) == number
 
 
 @given(st.text(max_size=40))
 def test_any_name_can_be_asked_about(name: str) -> None:
-    number = worker_rank(name, RANKS)
+    number = rank_in_file_name(name, RANKS)
     assert number is None or number >= 0

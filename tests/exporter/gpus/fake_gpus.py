@@ -5,28 +5,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.contract.manifest import Task
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
 from exporter.gpus.collectors.workers_collector import GpuWorkersCollector
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.records import (
-    Driver,
     DriverState,
     Gpu,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
     GpuEvent,
-    GpuLook,
     GpuProcess,
+    GpuReading,
     GpuState,
 )
-from exporter.machine.kernel_log import KernelEvent, KernelLog, Xid
+from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid
 from tests.support.exporter import FakeClock, make_identity, make_manifest, make_task, page_of
 
 GIB = 1 << 30
-NVIDIA = Driver("nvidia", "570.86.15", "12.8")
-AMD = Driver("amd", "6.12.12", "6.3")
+NVIDIA = GpuDriver("nvidia", "570.86.15", "12.8")
+AMD = GpuDriver("amd", "6.12.12", "6.3")
 DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -88,14 +88,14 @@ class FakeGpus:
         self.gpus = list(gpus)
         self.state: DriverState = "ok"
         self.words: str | None = None
-        self.driver: Driver | None = NVIDIA
+        self.driver: GpuDriver | None = NVIDIA
         self.told: list[GpuEvent] = []
         self.asked = 0
         self.ready = self.tells_events = True
 
-    def look(self, _wait_s: float) -> GpuLook:
+    def look(self, _wait_s: float) -> GpuReading:
         self.asked += 1
-        return GpuLook(
+        return GpuReading(
             self._clock.time(),
             self.state,
             self.words,
@@ -134,7 +134,7 @@ class Node:
         self.clock = FakeClock() if clock is None else clock
         self.host = FakeGpus(self.clock, gpus)
         self.kernel = KernelLog(self.clock, None, path="/nowhere")
-        self.context = Context(
+        self.context = CollectorContext(
             make_manifest(run_dir, *tasks, **manifest),
             make_identity(first_gpu=first_gpu, attempt=attempt),
             self.clock,
@@ -180,7 +180,7 @@ class Node:
 
     def line(self, pci: str, code: int, pid: int | None = None) -> None:
         """The kernel's log tells of one."""
-        self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), Xid(pci, code, pid)))
+        self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), KernelXid(pci, code, pid)))
 
     def look(self, seconds: float = 0.0) -> GpusSnapshot:
         """Look at the GPUs after this time."""
@@ -191,9 +191,9 @@ class Node:
         """The page of both collectors."""
         return page_of(self.gpus, self.look(seconds)) + page_of(self.workers, self.workers.read())
 
-    def status(self, seconds: float = 0.0) -> Status:
+    def status(self, seconds: float = 0.0) -> NodeStatus:
         """The status of both collectors."""
-        status = Status()
+        status = NodeStatus()
         self.gpus.describe(self.look(seconds), status)
         self.workers.describe(self.workers.read(), status)
         return status

@@ -14,10 +14,10 @@ import pytest
 
 from exporter.gpus.records import (
     THROTTLE_REASONS,
-    Driver,
     Gpu,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
     GpuEvent,
     GpuFailed,
     GpuReader,
@@ -84,7 +84,7 @@ class GpuReaderContract:
         reader = make()
         driver = reader.open()
         reader.close()
-        assert isinstance(driver, Driver)
+        assert isinstance(driver, GpuDriver)
         assert driver.vendor == reader.vendor
         assert driver.cuda_version is None or VERSION.fullmatch(driver.cuda_version)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.gpus.holder_reader import Holder, read_holder, read_namespace_pids
+from exporter.gpus.holder_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
 from tests.support.exporter import until
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -32,7 +32,7 @@ def child(**environment: str) -> Iterator[int]:
 
 def test_a_process_of_the_job_says_so_by_its_environment() -> None:
     with child(GPUJOB_JOB_ID="4459", GPUJOB_RANK="3") as pid:
-        found = read_holder(pid)
+        found = read_gpu_process(pid)
     assert found is not None
     assert (found.uid, found.job_id, found.rank) == (os.geteuid(), "4459", 3)
     assert found.name.startswith("python")
@@ -41,22 +41,22 @@ def test_a_process_of_the_job_says_so_by_its_environment() -> None:
 @pytest.mark.parametrize("rank", ["", "-1", "three", "٣", "1.0"])
 def test_a_rank_that_is_no_number_is_none(rank: str) -> None:
     with child(GPUJOB_JOB_ID="4459", GPUJOB_RANK=rank) as pid:
-        found = read_holder(pid)
+        found = read_gpu_process(pid)
     assert found is not None
     assert (found.job_id, found.rank) == ("4459", None)
 
 
 def test_a_process_of_others_is_known_by_name_and_user_alone() -> None:
     with child() as pid:
-        found = read_holder(pid)
+        found = read_gpu_process(pid)
     assert found is not None
-    assert found == Holder(found.name, os.geteuid())
+    assert found == GpuProcessInfo(found.name, os.geteuid())
 
 
 def test_a_pid_that_is_nobodys_here_has_no_holder() -> None:
     with child() as pid:
         pass
-    assert read_holder(pid) is None
+    assert read_gpu_process(pid) is None
     assert read_namespace_pids(pid) == ()
 
 
@@ -64,7 +64,7 @@ def test_a_process_whose_environment_is_not_for_us_has_a_name_all_the_same(tmp_p
     folder = tmp_path / "7"
     folder.mkdir()
     (folder / "comm").write_bytes(b"a) b (\xff\n")
-    assert read_holder(7, str(tmp_path)) == Holder("a) b (\ufffd", os.geteuid())
+    assert read_gpu_process(7, str(tmp_path)) == GpuProcessInfo("a) b (\ufffd", os.geteuid())
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,18 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.gpus import host_reader
-from exporter.gpus.device_state_reader import Seat
+from exporter.gpus.device_state_reader import DeviceTracker
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.records import (
-    Driver,
-    DriverReplaced,
     Gpu,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
+    GpuDriverReplaced,
     GpuEvent,
     GpuFailed,
-    GpuLook,
     GpuProcess,
+    GpuReading,
     GpuUnavailable,
 )
 from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver
@@ -78,9 +78,9 @@ class Fake:
         self.hanging[key] = threading.Event()
         return self.hanging[key]
 
-    def open(self) -> Driver:
+    def open(self) -> GpuDriver:
         self._call("open")
-        return Driver(self.vendor, "1.2", "12.8")
+        return GpuDriver(self.vendor, "1.2", "12.8")
 
     def gpus(self) -> tuple[Gpu, ...]:
         self._call("gpus")
@@ -138,7 +138,7 @@ class Machine:
     def reader(self) -> Fake:
         return self.readers[0]
 
-    def look(self, later: float = 1.0, wait_s: float = PATIENT_S) -> GpuLook:
+    def look(self, later: float = 1.0, wait_s: float = PATIENT_S) -> GpuReading:
         """A look, some seconds after the last one."""
         self.clock.advance(later)
         return self.host.look(wait_s)
@@ -182,7 +182,7 @@ def start() -> Iterator[Start]:
         machine.host.close(2.0)
 
 
-def energies(look: GpuLook) -> list[float | None]:
+def energies(look: GpuReading) -> list[float | None]:
     """How often the activity of each GPU was read, as the fake tells it."""
     return [None if gpu.activity is None else gpu.activity.energy_j for gpu in look.gpus]
 
@@ -194,7 +194,7 @@ def test_the_first_look_has_all(start: Start) -> None:
     machine = start()
     look = machine.look()
     assert (look.state, look.words, look.replaced, look.time) == ("ok", None, False, machine.clock.now)
-    assert look.driver == Driver("acme", "1.2", "12.8")
+    assert look.driver == GpuDriver("acme", "1.2", "12.8")
     assert look.absent == {"fan": "has none"}
     assert [gpu.gpu.index for gpu in look.gpus] == ["0", "1", "2"]
     for gpu in look.gpus:
@@ -266,7 +266,7 @@ def test_gpus_that_come_and_go_are_followed(start: Start) -> None:
 def test_several_can_look_at_once(start: Start) -> None:
     machine = start()
     gate = machine.reader.hang(("activity", "1"))
-    found: list[GpuLook] = []
+    found: list[GpuReading] = []
     threads = [threading.Thread(target=lambda: found.append(machine.host.look(PATIENT_S))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -390,7 +390,7 @@ def test_a_part_that_fails_costs_itself(start: Start) -> None:
 def test_a_replaced_driver_is_told_and_only_opened_ever_more_rarely(part: str, start: Start) -> None:
     machine = start()
     machine.look()
-    machine.reader.failing[part] = DriverReplaced("another one")
+    machine.reader.failing[part] = GpuDriverReplaced("another one")
     machine.reader.failing["open"] = GpuUnavailable("version_mismatch", "not with this library")
     look = machine.look(61)
     assert (look.state, look.words, look.replaced, look.tells_events) == (
@@ -413,7 +413,7 @@ def test_a_replaced_driver_is_told_and_only_opened_ever_more_rarely(part: str, s
 def test_a_replaced_driver_that_opens_anew_is_read_again_with_its_events(start: Start) -> None:
     machine = start()
     machine.look()
-    machine.reader.failing["activity"] = DriverReplaced("another one")
+    machine.reader.failing["activity"] = GpuDriverReplaced("another one")
     machine.look()
     machine.reader.failing.clear()
     assert machine.look(4).replaced
@@ -439,7 +439,7 @@ def test_a_driver_that_opens_and_is_replaced_time_and_again_is_no_busy_loop(
             well_until = machine.clock.now + well_s
             machine.reader.failing.clear()
         elif machine.clock.now >= well_until:
-            machine.reader.failing["activity"] = DriverReplaced("another one")
+            machine.reader.failing["activity"] = GpuDriverReplaced("another one")
     assert least <= machine.reader.calls["open"] <= most
 
 
@@ -448,7 +448,7 @@ def test_a_driver_that_was_replaced_while_a_call_hangs_is_left_as_it_is(start: S
     machine.look()
     gate = machine.reader.hang(("activity", "1"))
     machine.look()
-    machine.reader.failing["activity"] = DriverReplaced("another one")
+    machine.reader.failing["activity"] = GpuDriverReplaced("another one")
     for _ in range(20):
         look = machine.look()
     assert (look.state, look.words, look.replaced) == ("version_mismatch", "another one", True)
@@ -571,7 +571,7 @@ def test_a_device_that_hangs_again_as_it_is_tried_is_tried_ever_more_rarely(star
 
 
 def test_that_a_device_hung_counts_for_an_hour() -> None:
-    seat = Seat(Gpu("GPU-0", "0", "acme"))
+    seat = DeviceTracker(Gpu("GPU-0", "0", "acme"))
     for moment in (0.0, 2000.0, 3000.0):
         seat.hang("activity", moment)
     assert [seat.times_hung(moment) for moment in (3001, 3601, 5601, 6601)] == [3, 2, 1, 0]
@@ -713,7 +713,7 @@ def test_a_reader_without_events_is_not_asked_all_the_time(start: Start) -> None
 
 def test_an_event_thread_that_finds_the_driver_replaced_says_so(start: Start) -> None:
     machine = start()
-    machine.reader.failing["wait_event"] = DriverReplaced("another one")
+    machine.reader.failing["wait_event"] = GpuDriverReplaced("another one")
     machine.look()
     until(lambda: machine.look(0.0).replaced, "the news")
 
@@ -797,7 +797,7 @@ def host_of(driver: FakeDriver, **options: Any) -> GpuHost:
     return GpuHost([lambda: driver.make(clock)], clock, fast_s=0.02, **{"call_s": PATIENT_S, **options})
 
 
-def utilization(look: GpuLook) -> list[float | None]:
+def utilization(look: GpuReading) -> list[float | None]:
     return [None if gpu.activity is None else gpu.activity.utilization_ratio for gpu in look.gpus]
 
 

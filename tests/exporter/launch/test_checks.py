@@ -11,23 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup
-from exporter.launch.checks import LEVELS, SETTLE_S, LaunchCheck, NodeLaunch, WorkerLaunch, check_launch, verified
+from exporter.launch.checks import (
+    LEVELS,
+    SETTLE_S,
+    NodeLaunchCheck,
+    NodeLaunchFacts,
+    WorkerLaunchFacts,
+    check_launch,
+    is_launch_verified,
+)
 from exporter.launch.collector import AFTERWARDS_S, DEVICES, LOOK_S, LaunchCollector, LaunchSnapshot
 from exporter.launch.facts_reader import read_open_gpus, why_not_writable
 from exporter.machine.procfs import read_environment
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
 
 TIMEOUT_S = 60.0
-NODE_IN_ORDER = NodeLaunch(output_dir="/out", output_files=2, gives_progress=True, has_gpus=True)
+NODE_IN_ORDER = NodeLaunchFacts(output_dir="/out", output_files=2, gives_progress=True, has_gpus=True)
 EVERYTHING = tuple(LEVELS)
 
 
-def worker(rank: int = 0, **changes: Any) -> WorkerLaunch:
+def worker(rank: int = 0, **changes: Any) -> WorkerLaunchFacts:
     """A worker with nothing missing and one GPU of its own."""
-    made = WorkerLaunch(
+    made = WorkerLaunchFacts(
         worker=f"worker_w{rank}",
         rank=rank,
         gpus=(rank,),
@@ -44,13 +52,13 @@ def worker(rank: int = 0, **changes: Any) -> WorkerLaunch:
     return dataclasses.replace(made, **changes)
 
 
-def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunch:
+def ended(rank: int, reason: str, evidence: str = "") -> WorkerLaunchFacts:
     return worker(rank, up=False, reason=reason, evidence=evidence, devices=None, device_files=None)
 
 
 def checks_of(
-    *workers: WorkerLaunch, node: NodeLaunch = NODE_IN_ORDER, elapsed_s: float = 10.0, over: bool = False
-) -> dict[str, LaunchCheck]:
+    *workers: WorkerLaunchFacts, node: NodeLaunchFacts = NODE_IN_ORDER, elapsed_s: float = 10.0, over: bool = False
+) -> dict[str, NodeLaunchCheck]:
     found = check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, over=over)
     return {check.name: check for check in found}
 
@@ -59,11 +67,11 @@ def test_a_launch_with_nothing_missing_passes_every_check_in_order() -> None:
     found = checks_of(worker(0), worker(1))
     assert tuple(found) == EVERYTHING
     assert all(check.passed is True and not check.lacking for check in found.values())
-    assert verified(found.values())
+    assert is_launch_verified(found.values())
     assert found["processes"].detail == "2 of 2 workers started"
 
 
-NOT_STARTED = WorkerLaunch("worker_w1", 1, gpus=(1,))
+NOT_STARTED = WorkerLaunchFacts("worker_w1", 1, gpus=(1,))
 
 
 @pytest.mark.parametrize(
@@ -103,25 +111,25 @@ NOT_STARTED = WorkerLaunch("worker_w1", 1, gpus=(1,))
         ("progress", worker(1, items=None), "its log tells no position"),
     ],
 )
-def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: WorkerLaunch, found: str) -> None:
+def test_what_one_worker_lacks_is_waited_for_and_then_told(name: str, second: WorkerLaunchFacts, found: str) -> None:
     waiting = checks_of(worker(0), second)[name]
     assert waiting.passed is None
     told = checks_of(worker(0), second, elapsed_s=TIMEOUT_S)[name]
     assert told.passed is False
     assert (told.lacking[-1].worker, told.lacking[-1].rank, told.lacking[-1].found) == ("worker_w1", 1, found)
     assert "worker_w1 (rank 1)" in told.detail
-    assert verified(checks_of(worker(0), second, elapsed_s=TIMEOUT_S).values()) is (LEVELS[name] == "warning")
+    assert is_launch_verified(checks_of(worker(0), second, elapsed_s=TIMEOUT_S).values()) is (LEVELS[name] == "warning")
     assert checks_of(worker(0), second, over=True)[name].passed is (found == "its process is gone")
 
 
 @pytest.mark.parametrize(
     ("name", "node"),
     [
-        ("output_dir", NodeLaunch(output_dir="/out", output_problem="/out is not there")),
-        ("output", NodeLaunch(output_dir="/out", output_files=0)),
+        ("output_dir", NodeLaunchFacts(output_dir="/out", output_problem="/out is not there")),
+        ("output", NodeLaunchFacts(output_dir="/out", output_files=0)),
     ],
 )
-def test_what_the_node_lacks_is_waited_for_and_then_told(name: str, node: NodeLaunch) -> None:
+def test_what_the_node_lacks_is_waited_for_and_then_told(name: str, node: NodeLaunchFacts) -> None:
     assert checks_of(worker(), node=node)[name].passed is None
     told = checks_of(worker(), node=node, elapsed_s=TIMEOUT_S)[name]
     assert (told.passed, told.lacking[0].worker) == (False, None)
@@ -129,9 +137,9 @@ def test_what_the_node_lacks_is_waited_for_and_then_told(name: str, node: NodeLa
 
 def test_what_does_not_apply_is_not_checked() -> None:
     """A job without GPUs, without output to look for, and without a way to know of progress."""
-    found = checks_of(worker(gpus=(), devices="0", items=None), node=NodeLaunch())
+    found = checks_of(worker(gpus=(), devices="0", items=None), node=NodeLaunchFacts())
     assert tuple(found) == ("processes", "count", "logs", "log_lines")
-    assert verified(found.values())
+    assert is_launch_verified(found.values())
 
 
 def test_workers_that_serve_are_not_expected_to_tell_a_position() -> None:
@@ -172,7 +180,7 @@ def test_an_environment_that_cannot_be_read_is_waited_for_and_never_a_fault() ->
     assert (found["gpus"].passed, found["gpu_use"].passed) == (True, True)
     found = checks_of(hidden, elapsed_s=TIMEOUT_S)
     assert not {"gpus", "gpu_use"} & found.keys()
-    assert verified(found.values())
+    assert is_launch_verified(found.values())
 
 
 def test_workers_that_share_gpus_by_the_plan_may() -> None:
@@ -181,7 +189,7 @@ def test_workers_that_share_gpus_by_the_plan_may() -> None:
 
 
 WORKERS = st.builds(
-    WorkerLaunch,
+    WorkerLaunchFacts,
     worker=st.just("w"),
     rank=st.integers(0, 5),
     gpus=st.sampled_from([(), (0,), (0, 1)]),
@@ -195,7 +203,7 @@ WORKERS = st.builds(
     items=st.none() | st.integers(0),
 )
 NODES = st.builds(
-    NodeLaunch,
+    NodeLaunchFacts,
     output_dir=st.none() | st.just("/o"),
     output_problem=st.none() | st.just("no"),
     output_files=st.none() | st.integers(0, 2),
@@ -206,7 +214,9 @@ NODES = st.builds(
 
 
 @given(st.lists(WORKERS, max_size=4), NODES, st.booleans())
-def test_at_the_end_every_check_has_an_answer(workers: list[WorkerLaunch], node: NodeLaunch, over: bool) -> None:
+def test_at_the_end_every_check_has_an_answer(
+    workers: list[WorkerLaunchFacts], node: NodeLaunchFacts, over: bool
+) -> None:
     elapsed_s = 0.0 if over else TIMEOUT_S
     for check in check_launch(workers, node, elapsed_s=elapsed_s, launch_timeout_s=TIMEOUT_S, over=over):
         assert check.passed is (not check.lacking)
@@ -426,7 +436,7 @@ def test_logs_are_those_of_the_present_run_and_of_the_jobs_own_pattern(tmp_path:
 
 def test_a_sidecar_that_comes_back_keeps_what_was_found_in_this_attempt(launch: Launch) -> None:
     found = launch.look()
-    status = Status()
+    status = NodeStatus()
     launch.collector.describe(found, status)
     (launch.run_dir / run_files.STATUS_DIR).mkdir()
     path = launch.run_dir / run_files.STATUS_DIR / f"{NODE}.json"

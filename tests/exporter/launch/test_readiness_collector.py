@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.launch.readiness_collector import EXPECTED, READY, TIMEOUT, WORKERS, ReadinessCollector
 from tests.support.exporter import make_context, make_manifest, page_of, samples_of
@@ -34,7 +34,7 @@ def test_workers_that_are_ready_stand_beside_those_that_are_expected(tmp_path: P
     made = collector(tmp_path, BODY)
     found = made.read()
     assert found is not None
-    page, status = page_of(made, found), Status()
+    page, status = page_of(made, found), NodeStatus()
     made.describe(found, status)
     assert samples_of(page, READY) == {"": 0.0}
     assert samples_of(page, TIMEOUT) == {"": 1800.0}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from exporter.logs import inotify_reader as module
-from exporter.machine.mounts import Mount
-from exporter.logs.inotify_reader import IN_Q_OVERFLOW, Wakeups, Watch, tells_of_writes
+from exporter.machine.mounts import MountPoint
+from exporter.logs.inotify_reader import IN_Q_OVERFLOW, InotifyWatches, InotifyWatch, sees_all_writes
 
 
-def watched(wakeups: Wakeups, resting_log: Path) -> Watch:
+def watched(wakeups: InotifyWatches, resting_log: Path) -> InotifyWatch:
     watch = wakeups.watch(str(resting_log), resting_log.stat().st_dev)
     assert watch is not None
     return watch
@@ -54,7 +54,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
-    wakeups: Wakeups, resting_log: Path, change: Callable[[Path], object], is_open: bool
+    wakeups: InotifyWatches, resting_log: Path, change: Callable[[Path], object], is_open: bool
 ) -> None:
     descriptor = os.open(resting_log, os.O_RDONLY) if is_open else -1
     watch = watched(wakeups, resting_log)
@@ -68,7 +68,7 @@ def test_a_change_ends_the_quiet_and_is_told_by_the_next_drain(
         os.close(descriptor)
 
 
-def test_reading_is_no_change(wakeups: Wakeups, resting_log: Path) -> None:
+def test_reading_is_no_change(wakeups: InotifyWatches, resting_log: Path) -> None:
     watch = watched(wakeups, resting_log)
     resting_log.read_bytes()
     list(resting_log.parent.iterdir())
@@ -77,7 +77,7 @@ def test_reading_is_no_change(wakeups: Wakeups, resting_log: Path) -> None:
     assert watch.quiet
 
 
-def test_readers_of_one_file_are_each_told(wakeups: Wakeups, resting_log: Path) -> None:
+def test_readers_of_one_file_are_each_told(wakeups: InotifyWatches, resting_log: Path) -> None:
     linked = resting_log.with_name("linked")
     os.link(resting_log, linked)
     first, second, third = watched(wakeups, resting_log), watched(wakeups, linked), watched(wakeups, resting_log)
@@ -93,7 +93,7 @@ def test_readers_of_one_file_are_each_told(wakeups: Wakeups, resting_log: Path) 
     assert not again.quiet
 
 
-def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: Wakeups, resting_log: Path) -> None:
+def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: InotifyWatches, resting_log: Path) -> None:
     watch = watched(wakeups, resting_log)
     wakeups.drop(watch)
     wakeups.drop(watch)
@@ -105,7 +105,7 @@ def test_a_watch_that_is_dropped_is_one_no_longer(wakeups: Wakeups, resting_log:
     assert (watch.quiet, again.quiet, kept.quiet) == (False, False, True)
 
 
-def test_many_changes_at_once_are_all_taken_in(wakeups: Wakeups, resting_log: Path) -> None:
+def test_many_changes_at_once_are_all_taken_in(wakeups: InotifyWatches, resting_log: Path) -> None:
     logs = [resting_log.with_name(f"{number}.log") for number in range(600)]
     for log in logs:
         log.touch()
@@ -116,7 +116,7 @@ def test_many_changes_at_once_are_all_taken_in(wakeups: Wakeups, resting_log: Pa
     assert [watch.quiet for watch in watches] == [False, True] * 300
 
 
-def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: Wakeups) -> None:
+def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: InotifyWatches) -> None:
     watched(wakeups, resting_log)
     for _ in range(100):
         append(resting_log, b"x\n")
@@ -125,7 +125,7 @@ def test_a_writer_pays_for_one_event_only(resting_log: Path, wakeups: Wakeups) -
 
 
 @pytest.mark.parametrize("linked", ["file", "directory"])
-def test_what_is_reached_by_a_link_is_not_watched(wakeups: Wakeups, resting_log: Path, linked: str) -> None:
+def test_what_is_reached_by_a_link_is_not_watched(wakeups: InotifyWatches, resting_log: Path, linked: str) -> None:
     link = resting_log.parent / "link"
     link.symlink_to(resting_log if linked == "file" else resting_log.parent)
     reached = link if linked == "file" else link / resting_log.name
@@ -133,7 +133,7 @@ def test_what_is_reached_by_a_link_is_not_watched(wakeups: Wakeups, resting_log:
     assert wakeups.watch(os.path.relpath(resting_log), resting_log.stat().st_dev) is None
 
 
-def test_a_file_that_is_gone_is_not_watched(wakeups: Wakeups, resting_log: Path) -> None:
+def test_a_file_that_is_gone_is_not_watched(wakeups: InotifyWatches, resting_log: Path) -> None:
     device = resting_log.stat().st_dev
     resting_log.unlink()
     assert wakeups.watch(str(resting_log), device) is None
@@ -142,16 +142,16 @@ def test_a_file_that_is_gone_is_not_watched(wakeups: Wakeups, resting_log: Path)
 
 
 MOUNTS = (
-    Mount("/", "ext4", "/dev/vda1", 1),
-    Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", 2),
-    Mount("/home", "nfs4", "server:/home", 3),
-    Mount("/container", "overlay", "overlay", 4),
-    Mount("/data", "btrfs", "/dev/vdb", 5),
-    Mount("/hidden/local", "btrfs", "/dev/vdc", 6),
-    Mount("/hidden", "nfs4", "server:/hidden", 7),
-    Mount("/dev/shm", "tmpfs", "tmpfs", 8),
-    Mount("/mnt", "fuse.sshfs", "host:/", 9),
-    Mount("/bound", "ext4", "/dev/vda1", 1),
+    MountPoint("/", "ext4", "/dev/vda1", 1),
+    MountPoint("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", 2),
+    MountPoint("/home", "nfs4", "server:/home", 3),
+    MountPoint("/container", "overlay", "overlay", 4),
+    MountPoint("/data", "btrfs", "/dev/vdb", 5),
+    MountPoint("/hidden/local", "btrfs", "/dev/vdc", 6),
+    MountPoint("/hidden", "nfs4", "server:/hidden", 7),
+    MountPoint("/dev/shm", "tmpfs", "tmpfs", 8),
+    MountPoint("/mnt", "fuse.sshfs", "host:/", 9),
+    MountPoint("/bound", "ext4", "/dev/vda1", 1),
 )
 
 
@@ -171,18 +171,18 @@ MOUNTS = (
     ],
 )
 def test_only_of_local_file_systems_does_the_kernel_know_all_writes(path: str, device: int, told: bool) -> None:
-    assert tells_of_writes(path, device, MOUNTS) is told
+    assert sees_all_writes(path, device, MOUNTS) is told
 
 
 def test_a_file_of_a_network_file_system_is_not_touched(resting_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = resting_log.stat().st_dev
     touched, asked = list[str](), list[str]()
 
-    def mounts() -> list[Mount]:
+    def mounts() -> list[MountPoint]:
         asked.append("mounts")
-        return [Mount("/", "nfs4", "server:/", device)]
+        return [MountPoint("/", "nfs4", "server:/", device)]
 
-    wakeups = Wakeups(mounts)
+    wakeups = InotifyWatches(mounts)
     monkeypatch.setattr(module, "_call", lambda name, *_: touched.append(name))
     monkeypatch.setattr(os.path, "realpath", lambda name: touched.append(name))
     assert [wakeups.watch(str(resting_log), device) for _ in range(2)] == [None, None]
@@ -191,7 +191,7 @@ def test_a_file_of_a_network_file_system_is_not_touched(resting_log: Path, monke
 
 
 def test_no_more_files_are_watched_than_so_many(
-    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+    resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_WATCHES", 1)
     watch = watched(wakeups, resting_log)
@@ -202,14 +202,14 @@ def test_no_more_files_are_watched_than_so_many(
     assert watched(wakeups, other).quiet
 
 
-def test_when_events_were_lost_nothing_is_believed_any_longer(resting_log: Path, wakeups: Wakeups) -> None:
+def test_when_events_were_lost_nothing_is_believed_any_longer(resting_log: Path, wakeups: InotifyWatches) -> None:
     watch = watched(wakeups, resting_log)
     wakeups._take(struct.pack("=iIII", -1, IN_Q_OVERFLOW, 0, 0))
     assert not watch.quiet
     assert watched(wakeups, resting_log).quiet
 
 
-def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: Wakeups) -> None:
+def test_closing_gives_the_descriptor_back(resting_log: Path, wakeups: InotifyWatches) -> None:
     before = len(os.listdir("/proc/self/fd"))
     watch = watched(wakeups, resting_log)
     assert not os.get_inheritable(wakeups._fd)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.logs.last_error import LINE_LENGTH, TRACEBACK_LINES, LogError, last_error, plain_line
-from exporter.logs.packs_reader import read_errors
+from exporter.logs.packs_reader import read_error_patterns
 
 PLAIN = """\
 Processed 3/50 items
@@ -24,7 +24,7 @@ For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 
 
 def found(text: str) -> LogError:
-    error = last_error(text.encode(), read_errors())
+    error = last_error(text.encode(), read_error_patterns())
     assert error is not None
     return error
 
@@ -233,7 +233,7 @@ def test_a_line_alone_tells_of_an_error(line: str, kind: str) -> None:
     ],
 )
 def test_ordinary_text_tells_of_no_error(text: str) -> None:
-    error = last_error(text.encode(), read_errors())
+    error = last_error(text.encode(), read_error_patterns())
     assert error is None or not error.certain
 
 
@@ -300,7 +300,7 @@ def test_a_line_is_shown_as_a_terminal_would(raw: bytes, shown: str) -> None:
 
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_read(raw: bytes) -> None:
-    last_error(raw, read_errors())
+    last_error(raw, read_error_patterns())
     shown = plain_line(raw)
     assert all(character == "\t" or character.isprintable() or ord(character) > 0x9F for character in shown)
 
@@ -332,7 +332,7 @@ WORDS = st.sampled_from(
 @given(st.lists(st.tuples(st.sampled_from(["", "[rank1]: ", "[rank2]: "]), WORDS), max_size=40))
 def test_any_order_of_lines_is_read(lines: list[tuple[str, str]]) -> None:
     text = "\n".join(mark + word for mark, word in lines).encode()
-    error = last_error(text, read_errors())
+    error = last_error(text, read_error_patterns())
     if error is not None:
         whole = text.split(b"\n")
         assert error.offset == sum(len(line) + 1 for line in whole[: error.line_index])
@@ -351,6 +351,6 @@ def test_any_order_of_lines_is_read(lines: list[tuple[str, str]]) -> None:
 def test_hostile_text_costs_bounded_time(piece: str) -> None:
     text = (piece * (1 << 20))[: 1 << 20].encode()
     began = time.process_time()
-    last_error(text, read_errors())
-    last_error(text[: 64 * 1024], read_errors())
+    last_error(text, read_error_patterns())
+    last_error(text[: 64 * 1024], read_error_patterns())
     assert time.process_time() - began < 3

@@ -2,9 +2,9 @@
 
 import pytest
 
-from exporter.logs.lexicon import GENERIC, Lexicon, own_pattern
+from exporter.logs.lexicon import GENERIC, Lexicon, compile_job_pattern
 from exporter.logs.packs import Pack, parse_pack
-from exporter.logs.patterns import Kind, PatternError, compile_pattern
+from exporter.logs.patterns import PatternKind, PatternError, compile_pattern
 
 GENERIC_PACK = """
 name = "generic"
@@ -33,14 +33,14 @@ value = [{ name = "loss", regex = 'trainer loss (\\d+)' }]
 """
 PACKS: tuple[Pack, ...] = (parse_pack(GENERIC_PACK, "generic"), parse_pack(TRAINER_PACK, "trainer"))
 ERRORS = (
-    compile_pattern("oom", "out of memory", "critical", kind=Kind.ERROR),
-    compile_pattern("net", "no network", "warning", kind=Kind.ERROR),
+    compile_pattern("oom", "out of memory", "critical", kind=PatternKind.ERROR),
+    compile_pattern("net", "no network", "warning", kind=PatternKind.ERROR),
 )
 
 
 def lexicon(*own: tuple[str, str] | tuple[str, str, str], pack: str = "auto") -> Lexicon:
     """A lexicon of the two packs, with patterns of a job file."""
-    return Lexicon(PACKS, ERRORS, [own_pattern(*entry) for entry in own], pack)
+    return Lexicon(PACKS, ERRORS, [compile_job_pattern(*entry) for entry in own], pack)
 
 
 def expressions(of: Lexicon, pack: str) -> dict[str, str]:
@@ -69,8 +69,8 @@ def test_what_the_job_file_names_hides_the_pack_and_both_hide_the_generic() -> N
 def test_two_patterns_of_one_layer_may_have_one_name() -> None:
     packs = (parse_pack(GENERIC_PACK.replace('"rate"', '"step"'), "generic"), PACKS[1])
     kinds = [p.kind for p in Lexicon(packs, ()).progress(GENERIC) if p.name == "step"]
-    assert kinds == [Kind.POSITION, Kind.VALUE]
-    assert [p.kind for p in Lexicon(packs, ()).progress("trainer") if p.name == "step"] == [Kind.POSITION]
+    assert kinds == [PatternKind.POSITION, PatternKind.VALUE]
+    assert [p.kind for p in Lexicon(packs, ()).progress("trainer") if p.name == "step"] == [PatternKind.POSITION]
 
 
 def test_positions_are_preferred_in_the_order_of_the_layers() -> None:
@@ -88,29 +88,29 @@ def test_the_number_of_the_first_epoch_is_known_by_pattern() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "severity", "kind", "unit"),
     [
-        ("items", r"(\d+)", None, Kind.POSITION, "items"),
-        ("resume", r"(\d+)", None, Kind.RESUME, "items"),
-        ("step", r"(\d+)/(\d+)", None, Kind.POSITION, "steps"),
-        ("batch", r"(\d+)/(\d+)", None, Kind.POSITION, "batches"),
-        ("tokens", r"(?P<done>\d+)", None, Kind.POSITION, "tokens"),
-        ("documents", r"(?P<done>\d+)/(?P<total>\d+)", None, Kind.POSITION, "items"),
-        ("step", r"(\d+)", None, Kind.POSITION, "steps"),
-        ("epoch", r"(\d+)", None, Kind.VALUE, None),
-        ("ratio", r"(\d+)/(\d+)", None, Kind.VALUE, None),
-        ("step", r"(?P<loss>\S+) (?P<lr>\S+)", None, Kind.VALUE, None),
-        ("items", "lost items", "warning", Kind.ERROR, None),
+        ("items", r"(\d+)", None, PatternKind.POSITION, "items"),
+        ("resume", r"(\d+)", None, PatternKind.RESUME, "items"),
+        ("step", r"(\d+)/(\d+)", None, PatternKind.POSITION, "steps"),
+        ("batch", r"(\d+)/(\d+)", None, PatternKind.POSITION, "batches"),
+        ("tokens", r"(?P<done>\d+)", None, PatternKind.POSITION, "tokens"),
+        ("documents", r"(?P<done>\d+)/(?P<total>\d+)", None, PatternKind.POSITION, "items"),
+        ("step", r"(\d+)", None, PatternKind.POSITION, "steps"),
+        ("epoch", r"(\d+)", None, PatternKind.VALUE, None),
+        ("ratio", r"(\d+)/(\d+)", None, PatternKind.VALUE, None),
+        ("step", r"(?P<loss>\S+) (?P<lr>\S+)", None, PatternKind.VALUE, None),
+        ("items", "lost items", "warning", PatternKind.ERROR, None),
     ],
 )
 def test_a_pattern_of_a_job_file_is_what_its_name_and_its_groups_say(
-    name: str, text: str, severity: str | None, kind: Kind, unit: str | None
+    name: str, text: str, severity: str | None, kind: PatternKind, unit: str | None
 ) -> None:
-    pattern = own_pattern(name, text, severity)
+    pattern = compile_job_pattern(name, text, severity)
     assert (pattern.kind, pattern.unit, pattern.severity, pattern.own) == (kind, unit, severity, True)
 
 
 def test_a_pattern_of_a_job_file_that_cannot_be_used_is_refused() -> None:
     with pytest.raises(PatternError):
-        own_pattern("items", "(")
+        compile_job_pattern("items", "(")
 
 
 def test_an_error_of_the_job_file_takes_the_place_of_the_one_of_its_name() -> None:

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.logs.search.extraction import Extractor
+from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS
 from exporter.logs.search.literals import safe_length
-from exporter.logs.packs import END_BYTES, LOOK_BYTES, SPREAD_BYTES, AutoPack, Pack, PackError, Sample, complete, looks_like_progress, parse_pack
-from exporter.logs.patterns import Kind, Pattern
-from exporter.logs.search.engine import Engine
-from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_errors, read_packs
+from exporter.logs.packs import END_BYTES, LOOK_BYTES, SPREAD_BYTES, PackDetector, Pack, PackError, PackSample, resolve_inheritance, looks_like_progress, parse_pack
+from exporter.logs.patterns import PatternKind, Pattern
+from exporter.logs.search.engine import SearchEngine
+from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_error_patterns, read_packs
 
 ALL = read_packs()
 ERROR_PACK = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
 EVERY = (*ALL, ERROR_PACK)
 NAMED = {pack.name: pack for pack in EVERY}
-ENGINES = {pack.name: Engine(pack.patterns) for pack in EVERY}
+ENGINES = {pack.name: SearchEngine(pack.patterns) for pack in EVERY}
 SAMPLES = [(pack.name, index) for pack in EVERY for index in range(len(pack.samples))]
 PATTERNS = [(pack.name, pattern) for pack in EVERY for pattern in (*pack.patterns, *pack.detect)]
 
@@ -84,7 +84,7 @@ def test_what_stands_around_a_line_hides_nothing(name: str, dress: str) -> None:
 def test_a_pack_has_samples_enough_and_one_that_gives_nothing(name: str) -> None:
     samples = NAMED[name].samples
     assert len(samples) >= 6
-    assert any(sample == Sample(sample.text) for sample in samples)
+    assert any(sample == PackSample(sample.text) for sample in samples)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -104,11 +104,11 @@ def test_every_pattern_of_a_pack_matches_in_some_sample(name: str) -> None:
 def test_a_pattern_is_cheap_and_has_a_safe_name(name: str, pattern: Pattern) -> None:
     assert pattern.literals
     assert safe_length(pattern.regex) > 0
-    for label in (pattern.name, *(Extractor(pattern).names if pattern.kind in (Kind.VALUE, Kind.PAIRS) else ())):
+    for label in (pattern.name, *(NumberExtractor(pattern).names if pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS) else ())):
         assert re.fullmatch("[a-z][a-z0-9_]*", label)
-    assert pattern.kind is not Kind.MARK or pattern.name in MARKS
-    assert pattern.kind is not Kind.POSITION or pattern.unit in UNITS
-    assert pattern.kind is not Kind.ERROR or pattern.error_class
+    assert pattern.kind is not PatternKind.MARK or pattern.name in MARKS
+    assert pattern.kind is not PatternKind.POSITION or pattern.unit in UNITS
+    assert pattern.kind is not PatternKind.ERROR or pattern.error_class
 
 
 def test_the_table_of_values_holds_just_those_of_the_packs() -> None:
@@ -118,8 +118,8 @@ def test_the_table_of_values_holds_just_those_of_the_packs() -> None:
         name
         for pack in ALL
         for pattern in pack.patterns
-        if pattern.kind in (Kind.VALUE, Kind.PAIRS)
-        for name in Extractor(pattern).names
+        if pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
+        for name in NumberExtractor(pattern).names
     }
     assert sorted(listed) == sorted(given)
 
@@ -136,7 +136,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
 def test_a_pack_finds_no_position_in_the_lines_of_others(name: str) -> None:
-    engine = Engine([pattern for pattern in NAMED[name].patterns if pattern.kind in (Kind.POSITION, Kind.RESUME)])
+    engine = SearchEngine([pattern for pattern in NAMED[name].patterns if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME)])
     found = {
         (other.name, sample.text)
         for other in EVERY
@@ -173,13 +173,13 @@ def test_noise_is_no_progress_and_no_pack() -> None:
     for pack in ALL:
         found = ENGINES[pack.name].scan(NOISE)
         assert (found.positions, found.values, found.marks) == ([], {}, []), pack.name
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     auto.feed(NOISE)
     assert (auto.choice, auto.settled) == (None, False)
 
 
 def test_a_configuration_dump_holds_no_error() -> None:
-    assert Engine(read_errors()).scan(NOISE).errors == {"python_traceback": 1, "cuda_error": 1}
+    assert SearchEngine(read_error_patterns()).scan(NOISE).errors == {"python_traceback": 1, "cuda_error": 1}
 
 
 TODAY = {
@@ -196,9 +196,9 @@ TODAY = {
 
 
 def test_errors_keep_the_names_and_severities_that_rules_rely_on() -> None:
-    severities = {pattern.name: pattern.severity for pattern in read_errors()}
+    severities = {pattern.name: pattern.severity for pattern in read_error_patterns()}
     assert {name: severities[name] for name in TODAY} == TODAY
-    assert len(severities) == len(read_errors())
+    assert len(severities) == len(read_error_patterns())
 
 
 def test_the_generic_pack_keeps_the_names_that_jobs_replace() -> None:
@@ -226,7 +226,7 @@ def test_a_position_in_epochs_says_what_the_first_is_called() -> None:
 
 
 def choice(*pieces: bytes) -> str | None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     for piece in pieces:
         auto.feed(piece)
     return auto.choice
@@ -253,7 +253,7 @@ def test_some_sample_alone_tells_its_pack(name: str) -> None:
 
 
 def test_the_choice_follows_the_more_specific_evidence() -> None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     auto.feed(b"  8%|###  | 80/1000 [01:09<13:23,  1.15it/s]\r" * 20)
     assert (auto.choice, auto.settled) == ("tqdm", False)
     auto.feed(b"{'loss': 0.5, 'learning_rate': 4e-05, 'epoch': 0.3}\n")
@@ -283,7 +283,7 @@ def test_kinds_of_evidence_count_more_than_records() -> None:
 
 
 def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     line = NAMED["sglang"].samples[1].text + b"\n"
     auto.feed(line * 3)
     assert (auto.choice, auto.settled) == ("sglang", False)
@@ -294,13 +294,13 @@ def test_a_choice_settles_late_enough_for_what_comes_first() -> None:
 
 
 def test_the_choice_of_a_library_settles_once_enough_has_been_looked_at() -> None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     auto.feed(b"120it [00:10, 11.9it/s]\n" + b"x" * LOOK_BYTES)
     assert (auto.choice, auto.settled) == ("tqdm", True)
 
 
 def test_evidence_after_a_long_compilation_still_counts() -> None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     auto.feed((b"gcc -c file.c -o file.o\n" * 1000) * (LOOK_BYTES // 24000 + 1))
     assert (auto.choice, auto.settled) == (None, False)
     auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text + b"\n")
@@ -308,13 +308,13 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
 
 
 def test_a_log_that_fits_no_pack_is_likened_to_the_nearest() -> None:
-    near = AutoPack(ALL).nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
+    near = PackDetector(ALL).nearest(b"start\nit 10/500 | consumed samples 640 | elapsed 1.2 | lm loss 10.5\nend\n")
     assert near is not None
     assert near[0] == "megatron"
     assert '"consumed"' in near[1]
-    assert AutoPack(ALL).nearest(b"nothing here\n") is None
-    assert AutoPack(ALL).nearest(b"Processed 5/9 items by worker 3\n") is None
-    assert AutoPack(ALL).nearest(b"consumed samples, but no number\n") is None
+    assert PackDetector(ALL).nearest(b"nothing here\n") is None
+    assert PackDetector(ALL).nearest(b"Processed 5/9 items by worker 3\n") is None
+    assert PackDetector(ALL).nearest(b"consumed samples, but no number\n") is None
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_other_numbers_do_not(record: str) -> None:
 )
 @example([b"\x1b[", b"\r\n\xff"])
 def test_any_bytes_can_be_fed(pieces: list[bytes]) -> None:
-    auto = AutoPack(ALL)
+    auto = PackDetector(ALL)
     for piece in pieces:
         auto.feed(piece)
         looks_like_progress(piece)
@@ -423,22 +423,22 @@ BASE = "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'done (?P<done>@count@
 
 def test_a_pack_takes_the_patterns_of_another_and_says_what_they_count() -> None:
     own = "also = ['base']\nalso_unit = 'steps'\n[[value]]\nname = 'v'\nregex = 'v=(@number@)'\n"
-    mine = {found.name: found for found in complete([pack(own), pack(BASE, "base")])}["mine"]
-    found = Engine(mine.patterns).scan(b"done 5 v=-1.5e3\n")
+    mine = {found.name: found for found in resolve_inheritance([pack(own), pack(BASE, "base")])}["mine"]
+    found = SearchEngine(mine.patterns).scan(b"done 5 v=-1.5e3\n")
     assert [(position.unit, position.done) for position in found.positions] == [("steps", 5)]
     assert found.values["v"][None].number == -1500
 
 
 def test_what_a_pack_names_itself_hides_what_it_takes() -> None:
     own = "also = ['base']\n[[position]]\nname = 'n'\nunit = 'steps'\nregex = 'step (?P<done>@count@)'\n"
-    mine = {found.name: found for found in complete([pack(own), pack(BASE, "base")])}["mine"]
+    mine = {found.name: found for found in resolve_inheritance([pack(own), pack(BASE, "base")])}["mine"]
     assert [pattern.regex.pattern for pattern in mine.patterns] == [rb"step (?P<done>\d{1,18})"]
 
 
 @pytest.mark.parametrize("also", ["absent", "mine"])
 def test_a_pack_cannot_take_from_one_that_is_not_there_or_from_itself(also: str) -> None:
     with pytest.raises(PackError, match=f'no other pack "{also}"'):
-        complete([pack(f"also = ['{also}']\n")])
+        resolve_inheritance([pack(f"also = ['{also}']\n")])
 
 
 def test_every_file_beside_the_package_is_a_pack() -> None:

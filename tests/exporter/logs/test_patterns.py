@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs.search.findings import Findings
-from exporter.logs.patterns import Kind, Pattern, PatternError, compile_all, compile_pattern
-from exporter.logs.search.engine import Engine
-from exporter.logs.lexicon_reader import make_lexicon
+from exporter.logs.search.findings import LogFindings
+from exporter.logs.patterns import PatternKind, Pattern, PatternError, pattern_problems, compile_pattern
+from exporter.logs.search.engine import SearchEngine
+from exporter.logs.lexicon_reader import build_lexicon
 
 HITS = {
     "items": ["Processed 120/1000 items", "2025-11-22 04:13:41 [INFO] Processed 0/7 items (12.5 items/s)"],
@@ -113,22 +113,22 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 connection_pool: 8
 """
 
-GENERIC = make_lexicon("generic")
+GENERIC = build_lexicon("generic")
 STANDARD = (*GENERIC.progress("generic"), *GENERIC.errors)
-ENGINE = Engine(STANDARD)
+ENGINE = SearchEngine(STANDARD)
 
 
-def names(found: Findings) -> set[str]:
+def names(found: LogFindings) -> set[str]:
     """Every pattern that has found something."""
     return {position.pattern for position in found.positions} | found.values.keys() | found.errors.keys()
 
 
-def positions(found: Findings) -> list[tuple[bool, int, int | None]]:
+def positions(found: LogFindings) -> list[tuple[bool, int, int | None]]:
     """(whether it is a resume, done, total) of each position."""
     return [(position.resumed, position.done, position.total) for position in found.positions]
 
 
-def numbers(found: Findings) -> dict[str, float]:
+def numbers(found: LogFindings) -> dict[str, float]:
     """Each value that no rank is named with."""
     return {name: of_ranks[None].number for name, of_ranks in found.values.items()}
 
@@ -163,12 +163,12 @@ def test_a_line_with_a_match_holds_one_of_the_literals(name: str) -> None:
 
 
 def test_every_error_has_a_severity_and_no_progress_has_one() -> None:
-    assert {pattern.severity for pattern in STANDARD if pattern.kind is Kind.ERROR} <= {"critical", "warning"}
-    assert {pattern.severity for pattern in STANDARD if pattern.kind is not Kind.ERROR} == {None}
+    assert {pattern.severity for pattern in STANDARD if pattern.kind is PatternKind.ERROR} <= {"critical", "warning"}
+    assert {pattern.severity for pattern in STANDARD if pattern.kind is not PatternKind.ERROR} == {None}
 
 
 def test_a_configuration_dump_is_no_error_and_no_progress() -> None:
-    assert ENGINE.scan(CONFIGURATION.encode()) == Findings()
+    assert ENGINE.scan(CONFIGURATION.encode()) == LogFindings()
 
 
 def test_a_value_stands_on_the_line_of_its_name() -> None:
@@ -224,10 +224,10 @@ def test_a_count_of_no_kills_is_no_kill(line: str) -> None:
 
 def test_a_number_beyond_every_count_is_no_position_for_a_jobs_own_pattern() -> None:
     """Such a number can be no float, and every rate computed from it would fail."""
-    assert Engine([own("items", r"done (\d+)", Kind.POSITION)]).scan(b"done " + b"9" * 400) == Findings()
+    assert SearchEngine([own("items", r"done (\d+)", PatternKind.POSITION)]).scan(b"done " + b"9" * 400) == LogFindings()
 
 
-def own(name: str, pattern: str, kind: Kind) -> Pattern:
+def own(name: str, pattern: str, kind: PatternKind) -> Pattern:
     return compile_pattern(name, pattern, kind=kind, own=True)
 
 
@@ -246,29 +246,29 @@ def own(name: str, pattern: str, kind: Kind) -> Pattern:
 def test_a_job_may_say_its_position_in_its_own_way(
     pattern: str, text: bytes, expected: list[tuple[bool, int, int | None]]
 ) -> None:
-    assert positions(Engine([own("items", pattern, Kind.POSITION)]).scan(text)) == expected
+    assert positions(SearchEngine([own("items", pattern, PatternKind.POSITION)]).scan(text)) == expected
 
 
 @pytest.mark.parametrize(
     ("pattern", "values"), [(r"lr=(\S+)", {"lr": 0.5}), (r"lr=\S+", {}), (r"(lr)=", {}), (r"absent (\d)", {})]
 )
 def test_a_value_needs_a_group_that_is_a_number(pattern: str, values: dict[str, float]) -> None:
-    assert numbers(Engine([own("lr", pattern, Kind.VALUE)]).scan(b"lr=0.5\n")) == values
+    assert numbers(SearchEngine([own("lr", pattern, PatternKind.VALUE)]).scan(b"lr=0.5\n")) == values
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(PatternError):
-        compile_pattern("oom", "(out of memory", kind=Kind.ERROR)
+        compile_pattern("oom", "(out of memory", kind=PatternKind.ERROR)
 
 
 def test_only_what_counts_has_a_unit() -> None:
-    assert own("items", r"(\d)", Kind.POSITION).unit == own("resume", r"(\d)", Kind.RESUME).unit == "items"
-    pattern = compile_pattern("items", "gpu 1", "info", kind=Kind.ERROR, error_class="cuda_error")
+    assert own("items", r"(\d)", PatternKind.POSITION).unit == own("resume", r"(\d)", PatternKind.RESUME).unit == "items"
+    pattern = compile_pattern("items", "gpu 1", "info", kind=PatternKind.ERROR, error_class="cuda_error")
     assert (pattern.unit, pattern.severity, pattern.error_class) == (None, "info", "cuda_error")
 
 
 def test_the_literals_of_a_pattern_are_found_in_it() -> None:
-    assert own("items", r"(\d+) of (\d+) shards", Kind.POSITION).literals == (b" shards",)
+    assert own("items", r"(\d+) of (\d+) shards", PatternKind.POSITION).literals == (b" shards",)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,13 @@ def test_the_literals_of_a_pattern_are_found_in_it() -> None:
 )
 def test_a_fault_in_a_pattern_has_a_place(text: str, position: int, caret: str) -> None:
     with pytest.raises(PatternError) as refused:
-        compile_pattern("oom", text, kind=Kind.ERROR)
+        compile_pattern("oom", text, kind=PatternKind.ERROR)
     assert (refused.value.position, refused.value.caret(text)) == (position, caret)
     assert str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"kind": Kind.POSITION, "unit": "furlongs"}, {"kind": Kind.PAIRS, "keys": {"": "loss"}}]
+    "fields", [{"kind": PatternKind.POSITION, "unit": "furlongs"}, {"kind": PatternKind.PAIRS, "keys": {"": "loss"}}]
 )
 def test_a_field_that_means_nothing_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(PatternError) as refused:
@@ -298,7 +298,7 @@ def test_a_field_that_means_nothing_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_all_faults_of_a_users_patterns_are_said_at_once() -> None:
-    problems = compile_all(
+    problems = pattern_problems(
         [
             ("items", r"done \d+"),
             ("items", r"done (\d+)"),
@@ -315,8 +315,8 @@ def test_all_faults_of_a_users_patterns_are_said_at_once() -> None:
 
 
 def test_an_error_needs_no_group() -> None:
-    assert compile_all([("oom", "out of memory")], Kind.ERROR) == []
-    assert compile_all([("oom", "out of memory")]) != []
+    assert pattern_problems([("oom", "out of memory")], PatternKind.ERROR) == []
+    assert pattern_problems([("oom", "out of memory")]) != []
 
 
 @given(st.binary(max_size=200))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from exporter.contract.worker_names import worker_rank
+from exporter.contract.worker_names import rank_in_file_name
 from exporter.contract.manifest import PathGroup
-from exporter.logs.places_reader import RESCAN_S, LogFinder, extra_logs, log_paths, progress_path, read_end, run_suffix
+from exporter.logs.places_reader import RESCAN_S, LogFinder, find_extra_logs, log_paths, progress_path, read_last_bytes, run_suffix
 from tests.support.exporter import make_manifest, make_task
 
 
@@ -36,13 +36,13 @@ def test_processes_of_one_worker_on_a_node_tell_their_progress_apart() -> None:
 
 def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"0123456789")
-    assert read_end(tmp_path / "log", 4) == b"6789"
-    assert read_end(tmp_path / "log", 100) == b"0123456789"
+    assert read_last_bytes(tmp_path / "log", 4) == b"6789"
+    assert read_last_bytes(tmp_path / "log", 100) == b"0123456789"
 
 
 def test_the_end_of_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
-    assert read_end(tmp_path / "gone", 4) == b""
-    assert read_end(tmp_path, 4) == b""
+    assert read_last_bytes(tmp_path / "gone", 4) == b""
+    assert read_last_bytes(tmp_path, 4) == b""
 
 
 def rank_of(name: str) -> int | None:
@@ -160,7 +160,7 @@ OTHERS = ["worker_0.err", "worker_0_1.log", "worker_0.logs", "worker_0-2.log", "
 
 
 def by_worker(name: str) -> int | None:
-    return worker_rank(name, {})
+    return rank_in_file_name(name, {})
 
 
 def found_names(finder: LogFinder) -> list[str]:
@@ -181,7 +181,7 @@ def test_what_was_rotated_away_from_a_found_log_is_no_log_of_its_own(tmp_path: P
 
 def extra_names(folder: Path, since: float | None = None) -> list[str]:
     manifest = make_manifest(folder, make_task(0), logs=PathGroup("log", ".", "worker*"))
-    return [path.name for paths in extra_logs(manifest, by_worker, since).values() for path in paths]
+    return [path.name for paths in find_extra_logs(manifest, by_worker, since).values() for path in paths]
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)
@@ -205,7 +205,7 @@ def test_a_name_that_tells_another_rank_is_read_as_the_log_of_that_one(tmp_path:
     for name in ("w0.log", "w0.1.log"):
         (tmp_path / name).touch()
     manifest = make_manifest(tmp_path, make_task(0), logs=PathGroup("log", ".", "*.log"))
-    assert extra_logs(manifest, rank_of) == {0: [tmp_path / "w0.log"], 1: [tmp_path / "w0.1.log"]}
+    assert find_extra_logs(manifest, rank_of) == {0: [tmp_path / "w0.log"], 1: [tmp_path / "w0.1.log"]}
 
 
 @pytest.mark.parametrize("name", OTHERS)

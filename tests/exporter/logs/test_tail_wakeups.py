@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exporter.logs import tail_reader as tail_module
 from exporter.logs import inotify_reader as module
 from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
-from exporter.logs.inotify_reader import IN_ATTRIB, Wakeups, Watch
+from exporter.logs.inotify_reader import IN_ATTRIB, InotifyWatches, InotifyWatch
 
 
 def append(resting_log: Path, text: bytes) -> None:
@@ -44,7 +44,7 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
 
     monkeypatch.setattr(module, "_call", refuse)
     caplog.set_level(logging.DEBUG)
-    wakeups = Wakeups()
+    wakeups = InotifyWatches()
     tail, found = LogTail(str(resting_log), wakeups), list[bytes]()
     for number in range(3 * TRUSTED_LOOKS):
         wakeups.drain()
@@ -59,7 +59,7 @@ def test_where_the_kernel_refuses_it_is_said_once_and_logs_are_read_all_the_same
     wakeups.close()
 
 
-def rested(resting_log: Path, wakeups: Wakeups) -> LogTail:
+def rested(resting_log: Path, wakeups: InotifyWatches) -> LogTail:
     """A tail of a log to which nothing has been written for so long that it goes by its watch."""
     tail = LogTail(str(resting_log), wakeups)
     for _ in range(STILL_LOOKS + 3):
@@ -70,7 +70,7 @@ def rested(resting_log: Path, wakeups: Wakeups) -> LogTail:
 
 
 def test_a_log_at_rest_is_not_asked_but_now_and_then(
-    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+    resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail, asked, ask = rested(resting_log, wakeups), list[bytes](), os.stat
 
@@ -89,7 +89,7 @@ def test_a_log_at_rest_is_not_asked_but_now_and_then(
     assert list(tail.read()) == [b"two\n"]
 
 
-def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups: Wakeups) -> None:
+def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups: InotifyWatches) -> None:
     tail = rested(resting_log, wakeups)
     directory = resting_log.parent
     directory.rename(directory.with_name("moved"))
@@ -104,7 +104,7 @@ def test_what_makes_no_event_is_seen_after_some_looks(resting_log: Path, wakeups
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
-    resting_log: Path, wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch, again: bool
+    resting_log: Path, wakeups: InotifyWatches, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     tail = rested(resting_log, wakeups) if again else LogTail(str(resting_log), wakeups)
     if again:  # something has happened that changes nothing
@@ -112,7 +112,7 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
         wakeups._take(struct.pack("=iIII", number, IN_ATTRIB, 0, 0))
     begin = wakeups.watch
 
-    def watch(name: str, device: int) -> Watch | None:
+    def watch(name: str, device: int) -> InotifyWatch | None:
         append(resting_log, b"two\n")
         return begin(name, device)
 
@@ -127,7 +127,7 @@ def test_what_is_written_while_the_watch_is_begun_is_seen_by_the_next_look(
     tail.close()
 
 
-def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path, wakeups: Wakeups) -> None:
+def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path, wakeups: InotifyWatches) -> None:
     tail = LogTail(str(resting_log), wakeups)
     for number in range(20):
         for _ in range(STILL_LOOKS + 1):
@@ -139,14 +139,14 @@ def test_a_log_that_is_written_to_now_and_then_is_not_watched(resting_log: Path,
     tail.close()
 
 
-def test_a_tail_that_is_closed_has_no_watch(resting_log: Path, wakeups: Wakeups) -> None:
+def test_a_tail_that_is_closed_has_no_watch(resting_log: Path, wakeups: InotifyWatches) -> None:
     tail = rested(resting_log, wakeups)
     assert wakeups._watches
     tail.close()
     assert not wakeups._watches
 
 
-def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeups: Wakeups) -> None:
+def test_a_tail_that_was_restored_goes_by_its_watch_too(resting_log: Path, wakeups: InotifyWatches) -> None:
     before = LogTail(str(resting_log))
     list(before.read())
     tail = LogTail.restore(str(resting_log), before.state(), wakeups)
@@ -258,7 +258,7 @@ def told(tail: LogTail) -> tuple[object, ...]:
 def test_look_by_look_a_tail_sees_the_same_with_and_without_wakeups(
     local_root: Path, steps: list[tuple[str, int]], passed_over: bool
 ) -> None:
-    log, wakeups = Log(Path(tempfile.mkdtemp(dir=local_root))), Wakeups()
+    log, wakeups = Log(Path(tempfile.mkdtemp(dir=local_root))), InotifyWatches()
     plain, woken = LogTail(str(log.path)), LogTail(str(log.path), wakeups)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tail_module, "STILL_LOOKS", 1)  # what is watched soon is watched often

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs.timestamps import StampReader, zone_offset
+from exporter.logs.timestamps import TimestampReader, zone_offset
 
 REFERENCE = datetime(2025, 11, 4, 12, tzinfo=UTC).timestamp()
 
@@ -67,7 +67,7 @@ def moment(text: str) -> float:
     ids=lambda value: value.decode() if isinstance(value, bytes) else None,
 )
 def test_a_time_at_the_head_is_read(head: bytes, time: str) -> None:
-    assert StampReader(REFERENCE).read(head) == pytest.approx(moment(time), abs=1e-4)
+    assert TimestampReader(REFERENCE).read(head) == pytest.approx(moment(time), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_time_at_the_head_is_read(head: bytes, time: str) -> None:
     ],
 )
 def test_other_numbers_are_no_times(head: bytes) -> None:
-    assert StampReader(REFERENCE).read(head) is None
+    assert TimestampReader(REFERENCE).read(head) is None
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def test_other_numbers_are_no_times(head: bytes) -> None:
     ],
 )
 def test_a_time_that_cannot_be_is_none(head: bytes) -> None:
-    assert StampReader(REFERENCE).read(head) is None
+    assert TimestampReader(REFERENCE).read(head) is None
 
 
 @pytest.mark.parametrize("head", [b"INFO 07-10 12:34:56 up", b"Nov  4 05:31:43 up", b"[05:31:43] up"])
 def test_without_a_reference_an_incomplete_time_is_none(head: bytes) -> None:
-    assert StampReader().read(head) is None
+    assert TimestampReader().read(head) is None
 
 
 def test_a_year_that_is_left_out_is_the_one_nearest_to_the_reference() -> None:
-    reader = StampReader(moment("2026-01-01 00:10:00"))
+    reader = TimestampReader(moment("2026-01-01 00:10:00"))
     assert reader.read(b"INFO 12-31 23:59:00 up") == moment("2025-12-31 23:59:00")
     assert reader.read(b"INFO 01-01 00:00:30 up") == moment("2026-01-01 00:00:30")
     assert reader.read(b"INFO 12-31 23:59:00 up") == moment("2025-12-31 23:59:00")
@@ -139,7 +139,7 @@ def test_a_year_that_is_left_out_is_the_one_nearest_to_the_reference() -> None:
 
 
 def test_times_of_day_go_on_over_midnights() -> None:
-    reader = StampReader(moment("2025-11-04 20:00:00"))
+    reader = TimestampReader(moment("2025-11-04 20:00:00"))
     read = [reader.read(head) for head in (b"[21:00:00]", b"[23:59:59]", b"[00:00:01]", b"[23:59:58]", b"[09:00:00]")]
     days = ["2025-11-04 21:00:00", "2025-11-04 23:59:59", "2025-11-05 00:00:01", "2025-11-04 23:59:58"]
     assert read == [*map(moment, days), moment("2025-11-05 09:00:00")]
@@ -150,7 +150,7 @@ def test_times_of_day_go_on_over_midnights() -> None:
 
 
 def test_one_log_may_write_its_times_in_several_ways() -> None:
-    reader = StampReader(REFERENCE)
+    reader = TimestampReader(REFERENCE)
     heads = (b"2025-11-04 05:31:43 a", b"INFO 11-04 05:31:44 b", b'{"ts": 1700000000}', b"no time", b"[05:31:45] c")
     wanted = [moment("2025-11-04 05:31:43"), moment("2025-11-04 05:31:44"), 1700000000.0, None]
     wanted.append(moment("2025-11-04 05:31:45"))
@@ -172,7 +172,7 @@ WAYS = (
 
 @given(st.lists(st.tuples(MOMENTS, st.sampled_from(WAYS)), min_size=1, max_size=20))
 def test_what_is_written_is_read_back(records: list[tuple[datetime, str]]) -> None:
-    reader = StampReader()
+    reader = TimestampReader()
     for time, way in records:
         reader.reference = time.timestamp()
         exact = time if "%f" in way else time.replace(microsecond=0)
@@ -181,7 +181,7 @@ def test_what_is_written_is_read_back(records: list[tuple[datetime, str]]) -> No
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.from_regex(rb"\[?[\dIT/:., +-]{0,40}", fullmatch=True))))
 def test_no_record_raises(heads: list[bytes]) -> None:
-    reader = StampReader(REFERENCE)
+    reader = TimestampReader(REFERENCE)
     for head in heads:
         stamp = reader.read(head)
         assert stamp is None or isinstance(stamp, float)
@@ -202,11 +202,11 @@ BEHIND = (
 
 @given(st.lists(st.tuples(st.sampled_from(SAME), st.sampled_from(BEHIND)), max_size=12))
 def test_what_was_read_before_changes_no_time(records: list[tuple[str, str]]) -> None:
-    reader = StampReader(REFERENCE)
+    reader = TimestampReader(REFERENCE)
     for head, behind in records:
         text = (head + behind).encode()
         # a time without its day follows those before it
-        assert reader.read(text) == StampReader(reader.reference).read(text)
+        assert reader.read(text) == TimestampReader(reader.reference).read(text)
 
 
 @given(st.integers(-48, 56), st.floats(-400, 400))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from exporter.contract import oom_kills
 from exporter.machine.cgroup import (
+    CgroupMemory,
     MemoryCgroup,
-    MemoryFacts,
-    MemoryReader,
+    MemoryCgroupReader,
     common_ancestor,
-    parse_number,
-    parse_pressure,
-    parse_stat,
+    parse_cgroup_number,
+    parse_memory_pressure,
+    parse_memory_stat,
     read_memory_cgroup,
 )
 from tests.exporter.machine.cgroup_trees import (
@@ -134,7 +134,7 @@ def test_a_memory_cgroup_is_found_in_every_layout(
     found = read_memory_cgroup("self", str(tmp_path))
     assert found == MemoryCgroup(version, f"{tmp_path}{mount}", path)
     assert oom_kills.read_oom_kills(str(tmp_path)) == 3
-    facts = MemoryReader(found).read()
+    facts = MemoryCgroupReader(found).read()
     assert facts is not None
     assert facts.oom_kills == 3
 
@@ -200,7 +200,7 @@ def test_the_root_of_a_hierarchy_is_no_job(tmp_path: Path, version: int) -> None
         machine.v2_without_memory("")
     found = read_memory_cgroup("self", str(tmp_path))
     assert found is not None
-    assert MemoryReader(found).read() is None
+    assert MemoryCgroupReader(found).read() is None
 
 
 def test_an_exiting_process_is_in_no_cgroup_of_v1_but_in_its_own_of_v2(tmp_path: Path) -> None:
@@ -226,33 +226,33 @@ def test_another_process_with_the_same_pid_is_not_taken(tmp_path: Path) -> None:
     assert read_memory_cgroup(5, str(tmp_path)) is None
 
 
-def v2_machine(root: Path) -> MemoryReader:
+def v2_machine(root: Path) -> MemoryCgroupReader:
     machine = Machine(root, V2_MOUNT)
     machine.v2_without_memory("")
     machine.v2("/a", high=900 * MIB)
     machine.v2("/a/b", limit=700 * MIB)
     machine.v2("/a/b/c", limit=800 * MIB, oom_kills=1)
-    return MemoryReader(MemoryCgroup(2, f"{root}/sys/fs/cgroup", "/a/b/c"))
+    return MemoryCgroupReader(MemoryCgroup(2, f"{root}/sys/fs/cgroup", "/a/b/c"))
 
 
-def v1_machine(root: Path) -> MemoryReader:
+def v1_machine(root: Path) -> MemoryCgroupReader:
     Machine(root, V1_MOUNT).v1("/a/b/c", limit=700 * MIB, oom_kills=1)
-    return MemoryReader(MemoryCgroup(1, f"{root}/sys/fs/cgroup/memory", "/a/b/c"))
+    return MemoryCgroupReader(MemoryCgroup(1, f"{root}/sys/fs/cgroup/memory", "/a/b/c"))
 
 
 def test_facts_of_v2(tmp_path: Path) -> None:
-    assert v2_machine(tmp_path).read() == MemoryFacts(100 * MIB, 700 * MIB, 200 * MIB, 70 * MIB, 1, 2.5, 1.25)
+    assert v2_machine(tmp_path).read() == CgroupMemory(100 * MIB, 700 * MIB, 200 * MIB, 70 * MIB, 1, 2.5, 1.25)
 
 
 def test_facts_of_v1(tmp_path: Path) -> None:
-    assert v1_machine(tmp_path).read() == MemoryFacts(100 * MIB, 700 * MIB, 200 * MIB, 70 * MIB, 1, None, None)
+    assert v1_machine(tmp_path).read() == CgroupMemory(100 * MIB, 700 * MIB, 200 * MIB, 70 * MIB, 1, None, None)
 
 
 @pytest.mark.parametrize("high", ["max", 600 * MIB])
 def test_a_limit_that_slows_down_is_one_as_well(tmp_path: Path, high: int | str) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.v2("/a", high=high)
-    facts = MemoryReader(MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")).read()
+    facts = MemoryCgroupReader(MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")).read()
     assert facts is not None
     assert facts.limit_bytes == (None if high == "max" else high)
 
@@ -267,7 +267,9 @@ def test_the_unlimited_value_of_v1_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "garbage\n", "\xff\x00", "12 34\n", "-5\n"])
 @pytest.mark.parametrize("make", [v1_machine, v2_machine])
-def test_what_a_file_does_not_tell_is_unknown(tmp_path: Path, make: Callable[[Path], MemoryReader], text: str) -> None:
+def test_what_a_file_does_not_tell_is_unknown(
+    tmp_path: Path, make: Callable[[Path], MemoryCgroupReader], text: str
+) -> None:
     reader = make(tmp_path)
     for name in os.listdir(reader.cgroup.directory):
         if name not in ("memory.usage_in_bytes", "memory.current"):
@@ -275,14 +277,14 @@ def test_what_a_file_does_not_tell_is_unknown(tmp_path: Path, make: Callable[[Pa
     facts = reader.read()
     assert facts is not None
     limit = 700 * MIB if reader.cgroup.version == 2 else None  # that of the one above
-    assert facts == MemoryFacts(100 * MIB, limit, None, None, None, None, None)
+    assert facts == CgroupMemory(100 * MIB, limit, None, None, None, None, None)
     for name in ("memory.usage_in_bytes", "memory.current"):
         Path(reader.cgroup.directory, name).write_text(text, encoding="latin-1")
     assert reader.read() is None
 
 
 @pytest.mark.parametrize("make", [v1_machine, v2_machine])
-def test_files_that_are_not_there_are_unknown(tmp_path: Path, make: Callable[[Path], MemoryReader]) -> None:
+def test_files_that_are_not_there_are_unknown(tmp_path: Path, make: Callable[[Path], MemoryCgroupReader]) -> None:
     reader = make(tmp_path)
     for name in os.listdir(reader.cgroup.directory):
         if name not in ("memory.usage_in_bytes", "memory.current"):
@@ -295,7 +297,7 @@ def test_files_that_are_not_there_are_unknown(tmp_path: Path, make: Callable[[Pa
 def test_a_working_set_is_never_negative(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V1_MOUNT)
     machine.v1("/a", used=1, total_active_file=MIB)
-    facts = MemoryReader(MemoryCgroup(1, f"{tmp_path}/sys/fs/cgroup/memory", "/a")).read()
+    facts = MemoryCgroupReader(MemoryCgroup(1, f"{tmp_path}/sys/fs/cgroup/memory", "/a")).read()
     assert facts is not None
     assert facts.working_set_bytes == 0
 
@@ -345,11 +347,11 @@ def test_names_of_cgroups_are_compared_whole(first: str, second: str, both: str)
     ("text", "number"), [("42\n", 42), ("0", 0), ("max\n", None), ("", None), ("-1", None), ("4 2", None), ("٤", None)]
 )
 def test_a_number_is_one_or_nothing(text: str, number: int | None) -> None:
-    assert parse_number(text) == number
+    assert parse_cgroup_number(text) == number
 
 
 def test_garbage_in_a_stat_costs_its_own_line() -> None:
-    assert parse_stat("a 1\nb\n\nc x\nd -1\ne 5 6\nf 7\n") == {"a": 1, "f": 7}
+    assert parse_memory_stat("a 1\nb\n\nc x\nd -1\ne 5 6\nf 7\n") == {"a": 1, "f": 7}
 
 
 @pytest.mark.parametrize(
@@ -365,12 +367,12 @@ def test_garbage_in_a_stat_costs_its_own_line() -> None:
     ],
 )
 def test_pressure_is_in_seconds(text: str, waited: dict[str, float]) -> None:
-    assert parse_pressure(text) == pytest.approx(waited)
+    assert parse_memory_pressure(text) == pytest.approx(waited)
 
 
 @pytest.mark.skipif(not Path("/proc/pressure/memory").exists(), reason="this kernel does not tell pressure")
 def test_pressure_of_this_kernel_is_read() -> None:
-    assert parse_pressure(Path("/proc/pressure/memory").read_text(encoding="ascii")).keys() == {"some", "full"}
+    assert parse_memory_pressure(Path("/proc/pressure/memory").read_text(encoding="ascii")).keys() == {"some", "full"}
 
 
 # The real kernel
@@ -385,7 +387,7 @@ def test_a_process_that_exceeds_its_limit_is_counted_once_and_a_removed_cgroup_h
             assert waiting.poll() is None
             own = read_memory_cgroup(waiting.pid)
         waiting.communicate(b"\n", timeout=30)
-        reader = MemoryReader(own)
+        reader = MemoryCgroupReader(own)
         before = reader.read()
         assert before is not None
         assert (before.oom_kills, before.limit_bytes) == (0, 32 * MIB)
@@ -435,7 +437,7 @@ def test_files_that_were_read_are_no_working_set(tmp_path: Path) -> None:
         assert reading.stdout.readline() == b"read\n"
         own = read_memory_cgroup(reading.pid)
         assert own is not None
-        facts = MemoryReader(own).read()
+        facts = MemoryCgroupReader(own).read()
         reading.communicate(b"\n", timeout=30)
         assert facts is not None
         assert facts.working_set_bytes is not None

@@ -21,7 +21,7 @@ import pytest
 from exporter.contract.clock import SystemClock
 from exporter.machine import file_host
 from exporter.machine.file_helper import ANSWER, READY
-from exporter.machine.file_host import FileHost, Hanging, HelperEnded, LookFailed, Watched
+from exporter.machine.file_host import FileHelperEnded, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.exporter.machine.watches import Failing, Listing, Slow, Told, Unmakeable
 from tests.support.exporter import SOON_S, until
@@ -30,16 +30,16 @@ NOW = 1_700_000_000.0
 WAIT_S = 60.0
 """How long to wait for what comes."""
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["threads", "process"])
-Make = Callable[[bool], FileHost]
+Make = Callable[[bool], FileWatchHost]
 
 
 @pytest.fixture
 def hosts() -> Iterator[Make]:
     """Makes hosts that are closed in the end."""
-    made: list[FileHost] = []
+    made: list[FileWatchHost] = []
 
-    def make(process: bool) -> FileHost:
-        made.append(FileHost(SystemClock(), process=process))
+    def make(process: bool) -> FileWatchHost:
+        made.append(FileWatchHost(SystemClock(), process=process))
         return made[-1]
 
     yield make
@@ -62,7 +62,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_host, "START_S", WAIT_S)
 
 
-def ask(watched: Watched, wait_s: float = WAIT_S) -> Any:
+def ask(watched: WatchHandle, wait_s: float = WAIT_S) -> Any:
     """One look."""
     watched.request(NOW)
     return watched.result(wait_s)
@@ -84,7 +84,7 @@ def test_watches_do_not_wait_for_each_other(process: bool, hosts: Make, tmp_path
     slow, quick = host.watch("slow", partial(Slow, str(tmp_path), str(gate))), host.watch("q", partial(Told, "/"))
     slow.request(NOW)
     assert ask(quick)[1] == 1
-    with pytest.raises(Hanging) as caught:
+    with pytest.raises(WatchHanging) as caught:
         slow.result(0.05)
     assert not slow.responding
     assert 0.05 <= time.monotonic() - caught.value.since < SOON_S
@@ -101,7 +101,7 @@ def test_an_answer_that_comes_late_is_not_lost_and_no_second_look_begins(
     slow = hosts(process).watch("slow", partial(Slow, str(tmp_path), str(gate)))
     slow.request(NOW)
     for _ in range(3):
-        with pytest.raises(Hanging):
+        with pytest.raises(WatchHanging):
             slow.result(0.01)
         slow.request(NOW)
     gate.touch()
@@ -115,17 +115,17 @@ def test_an_answer_of_a_helper_that_is_lost_is_not_that_of_the_next_look(hosts: 
     host, gate = hosts(True), tmp_path / "gate"
     slow = host.watch("slow", partial(Slow, str(tmp_path), str(gate)))
     slow.request(NOW)
-    with pytest.raises(Hanging):
+    with pytest.raises(WatchHanging):
         slow.result(0.01)
     earlier = slow.generation
     assert host.pid is not None
     os.kill(host.pid, signal.SIGKILL)
-    with pytest.raises(HelperEnded):
+    with pytest.raises(FileHelperEnded):
         until(lambda: slow.result(0) is None if slow.responding else None, "the end")
-    until(lambda: not isinstance(host.look([slow], NOW, 0)[0], HelperEnded), "another helper")
+    until(lambda: not isinstance(host.look([slow], NOW, 0)[0], FileHelperEnded), "another helper")
     slow.tell(ANSWER, pickle.dumps("late"), earlier)
     slow.tell(READY, "ended", earlier)
-    with pytest.raises(Hanging):
+    with pytest.raises(WatchHanging):
         slow.result(0)
     gate.touch()
     assert slow.result(WAIT_S) == 1
@@ -150,14 +150,14 @@ def test_an_error_of_a_look_is_that_of_its_watch_alone(process: bool, hosts: Mak
         assert told[0] == ""
         assert isinstance(denied, PermissionError)
         assert (denied.errno, denied.filename) == (13, "odd\udcff\nname")
-        assert isinstance(wrong, LookFailed)
+        assert isinstance(wrong, WatchFailed)
         assert str(wrong).startswith("wrong: ValueError: not a number (watches.py:")
         assert isinstance(unmade, NotADirectoryError)
     assert all(watched.responding for watched in watches)
 
 
 def test_an_answer_that_cannot_be_sent_is_a_failure(hosts: Make) -> None:
-    with pytest.raises(LookFailed, match="pickle"):
+    with pytest.raises(WatchFailed, match="pickle"):
         ask(hosts(True).watch("odd", partial(Failing, "/", "answer")))
 
 
@@ -173,11 +173,11 @@ def test_all_together_are_waited_for_once(process: bool, hosts: Make, tmp_path: 
     watches = [host.watch(f"slow{n}", partial(Slow, str(tmp_path), str(tmp_path / "gate"))) for n in range(60)]
     began = time.monotonic()
     answers = host.look(watches, NOW, 1.0)
-    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert all(isinstance(answer, WatchHanging) for answer in answers)
     assert 1.0 <= time.monotonic() - began < SOON_S  # one after the other it would be a minute
     began = time.monotonic()
     answers = host.look(watches, NOW, WAIT_S)  # nobody waits for them a second time
-    assert all(isinstance(answer, Hanging) for answer in answers)
+    assert all(isinstance(answer, WatchHanging) for answer in answers)
     assert time.monotonic() - began < SOON_S
     (tmp_path / "gate").touch()
     until(lambda: all(watched.responding for watched in watches), "the answers")
@@ -203,13 +203,13 @@ def test_a_node_without_remote_mounts_needs_no_process(tmp_path: Path) -> None:
         ("", True),
     ):
         (tmp_path / "self" / "mountinfo").write_text(text, encoding="ascii")
-        host = FileHost(SystemClock(), proc=str(tmp_path))
+        host = FileWatchHost(SystemClock(), proc=str(tmp_path))
         assert host.process is process
         host.close()
 
 
 def test_threads_that_are_idle_end_with_the_host(tmp_path: Path) -> None:
-    host = FileHost(SystemClock(), process=False)
+    host = FileWatchHost(SystemClock(), process=False)
     for number in range(3):
         ask(host.watch(f"ending{number}", partial(Told, str(tmp_path))))
     assert sum(thread.name.startswith("look-ending") for thread in threading.enumerate()) == 3
@@ -217,7 +217,7 @@ def test_threads_that_are_idle_end_with_the_host(tmp_path: Path) -> None:
     until(lambda: not any(thread.name.startswith("look-ending") for thread in threading.enumerate()), "their end")
 
 
-def pid_of(host: FileHost) -> int:
+def pid_of(host: FileWatchHost) -> int:
     """The helper, which runs."""
     assert host.pid is not None
     return host.pid
@@ -286,7 +286,7 @@ def test_the_helper_ends_with_its_host(hosts: Make, tmp_path: Path) -> None:
     pid = pid_of(host)
     host.close()
     until(lambda: gone(pid), "its end")
-    with pytest.raises(HelperEnded):
+    with pytest.raises(FileHelperEnded):
         ask(watched)
     assert host.pid is None
 
@@ -302,7 +302,7 @@ def test_a_helper_that_was_killed_is_started_again(
     with caplog.at_level(logging.WARNING, "gpujob.files"):
         os.kill(pid, signal.SIGKILL)
         until(lambda: caplog.records, "the notice")
-        with pytest.raises(HelperEnded):
+        with pytest.raises(FileHelperEnded):
             ask(first)
         answer = until(lambda: next((a for a in [_try(first)] if a is not None), None), "a new one")
     assert [record.getMessage() for record in caplog.records] == [
@@ -313,10 +313,10 @@ def test_a_helper_that_was_killed_is_started_again(
     assert _try(second)[1] == 1
 
 
-def _try(watched: Watched) -> Any:
+def _try(watched: WatchHandle) -> Any:
     try:
         return ask(watched)
-    except HelperEnded:
+    except FileHelperEnded:
         time.sleep(0.05)
         return None
 
@@ -326,9 +326,9 @@ def test_a_watch_that_takes_the_helper_down_fails_with_it(hosts: Make, tmp_path:
     slow = host.watch("slow", partial(Slow, str(tmp_path), str(tmp_path / "gate")))
     crash = host.watch("crash", partial(Failing, str(tmp_path), "crash"))
     slow.request(NOW)
-    with pytest.raises(HelperEnded):
+    with pytest.raises(FileHelperEnded):
         ask(crash)
-    with pytest.raises(HelperEnded):
+    with pytest.raises(FileHelperEnded):
         slow.result(WAIT_S)
     (tmp_path / "gate").touch()
     assert until(lambda: _try(slow), "the next helper") == 1
@@ -342,7 +342,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
     watched = host.watch("told", partial(Told, "/"))
     began = time.monotonic()
     for _ in range(3):
-        with pytest.raises(HelperEnded):
+        with pytest.raises(FileHelperEnded):
             ask(watched)
     assert time.monotonic() - began < SOON_S
     assert watched.responding
@@ -352,7 +352,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_error(
 
 @pytest.mark.parametrize("mode", ["ignore", "swallow"])
 def test_a_file_system_that_hangs_costs_its_own_watch(mode: str, hosts: Make, fuse: FuseMount, tmp_path: Path) -> None:
-    host = FileHost(SystemClock())
+    host = FileWatchHost(SystemClock())
     try:
         assert host.process, "a FUSE mount asks for it"
         there = host.watch("there", partial(Listing, str(fuse.point)))
@@ -360,11 +360,11 @@ def test_a_file_system_that_hangs_costs_its_own_watch(mode: str, hosts: Make, fu
         assert host.look([there, here], NOW, WAIT_S)[0] == ["a"]
         fuse.say(mode)
         there.request(NOW)
-        with pytest.raises(Hanging):
+        with pytest.raises(WatchHanging):
             there.result(0.2)
         for count in range(2, 7):
             gone_answer, told = host.look([there, here], NOW, WAIT_S)  # no time is lost on the one that hangs
-            assert isinstance(gone_answer, Hanging)
+            assert isinstance(gone_answer, WatchHanging)
             assert gone_answer.mount == str(fuse.point)
             assert told[1] == count
         (fuse.folder / "b").touch()
@@ -382,7 +382,7 @@ def test_closing_waits_for_no_look(hosts: Make, fuse: FuseMount) -> None:
     ask(there)
     pid = pid_of(host)
     fuse.say("swallow")
-    with pytest.raises(Hanging):
+    with pytest.raises(WatchHanging):
         ask(there, 0.1)
     began = time.monotonic()
     host.close()

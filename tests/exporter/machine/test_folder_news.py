@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from exporter.machine.folders import LOOK_ANYWAY_EVERY, RECENT_S, FolderNews
+from exporter.machine.folders import LOOK_ANYWAY_EVERY, RECENT_S, FolderChangeCheck
 
 NOW = 1_700_000_000.0
 
 
 def test_a_folder_that_does_not_change_has_news_now_and_then(tmp_path: Path) -> None:
     os.utime(tmp_path, (NOW - 100, NOW - 100))
-    news = FolderNews(tmp_path)
+    news = FolderChangeCheck(tmp_path)
     looks = [news.has_news(NOW + look) for look in range(2 * LOOK_ANYWAY_EVERY)]
     assert looks[0]
     assert [look + 1 for look, has in enumerate(looks) if has and look] == [LOOK_ANYWAY_EVERY, 2 * LOOK_ANYWAY_EVERY]
@@ -18,7 +18,7 @@ def test_a_folder_that_does_not_change_has_news_now_and_then(tmp_path: Path) -> 
 
 def test_a_change_has_news_whatever_the_clock_of_the_file_server(tmp_path: Path) -> None:
     os.utime(tmp_path, (NOW - 100, NOW - 100))
-    news = FolderNews(tmp_path)
+    news = FolderChangeCheck(tmp_path)
     news.has_news(NOW)
     os.utime(tmp_path, (NOW - 90, NOW - 90))
     assert news.has_news(NOW)
@@ -27,11 +27,11 @@ def test_a_change_has_news_whatever_the_clock_of_the_file_server(tmp_path: Path)
 
 def test_after_a_recent_change_each_look_has_news(tmp_path: Path) -> None:
     os.utime(tmp_path, (NOW, NOW))
-    news = FolderNews(tmp_path)
+    news = FolderChangeCheck(tmp_path)
     assert [news.has_news(NOW + after) for after in (0, 1, RECENT_S - 1, RECENT_S)] == [True, True, True, False]
 
 
 def test_a_folder_that_is_not_there_may_come_at_any_time(tmp_path: Path) -> None:
-    news = FolderNews(tmp_path / "none")
+    news = FolderChangeCheck(tmp_path / "none")
     assert news.has_news(NOW)
     assert news.has_news(NOW + 1)

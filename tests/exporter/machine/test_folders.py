@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from exporter.machine.folders import FileFacts, read_files
+from exporter.machine.folders import FileFacts, list_files
 
 
 def names(directory: Path, pattern: str) -> list[str]:
-    return [file.name for file in read_files(directory, pattern)]
+    return [file.name for file in list_files(directory, pattern)]
 
 
 def test_files_come_by_name_with_size_and_time(tmp_path: Path) -> None:
     for name, size in (("b.pt", 3), ("a.pt", 0), ("a.txt", 9)):
         (tmp_path / name).write_bytes(b"x" * size)
         os.utime(tmp_path / name, (1.0, 1000.5 + size))
-    assert read_files(tmp_path, "*.pt") == (FileFacts("a.pt", 0, 1000.5), FileFacts("b.pt", 3, 1003.5))
+    assert list_files(tmp_path, "*.pt") == (FileFacts("a.pt", 0, 1000.5), FileFacts("b.pt", 3, 1003.5))
 
 
 def test_a_directory_that_is_not_there_has_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert read_files(tmp_path / "later", "*") == read_files(tmp_path / "file", "*") == ()
+    assert list_files(tmp_path / "later", "*") == list_files(tmp_path / "file", "*") == ()
 
 
 def test_only_regular_files_of_the_directory_itself_count(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Job:
             PathGroup(LOCAL, str(self.local), "output_*.jsonl"),
         )
         write_manifest(make_manifest(run_dir, groups=groups, check_interval_s=0.2, linger_s=60.0))
-        run_files.write_state(str(run_dir), "running")
+        run_files.write_job_state(str(run_dir), "running")
         self.sidecar = SidecarProcess(run_dir, "--web.listen-address", "127.0.0.1:0")
         self.sidecar.until_ready()
 

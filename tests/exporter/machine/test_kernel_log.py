@@ -17,8 +17,8 @@ from exporter.machine.kernel_log import (
     KernelEvent,
     KernelLine,
     KernelLog,
+    KernelXid,
     OomVictim,
-    Xid,
     parse_event,
     parse_line,
 )
@@ -73,18 +73,21 @@ def test_a_line_is_the_kernels_own(record: bytes, line: KernelLine | None) -> No
         ("Out of memory (oom_kill_allocating_task): Killed process 9 (x) total-vm:1kB", OomVictim(9)),
         (
             "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
-            Xid("0000:3b:00", 79, 1234),
+            KernelXid("0000:3b:00", 79, 1234),
         ),
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off.", Xid("0000:3b:00", 79)),
-        ("NVRM: Xid (PCI:0009:01:00): 31, pid='2231', name=a, Ch 00000008", Xid("0009:01:00", 31, 2231)),
-        ("NVRM: Xid (PCI:0000:C7:00): 94, Contained: SM (0x1). RST: No, D-RST: No", Xid("0000:C7:00", 94)),
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off.",
+            KernelXid("0000:3b:00", 79),
+        ),
+        ("NVRM: Xid (PCI:0009:01:00): 31, pid='2231', name=a, Ch 00000008", KernelXid("0009:01:00", 31, 2231)),
+        ("NVRM: Xid (PCI:0000:C7:00): 94, Contained: SM (0x1). RST: No, D-RST: No", KernelXid("0000:C7:00", 94)),
         (
             "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
-            Xid("0000:01:00", 94, 7194, 5),
+            KernelXid("0000:01:00", 94, 7194, 5),
         ),
-        ("NVRM: Xid (PCI:0000:01:00 GPU-I:00 GPU-CI:03): 43, pid='<unknown>'", Xid("0000:01:00", 43, None, 0)),
-        ("NVRM: Xid (PCI:0000:01:00 GPU-CI:03): 43, pid=9", Xid("0000:01:00", 43, 9)),
-        ("NVRM: Xid (0000:03:00): 13, 0001 00000000 0000a0c0", Xid("0000:03:00", 13)),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:00 GPU-CI:03): 43, pid='<unknown>'", KernelXid("0000:01:00", 43, None, 0)),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-CI:03): 43, pid=9", KernelXid("0000:01:00", 43, 9)),
+        ("NVRM: Xid (0000:03:00): 13, 0001 00000000 0000a0c0", KernelXid("0000:03:00", 13)),
         ("Memory cgroup out of memory: Kill process 12 (x) score 900 or sacrifice child", None),
         ("oom_reaper: reaped process 21167 (python3), now anon-rss:0kB, file-rss:4096kB, shmem-rss:0kB", None),
         ("python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0", None),
@@ -94,7 +97,7 @@ def test_a_line_is_the_kernels_own(record: bytes, line: KernelLine | None) -> No
         ("", None),
     ],
 )
-def test_what_a_line_says(text: str, event: OomVictim | Xid | None) -> None:
+def test_what_a_line_says(text: str, event: OomVictim | KernelXid | None) -> None:
     assert parse_event(text) == event
 
 
@@ -156,7 +159,7 @@ def test_events_since_the_jobs_start_are_kept_and_each_only_once(device: Device)
     expected = (
         KernelEvent(1101.0, OomVictim(21167, JOB)),
         KernelEvent(1101.5, OomVictim(21167)),
-        KernelEvent(1103.0, Xid("0000:3b:00", 79, 5)),
+        KernelEvent(1103.0, KernelXid("0000:3b:00", 79, 5)),
     )
     assert log.unavailable is None
     assert log.events == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.machine.mounts import Mount, MountTable, any_remote, mount_of, parse_mountinfo
+from exporter.machine.mounts import MountPoint, MountTable, has_remote_mount, mount_of, parse_mountinfo
 from tests.support.exporter import until
 
 TEXT = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,errors=remount-ro
@@ -33,7 +33,7 @@ def test_mounts_come_in_their_order_with_plain_names() -> None:
         "/scratch/inner",
         "/scratch/inner",
     ]
-    assert MOUNTS[3] == Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", os.makedev(0, 45))
+    assert MOUNTS[3] == MountPoint("/scratch", "lustre", "10.0.0.1@o2ib:/scratch", os.makedev(0, 45))
     assert MOUNTS[4].fstype == "nfs4"
 
 
@@ -79,7 +79,7 @@ def test_without_mounts_a_path_lies_on_none() -> None:
     ],
 )
 def test_network_and_fuse_mounts_are_remote_where_files_may_be(fstype: str, point: str, remote: bool) -> None:
-    assert any_remote([Mount("/", "ext4", "/dev/vda"), Mount(point, fstype, "x")]) is remote
+    assert has_remote_mount([MountPoint("/", "ext4", "/dev/vda"), MountPoint(point, fstype, "x")]) is remote
 
 
 def test_the_mounts_of_this_process_are_found(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_new_mount_is_seen(tmp_path: Path) -> None:
     place = tmp_path / "a b\n#ü"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=True)
-    mount = Mount(str(place), "tmpfs", "none", os.stat(place).st_dev)
+    mount = MountPoint(str(place), "tmpfs", "none", os.stat(place).st_dev)
     try:
         assert mount_of(str(place / "x"), table.current()) == mount
     finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from exporter.machine import process_exits
-from exporter.machine.process_exits import Ending, ExitWatch
+from exporter.machine.process_exits import ProcessEnd, ProcessExitWatch
 from exporter.machine.procfs import CLOCK_TICKS, read_start_ticks
 from tests.exporter.conftest import Start
 from tests.exporter.machine.test_procfs import another_user, spare_descriptors, start_with_pid
@@ -25,16 +25,16 @@ from tests.support.exporter import FakeClock, open_files, until
 
 
 @pytest.fixture
-def watch() -> Iterator[ExitWatch]:
+def watch() -> Iterator[ProcessExitWatch]:
     """A watch that tells its ends at the moment 1700000000."""
-    made = ExitWatch(FakeClock())
+    made = ProcessExitWatch(FakeClock())
     yield made
     made.close()
 
 
-def wait_for_ends(watch: ExitWatch, count: int, timeout: float = 20.0) -> list[Ending]:
+def wait_for_ends(watch: ProcessExitWatch, count: int, timeout: float = 20.0) -> list[ProcessEnd]:
     """So many ends, told one after the other as the watch becomes readable."""
-    found: list[Ending] = []
+    found: list[ProcessEnd] = []
     end = time.monotonic() + timeout
     while len(found) < count:
         assert readable(watch, end - time.monotonic()), f"{len(found)} of {count} ends"
@@ -72,7 +72,7 @@ def go_on(process: "subprocess.Popen[str]") -> None:
     [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", -9), ("kill -15 $$", -15), ("exec false", 1)],
 )
 def test_a_child_that_nobody_has_waited_for_tells_by_proc(
-    watch: ExitWatch, start: Start, program: str, code: int
+    watch: ProcessExitWatch, start: Start, program: str, code: int
 ) -> None:
     process = begin(start, program)
     ticks = read_start_ticks(process.pid)
@@ -82,7 +82,7 @@ def test_a_child_that_nobody_has_waited_for_tells_by_proc(
     assert watch.status(process.pid, ticks) is None
     go_on(process)
     (ending,) = wait_for_ends(watch, 1)
-    assert ending == Ending(process.pid, ticks, 1_700_000_000.0, ending.status, "zombie")
+    assert ending == ProcessEnd(process.pid, ticks, 1_700_000_000.0, ending.status, "zombie")
     assert ending.status is not None
     assert os.waitstatus_to_exitcode(ending.status) == code == process.wait()
     assert watch.ended(process.pid, ticks) == ending
@@ -92,7 +92,7 @@ def test_a_child_that_nobody_has_waited_for_tells_by_proc(
 
 @needs_exit_info
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$"])
-def test_a_process_that_was_waited_for_tells_by_its_pidfd(watch: ExitWatch, start: Start, end: str) -> None:
+def test_a_process_that_was_waited_for_tells_by_its_pidfd(watch: ProcessExitWatch, start: Start, end: str) -> None:
     """Its parent is another program, which has waited for it before we look."""
     parent = start("sh", "-c", f"exec 3<&0; sh -c 'read line; {end}' <&3 & echo $!; wait $!; echo $?; read line")
     assert parent.stdout is not None
@@ -111,7 +111,7 @@ def test_a_process_that_was_waited_for_tells_by_its_pidfd(watch: ExitWatch, star
 
 @needs_exit_info
 def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(start: Start) -> None:
-    watch = ExitWatch(FakeClock())
+    watch = ProcessExitWatch(FakeClock())
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     with another_user():
@@ -124,13 +124,13 @@ def test_a_status_that_was_hidden_at_the_end_is_told_once_the_parent_has_waited(
     process.wait()
     with another_user():
         assert watch.status(process.pid, ticks) == 3 << 8
-        assert watch.ended(process.pid, ticks) == Ending(process.pid, ticks, 1_700_000_000.0, 3 << 8, "pidfd")
+        assert watch.ended(process.pid, ticks) == ProcessEnd(process.pid, ticks, 1_700_000_000.0, 3 << 8, "pidfd")
     watch.close()
 
 
 @needs_exit_info
 def test_a_process_that_is_waited_for_while_we_ask_tells_all_the_same(
-    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
+    watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = begin(start, "exit 3")
     watch.watch(process.pid, None)
@@ -146,7 +146,7 @@ def test_a_process_that_is_waited_for_while_we_ask_tells_all_the_same(
 
 
 @needs_exit_info
-def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ExitWatch, start: Start) -> None:
+def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
@@ -156,7 +156,7 @@ def test_a_status_is_told_also_to_who_looks_before_the_loop_does(watch: ExitWatc
     assert watch.status(process.pid, ticks) == 3 << 8
 
 
-def test_a_process_that_has_ended_before_is_told_at_once(watch: ExitWatch, start: Start) -> None:
+def test_a_process_that_has_ended_before_is_told_at_once(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     go_on(process)
@@ -169,7 +169,7 @@ def test_a_process_that_has_ended_before_is_told_at_once(watch: ExitWatch, start
     assert watch.status(process.pid, None) == 3 << 8
 
 
-def test_a_process_that_is_not_there_is_refused(watch: ExitWatch, start: Start) -> None:
+def test_a_process_that_is_not_there_is_refused(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     with pytest.raises(ProcessLookupError, match=f"^process {process.pid} is another one now$"):
@@ -184,7 +184,7 @@ def test_a_process_that_is_not_there_is_refused(watch: ExitWatch, start: Start) 
 
 
 def test_a_process_that_ends_between_the_two_steps_is_refused(
-    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
+    watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = begin(start, "exit 3")
     ticks, real = read_start_ticks(process.pid), read_start_ticks
@@ -199,7 +199,7 @@ def test_a_process_that_ends_between_the_two_steps_is_refused(
         watch.watch(process.pid, ticks)
 
 
-def test_a_recycled_pid_is_never_watched(watch: ExitWatch, start: Start) -> None:
+def test_a_recycled_pid_is_never_watched(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     pid, ticks = process.pid, read_start_ticks(process.pid)
     assert watch.watch(pid, ticks)
@@ -210,7 +210,7 @@ def test_a_recycled_pid_is_never_watched(watch: ExitWatch, start: Start) -> None
     try:
         assert [ending.start_ticks for ending in wait_for_ends(watch, 1)] == [ticks]
         with pytest.raises(ProcessLookupError, match=f"^process {pid} is another one now$"):
-            ExitWatch(FakeClock()).watch(pid, ticks)
+            ProcessExitWatch(FakeClock()).watch(pid, ticks)
         new = read_start_ticks(pid)
         assert watch.watch(pid, new)
         assert watch.ended(pid, new) is None
@@ -222,7 +222,7 @@ def test_a_recycled_pid_is_never_watched(watch: ExitWatch, start: Start) -> None
         other.wait()
 
 
-def test_a_thousand_quick_deaths_are_each_told_once(watch: ExitWatch) -> None:
+def test_a_thousand_quick_deaths_are_each_told_once(watch: ProcessExitWatch) -> None:
     """In a random order, by others than their parent, while that waits for some of them; 200 live at a time."""
     program = (
         "import os, signal, sys\n"
@@ -245,7 +245,7 @@ def test_a_thousand_quick_deaths_are_each_told_once(watch: ExitWatch) -> None:
     )
     assert parent.stdin is not None
     assert parent.stdout is not None
-    told: list[Ending] = []
+    told: list[ProcessEnd] = []
     watch.on_exit = told.append
     expected: dict[tuple[int, int | None], set[int | None]] = {}
     try:
@@ -276,8 +276,8 @@ def test_a_thousand_quick_deaths_are_each_told_once(watch: ExitWatch) -> None:
 
 def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
     """Descriptors that are closed and used again at once are never taken for each other."""
-    watch = ExitWatch(FakeClock())
-    told: list[Ending] = []
+    watch = ProcessExitWatch(FakeClock())
+    told: list[ProcessEnd] = []
     trouble: list[str] = []
     watch.on_exit = told.append
 
@@ -308,7 +308,7 @@ def test_a_loop_tells_while_another_thread_watches_asks_and_forgets() -> None:
     assert len(told) == 300
 
 
-def test_who_is_forgotten_is_not_told_of(watch: ExitWatch, start: Start) -> None:
+def test_who_is_forgotten_is_not_told_of(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     before = len(os.listdir("/proc/self/fd"))
@@ -326,7 +326,7 @@ def test_who_is_forgotten_is_not_told_of(watch: ExitWatch, start: Start) -> None
 
 
 def test_descriptors_go_back_once_the_status_is_known(start: Start) -> None:
-    watch = ExitWatch(FakeClock())
+    watch = ProcessExitWatch(FakeClock())
     before = len(open_files("anon_inode:[pidfd]"))
     process = begin(start, "exit 3")
     watch.watch(process.pid, None)
@@ -340,7 +340,7 @@ def test_descriptors_go_back_once_the_status_is_known(start: Start) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ENFILE])
 def test_a_kernel_without_pidfds_leaves_it_to_the_caller(
-    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
+    watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
@@ -354,7 +354,7 @@ def test_a_kernel_without_pidfds_leaves_it_to_the_caller(
     until(lambda: watch.status(process.pid, ticks) == 3 << 8, "what /proc says of its end")
 
 
-def test_without_a_free_descriptor_it_is_left_to_the_caller(watch: ExitWatch, start: Start) -> None:
+def test_without_a_free_descriptor_it_is_left_to_the_caller(watch: ProcessExitWatch, start: Start) -> None:
     process = begin(start, "exit 3")
     ticks = read_start_ticks(process.pid)
     for spare, watched in ((0, False), (1, False), (2, True)):
@@ -364,7 +364,7 @@ def test_without_a_free_descriptor_it_is_left_to_the_caller(watch: ExitWatch, st
 
 
 def test_an_interpreter_of_an_older_system_can_watch_too(
-    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
+    watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     process = begin(start, "exit 3")
@@ -380,7 +380,7 @@ def test_an_interpreter_of_an_older_system_can_watch_too(
 
 @pytest.mark.parametrize("reason", [errno.ENOTTY, errno.ESRCH])
 def test_an_older_kernel_tells_the_end_and_perhaps_not_the_status(
-    watch: ExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, reason: int
+    watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     def refuse(fd: int, request: int, argument: bytearray) -> int:
         raise OSError(reason, os.strerror(reason))
@@ -395,7 +395,7 @@ def test_an_older_kernel_tells_the_end_and_perhaps_not_the_status(
     assert (ending.status, ending.source) == (None, None)
 
 
-def test_threads_end_without_being_told_of(watch: ExitWatch, start: Start) -> None:
+def test_threads_end_without_being_told_of(watch: ProcessExitWatch, start: Start) -> None:
     program = (
         "import os, sys, threading\n"
         "thread = threading.Thread(target=sys.stdin.readline)\n"
@@ -416,7 +416,7 @@ def test_threads_end_without_being_told_of(watch: ExitWatch, start: Start) -> No
     assert watch.dispatch() == ()
 
 
-def test_a_program_that_replaces_itself_from_another_thread_lives_on(watch: ExitWatch, start: Start) -> None:
+def test_a_program_that_replaces_itself_from_another_thread_lives_on(watch: ProcessExitWatch, start: Start) -> None:
     program = (
         "import os, sys, threading\n"
         "sys.stdin.readline()\n"
@@ -435,7 +435,7 @@ def test_a_program_that_replaces_itself_from_another_thread_lives_on(watch: Exit
     assert ending.status == 4 << 8
 
 
-def test_one_call_of_the_kernel_serves_all_ends(watch: ExitWatch, start: Start) -> None:
+def test_one_call_of_the_kernel_serves_all_ends(watch: ProcessExitWatch, start: Start) -> None:
     processes = [begin(start, "exit 3") for _ in range(20)]
     for process in processes:
         watch.watch(process.pid, None)
@@ -463,11 +463,11 @@ def test_one_call_of_the_kernel_serves_all_ends(watch: ExitWatch, start: Start) 
     assert calls == [0]
 
 
-def test_many_threads_may_dispatch(watch: ExitWatch) -> None:
+def test_many_threads_may_dispatch(watch: ProcessExitWatch) -> None:
     processes = [subprocess.Popen(["true"]) for _ in range(50)]
     for process in processes:
         watch.watch(process.pid, None)
-    found: list[Ending] = []
+    found: list[ProcessEnd] = []
     end = time.monotonic() + 20
 
     def work() -> None:

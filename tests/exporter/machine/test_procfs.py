@@ -21,15 +21,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.machine import process_tree
-from exporter.machine.process_tree import MOST_LINKS, MOST_PATHS, MOST_PROCESSES, ProcessTree, TreeDetails, TreeSample
+from exporter.machine.process_tree import (
+    MOST_LINKS,
+    MOST_PATHS,
+    MOST_PROCESSES,
+    ProcessTree,
+    ProcessTreeDetails,
+    ProcessTreeSample,
+)
 from exporter.machine.procfs import (
     CLOCK_TICKS,
     MOST_ENVIRONMENT_BYTES,
     PAGE_SIZE,
     STATES,
     ProcessStat,
-    parse_io,
-    parse_stat,
+    parse_process_io,
+    parse_process_stat,
     read_children,
     read_environment,
     read_self_rss_bytes,
@@ -54,16 +61,16 @@ def stat_text(command: bytes, state: bytes = b"S", parent: int = 1) -> bytes:
 @example(b"a\nb")
 @example(b"")
 def test_any_command_name_leaves_the_other_facts_alone(command: bytes) -> None:
-    assert parse_stat(stat_text(command)) == ProcessStat("sleeping", 1, 150, 65, 3, 310563, 911)
+    assert parse_process_stat(stat_text(command)) == ProcessStat("sleeping", 1, 150, 65, 3, 310563, 911)
 
 
 @pytest.mark.parametrize(("letter", "state"), [*STATES.items(), ("?", "running")])
 def test_every_letter_of_the_kernel_has_a_state(letter: str, state: str) -> None:
-    assert parse_stat(stat_text(b"python", letter.encode())).state == state
+    assert parse_process_stat(stat_text(b"python", letter.encode())).state == state
 
 
 def test_io_is_what_reached_storage() -> None:
-    assert parse_io(IO_TEXT) == (344064, 966656)
+    assert parse_process_io(IO_TEXT) == (344064, 966656)
 
 
 @contextlib.contextmanager
@@ -94,7 +101,7 @@ def spare_descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def read(tree: ProcessTree) -> TreeSample:
+def read(tree: ProcessTree) -> ProcessTreeSample:
     """One look at a worker that is there."""
     sample = tree.read()
     assert sample is not None
@@ -395,7 +402,7 @@ def test_a_process_whose_io_is_denied_has_all_but_io(tmp_path: Path) -> None:
     (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
     tree = ProcessTree(7, 310563, proc=str(tmp_path))
     cpu_s, rss = 2 * (150 + 65) / CLOCK_TICKS, 2 * 911 * PAGE_SIZE
-    assert tree.read() == TreeSample("sleeping", cpu_s, rss, 6, 1, None, None), "9 is gone, which is no error"
+    assert tree.read() == ProcessTreeSample("sleeping", cpu_s, rss, 6, 1, None, None), "9 is gone, which is no error"
     tree.close()
 
 
@@ -586,7 +593,7 @@ def test_a_recycled_pid_is_not_taken_for_the_worker(start: Start, descriptors: i
         with pytest.raises(ProcessLookupError, match=f"^process {child} is another one now$"):
             ProcessTree(child, own.start_ticks)
         assert read_start_ticks(child) != own.start_ticks
-        assert own.details() == TreeDetails(None, None, None, None, (), ())
+        assert own.details() == ProcessTreeDetails(None, None, None, None, (), ())
     finally:
         other.kill()
         other.wait()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
@@ -43,7 +43,7 @@ from exporter.progress.collector import (
     UNMATCHED,
     LogsCollector,
 )
-from exporter.progress.worker_logs_reader import VALUE_FRESH_S, LogFacts
+from exporter.progress.worker_logs_reader import VALUE_FRESH_S, WorkerLogFacts
 from tests.support.exporter import (
     NODE,
     FakeClock,
@@ -85,7 +85,7 @@ class Logs:
         stem = run_files.record_name(task.worker, task.rank, 0, restart)
         run_files.write_json(self.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {"pid": 1})
 
-    def facts(self) -> LogFacts:
+    def facts(self) -> WorkerLogFacts:
         """What a look says of the first worker."""
         return self.collector.read().workers[0]
 
@@ -363,7 +363,7 @@ def test_more_than_one_look_can_take_is_read_in_several(logs: Logs, monkeypatch:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
 def test_a_value_that_is_not_finite_leaves_the_status_json(tmp_path: Path, value: str) -> None:
-    logs, status = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),)), Status()
+    logs, status = Logs(tmp_path, progress=(LogPattern("loss", r"loss (\S+)"),)), NodeStatus()
     logs.append(f"loss {value}\n")
     logs.collector.describe(logs.collector.read(), status)
     json.dumps(status.workers, allow_nan=False)
@@ -371,7 +371,7 @@ def test_a_value_that_is_not_finite_leaves_the_status_json(tmp_path: Path, value
 
 def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
     logs.append(items(5) + "loss: 2\nConnection refused\n")
-    status = Status()
+    status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
     shown = status.worker(0)
     assert (shown["items"], shown["items_expected"], shown["items_processed"]) == (5, 100, 5)
@@ -490,7 +490,7 @@ def test_the_pace_of_an_engine_is_that_of_now(logs: Logs) -> None:
     assert logs.facts().output_tokens_rate == 170.5
     logs.clock.advance(20)
     assert logs.facts().output_tokens_rate == 70.0, "rank 0 has nothing to do any more"
-    status = Status()
+    status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
     told = status.worker(0)
     assert (told["output_tokens_per_second"], told["input_tokens_per_second"]) == (70.0, None)
@@ -723,7 +723,7 @@ def test_a_log_that_says_nothing_is_an_event_with_the_next_step(logs: Logs) -> N
     logs.append("hello\n" * 3)
     logs.facts()
     logs.clock.advance(200)
-    status = Status()
+    status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
     (event,) = status.events
     assert (event["event"], event["worker"], event["time"]) == (
@@ -750,7 +750,7 @@ def test_a_history_that_hangs_keeps_no_log_from_being_read(
     logs: Logs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(logs_module, "read_history", lambda *_: answer.wait() or ())
+    monkeypatch.setattr(logs_module, "read_run_history", lambda *_: answer.wait() or ())
     monkeypatch.setattr(logs_module, "HISTORY_S", 0.05)
     logs.append(items(3))
     try:
@@ -809,7 +809,7 @@ def test_a_restarted_worker_that_says_nothing_of_its_checkpoint_has_done_what_fo
 def test_the_next_attempt_has_done_what_follows_the_last_position_of_the_one_before(tmp_path: Path, told: str) -> None:
     logs = Logs(tmp_path)
     tell(logs, range(1, 142), LOG)
-    status = Status()
+    status = NodeStatus()
     logs.collector.describe(logs.collector.read(), status)
     page = {"attempt": 0, "workers": [{"rank": rank, **entry} for rank, entry in status.workers.items()]}
     (tmp_path / "status_a0").mkdir()

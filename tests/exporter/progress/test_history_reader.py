@@ -18,9 +18,9 @@ from exporter.progress.history_reader import (
     MOST_BYTES,
     MOST_RUNS,
     RunHistory,
-    history_path,
-    read_history,
-    write_history,
+    read_run_history,
+    run_history_path,
+    write_run_history,
 )
 
 RUN = RunHistory(1_700_000_000.0, 8, 100_000, 3600.5, {"worker": {"rate": 2.5, "shape": [1, 2]}, "decode": {}})
@@ -57,7 +57,7 @@ def run_at(time: float, **changes: Any) -> RunHistory:
 
 
 def path_of(name: str, environ: dict[str, str]) -> Path:
-    path = history_path(name, environ)
+    path = run_history_path(name, environ)
     assert path is not None
     return path
 
@@ -85,15 +85,15 @@ def test_the_folder_is_the_users(environ: dict[str, str], folder: str) -> None:
     [{}, {"HOME": ""}, {"HOME": "relative"}, {"HOME": "/home/ada", "GPUJOB_HISTORY_DIR": ""}, {"HOME": "/a\0b"}],
 )
 def test_without_a_folder_there_is_no_history(environ: dict[str, str]) -> None:
-    assert history_path("embed", environ) is None
-    assert not write_history("embed", environ, RUN)
-    assert read_history("embed", environ) == ()
+    assert run_history_path("embed", environ) is None
+    assert not write_run_history("embed", environ, RUN)
+    assert read_run_history("embed", environ) == ()
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_job_of_any_name_has_its_file_in_the_folder(name: str, environ: dict[str, str]) -> None:
-    assert write_history(name, environ, RUN)
-    assert read_history(name, environ) == (RUN,)
+    assert write_run_history(name, environ, RUN)
+    assert read_run_history(name, environ) == (RUN,)
     folder = Path(environ["GPUJOB_HISTORY_DIR"])
     (file,) = os.listdir(folder)
     assert folder / file == path_of(name, environ)
@@ -119,26 +119,26 @@ def test_jobs_of_other_names_have_other_files(others: tuple[str, str], environ: 
 
 
 def test_a_job_that_never_ran_has_no_history(environ: dict[str, str]) -> None:
-    assert read_history("embed", environ) == ()
+    assert read_run_history("embed", environ) == ()
 
 
 def test_the_last_runs_are_kept_oldest_first(environ: dict[str, str]) -> None:
     for time in range(MOST_RUNS + 3):
-        assert write_history("embed", environ, run_at(float(time), total=None))
-    runs = read_history("embed", environ)
+        assert write_run_history("embed", environ, run_at(float(time), total=None))
+    runs = read_run_history("embed", environ)
     assert [run.time for run in runs] == [3.0, 4.0, 5.0, 6.0, 7.0]
     assert runs[-1] == run_at(7.0, total=None)
     assert len(json.loads(path_of("embed", environ).read_bytes())["runs"]) == MOST_RUNS
 
 
 def test_other_jobs_are_left_alone(environ: dict[str, str]) -> None:
-    write_history("one", environ, run_at(1.0))
-    write_history("two", environ, run_at(2.0))
-    assert [run.time for run in read_history("one", environ)] == [1.0]
+    write_run_history("one", environ, run_at(1.0))
+    write_run_history("two", environ, run_at(2.0))
+    assert [run.time for run in read_run_history("one", environ)] == [1.0]
 
 
 def test_the_file_is_for_its_owner_and_nothing_is_left_beside_it(environ: dict[str, str]) -> None:
-    write_history("embed", environ, RUN)
+    write_run_history("embed", environ, RUN)
     path = path_of("embed", environ)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(path.parent) == [path.name]
@@ -148,15 +148,15 @@ def test_the_file_is_for_its_owner_and_nothing_is_left_beside_it(environ: dict[s
 def test_of_large_runs_fewer_are_kept(environ: dict[str, str]) -> None:
     large: dict[str, dict[str, Any]] = {"worker": {"shape": "x" * (MOST_BYTES // 3)}}
     for time in range(4):
-        assert write_history("embed", environ, run_at(float(time), prior=large))
-    assert [run.time for run in read_history("embed", environ)] == [2.0, 3.0]
+        assert write_run_history("embed", environ, run_at(float(time), prior=large))
+    assert [run.time for run in read_run_history("embed", environ)] == [2.0, 3.0]
     assert path_of("embed", environ).stat().st_size <= MOST_BYTES
 
 
 def test_a_run_that_is_too_large_alone_is_not_kept(environ: dict[str, str]) -> None:
-    write_history("embed", environ, RUN)
-    assert not write_history("embed", environ, run_at(1.0, prior={"worker": {"shape": "x" * MOST_BYTES}}))
-    assert read_history("embed", environ) == (RUN,)
+    write_run_history("embed", environ, RUN)
+    assert not write_run_history("embed", environ, run_at(1.0, prior={"worker": {"shape": "x" * MOST_BYTES}}))
+    assert read_run_history("embed", environ) == (RUN,)
 
 
 # -- what is wrong -------------------------------------------------------------------------------
@@ -204,19 +204,19 @@ def test_wrong_content_is_said_once_and_replaced_by_the_next_run(
     path = path_of("embed", environ)
     path.parent.mkdir()
     path.write_bytes(content)
-    assert read_history("embed", environ) == ()
-    assert read_history("embed", environ) == ()
+    assert read_run_history("embed", environ) == ()
+    assert read_run_history("embed", environ) == ()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert f"{path} is not a history of a job" in caplog.text
-    assert write_history("embed", environ, RUN)
-    assert read_history("embed", environ) == (RUN,)
+    assert write_run_history("embed", environ, RUN)
+    assert read_run_history("embed", environ) == (RUN,)
 
 
 def test_what_a_newer_version_adds_does_not_matter(environ: dict[str, str]) -> None:
     path = path_of("embed", environ)
     path.parent.mkdir()
     path.write_bytes(altered(colour="red"))
-    assert read_history("embed", environ) == (RUN,)
+    assert read_run_history("embed", environ) == (RUN,)
 
 
 def make_pipe(path: Path) -> None:
@@ -236,30 +236,30 @@ def test_what_is_no_file_is_no_history(make: Callable[[Path], None], environ: di
     path = path_of("embed", environ)
     path.parent.mkdir()
     make(path)
-    assert read_history("embed", environ) == ()
+    assert read_run_history("embed", environ) == ()
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(locked: Path) -> None:
     environ = {"HOME": str(locked)}
-    assert not write_history("embed", environ, RUN)
-    assert read_history("embed", environ) == ()
+    assert not write_run_history("embed", environ, RUN)
+    assert read_run_history("embed", environ) == ()
 
 
 def test_a_place_that_cannot_be_a_folder_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environ = {"GPUJOB_HISTORY_DIR": str(tmp_path / "file" / "below")}
-    assert not write_history("embed", environ, RUN)
-    assert read_history("embed", environ) == ()
+    assert not write_run_history("embed", environ, RUN)
+    assert read_run_history("embed", environ) == ()
 
 
 def test_a_write_that_fails_leaves_the_file_before_it(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_history("embed", environ, RUN)
+    write_run_history("embed", environ, RUN)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        assert not write_history("embed", environ, run_at(1.0))
-    assert read_history("embed", environ) == (RUN,)
+        assert not write_run_history("embed", environ, run_at(1.0))
+    assert read_run_history("embed", environ) == (RUN,)
     assert os.listdir(environ["GPUJOB_HISTORY_DIR"]) == [path_of("embed", environ).name]

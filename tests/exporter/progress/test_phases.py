@@ -4,22 +4,22 @@ import json
 
 import pytest
 
-from exporter.logs.search.findings import Mark
-from exporter.progress.phases import BELIEVED_LEAST_S, BELIEVED_S, Marks, phase
+from exporter.logs.search.findings import ActivityMark
+from exporter.progress.phases import BELIEVED_LEAST_S, BELIEVED_S, WorkerActivities, job_phase
 
 
-def marks(*records: tuple[float, str, bool]) -> Marks:
+def marks(*records: tuple[float, str, bool]) -> WorkerActivities:
     """Marks of a worker from (moment, name, whether it begins)."""
-    found = Marks()
+    found = WorkerActivities()
     for t, name, begins in records:
-        found.take(Mark(name, begins, 0), t)
+        found.take(ActivityMark(name, begins, 0), t)
     return found
 
 
 def test_a_mark_holds_until_it_ends() -> None:
     worker = marks((100.0, "checkpointing", True))
     assert worker.present(150.0, 90.0) == "checkpointing"
-    worker.take(Mark("checkpointing", False, 0), 160.0)
+    worker.take(ActivityMark("checkpointing", False, 0), 160.0)
     assert worker.present(161.0, 90.0) is None
 
 
@@ -74,22 +74,22 @@ def test_a_new_run_is_at_nothing() -> None:
 
 def test_marks_go_on_from_their_state() -> None:
     worker = marks((1.0, "evaluating", True), (9.0, "evaluating", False), (10.0, "checkpointing", True))
-    assert Marks.from_state(json.loads(json.dumps(worker.state()))) == worker
+    assert WorkerActivities.from_state(json.loads(json.dumps(worker.state()))) == worker
     with pytest.raises(KeyError):
-        Marks.from_state({})
+        WorkerActivities.from_state({})
 
 
 def test_a_phase_is_what_more_than_half_of_the_workers_are_at() -> None:
     busy = marks((1.0, "evaluating", True))
     idle = marks((1.0, "evaluating", True), (2.0, "evaluating", False))
-    assert phase([(busy, None), (busy, None), (idle, None)], 5.0) == "evaluating"
-    assert phase([(busy, None), (idle, None)], 5.0) is None
-    assert phase([(busy, None), (busy, 4.0)], 5.0) is None
+    assert job_phase([(busy, None), (busy, None), (idle, None)], 5.0) == "evaluating"
+    assert job_phase([(busy, None), (idle, None)], 5.0) is None
+    assert job_phase([(busy, None), (busy, 4.0)], 5.0) is None
 
 
 def test_workers_that_log_no_marks_are_not_asked() -> None:
     leader = marks((1.0, "checkpointing", True))
-    others = [(Marks(), 0.5), (marks((1.0, "loading", True)), 0.5), (Marks(), None)]
-    assert phase([(leader, 0.5), *others], 5.0) == "checkpointing"
-    assert phase(others, 5.0) is None
-    assert phase([], 5.0) is None
+    others = [(WorkerActivities(), 0.5), (marks((1.0, "loading", True)), 0.5), (WorkerActivities(), None)]
+    assert job_phase([(leader, 0.5), *others], 5.0) == "checkpointing"
+    assert job_phase(others, 5.0) is None
+    assert job_phase([], 5.0) is None

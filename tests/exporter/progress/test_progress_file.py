@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.contract.identity import safe_label
-from exporter.logs.search.findings import MARKS, UNITS, Findings, Mark, Position, Value
+from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.progress.progress_file import (
     END_BYTES,
     MOST_NAMES,
     MOST_RECORD_BYTES,
     WHOLE_TEXT_BYTES,
     WORKING,
-    Update,
-    Updates,
-    findings,
+    ProgressUpdate,
+    ProgressUpdates,
     parse_update,
+    parse_updates,
 )
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -31,32 +31,32 @@ def line(**told: Any) -> bytes:
     return json.dumps(told).encode()
 
 
-def told_by(**told: Any) -> Update:
+def told_by(**told: Any) -> ProgressUpdate:
     update = parse_update(line(**told), 7)
     assert update is not None
     return update
 
 
-def position(**told: Any) -> Position:
+def position(**told: Any) -> LogPosition:
     found = told_by(**told).position
     assert found is not None
     return found
 
 
 def test_a_position_with_a_value() -> None:
-    assert told_by(done=10, total=100, loss=0.3) == Update(
-        Position("progress_file", "items", 7, 10, 100), {"loss": Value(0.3, 7)}
+    assert told_by(done=10, total=100, loss=0.3) == ProgressUpdate(
+        LogPosition("progress_file", "items", 7, 10, 100), {"loss": LogValue(0.3, 7)}
     )
 
 
 def test_everything_that_a_line_may_say() -> None:
     update = told_by(done=3, total=9, epoch=1, epochs=4, unit="steps", phase="evaluating", rank=2, resumed=True, lr=1)
-    expected = Position("progress_file", "steps", 7, 3, 9, 1, 4, rank=2, resumed=True)
-    assert update == Update(expected, {"lr": Value(1.0, 7)}, Mark("evaluating", True, 7), 2)
+    expected = LogPosition("progress_file", "steps", 7, 3, 9, 1, 4, rank=2, resumed=True)
+    assert update == ProgressUpdate(expected, {"lr": LogValue(1.0, 7)}, ActivityMark("evaluating", True, 7), 2)
 
 
 def test_an_epoch_alone_is_a_position_in_epochs() -> None:
-    assert position(epoch=2, epochs=5) == Position("progress_file", "epochs", 7, 2, 5)
+    assert position(epoch=2, epochs=5) == LogPosition("progress_file", "epochs", 7, 2, 5)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -74,16 +74,16 @@ def test_a_unit_in_the_singular_is_known_and_any_other_word_means_items(word: st
 
 @pytest.mark.parametrize("phase", MARKS)
 def test_a_phase_beside_the_work_begins(phase: str) -> None:
-    assert told_by(phase=phase.capitalize()).mark == Mark(phase, True, 7)
+    assert told_by(phase=phase.capitalize()).mark == ActivityMark(phase, True, 7)
 
 
 def test_any_other_phase_is_the_work() -> None:
-    assert told_by(phase="step 2, training").mark == Mark(WORKING, False, 7)
+    assert told_by(phase="step 2, training").mark == ActivityMark(WORKING, False, 7)
 
 
 def test_null_is_what_is_not_known() -> None:
     told = dict.fromkeys(("total", "epoch", "epochs", "unit", "phase", "rank", "resumed", "loss"))
-    assert told_by(done=1, **told) == Update(Position("progress_file", "items", 7, 1))
+    assert told_by(done=1, **told) == ProgressUpdate(LogPosition("progress_file", "items", 7, 1))
 
 
 def test_fractions_of_a_count_are_rounded_down() -> None:
@@ -172,32 +172,32 @@ def test_findings_of_several_lines_are_in_their_order_with_their_places() -> Non
     first, last = line(done=1, loss=3), line(done=2, loss=2.5, phase="loading")
     text = first + b"\n\n" + b"half {\n" + last + b"\r\n"
     place = 100 + text.index(last)
-    assert findings(text, 100) == Updates(
-        positions=[Position("progress_file", "items", 100, 1), Position("progress_file", "items", place, 2)],
-        values={"loss": {None: Value(2.5, place)}},
-        marks=[Mark("loading", True, place)],
+    assert parse_updates(text, 100) == ProgressUpdates(
+        positions=[LogPosition("progress_file", "items", 100, 1), LogPosition("progress_file", "items", place, 2)],
+        values={"loss": {None: LogValue(2.5, place)}},
+        marks=[ActivityMark("loading", True, place)],
         records=3,
         unusable=1,
         phase="loading",
     )
-    assert isinstance(findings(b"", 0), Findings)
+    assert isinstance(parse_updates(b"", 0), LogFindings)
 
 
 def test_values_of_several_ranks_are_kept_apart() -> None:
     text = b"\n".join(line(rank=rank, done=rank, loss=rank) for rank in (0, 1))
-    assert {rank: value.number for rank, value in findings(text, 0).values["loss"].items()} == {0: 0.0, 1: 1.0}
+    assert {rank: value.number for rank, value in parse_updates(text, 0).values["loss"].items()} == {0: 0.0, 1: 1.0}
 
 
 def test_names_beyond_the_most_of_a_worker_are_left_out() -> None:
     known = [f"old{index}" for index in range(MOST_NAMES - 1)]
-    found = findings(line(old3=1) + b"\n" + line(new=1, newer=2) + b"\n" + line(new=5), 0, known)
+    found = parse_updates(line(old3=1) + b"\n" + line(new=1, newer=2) + b"\n" + line(new=5), 0, known)
     assert set(found.values) == {"old3", "new"}
     assert found.values["new"][None].number == 5
 
 
 def phases(*told: str | None, before: str | None = None) -> tuple[list[tuple[str, bool]], str | None]:
     """Marks, by name and whether they begin, of lines that name these phases, and the phase after them."""
-    found = findings(b"\n".join(line(done=1, phase=phase) for phase in told), 0, phase=before)
+    found = parse_updates(b"\n".join(line(done=1, phase=phase) for phase in told), 0, phase=before)
     return [(mark.name, mark.begins) for mark in found.marks], found.phase
 
 
@@ -228,16 +228,16 @@ def long_text(*records: bytes, at: int) -> bytes:
 def test_of_a_long_text_the_end_counts_and_the_last_resume_before_it() -> None:
     resumes = (line(done=50, resumed=True), line(done=70, total=90, resumed=True), line(done=80, resumed=False))
     text = long_text(*resumes, at=3)
-    found = findings(text, 1000)
+    found = parse_updates(text, 1000)
     place = 1000 + text.index(resumes[1])
-    assert found.positions[0] == Position("progress_file", "items", place, 70, 90, resumed=True)
+    assert found.positions[0] == LogPosition("progress_file", "items", place, 70, 90, resumed=True)
     assert 0 < (found.records - 1) * len(line(done=1) + b"\n") <= END_BYTES
     assert all(text[at.offset - 1000 :][:11] == b'{"done": 1}' for at in found.positions[1:])
     assert found.unusable == 0
 
 
 def test_a_long_text_that_is_one_record_is_one_unusable_record_at_most() -> None:
-    found = findings(b"x" * (WHOLE_TEXT_BYTES + 1), 0)
+    found = parse_updates(b"x" * (WHOLE_TEXT_BYTES + 1), 0)
     assert (found.positions, found.records - found.unusable) == ([], 0)
 
 
@@ -246,7 +246,7 @@ def test_a_text_cut_at_a_record_end_says_what_its_parts_say(counts: list[int], e
     records = [line(done=count, loss=count) for count in counts]
     text = b"".join(record + end for record in records)
     cut = sum(len(record + end) for record in records[: len(records) // 2])
-    whole, first, second = findings(text, 5), findings(text[:cut], 5), findings(text[cut:], 5 + cut)
+    whole, first, second = parse_updates(text, 5), parse_updates(text[:cut], 5), parse_updates(text[cut:], 5 + cut)
     assert whole.positions == first.positions + second.positions
     assert whole.values == {**first.values, **second.values}
     assert [found.done for found in whole.positions] == counts

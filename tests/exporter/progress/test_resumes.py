@@ -9,20 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.logs.search.findings import Position
+from exporter.logs.search.findings import LogPosition
 from exporter.progress.resumes import (
     SOON_S,
     STAMP_S,
-    Beginning,
-    Beginnings,
-    Earlier,
+    EarlierProgress,
+    UndecidedStart,
+    UndecidedStarts,
+    earlier_positions,
     is_resume,
     may_be_resume,
-    reached_before,
 )
-from exporter.progress.track import Track
+from exporter.progress.track import ProgressTrack
 
-ITEMS = Earlier("items", 141, 400, 1)
+ITEMS = EarlierProgress("items", 141, 400, 1)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ ITEMS = Earlier("items", 141, 400, 1)
         (142, 500, ITEMS, None),  # other work
         (142, 400, ITEMS._replace(first=None), None),
         (100, 400, ITEMS._replace(first=100), False),  # a hundred at a time
-        (300, 400, Earlier("steps", 300, 400, 100), None),  # goes on, or is a faster one
+        (300, 400, EarlierProgress("steps", 300, 400, 100), None),  # goes on, or is a faster one
         (400, 400, ITEMS._replace(first=100), None),
-        (600, 800, Earlier("items", 550, 800, 100), True),
+        (600, 800, EarlierProgress("items", 550, 800, 100), True),
         (6, 400, ITEMS._replace(done=4), None),  # that one had not come far either
         (6, 400, ITEMS._replace(done=5), None),
         (6, 400, ITEMS._replace(done=6), True),
@@ -49,7 +49,7 @@ ITEMS = Earlier("items", 141, 400, 1)
     ],
 )
 def test_a_run_that_begins_where_an_earlier_one_has_left_goes_on_with_it(
-    done: float, total: float | None, earlier: Earlier, resumes: bool | None
+    done: float, total: float | None, earlier: EarlierProgress, resumes: bool | None
 ) -> None:
     assert is_resume(done, total, earlier) is resumes
 
@@ -75,40 +75,40 @@ def test_a_large_first_position_soon_after_the_start_is_asked_how_it_has_come_ab
 
 
 def test_what_the_pace_after_it_explains_has_been_worked_for() -> None:
-    beginning = Beginning.at(40, 1003.0, began=1000.0)
+    beginning = UndecidedStart.at(40, 1003.0, began=1000.0)
     assert beginning.take(40, 1004.0) is None
     assert beginning.take(46, 1005.0) is None, "3 a second after it, up to 9 before, in at most 4 seconds"
     assert beginning.take(50, 1006.0) is True, "4 a second after it, up to 12 before"
 
 
 def test_what_three_rises_do_not_explain_is_where_the_work_goes_on() -> None:
-    beginning = Beginning.at(5000, 1003.0, began=1000.0)
+    beginning = UndecidedStart.at(5000, 1003.0, began=1000.0)
     assert [beginning.take(5000 + 10 * n, 1003.0 + n) for n in (1, 2, 3)] == [None, None, False]
 
 
 def test_a_pause_between_two_records_makes_no_resume() -> None:
-    beginning = Beginning.at(100, 1010.0, began=1000.0)
+    beginning = UndecidedStart.at(100, 1010.0, began=1000.0)
     assert beginning.take(110, 1040.0) is None
     assert beginning.take(210, 1050.0) is True
 
 
 def test_records_of_one_moment_tell_no_pace() -> None:
-    beginning = Beginning.at(10, 1005.0, began=1000.0)
+    beginning = UndecidedStart.at(10, 1005.0, began=1000.0)
     assert [beginning.take(done, 1005.0) for done in (20, 30, 100)] == [None] * 3
     assert (beginning.pace, beginning.rises, beginning.last) == (0.0, 0, 100)
     assert beginning.verdict(), "nothing speaks against it"
 
 
-def at(done: int, total: int | None) -> Position:
-    return Position("items", "items", next(OFFSETS), done, total)
+def at(done: int, total: int | None) -> LogPosition:
+    return LogPosition("items", "items", next(OFFSETS), done, total)
 
 
 OFFSETS = itertools.count()
 BEGAN = 1000.0
 
 
-def track_of(earlier: Earlier | None = None, began: float | None = BEGAN) -> Track:
-    track = Track(earlier=earlier)
+def track_of(earlier: EarlierProgress | None = None, began: float | None = BEGAN) -> ProgressTrack:
+    track = ProgressTrack(earlier=earlier)
     track.began = began
     return track
 
@@ -133,7 +133,7 @@ def test_after_a_resume_the_next_run_goes_on_too_however_long_it_loads() -> None
 
 
 def test_where_the_trainer_tells_seldom_the_pace_decides_after_a_restart() -> None:
-    track = track_of(Earlier("items", 300, 400, 100))
+    track = track_of(EarlierProgress("items", 300, 400, 100))
     for n, done in enumerate((300, 310, 320, 330)):
         track.update("log", at(done, 400), BEGAN + 5 + 60 * n)
     assert (track.done, track.processed) == (330, 30)
@@ -178,7 +178,7 @@ def test_an_end_decides_by_what_is_known() -> None:
 def test_a_word_of_a_resume_decides_too() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
-    track.update("log", Position("resume", "items", next(OFFSETS), 500, None, resumed=True), BEGAN + 1)
+    track.update("log", LogPosition("resume", "items", next(OFFSETS), 500, None, resumed=True), BEGAN + 1)
     track.update("log", at(900, 1000), BEGAN + 2)
     assert track.processed == 400
 
@@ -225,7 +225,7 @@ def test_ranks_in_step_begin_together() -> None:
     track = track_of()
     for n in range(5):
         for rank in (0, 1):
-            told = Position("steps", "steps", next(OFFSETS), 5000 + 10 * n, 10_000, rank=rank)
+            told = LogPosition("steps", "steps", next(OFFSETS), 5000 + 10 * n, 10_000, rank=rank)
             track.update("log", told, BEGAN + 3 + n)
     assert (track.done, track.processed, track.first) == (5040, 40, 10)
 
@@ -233,10 +233,10 @@ def test_ranks_in_step_begin_together() -> None:
 def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
-    again = Track.from_state(json.loads(json.dumps(track.state())))
+    again = ProgressTrack.from_state(json.loads(json.dumps(track.state())))
     again.update("log", at(900, 1000), BEGAN + 2)
     assert again.processed == 900
-    assert Beginnings.from_state(json.loads(json.dumps(Beginnings().state()))).settle() == {}
+    assert UndecidedStarts.from_state(json.loads(json.dumps(UndecidedStarts().state()))).settle() == {}
 
 
 @given(
@@ -244,7 +244,7 @@ def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
     delay=st.floats(0, 300),
     gaps=st.lists(st.floats(0.1, 100), min_size=1, max_size=12),
     total=st.integers(1, 10**6) | st.none(),
-    earlier=st.builds(Earlier, st.just("items"), st.integers(0, 10**5), st.none(), st.none()) | st.none(),
+    earlier=st.builds(EarlierProgress, st.just("items"), st.integers(0, 10**5), st.none(), st.none()) | st.none(),
     seconds=st.booleans(),
 )
 @example(pace=0.9, delay=0.0, gaps=[1.0] * 8, total=8, earlier=None, seconds=False)
@@ -254,7 +254,7 @@ def test_what_is_not_decided_is_kept_for_the_next_sidecar() -> None:
 @example(pace=9.0, delay=1.75, gaps=[1.125, 0.125], total=12, earlier=None, seconds=True)
 @example(pace=20.0, delay=0.05, gaps=[0.9] + [0.1] * 40, total=500, earlier=None, seconds=True)
 def test_an_even_worker_that_begins_at_nothing_loses_no_item(
-    pace: float, delay: float, gaps: list[float], total: int | None, earlier: Earlier | None, seconds: bool
+    pace: float, delay: float, gaps: list[float], total: int | None, earlier: EarlierProgress | None, seconds: bool
 ) -> None:
     """However often it tells, however long it has loaded, whatever has been before, and also by a clock of seconds."""
     track, t = track_of(earlier), BEGAN + delay
@@ -317,7 +317,7 @@ def test_a_worker_whose_first_step_is_not_larger_than_a_later_one_loses_no_item(
 def test_whatever_goes_on_from_what_an_earlier_run_had_reached_is_told_at_once(
     first: int, done: int, share: float, gaps: list[float]
 ) -> None:
-    earlier = Earlier("items", max(done, first), None, first)
+    earlier = EarlierProgress("items", max(done, first), None, first)
     begins = int(earlier.done * share) + 1
     track, t, place = track_of(earlier), BEGAN + 1, begins
     for gap in gaps:
@@ -334,8 +334,8 @@ WORKER = {"rank": 3, "unit": "items", "items": 141, "items_expected": 400, "item
 
 
 def test_the_newest_attempt_that_tells_counts() -> None:
-    told = reached_before([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3})
-    assert told == {3: Earlier("items", 141, 400, 1)}
+    told = earlier_positions([[{"workers": []}], [{"workers": [WORKER]}], [{"workers": [{**WORKER, "items": 7}]}]], {3})
+    assert told == {3: EarlierProgress("items", 141, 400, 1)}
 
 
 def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
@@ -346,9 +346,9 @@ def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
             asked.append(number)
             yield [{"workers": [{**WORKER, "rank": rank, "items": 100 - number} for rank in ranks]}]
 
-    told = reached_before(attempts(), {1, 2})
+    told = earlier_positions(attempts(), {1, 2})
     assert ({rank: earlier.done for rank, earlier in told.items()}, asked) == ({2: 100, 1: 99}, [0, 1])
-    assert reached_before(attempts(), {4}) == {}
+    assert earlier_positions(attempts(), {4}) == {}
 
 
 @pytest.mark.parametrize(
@@ -366,4 +366,4 @@ def test_no_more_attempts_are_asked_for_than_tell_of_these_ranks() -> None:
     ],
 )
 def test_a_page_that_tells_nothing_is_passed_over(page: dict[str, object]) -> None:
-    assert reached_before([[page]], {0, 3}) == {}
+    assert earlier_positions([[page]], {0, 3}) == {}

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.outlook import Standing, first_to_stop, lags
+from exporter.progress.outlook import WorkerPosition, first_to_stop, lags
 
 
-def standings(*done: float, total: float | None = 100, kind: str = "worker", first: int = 0) -> list[Standing]:
+def standings(*done: float, total: float | None = 100, kind: str = "worker", first: int = 0) -> list[WorkerPosition]:
     """Workers of one kind, by rank."""
-    return [Standing(rank, share, total, kind) for rank, share in enumerate(done, first)]
+    return [WorkerPosition(rank, share, total, kind) for rank, share in enumerate(done, first)]
 
 
 def test_a_worker_lags_by_its_distance_to_the_median() -> None:
@@ -29,13 +29,13 @@ def test_only_workers_of_one_kind_are_compared() -> None:
 
 
 def test_shares_of_the_own_total_are_compared() -> None:
-    workers = [Standing(0, 50, 100, "a"), Standing(1, 500, 1000, "a"), Standing(2, 100, 400, "a")]
+    workers = [WorkerPosition(0, 50, 100, "a"), WorkerPosition(1, 500, 1000, "a"), WorkerPosition(2, 100, 400, "a")]
     assert lags(workers) == {0: 0, 1: 0, 2: 0.5}
 
 
 def test_without_any_total_the_counts_are_compared_and_a_worker_without_one_is_left_out() -> None:
     assert lags(standings(50, 50, 25, total=None)) == {0: 0, 1: 0, 2: 0.5}
-    assert lags([*standings(50, 50, 25), Standing(3, 7, None, "worker")]) == {0: 0, 1: 0, 2: 0.5}
+    assert lags([*standings(50, 50, 25), WorkerPosition(3, 7, None, "worker")]) == {0: 0, 1: 0, 2: 0.5}
 
 
 def test_workers_that_have_done_nothing_do_not_lag() -> None:
@@ -45,7 +45,7 @@ def test_workers_that_have_done_nothing_do_not_lag() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from([None, 0, 1000])), max_size=12))
 def test_a_lag_is_a_ratio(workers: list[tuple[int, int | None]]) -> None:
-    found = lags([Standing(rank, done, total, "a") for rank, (done, total) in enumerate(workers)])
+    found = lags([WorkerPosition(rank, done, total, "a") for rank, (done, total) in enumerate(workers)])
     assert all(0 <= ratio <= 1 for ratio in found.values())
     assert not found or 0 in found.values()
 

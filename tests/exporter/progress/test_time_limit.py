@@ -6,38 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta import Estimate
-from exporter.progress.outlook import checkpoint_before, met_probability, next_checkpoint
+from exporter.progress.eta import EtaEstimate
+from exporter.progress.outlook import checkpoint_meets_deadline, next_checkpoint, time_limit_met_probability
 
 ESTIMATES = st.tuples(st.floats(0, 1e7), st.floats(0, 1), st.floats(1, 100)).map(
-    lambda parts: Estimate(parts[0], parts[0] * parts[1], parts[0] * parts[2])
+    lambda parts: EtaEstimate(parts[0], parts[0] * parts[1], parts[0] * parts[2])
 )
 
 
 @pytest.mark.parametrize(("deadline", "probability"), [(1700.0, 0.1), (2000.0, 0.5), (4000.0, 0.9)])
 def test_the_quantiles_of_the_estimate_are_met(deadline: float, probability: float) -> None:
-    assert met_probability(1000.0, deadline, Estimate(1000.0, 700.0, 3000.0)) == pytest.approx(probability, abs=1e-9)
+    assert time_limit_met_probability(1000.0, deadline, EtaEstimate(1000.0, 700.0, 3000.0)) == pytest.approx(
+        probability, abs=1e-9
+    )
 
 
 def test_work_that_is_done_has_met_any_limit() -> None:
-    assert met_probability(1000.0, 900.0, Estimate(0.0, 0.0, 0.0)) == 1.0
+    assert time_limit_met_probability(1000.0, 900.0, EtaEstimate(0.0, 0.0, 0.0)) == 1.0
 
 
 def test_work_that_is_left_is_neither_certain_nor_impossible() -> None:
     for deadline in (900.0, 1000.0, 1000.1, 1e12):
-        probability = met_probability(1000.0, deadline, Estimate(10.0, 10.0, 10.0))
+        probability = time_limit_met_probability(1000.0, deadline, EtaEstimate(10.0, 10.0, 10.0))
         assert probability is not None
         assert 0 < probability < 1
 
 
 def test_without_a_limit_or_an_estimate_nothing_is_known() -> None:
-    assert met_probability(0.0, None, Estimate(1.0, 1.0, 1.0)) is None
-    assert met_probability(0.0, 10.0, None) is None
+    assert time_limit_met_probability(0.0, None, EtaEstimate(1.0, 1.0, 1.0)) is None
+    assert time_limit_met_probability(0.0, 10.0, None) is None
 
 
 @given(ESTIMATES, st.lists(st.floats(-1e6, 1e9), min_size=2, max_size=10))
-def test_a_later_deadline_is_never_less_likely_to_be_met(eta: Estimate, deadlines: list[float]) -> None:
-    found = [met_probability(0.0, deadline, eta) for deadline in sorted(deadlines)]
+def test_a_later_deadline_is_never_less_likely_to_be_met(eta: EtaEstimate, deadlines: list[float]) -> None:
+    found = [time_limit_met_probability(0.0, deadline, eta) for deadline in sorted(deadlines)]
     assert all(p is not None and 0 < p <= 1 and math.isfinite(p) for p in found)
     assert found == sorted(p for p in found if p is not None)
 
@@ -70,7 +72,7 @@ def test_the_next_checkpoint_lies_ahead(begun: list[float], later: float) -> Non
 
 
 def test_a_checkpoint_is_before_the_deadline_or_not_or_unknown() -> None:
-    assert checkpoint_before(100.0, 99.0) is True
-    assert checkpoint_before(100.0, 101.0) is False
-    assert checkpoint_before(None, 99.0) is None
-    assert checkpoint_before(100.0, None) is None
+    assert checkpoint_meets_deadline(100.0, 99.0) is True
+    assert checkpoint_meets_deadline(100.0, 101.0) is False
+    assert checkpoint_meets_deadline(None, 99.0) is None
+    assert checkpoint_meets_deadline(100.0, None) is None

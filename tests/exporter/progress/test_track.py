@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.logs.search.findings import Mark, Position, Value
+from exporter.logs.search.findings import ActivityMark, LogPosition, LogValue
 from exporter.progress.counters import ASIDE_MOST_S, JITTER_RECORDS, RANK_FRESH_S
-from exporter.progress.track import EVALUATING_MOST_S, Track, expected_items, share_of, total_of_ranks
+from exporter.progress.track import EVALUATING_MOST_S, ProgressTrack, combine_ranks, items_of_rank, items_of_worker
 
 
 @pytest.mark.parametrize(
     ("total", "tasks", "shares"), [(10, 4, [3, 3, 2, 2]), (3, 4, [1, 1, 1, 0]), (8, 1, [8]), (0, 2, [0, 0])]
 )
 def test_items_are_dealt_out_in_turn(total: int, tasks: int, shares: list[int]) -> None:
-    assert [expected_items(total, tasks, rank) for rank in range(tasks)] == shares
+    assert [items_of_worker(total, tasks, rank) for rank in range(tasks)] == shares
 
 
 @given(st.integers(0, 10**9), st.integers(1, 100))
 def test_the_shares_of_all_tasks_are_the_whole(total: int, tasks: int) -> None:
-    assert sum(expected_items(total, tasks, rank) or 0 for rank in range(tasks)) == total
+    assert sum(items_of_worker(total, tasks, rank) or 0 for rank in range(tasks)) == total
 
 
 def test_without_a_total_or_tasks_no_share_is_known() -> None:
-    assert expected_items(None, 4, 0) is None
-    assert expected_items(10, 0, 0) is None
+    assert items_of_worker(None, 4, 0) is None
+    assert items_of_worker(10, 0, 0) is None
 
 
 SERVER, CLIENT = ("server", "server_w0", 0), ("client", "client_w0", 1)
@@ -35,9 +35,9 @@ SERVER, CLIENT = ("server", "server_w0", 0), ("client", "client_w0", 1)
 
 def test_a_worker_on_two_nodes_has_the_share_of_one() -> None:
     tasks = [("worker", f"worker_w{rank // 2}", rank, True) for rank in range(4)]
-    assert [share_of(11, tasks[::-1], rank) for rank in range(4)] == [6, 6, 5, 5]
-    assert share_of(11, tasks[:2], 1) == 11
-    assert share_of(None, tasks, 0) is share_of(11, tasks, 9) is None
+    assert [items_of_rank(11, tasks[::-1], rank) for rank in range(4)] == [6, 6, 5, 5]
+    assert items_of_rank(11, tasks[:2], 1) == 11
+    assert items_of_rank(None, tasks, 0) is items_of_rank(11, tasks, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_of_several_roles_the_one_that_is_critical_does_the_items(
     critical: tuple[bool, bool], shares: list[int | None]
 ) -> None:
     tasks = [(*SERVER, critical[0]), (*CLIENT, critical[1])]
-    assert [share_of(10, tasks, rank) for rank in range(2)] == shares
+    assert [items_of_rank(10, tasks, rank) for rank in range(2)] == shares
 
 
 def test_a_worker_that_has_done_more_than_its_share_has_no_known_total() -> None:
-    track = Track(share=50)
+    track = ProgressTrack(share=50)
     feed(track, at(50))
     assert track.total == 50
     feed(track, at(51))
@@ -65,66 +65,68 @@ OFFSETS = itertools.count()
 """Where records begin: each at a place of its own."""
 
 
-def at(done: int, total: int | None = None, unit: str = "items", name: str | None = None, **also: int) -> Position:
+def at(done: int, total: int | None = None, unit: str = "items", name: str | None = None, **also: int) -> LogPosition:
     """A position, of a pattern called as its unit is."""
-    return Position(name or unit, unit, 0, done, total, **also)  # type: ignore[arg-type]
+    return LogPosition(name or unit, unit, 0, done, total, **also)  # type: ignore[arg-type]
 
 
-def resumed(done: int, total: int | None = None, unit: str = "items") -> Position:
+def resumed(done: int, total: int | None = None, unit: str = "items") -> LogPosition:
     """A record that says where the work goes on."""
-    return Position("resume", unit, 0, done, total, resumed=True)
+    return LogPosition("resume", unit, 0, done, total, resumed=True)
 
 
-def evaluating(begins: bool) -> Mark:
+def evaluating(begins: bool) -> ActivityMark:
     """A mark at either end of an evaluation."""
-    return Mark("evaluating", begins, 0)
+    return ActivityMark("evaluating", begins, 0)
 
 
-def feed(track: Track, *records: Position | Mark, source: str = "a.out", start: float = 1.0) -> list[bool]:
+def feed(
+    track: ProgressTrack, *records: LogPosition | ActivityMark, source: str = "a.out", start: float = 1.0
+) -> list[bool]:
     """Which of the records, a second apart, said where the work stands."""
     took = []
     for t, record in enumerate(records):
-        if isinstance(record, Mark):
+        if isinstance(record, ActivityMark):
             track.mark(record, start + t)
         else:
             took.append(track.update(source, record._replace(offset=next(OFFSETS)), start + t))
     return took
 
 
-def counts(done: Iterable[int], total: int | None = 1000, unit: str = "items") -> list[Position]:
+def counts(done: Iterable[int], total: int | None = 1000, unit: str = "items") -> list[LogPosition]:
     """Positions of one counter."""
     return [at(number, total, unit) for number in done]
 
 
 def test_a_track_knows_nothing_before_the_first_position() -> None:
-    track = Track(share=7)
+    track = ProgressTrack(share=7)
     assert (track.pattern, track.unit, track.done, track.processed, track.last_rise) == (None,) * 5
     assert track.total == 7
 
 
 def test_a_track_follows_its_count() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert all(feed(track, *counts([0, 3, 3, 10])))
     assert (track.pattern, track.unit, track.done, track.total) == ("items", "items", 10, 1000)
     assert (track.processed, track.last_rise) == (10, 4.0)
 
 
 def test_lines_in_two_logs_count_once() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert feed(track, *counts([1, 2, 3])) == [True] * 3
     assert feed(track, *counts([1, 2, 3, 4]), source="a.err") == [False] * 4
     assert (track.done, track.processed) == (3, 3)
 
 
 def test_an_epoch_in_one_log_and_its_batches_in_the_other_belong_together() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(2, 3, "epochs"), source="a.out")
     feed(track, at(1, 10, "batches"), at(4, 10, "batches"), source="a.err")
     assert (track.unit, track.done, track.total) == ("batches", 14, 30)
 
 
 def test_a_source_of_higher_order_takes_the_place_of_the_log_without_progress_or_reset() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([100]))
     assert track.update("file", at(103, 2000), 5.0, order=1)
     assert (track.done, track.total, track.processed) == (103, 2000, 100)
@@ -136,7 +138,7 @@ def test_a_source_of_higher_order_takes_the_place_of_the_log_without_progress_or
 
 
 def test_a_source_of_higher_order_in_another_unit_begins_another_count() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(5, 100, "steps"), at(9, 100, "steps"))
     assert track.update("file", at(900, 2000, name="progress_file"), 5.0, order=1)
     assert (track.unit, track.processed, track.changes) == ("items", 0, 1)
@@ -145,20 +147,20 @@ def test_a_source_of_higher_order_in_another_unit_begins_another_count() -> None
 
 
 def test_a_source_of_higher_order_goes_on_with_its_own_count_in_a_later_run() -> None:
-    track = Track(("steps",))
+    track = ProgressTrack(("steps",))
     track.update("file", at(900, 2000, name="progress_file"), 1.0, order=1)
     track.begin_run()
     track.update("file_r1", at(100, 2000, name="progress_file"), 2.0, order=1)
     assert (track.done, track.processed, track.changes) == (100, 1000, 0)
     track.begin_run()
     feed(track, at(1, 10, "steps"), start=3.0)
-    track = Track.from_state(json.loads(json.dumps(track.state())), ("steps",))
+    track = ProgressTrack.from_state(json.loads(json.dumps(track.state())), ("steps",))
     track.update("file_r2", at(10, 2000, name="progress_file"), 4.0, order=1)
     assert (track.unit, track.done, track.processed) == ("items", 10, 1000)
 
 
 def test_the_first_pattern_is_in_force_until_one_with_a_total_is_seen() -> None:
-    track = Track(("items", "steps", "epochs"))
+    track = ProgressTrack(("items", "steps", "epochs"))
     assert feed(track, at(5, None, "steps"), at(6, None), at(7, 100), at(6, None, "steps"), at(9, 100)) == [
         *(True, False, True, False, True)
     ]
@@ -166,43 +168,43 @@ def test_the_first_pattern_is_in_force_until_one_with_a_total_is_seen() -> None:
 
 
 def test_the_preferred_of_two_patterns_with_totals_is_in_force() -> None:
-    track = Track(("steps", "items"))
+    track = ProgressTrack(("steps", "items"))
     feed(track, at(10, 100), at(1, 10, "steps"), at(20, 100), at(2, 10, "steps"))
     assert (track.pattern, track.done, track.total, track.processed) == ("steps", 2, 10, 11)
 
 
 def test_whole_epochs_give_way_to_a_finer_count_that_nobody_ranked() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(1, 3, "epochs"), at(2, 10, "batches"))
     assert (track.unit, track.done, track.total) == ("batches", 2, 30)
 
 
 def test_a_count_that_ended_gives_way_to_a_longer_one() -> None:
-    track = Track(("items", "steps"))
+    track = ProgressTrack(("items", "steps"))
     feed(track, at(4, 4), at(1, 1000, "steps"), at(2, 1000, "steps"), at(1, 2), at(5, 1000, "steps"))
     assert (track.pattern, track.done, track.total, track.processed) == ("steps", 5, 1000, 8)
 
 
 def test_a_counter_that_falls_far_is_a_reset_when_a_second_record_says_so() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert feed(track, *counts([500, 3, 4, 6])) == [True, False, True, True]
     assert (track.done, track.processed) == (6, 503)
 
 
 def test_a_single_record_far_below_is_no_reset() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([500, 3, 501]))
     assert (track.done, track.processed) == (501, 501)
 
 
 def test_records_out_of_order_are_no_resets() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([50, 48, 49, 51, 47, 53, 52]))
     assert (track.done, track.processed) == (53, 53)
 
 
 def test_a_count_that_stays_a_little_below_has_begun_again() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([900, *range(800, 800 + JITTER_RECORDS - 1)]))
     assert track.done == 900
     feed(track, *counts([830, 840]))
@@ -210,7 +212,7 @@ def test_a_count_that_stays_a_little_below_has_begun_again() -> None:
 
 
 def test_a_count_that_falls_by_many_of_its_steps_has_begun_again() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([898, 900, 600]))
     assert track.done == 900, "one record is no evidence"
     feed(track, *counts([602]))
@@ -218,19 +220,19 @@ def test_a_count_that_falls_by_many_of_its_steps_has_begun_again() -> None:
 
 
 def test_a_count_that_ended_may_begin_again_at_once() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert feed(track, *counts([999, 1000, 1000, 1, 5])) == [True] * 5
     assert (track.done, track.processed) == (5, 1004)
 
 
 def test_the_last_record_of_one_out_of_order_does_not_undo_the_end() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([998, 1000, 999]))
     assert track.done == 1000
 
 
 def test_work_before_a_resume_is_not_done_here() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, resumed(60, 100))
     assert (track.done, track.total, track.processed, track.last_rise) == (60, 100, 0, None)
     feed(track, at(65, 100))
@@ -238,19 +240,19 @@ def test_work_before_a_resume_is_not_done_here() -> None:
 
 
 def test_a_resume_in_another_unit_leaves_the_first_position_uncounted() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, resumed(3, None, "epochs"), at(1200, 5000, "steps"), at(1210, 5000, "steps"))
     assert (track.done, track.processed) == (1210, 10)
 
 
 def test_a_resume_makes_a_fall_at_once() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert all(feed(track, *counts([900]), resumed(800, 1000), *counts([810])))
     assert (track.done, track.processed) == (810, 910)
 
 
 def test_a_new_run_counts_from_zero_unless_it_resumes() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([80]))
     track.begin_run()
     assert (track.done, track.processed) == (80, 80)
@@ -262,7 +264,7 @@ def test_a_new_run_counts_from_zero_unless_it_resumes() -> None:
 
 
 def test_batches_are_counted_over_the_epochs() -> None:
-    track = Track()
+    track = ProgressTrack()
     for epoch in (1, 2, 3):
         feed(track, at(1, 10, "batches", epoch=epoch, epochs=3), at(10, 10, "batches", epoch=epoch, epochs=3))
         assert (track.done, track.total, track.processed) == (10 * epoch, 30, 10 * epoch)
@@ -270,42 +272,42 @@ def test_batches_are_counted_over_the_epochs() -> None:
 
 
 def test_epochs_may_be_counted_from_zero() -> None:
-    track = Track(epoch_bases={"batches": 0}, epochs=3)
+    track = ProgressTrack(epoch_bases={"batches": 0}, epochs=3)
     feed(track, at(10, 10, "batches", epoch=0), at(0, 10, "batches", epoch=1))
     assert (track.done, track.total, track.processed, track.epoch) == (10, 30, 10, 1)
 
 
 @pytest.mark.parametrize(("base", "numbers"), [(1, (0, 1, 2)), (0, (1, 2, 3))])
 def test_how_the_first_epoch_is_called_is_learned_when_it_was_said_wrongly(base: int, numbers: tuple[int, ...]) -> None:
-    track = Track(epoch_bases={"batches": base})
+    track = ProgressTrack(epoch_bases={"batches": base})
     for number in numbers:
         feed(track, at(10, 10, "batches", epoch=number, epochs=3))
     assert (track.done, track.total) == (30, 30)
 
 
 def test_a_count_stands_at_once_where_it_belongs_when_the_first_epoch_is_found_to_have_another_number() -> None:
-    track = Track(epoch_bases={"batches": 0})
+    track = ProgressTrack(epoch_bases={"batches": 0})
     feed(track, at(10, 10, "batches", epoch=2, epochs=3), at(1, 10, "batches", epoch=3, epochs=3))
     assert (track.done, track.total, track.processed) == (21, 30, 30)
 
 
 def test_odd_numbers_of_batches_and_epochs_stay_within_bounds() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(12, 10, "batches", epoch=1, epochs=3))
     assert (track.done, track.total) == (10, 30)
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(5, 10, "batches", epoch=1, epochs=0))
     assert (track.done, track.total) == (5, 10)
 
 
 def test_without_a_number_of_epochs_the_total_is_unknown() -> None:
-    track = Track(epoch_bases={"batches": 0})
+    track = ProgressTrack(epoch_bases={"batches": 0})
     feed(track, at(4, 10, "batches", epoch=0), at(5, 10, "batches", epoch=1))
     assert (track.done, track.total, track.processed) == (15, None, 15)
 
 
 def test_epochs_may_differ_in_size() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 10, "batches", epoch=1, epochs=3), at(1, 6, "batches", epoch=2, epochs=3))
     assert (track.done, track.total) == (11, 22)
     feed(track, at(6, 6, "batches", epoch=2, epochs=3), at(1, 8, "batches", epoch=3, epochs=3))
@@ -313,27 +315,27 @@ def test_epochs_may_differ_in_size() -> None:
 
 
 def test_batches_that_follow_the_line_of_their_epoch_are_no_resets() -> None:
-    track = Track()
+    track = ProgressTrack()
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), *counts([1, 5, 10], 10, "batches"))
         assert (track.done, track.total, track.processed) == (10 * epoch, 30, 10 * epoch)
 
 
 def test_batches_may_come_before_the_line_of_their_epoch() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(1, 3, "epochs"), *counts([1, 9, 10, 1], 10, "batches"), at(2, 3, "epochs"))
     feed(track, *counts([2], 10, "batches"))
     assert (track.done, track.processed) == (12, 12)
 
 
 def test_batches_before_the_first_line_of_an_epoch_are_not_compared_with_those_after() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([5], 10, "batches"), at(3, 5, "epochs"), *counts([6, 8], 10, "batches"))
     assert (track.done, track.total, track.processed) == (28, 50, 7)
 
 
 def test_a_new_run_is_in_the_epoch_that_it_names() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(3, 5, "epochs"), *counts([4], 10, "batches"))
     track.begin_run()
     feed(track, at(2, 5, "epochs"), *counts([1], 10, "batches"))
@@ -341,7 +343,7 @@ def test_a_new_run_is_in_the_epoch_that_it_names() -> None:
 
 
 def test_any_counter_that_begins_again_with_each_epoch_is_learned() -> None:
-    track = Track(("items", "epochs"))
+    track = ProgressTrack(("items", "epochs"))
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), *counts([1, 5, 10, 10], 10), *counts([1, 3], 3))
         assert track.processed == 10 * epoch, "the shorter count is that of a validation"
@@ -350,7 +352,7 @@ def test_any_counter_that_begins_again_with_each_epoch_is_learned() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_counter_whose_records_name_the_epoch_is_of_that_epoch(order: int) -> None:
-    track = Track(("items", "epochs"))
+    track = ProgressTrack(("items", "epochs"))
     for offset, (epoch, done) in enumerate([(1, 0), (1, 5), (1, 9), (2, 0), (2, 3)]):
         for position in (at(done, 10), at(epoch, 3, "epochs"))[::order]:
             track.update("a.err", position._replace(offset=offset), float(offset))
@@ -360,20 +362,20 @@ def test_a_counter_whose_records_name_the_epoch_is_of_that_epoch(order: int) -> 
 
 
 def test_a_reset_within_an_epoch_is_not_the_next_epoch() -> None:
-    track = Track(("items", "epochs"))
+    track = ProgressTrack(("items", "epochs"))
     feed(track, at(1, 3, "epochs"), *counts([50, 60, 3, 4], 100))
     assert (track.done, track.total) == (4, 100)
 
 
 def test_a_counter_that_goes_on_over_the_epochs_is_left_alone() -> None:
-    track = Track(("steps", "epochs"))
+    track = ProgressTrack(("steps", "epochs"))
     for epoch in (1, 2, 3):
         feed(track, at(epoch, 3, "epochs"), at(epoch * 10, 30, "steps"), at(epoch * 10, 30, "steps"))
         assert (track.done, track.total) == (epoch * 10, 30)
 
 
 def test_a_counter_of_all_epochs_is_known_when_it_goes_on_into_the_second() -> None:
-    track = Track()
+    track = ProgressTrack()
     for done in range(50, 550, 50):
         feed(track, at(done, 1500, "steps", epoch=1, epochs=3))
     assert track.total == 4500, "so far it may be one of each epoch"
@@ -385,10 +387,10 @@ def test_a_counter_of_all_epochs_is_known_when_it_goes_on_into_the_second() -> N
 
 
 def test_counters_seen_once_in_an_epoch_are_not_taken_for_one_of_all() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *(at(49 + epoch, 100, "steps", epoch=epoch, epochs=2) for epoch in (1, 2)))
     assert (track.done, track.total) == (151, 200)
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(40, 100, "steps", epoch=1, epochs=9), at(50, 100, "steps", epoch=1, epochs=9))
     feed(track, at(60, 100, "steps", epoch=2, epochs=9))
     assert (track.done, track.total) == (160, 900)
@@ -396,7 +398,7 @@ def test_counters_seen_once_in_an_epoch_are_not_taken_for_one_of_all() -> None:
 
 @pytest.mark.parametrize(("base", "first"), [(0, 0), (1, 1)])
 def test_a_bar_of_each_epoch_and_the_epochs_of_the_job_file_make_a_total(base: int, first: int) -> None:
-    track = Track(epoch_bases={"batches": base}, epochs=90)
+    track = ProgressTrack(epoch_bases={"batches": base}, epochs=90)
     feed(track, at(45, 100, "batches", epoch=first + 3))
     assert (track.done, track.total) == (345, 9000)
     track.begin_run()
@@ -406,16 +408,16 @@ def test_a_bar_of_each_epoch_and_the_epochs_of_the_job_file_make_a_total(base: i
 
 
 def test_the_epochs_of_the_log_are_known_better_than_those_of_the_job_file() -> None:
-    track = Track(epochs=90)
+    track = ProgressTrack(epochs=90)
     feed(track, at(45, 100, "batches", epoch=4, epochs=10))
     assert track.total == 1000
-    track = Track(epochs=90)
+    track = ProgressTrack(epochs=90)
     feed(track, at(4, 10, "epochs"), at(45, 100, "batches"))
     assert track.total == 1000
 
 
 def test_an_epoch_after_the_last_of_the_job_file_leaves_the_total_unknown() -> None:
-    track = Track(epochs=3)
+    track = ProgressTrack(epochs=3)
     feed(track, *(at(10, 10, "batches", epoch=epoch) for epoch in (1, 2, 3)))
     assert (track.done, track.total) == (30, 30)
     feed(track, at(4, 10, "batches", epoch=4), at(5, 10, "batches", epoch=5))
@@ -423,7 +425,7 @@ def test_an_epoch_after_the_last_of_the_job_file_leaves_the_total_unknown() -> N
 
 
 def test_epochs_that_are_counted_alone_end_where_the_job_file_says() -> None:
-    track = Track(epochs=3)
+    track = ProgressTrack(epochs=3)
     feed(track, at(2, None, "epochs"))
     assert (track.done, track.total) == (2, 3)
     feed(track, at(4, None, "epochs"))
@@ -431,15 +433,15 @@ def test_epochs_that_are_counted_alone_end_where_the_job_file_says() -> None:
 
 
 def test_steps_without_a_total_end_where_the_job_file_says() -> None:
-    track = Track(steps=500)
+    track = ProgressTrack(steps=500)
     feed(track, at(5, None, "steps"))
     assert (track.done, track.total) == (5, 500)
     feed(track, at(6, 600, "steps"))
     assert track.total == 600
-    track = Track(steps=500)
+    track = ProgressTrack(steps=500)
     feed(track, at(501, None, "steps"))
     assert track.total is None
-    track = Track(steps=500)
+    track = ProgressTrack(steps=500)
     feed(track, at(5, None, "batches"))
     assert track.total is None, "of batches that are gathered for a step there are more"
 
@@ -447,19 +449,19 @@ def test_steps_without_a_total_end_where_the_job_file_says() -> None:
 def test_steps_of_which_the_job_file_tells_the_total_come_before_a_bar_with_one() -> None:
     records = (at(5, None, "steps"), at(3, 20, "items"), at(6, None, "steps"))
     for steps, pattern in ((500, "steps"), (None, "items")):
-        track = Track(("steps", "items"), steps=steps)
+        track = ProgressTrack(("steps", "items"), steps=steps)
         feed(track, *records)
         assert track.pattern == pattern
 
 
 def test_shared_work_is_added_up_over_ranks() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 100, rank=0), at(20, 100, rank=1), at(30, 100, rank=0))
     assert (track.done, track.total, track.processed) == (50, 200, 50)
 
 
 def test_of_ranks_in_step_the_slowest_counts() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 100, "steps", rank=0), at(5, 100, "steps", rank=1), at(20, 100, "steps", rank=0))
     assert (track.done, track.total, track.processed) == (5, 100, 10)
     feed(track, at(12, 100, "steps", rank=1), at(21, 100, "steps", rank=1))
@@ -467,14 +469,14 @@ def test_of_ranks_in_step_the_slowest_counts() -> None:
 
 
 def test_a_rank_that_is_gone_is_not_the_slowest() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(5, 100, "steps", rank=1), at(20, 100, "steps", rank=0))
     feed(track, at(30, 100, "steps", rank=0), start=10.0 + RANK_FRESH_S)
     assert track.done == 30
 
 
 def test_the_total_of_the_log_is_known_better_than_the_share_of_the_job() -> None:
-    track = Track(share=50)
+    track = ProgressTrack(share=50)
     feed(track, at(5))
     assert track.total == 50
     feed(track, at(6, 60))
@@ -485,25 +487,25 @@ def test_the_total_of_the_log_is_known_better_than_the_share_of_the_job() -> Non
 
 @pytest.mark.parametrize("unit", ["tokens", "steps", "batches", "epochs"])
 def test_a_share_of_items_is_none_of_tokens_or_steps(unit: str) -> None:
-    track = Track(share=50)
+    track = ProgressTrack(share=50)
     feed(track, at(5, None, unit))
     assert track.total is None
 
 
 def test_a_share_of_items_may_be_one_of_requests() -> None:
-    track = Track(share=50)
+    track = ProgressTrack(share=50)
     feed(track, at(5, None, "requests"))
     assert track.total == 50
 
 
 def test_a_total_may_change_while_the_count_goes_on() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(100, 1000), at(101, 5000), at(102, 300), at(103, 120))
     assert (track.done, track.total, track.processed) == (103, 120, 103)
 
 
 def test_a_count_with_another_total_is_left_aside_while_work_is_left() -> None:
-    track = Track()
+    track = ProgressTrack()
     assert feed(track, at(100, 1000), at(1, 50), at(50, 50)) == [True, False, False]
     assert track.aside
     feed(track, at(101, 1000))
@@ -511,29 +513,29 @@ def test_a_count_with_another_total_is_left_aside_while_work_is_left() -> None:
 
 
 def test_a_count_with_another_total_that_stays_is_the_work() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(100, 1000), at(1, 300))
     feed(track, at(50, 300), at(52, 300), start=2.0 + ASIDE_MOST_S)
     assert (track.done, track.total, track.processed) == (52, 300, 102)
 
 
 def test_between_marks_of_an_evaluation_other_totals_never_count() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 12), evaluating(True), at(11, 13), at(13, 13), evaluating(False), at(11, 12))
     assert (track.done, track.total, track.processed) == (11, 12, 11)
 
 
 def test_in_an_evaluation_no_count_begins_again() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 12), evaluating(True), at(1, 12), at(2, 12), at(5, 12), evaluating(False), at(11, 12))
     assert (track.done, track.processed) == (11, 11)
 
 
 def test_an_evaluation_is_over_when_the_count_goes_on() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 1000), evaluating(True), at(3, 50), at(11, 1000), at(12, 1200))
     assert (track.done, track.total) == (12, 1200)
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(10, 10, "batches", epoch=1, epochs=3), evaluating(True), at(1, 10, "batches", epoch=1, epochs=3))
     assert track.done == 10
     feed(track, at(1, 10, "batches", epoch=2, epochs=3))
@@ -541,25 +543,25 @@ def test_an_evaluation_is_over_when_the_count_goes_on() -> None:
 
 
 def test_a_count_that_rose_by_a_half_is_not_at_its_end() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(0, 100), at(50, 100), at(1, 20))
     assert (track.done, track.total) == (50, 100)
 
 
 def test_a_count_may_end_before_it_says_so() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(980, 995), at(990, 995), at(1, 20), at(2, 20))
     assert (track.done, track.total, track.processed) == (2, 20, 991)
 
 
 def test_other_patterns_do_not_come_into_force_in_an_evaluation() -> None:
-    track = Track(("items", "steps"))
+    track = ProgressTrack(("items", "steps"))
     feed(track, at(10, 100, "steps"), evaluating(True), at(5, 50), evaluating(False), at(11, 100, "steps"))
     assert (track.pattern, track.done) == ("steps", 11)
 
 
 def test_an_evaluation_that_nothing_ends_is_not_believed_for_ever() -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, at(12, 12), evaluating(True), at(1, 500))
     assert track.done == 12
     feed(track, at(2, 500), start=2.0 + EVALUATING_MOST_S)
@@ -568,7 +570,7 @@ def test_an_evaluation_that_nothing_ends_is_not_believed_for_ever() -> None:
 
 RECORDS = st.one_of(
     st.builds(
-        Position,
+        LogPosition,
         st.sampled_from(["one", "two"]),
         st.sampled_from(["items", "steps"]),
         st.just(0),
@@ -579,24 +581,24 @@ RECORDS = st.one_of(
         st.sampled_from([None, 0, 1]),
         st.sampled_from([False] * 9 + [True]),
     ),
-    st.builds(Mark, st.just("evaluating"), st.booleans(), st.just(0)),
+    st.builds(ActivityMark, st.just("evaluating"), st.booleans(), st.just(0)),
     st.just("run"),
 )
 
 
-def play(track: Track, record: Position | Mark | str, t: float) -> None:
+def play(track: ProgressTrack, record: LogPosition | ActivityMark | str, t: float) -> None:
     """Gives a record to the track, or begins a run."""
-    if isinstance(record, Mark):
+    if isinstance(record, ActivityMark):
         track.mark(record, t)
-    elif isinstance(record, Position):
+    elif isinstance(record, LogPosition):
         track.update("a.out", record, t)
     else:
         track.begin_run()
 
 
 @given(st.lists(st.tuples(RECORDS, st.floats(0, 1000)), max_size=40))
-def test_work_done_by_a_track_never_falls(records: list[tuple[Position | Mark | str, float]]) -> None:
-    track, t, before, last_rise = Track(("one",)), 0.0, 0.0, 0.0
+def test_work_done_by_a_track_never_falls(records: list[tuple[LogPosition | ActivityMark | str, float]]) -> None:
+    track, t, before, last_rise = ProgressTrack(("one",)), 0.0, 0.0, 0.0
     for record, gap_s in records:
         t += gap_s
         play(track, record, t)
@@ -609,7 +611,7 @@ def test_work_done_by_a_track_never_falls(records: list[tuple[Position | Mark | 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.sampled_from([None, 40, 100])), max_size=60))
 def test_work_done_is_at_most_the_sum_of_the_rises(positions: list[tuple[int, int | None]]) -> None:
-    track, rises, last = Track(), 0, 0
+    track, rises, last = ProgressTrack(), 0, 0
     for t, (done, total) in enumerate(positions):
         track.update("a.out", at(done, total), float(t))
         rises += max(0, done - last)
@@ -619,12 +621,12 @@ def test_work_done_is_at_most_the_sum_of_the_rises(positions: list[tuple[int, in
 
 @given(st.lists(RECORDS, max_size=20), st.lists(RECORDS, max_size=20))
 def test_a_track_goes_on_from_its_state(
-    before: list[Position | Mark | str], after: list[Position | Mark | str]
+    before: list[LogPosition | ActivityMark | str], after: list[LogPosition | ActivityMark | str]
 ) -> None:
-    track = Track(("one",), epochs=3, steps=50)
+    track = ProgressTrack(("one",), epochs=3, steps=50)
     for t, record in enumerate(before):
         play(track, record, float(t))
-    other = Track.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3, steps=50)
+    other = ProgressTrack.from_state(json.loads(json.dumps(track.state())), ("one",), epochs=3, steps=50)
     for t, record in enumerate(after, len(before)):
         play(track, record, float(t))
         play(other, record, float(t))
@@ -635,34 +637,42 @@ def test_a_track_goes_on_from_its_state(
     "change", [{"patterns": {"x": {}}}, {"pattern": "unknown"}, {"resumed": 5}, {"patterns": None}, None]
 )
 def test_a_malformed_state_is_refused(change: dict[str, object] | None) -> None:
-    track = Track()
+    track = ProgressTrack()
     feed(track, *counts([5]))
     state = {} if change is None else {**track.state(), **change}
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Track.from_state(state)
+        ProgressTrack.from_state(state)
 
 
 def test_rates_and_requests_are_added_up_over_ranks_and_other_values_are_the_last() -> None:
-    values: dict[int | None, Value] = {0: Value(6.5, 10, 100.0), 1: Value(3.5, 20, 101.0)}
-    assert total_of_ranks("generated_tokens_per_second", values, 110.0, 60.0) == 10.0
-    assert total_of_ranks("running_requests", values, 110.0, 60.0) == 10.0
-    assert total_of_ranks("loss", values, 110.0, 60.0) == 3.5
+    values: dict[int | None, LogValue] = {0: LogValue(6.5, 10, 100.0), 1: LogValue(3.5, 20, 101.0)}
+    assert combine_ranks("generated_tokens_per_second", values, 110.0, 60.0) == 10.0
+    assert combine_ranks("running_requests", values, 110.0, 60.0) == 10.0
+    assert combine_ranks("loss", values, 110.0, 60.0) == 3.5
 
 
 def test_ranks_that_are_silent_are_left_out_and_all_of_them_leave_nothing() -> None:
-    values: dict[int | None, Value] = {0: Value(6.5, 10, 100.0), 1: Value(3.5, 20, 150.0), 2: Value(9.0, 30)}
-    assert total_of_ranks("tokens_per_second", values, 165.0, 60.0) == 3.5
-    assert total_of_ranks("tokens_per_second", values, 300.0, 60.0) is None
-    assert total_of_ranks("tokens_per_second", {}, 300.0, 60.0) is None
+    values: dict[int | None, LogValue] = {
+        0: LogValue(6.5, 10, 100.0),
+        1: LogValue(3.5, 20, 150.0),
+        2: LogValue(9.0, 30),
+    }
+    assert combine_ranks("tokens_per_second", values, 165.0, 60.0) == 3.5
+    assert combine_ranks("tokens_per_second", values, 300.0, 60.0) is None
+    assert combine_ranks("tokens_per_second", {}, 300.0, 60.0) is None
 
 
 def test_a_rate_without_a_rank_is_left_out_beside_those_with_one() -> None:
-    values: dict[int | None, Value] = {None: Value(10.0, 5, 100.0), 0: Value(6.5, 10, 100.0), 1: Value(3.5, 20, 100.0)}
-    assert total_of_ranks("tokens_per_second", values, 101.0, 60.0) == 10.0
-    assert total_of_ranks("tokens_per_second", {None: values[None]}, 101.0, 60.0) == 10.0
+    values: dict[int | None, LogValue] = {
+        None: LogValue(10.0, 5, 100.0),
+        0: LogValue(6.5, 10, 100.0),
+        1: LogValue(3.5, 20, 100.0),
+    }
+    assert combine_ranks("tokens_per_second", values, 101.0, 60.0) == 10.0
+    assert combine_ranks("tokens_per_second", {None: values[None]}, 101.0, 60.0) == 10.0
 
 
-class Slow(Track):
+class Slow(ProgressTrack):
     """One that takes every record on the long way."""
 
     def _goes_straight_on(self, *_: object) -> bool:
@@ -670,12 +680,12 @@ class Slow(Track):
 
 
 def test_a_rank_whose_beginning_is_open_keeps_no_other_from_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    track = Track()
+    track = ProgressTrack()
     track.began = 0.0
     track.update("a.out", at(50, 100)._replace(rank=1), 1.0)
     track.update("a.out", at(1, 100)._replace(rank=0), 1.0)
     assert (track.processed, len(track._beginnings.open)) == (1, 1)
-    monkeypatch.delattr(Track, "_take")
+    monkeypatch.delattr(ProgressTrack, "_take")
     track.update("a.out", at(2, 100)._replace(rank=0), 2.0)
     assert track.processed == 2
     with pytest.raises(AttributeError, match="_take"):
@@ -686,7 +696,7 @@ PLAIN = st.one_of(
     st.builds(at, st.integers(0, 6), st.sampled_from([20, 20, 20, 30, None])),
     st.builds(lambda done: at(done, 20)._replace(rank=1), st.integers(0, 6)),
     st.builds(lambda done: at(done, 20, "requests"), st.integers(0, 6)),
-    st.builds(Mark, st.just("evaluating"), st.booleans(), st.just(0)),
+    st.builds(ActivityMark, st.just("evaluating"), st.booleans(), st.just(0)),
     st.sampled_from([resumed(3, 20), "run"]),
 )
 GAPS = st.sampled_from([0.0, 1.0, 400.0])
@@ -699,15 +709,15 @@ SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
     st.booleans(),
 )
 def test_the_short_way_leads_to_the_same(
-    records: list[tuple[Position | Mark | str, float, str]], starts_known: bool
+    records: list[tuple[LogPosition | ActivityMark | str, float, str]], starts_known: bool
 ) -> None:
-    short, long, t = Track(("one",), share=25), Slow(("one",), share=25), 0.0
+    short, long, t = ProgressTrack(("one",), share=25), Slow(("one",), share=25), 0.0
     for record, gap_s, source in records:
         t += gap_s
         for track in (short, long):
             if starts_known and track.began is None:
                 track.began = t
-            if isinstance(record, Position):
+            if isinstance(record, LogPosition):
                 track.update(source, record, t)
             else:
                 play(track, record, t)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.logs.search.findings import UNITS
-from exporter.progress.work import Work, rate_of, unit_word, work_of
+from exporter.progress.work import JobWork, job_rate, job_work, unit_word
 
 
 def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> dict[str, Any]:
@@ -16,38 +16,38 @@ def worker(unit: str | None, done: int | None, expected: int | None = None, **ov
 
 @pytest.mark.parametrize("unit", ["items", "requests", "tokens"])
 def test_what_workers_share_is_added_up(unit: str) -> None:
-    work = work_of([worker(unit, 5, 10), worker(unit, 7, 10)])
+    work = job_work([worker(unit, 5, 10), worker(unit, 7, 10)])
     assert (work.unit, work.done, work.expected, work.processed, work.in_step) == (unit, 12, 20, 12, False)
 
 
 @pytest.mark.parametrize("unit", ["steps", "batches", "epochs"])
 def test_of_workers_in_step_the_slowest_counts(unit: str) -> None:
-    work = work_of([worker(unit, 7, 10), worker(unit, 5, 10, items_processed=3), worker(unit, None)])
+    work = job_work([worker(unit, 7, 10), worker(unit, 5, 10, items_processed=3), worker(unit, None)])
     assert (work.unit, work.done, work.expected, work.processed, work.in_step) == (unit, 5, 10, 3, True)
     assert not work.whole
 
 
 def test_the_slowest_has_most_of_its_own_work_left() -> None:
-    assert work_of([worker("steps", 90, 100), worker("steps", 100, 300)]).done == 100
-    assert work_of([worker("steps", 90, 100), worker("steps", 20)]).done == 90
-    assert work_of([worker("steps", 90), worker("steps", 20)]).done == 20
+    assert job_work([worker("steps", 90, 100), worker("steps", 100, 300)]).done == 100
+    assert job_work([worker("steps", 90, 100), worker("steps", 20)]).done == 90
+    assert job_work([worker("steps", 90), worker("steps", 20)]).done == 20
 
 
 def test_a_worker_that_the_job_can_do_without_is_not_the_slowest() -> None:
     beside = worker("steps", 2, 10, critical=False)
-    assert work_of([worker("steps", 7, 10), beside]).done == 7
-    assert work_of([worker("steps", None), beside]).done == 2
+    assert job_work([worker("steps", 7, 10), beside]).done == 7
+    assert job_work([worker("steps", None), beside]).done == 2
 
 
 def test_workers_that_count_different_things_have_no_sum() -> None:
-    work = work_of([worker("items", 5, 10), worker("steps", 7, 10), worker("items", 5, 10)])
-    assert work == Work(("items", "steps"), whole=True)
+    work = job_work([worker("items", 5, 10), worker("steps", 7, 10), worker("items", 5, 10)])
+    assert work == JobWork(("items", "steps"), whole=True)
     assert (work.unit, work.counts_items, work.in_step, work.expected_of(100)) == (None, False, False, None)
 
 
 def test_a_unit_that_is_not_said_is_items() -> None:
-    assert work_of([worker(None, 5), worker("items", 7)]).unit == "items"
-    assert work_of([{"items": 5}, {"items": 7}]).done == 12
+    assert job_work([worker(None, 5), worker("items", 7)]).unit == "items"
+    assert job_work([{"items": 5}, {"items": 7}]).done == 12
     assert unit_word({}) == unit_word({"unit": None}) == "items"
 
 
@@ -59,12 +59,12 @@ def test_a_unit_that_is_not_said_is_items() -> None:
     ],
 )
 def test_bars_over_batches_count_no_items(pattern: str, total: int | None, items: bool, expected: int) -> None:
-    work = work_of([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
+    work = job_work([{**worker("items", 5, 10), "pattern": pattern} for _ in range(2)])
     assert (work.counts_items_of(total), work.expected_of(total)) == (items, expected)
 
 
 def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
-    work = work_of([worker(None, None, 10), worker(None, None, 10), {}])
+    work = job_work([worker(None, None, 10), worker(None, None, 10), {}])
     assert (work.unit, work.done, work.expected, work.counts_items) == (None, None, 20, True)
 
 
@@ -72,19 +72,19 @@ def test_before_the_first_position_nothing_is_done_and_no_unit_known() -> None:
     ("unit", "expected"), [("items", 100), (None, 100), ("requests", 20), ("tokens", 20), ("steps", 10)]
 )
 def test_the_items_of_the_job_are_expected_where_items_are_counted(unit: str | None, expected: int) -> None:
-    assert work_of([worker(unit, 5, 10), worker(unit, 7, 10)]).expected_of(100) == expected
+    assert job_work([worker(unit, 5, 10), worker(unit, 7, 10)]).expected_of(100) == expected
 
 
 @pytest.mark.parametrize(("unit", "rate"), [(None, 5.0), ("items", 5.0), ("tokens", 5.0), ("steps", 2.0)])
 def test_the_rate_of_a_job_is_a_sum_or_that_of_the_slowest(unit: str | None, rate: float) -> None:
     workers = [worker(unit, 5, rate=2.0), worker(unit, 7, rate=3.0), worker(unit, 7, rate=None)]
-    assert rate_of(workers, work_of(workers)) == rate
-    assert rate_of(workers[2:], work_of(workers)) is None
+    assert job_rate(workers, job_work(workers)) == rate
+    assert job_rate(workers[2:], job_work(workers)) is None
 
 
 def test_rates_in_different_units_are_not_added_up() -> None:
     workers = [worker("items", 5, rate=2.0), worker("steps", 7, rate=3.0)]
-    assert rate_of(workers, work_of(workers)) is None
+    assert job_rate(workers, job_work(workers)) is None
 
 
 COUNT = st.none() | st.integers(0, 1000)
@@ -92,7 +92,7 @@ COUNT = st.none() | st.integers(0, 1000)
 
 @given(st.lists(st.builds(worker, st.sampled_from([None, *UNITS]), COUNT, COUNT), max_size=5))
 def test_a_job_has_done_no_more_than_its_workers_together(workers: list[dict[str, Any]]) -> None:
-    work, known = work_of(workers), [entry["items"] for entry in workers if entry["items"] is not None]
+    work, known = job_work(workers), [entry["items"] for entry in workers if entry["items"] is not None]
     assert work.done is None or min(known) <= work.done <= sum(known)
     assert (work.done is None) == (len(work.units) != 1)
     assert work.whole == (len(known) == len(workers))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import SystemClock
-from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, Slot
+from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, CollectorSlot
 from exporter.sidecar.sidecar import Sidecar
 from tests.support.exporter import FakeClock, make_context, make_manifest, samples_of, until
 
@@ -53,7 +53,7 @@ class Scripted:
             raise KeyError("lunch")
         out.add(VALUE, snapshot, which=self.name)
 
-    def describe(self, snapshot: int, status: Status) -> None:
+    def describe(self, snapshot: int, status: NodeStatus) -> None:
         status.job[self.name] = snapshot
 
 
@@ -63,14 +63,14 @@ class Row:
     def __init__(self, *names: str) -> None:
         self.clock = FakeClock()
         self.collectors = [Scripted(name) for name in names]
-        self.slots = [Slot(collector, self.clock, DEADLINE_S) for collector in self.collectors]
+        self.slots = [CollectorSlot(collector, self.clock, DEADLINE_S) for collector in self.collectors]
 
     def start(self) -> None:
         for slot in self.slots:
             slot.start()
         until(lambda: all(slot.ready for slot in self.slots), "the first reads")
 
-    def turn(self, slot: Slot) -> None:
+    def turn(self, slot: CollectorSlot) -> None:
         """One read more, from its beginning to its end."""
         ticket = slot.request()
         until(lambda: slot.has_served(ticket), "a read")
@@ -232,7 +232,7 @@ def test_the_end_of_each_read_is_told(row: Row) -> None:
 
 def test_reads_follow_each_other_by_the_interval_of_the_collector() -> None:
     collector = Scripted("a", interval_s=0.01)
-    Slot(collector, SystemClock()).start()
+    CollectorSlot(collector, SystemClock()).start()
     until(lambda: collector.reads >= 3, "three reads")
     collector.interval_s = 1e6
     assert collector.most_at_once == 1
@@ -240,7 +240,7 @@ def test_reads_follow_each_other_by_the_interval_of_the_collector() -> None:
 
 def test_reads_that_are_asked_for_do_not_put_off_the_next_one() -> None:
     collector = Scripted("a", interval_s=0.1)
-    slot = Slot(collector, SystemClock())
+    slot = CollectorSlot(collector, SystemClock())
     slot.start()
     for _ in range(50):
         ticket = slot.request()
@@ -253,7 +253,7 @@ def test_reads_that_are_asked_for_do_not_put_off_the_next_one() -> None:
 @pytest.mark.parametrize(("interval_s", "deadline_s"), [(1.0, LEAST_DEADLINE_S), (5.0, 15.0), (60.0, 180.0)])
 def test_a_read_has_three_intervals_and_at_least_ten_seconds(interval_s: float, deadline_s: float) -> None:
     clock, collector = FakeClock(), Scripted("a", interval_s)
-    slot = Slot(collector, clock)
+    slot = CollectorSlot(collector, clock)
     collector.mode = "hangs"
     slot.start()
     until(lambda: collector.reads, "the read")

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.sidecar.figures_collector import (
     FIGURE,
     FIGURE_TIME,
     MOST_FIGURES,
-    Figure,
-    FigureError,
+    FigureOfMerit,
+    FigureOfMeritError,
     FomCollector,
-    parse_figure,
+    parse_figure_of_merit,
 )
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, page_of, samples_of
 
@@ -53,11 +53,11 @@ def body(name: object, value: object) -> bytes:
     ],
 )
 def test_a_figure_is_a_name_and_a_number(name: str, value: float, figure: tuple[str, float]) -> None:
-    assert parse_figure(body(name, value)) == figure
+    assert parse_figure_of_merit(body(name, value)) == figure
 
 
 def test_what_else_is_in_the_object_does_not_matter() -> None:
-    assert parse_figure(b'{"name": "a", "value": 1, "unit": "s", "gpu": 3}') == ("a", 1.0)
+    assert parse_figure_of_merit(b'{"name": "a", "value": 1, "unit": "s", "gpu": 3}') == ("a", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_what_else_is_in_the_object_does_not_matter() -> None:
     ],
 )
 def test_what_is_wrong_is_said(sent: bytes, message: str) -> None:
-    with pytest.raises(FigureError) as error:
-        parse_figure(sent)
+    with pytest.raises(FigureOfMeritError) as error:
+        parse_figure_of_merit(sent)
     assert str(error.value).startswith(message)
     assert len(str(error.value)) < 200
 
@@ -97,8 +97,8 @@ def test_what_is_wrong_is_said(sent: bytes, message: str) -> None:
 @given(st.text(min_size=1, max_size=200), st.floats(allow_nan=False, allow_infinity=False))
 def test_a_name_is_a_safe_label(name: str, value: float) -> None:
     try:
-        label, number = parse_figure(body(name, value))
-    except FigureError:
+        label, number = parse_figure_of_merit(body(name, value))
+    except FigureOfMeritError:
         assert not name.strip()
     else:
         assert (safe_label(label), number) == (label, value)
@@ -106,8 +106,8 @@ def test_a_name_is_a_safe_label(name: str, value: float) -> None:
 
 @given(st.binary(max_size=100))
 def test_any_other_body_is_refused_in_order(sent: bytes) -> None:
-    with pytest.raises(FigureError):
-        parse_figure(sent)
+    with pytest.raises(FigureOfMeritError):
+        parse_figure_of_merit(sent)
 
 
 # -- what is kept --------------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def test_the_last_value_of_each_name_is_shown_with_its_time(tmp_path: Path, cloc
     collector.take(body("gflops", 1))
     collector.take(body("loss", 3))
     clock.advance(60)
-    assert collector.take(body("gflops", 2)) == Figure("gflops", 2.0, start + 60)
+    assert collector.take(body("gflops", 2)) == FigureOfMerit("gflops", 2.0, start + 60)
     page = page_of(collector, collector.read())
     assert samples_of(page, FIGURE) == {'name="gflops"': 2.0, 'name="loss"': 3.0}
     assert samples_of(page, FIGURE_TIME) == {'name="gflops"': start + 60, 'name="loss"': start}
-    status = Status()
+    status = NodeStatus()
     collector.describe(collector.read(), status)
     assert status.figures_of_merit == [
         {"name": "gflops", "value": 2.0, "time": start + 60},
@@ -147,7 +147,7 @@ def test_names_have_their_limit_and_known_ones_are_still_told(tmp_path: Path, cl
     collector = make(tmp_path, clock)
     for index in range(MOST_FIGURES):
         collector.take(body(f"n{index}", index))
-    with pytest.raises(FigureError, match="name: one would be one more than 64 figures"):
+    with pytest.raises(FigureOfMeritError, match="name: one would be one more than 64 figures"):
         collector.take(body("one", 1))
     collector.take(body("n0", 9))
     figures = collector.read()
@@ -179,7 +179,7 @@ def leave_status(run_dir: Path, told: object, attempt: int = 0) -> None:
 
 def test_a_sidecar_that_is_started_again_still_has_the_figures(tmp_path: Path, clock: FakeClock) -> None:
     leave_status(tmp_path, [{"name": "score", "value": 2, "time": 5}])
-    assert make(tmp_path, clock).read() == (Figure("score", 2.0, 5.0),)
+    assert make(tmp_path, clock).read() == (FigureOfMerit("score", 2.0, 5.0),)
 
 
 def test_figures_of_an_earlier_attempt_are_not_those_of_this_one(tmp_path: Path, clock: FakeClock) -> None:

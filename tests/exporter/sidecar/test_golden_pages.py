@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from exporter.collecting.collector import Context
+from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import PREFIX, Samples
 from exporter.contract.clock import SystemClock
 from exporter.files.checkpoints.collector import CheckpointsCollector, CheckpointsSnapshot
@@ -19,34 +19,34 @@ from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.disks.collector import DiskCollector, DiskSnapshot, GroupSpace
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts
-from exporter.files.outputs.collector import GroupFacts, OutputsCollector, OutputsSnapshot
-from exporter.files.outputs.collector import WorkerFacts as OutputOfWorker
-from exporter.gpus.analysis.hang_signatures import Condition
-from exporter.gpus.analysis.users import GpuUsers, OnGpu, Usage, Use, WorkerGpus
+from exporter.files.outputs.collector import OutputGroup, OutputsCollector, OutputsSnapshot
+from exporter.files.outputs.collector import WorkerOutput as OutputOfWorker
+from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors.faults_reader import XidCount
 from exporter.gpus.collectors.gpus_collector import GpusCollector, GpusSnapshot
 from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.workers_collector import GpuWorkersCollector, GpuWorkersSnapshot
-from exporter.gpus.records import Driver, Gpu, GpuActivity, GpuCondition, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
 from exporter.launch.collector import LaunchCollector, LaunchSnapshot
 from exporter.launch.readiness_collector import ReadinessCollector
-from exporter.launch.readiness_reader import Readiness, RoleReadiness
-from exporter.machine.cgroup import MemoryCgroup, MemoryFacts
-from exporter.machine.process_tree import TreeDetails, TreeSample
+from exporter.launch.readiness_reader import PublishedReadiness, RoleReadiness
+from exporter.machine.cgroup import CgroupMemory, MemoryCgroup
+from exporter.machine.process_tree import ProcessTreeDetails, ProcessTreeSample
 from exporter.progress.collector import LogsCollector, LogsSnapshot
-from exporter.progress.eta import Estimate
-from exporter.progress.job_eta import Pace
-from exporter.progress.worker_logs_reader import LogFacts
+from exporter.progress.eta import EtaEstimate
+from exporter.progress.job_eta import JobOutlook
+from exporter.progress.worker_logs_reader import WorkerLogFacts
 from exporter.sidecar import collectors, self_collector
-from exporter.sidecar.background_reads import FAMILIES, Slot
-from exporter.sidecar.figures_collector import Figure, FomCollector
+from exporter.sidecar.background_reads import FAMILIES, CollectorSlot
+from exporter.sidecar.figures_collector import FigureOfMerit, FomCollector
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
 from exporter.sidecar.self_collector import SelfCollector, SelfSnapshot
 from exporter.sidecar.sidecar import Sidecar, declared_families
 from exporter.workers.collector import WorkersCollector, WorkersSnapshot
 from exporter.workers.memory_collector import MemoryCollector, MemorySnapshot
-from exporter.workers.runs_reader import Exit, WorkerFacts
+from exporter.workers.runs_reader import WorkerExit, WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task
@@ -70,27 +70,27 @@ def job(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 def readiness(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     roles = (RoleReadiness("prefill", 3, 4), RoleReadiness("decode", 1, 1))
     waiting = "1 prefills and 0 decodes"
-    return ReadinessCollector(CONTEXT), Readiness(
+    return ReadinessCollector(CONTEXT), PublishedReadiness(
         ready=False, since=None, timeout_s=1800.0, waiting=waiting, roles=roles
     )
 
 
 def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    alive = WorkerFacts(
+    alive = WorkerReading(
         FIRST,
         up=True,
         state="sleeping",
         pid=4242,
         start=START + 0.25,
         restart=1,
-        sample=TreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
-        details=TreeDetails(900 << 20, 42, 1000, 20, ("/data/shard-0",), ("nvidia0",)),
+        sample=ProcessTreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
+        details=ProcessTreeDetails(900 << 20, 42, 1000, 20, ("/data/shard-0",), ("nvidia0",)),
         cpu_s=99.75,
         io_read_bytes=4096,
         io_write_bytes=16384,
-        exits=(Exit(0, 3, None, START + 7.5, "app_error", ("exit status 3",)),),
+        exits=(WorkerExit(0, 3, None, START + 7.5, "app_error", ("exit status 3",)),),
     )
-    dead = WorkerFacts(
+    dead = WorkerReading(
         SECOND,
         up=False,
         state="dead",
@@ -98,16 +98,16 @@ def workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         start=START + 1,
         restart=2,
         exits=(
-            Exit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
-            Exit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
-            Exit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
+            WorkerExit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            WorkerExit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "nothing tells who sent it")),
+            WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
         ),
     )
     return WorkersCollector(CONTEXT), WorkersSnapshot((alive, dead), ())
 
 
 def memory(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    facts = MemoryFacts(
+    facts = CgroupMemory(
         used_bytes=300 << 30,
         limit_bytes=400 << 30,
         peak_bytes=390 << 30,
@@ -176,37 +176,37 @@ def gpus(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         GpuEntry(GpuState(gone, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
     )
     xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
-    driver = Driver("nvidia", "570.86.15", "12.8")
+    driver = GpuDriver("nvidia", "570.86.15", "12.8")
     found = GpusSnapshot("ok", driver=driver, visible=2, gpus=entries, health="failure", xids=xids)
     return GpusCollector(CONTEXT), found
 
 
 def gpu_workers(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    usage = Usage(
+    usage = NodeGpuUsage(
         uses=(
-            Use(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
-            Use(1, "GPU-5e1f", "0", "inferred", planned=False),
+            GpuUse(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
+            GpuUse(1, "GPU-5e1f", "0", "inferred", planned=False),
         ),
         gpus=(
-            GpuUsers("GPU-5e1f", "0", (0, 1), (OnGpu(7),)),
+            GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)),
             GpuUsers("GPU-77", "1", (), None),
         ),
-        workers=(WorkerGpus(0, misplaced=False), WorkerGpus(1, misplaced=True, words="uses GPU 0")),
+        workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, words="uses GPU 0")),
     )
     conditions = {
         0: (
-            Condition("busy_without_progress", None),
-            Condition("held_idle", state=False),
-            Condition("memory_filling", state=True, words="soon", moment=START + 7200.5),
+            WorkerGpuCondition("busy_without_progress", None),
+            WorkerGpuCondition("held_idle", state=False),
+            WorkerGpuCondition("memory_filling", state=True, words="soon", moment=START + 7200.5),
         ),
-        1: (Condition("unused", state=True),),
+        1: (WorkerGpuCondition("unused", state=True),),
     }
     return GpuWorkersCollector(CONTEXT), GpuWorkersSnapshot(usage, conditions, planned={})
 
 
 def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     errors = (("cuda_oom", "critical", 0), ("connection", "warning", 4))
-    busy = LogFacts(
+    busy = WorkerLogFacts(
         task=FIRST,
         read_at=START + 600,
         pack="generic",
@@ -219,7 +219,7 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         last_rise=START + 595.5,
         rate=1.25,
         average_rate=1.0833333333333333,
-        eta=Estimate(280.0, 250.5, 310.0),
+        eta=EtaEstimate(280.0, 250.5, 310.0),
         confidence="high",
         stalled=False,
         slowdown=1.25,
@@ -232,11 +232,11 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
         lines=1_000_000,
         lag_bytes=512,
     )
-    silent = LogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
-    found = Pace(
+    silent = WorkerLogFacts(task=SECOND, read_at=START + 600, pack="generic", errors=errors[:1], unmatched="no pattern")
+    found = JobOutlook(
         read_at=START + 600,
         deadline=START + 1000,
-        eta=Estimate(280.0, 250.5, 310.0),
+        eta=EtaEstimate(280.0, 250.5, 310.0),
         met_probability=0.999,
         checkpoint_next=START + 711,
         checkpoint_fits=True,
@@ -247,13 +247,13 @@ def logs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 def fom(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
     return FomCollector(CONTEXT), (
-        Figure("gflops", 511.264069, START + 60.5),
-        Figure("samples_per_second", 12.0, START + 90),
+        FigureOfMerit("gflops", 511.264069, START + 60.5),
+        FigureOfMerit("samples_per_second", 12.0, START + 90),
     )
 
 
 def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    known = GroupFacts(
+    known = OutputGroup(
         *("output", 12, 5 << 40, 1536.5, START + 599.5),
         records=123_456,
         stalled=False,
@@ -264,7 +264,7 @@ def outputs(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
             SECOND.rank: OutputOfWorker(4, 1 << 40, START + 100, None, stalled=True),
         },
     )
-    return OutputsCollector(CONTEXT), OutputsSnapshot((known, GroupFacts("checkpoint", 0, 0, None, None)))
+    return OutputsCollector(CONTEXT), OutputsSnapshot((known, OutputGroup("checkpoint", 0, 0, None, None)))
 
 
 def checkpoints(_: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -354,7 +354,7 @@ class Failing:
 def test_the_page_about_reading_is_its_golden_page(golden: Callable[[str, str], Path]) -> None:
     out = Samples(CONTEXT.identity.constant_labels())
     for name, fails in (("workers", False), ("logs", True)):
-        slot = Slot(Failing(name, fails=fails), FakeClock(START))
+        slot = CollectorSlot(Failing(name, fails=fails), FakeClock(START))
         slot._read()
         slot.render_self(out)
     golden("exporter/refresh.prom", out.page())
@@ -415,7 +415,10 @@ def test_no_family_has_a_label_that_is_reserved_or_names_a_process() -> None:
 
 
 def test_the_families_of_reading_belong_to_no_collector() -> None:
-    made = [factory(Context(CONTEXT.manifest, CONTEXT.identity, SystemClock())) for factory in collectors.COLLECTORS]
+    made = [
+        factory(CollectorContext(CONTEXT.manifest, CONTEXT.identity, SystemClock()))
+        for factory in collectors.COLLECTORS
+    ]
     assert not {family.full_name for collector in made for family in collector.families} & {
         family.full_name for family in FAMILIES
     }

@@ -18,12 +18,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Samples
-from exporter.collecting.saved_state import STATE_DIR, write_state
+from exporter.collecting.saved_state import STATE_DIR, save_state
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
-from exporter.gpus.records import GpuLook
+from exporter.gpus.records import GpuReading
 from exporter.sidecar import service
 from exporter.sidecar.background_reads import SUCCESS
 from exporter.sidecar.figures_collector import FIGURE, FomCollector
@@ -32,9 +32,9 @@ from exporter.sidecar.service import (
     BURST_S,
     LAST_READ_S,
     MOST_BODY_BYTES,
-    Service,
+    HttpService,
+    earlier_port,
     is_loopback,
-    known_port,
     open_socket,
     wants_openmetrics,
 )
@@ -70,7 +70,7 @@ class Waiting:
     def render(self, snapshot: int, out: Samples) -> None:
         """Nothing of its own."""
 
-    def describe(self, snapshot: int, status: Status) -> None:
+    def describe(self, snapshot: int, status: NodeStatus) -> None:
         """Nothing of its own."""
 
 
@@ -116,7 +116,7 @@ class Served:
 async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
     """Serve on a free port until the end of the block."""
     listening = open_socket("127.0.0.1", 0)
-    task = asyncio.create_task(Service(sidecar).run(listening))
+    task = asyncio.create_task(HttpService(sidecar).run(listening))
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as http:
         served = Served(sidecar, http, task, f"http://127.0.0.1:{listening.getsockname()[1]}")
         try:
@@ -173,7 +173,7 @@ def make_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: An
 
 
 def finish(run_dir: Path) -> None:
-    run_files.write_state(str(run_dir), "finished")
+    run_files.write_job_state(str(run_dir), "finished")
 
 
 # -- pages ---------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_it_tells_the_run_directory_where_it_listens(tmp_path: Path, clock: Shif
             "fom": f"http://127.0.0.1:{port}/fom",
             "labels": sidecar.context.identity.constant_labels(),
         }
-        assert known_port(sidecar) == port
+        assert earlier_port(sidecar) == port
 
     scenario(sidecar, play)
 
@@ -277,7 +277,7 @@ def test_a_port_of_another_attempt_or_none_is_not_known(
     (tmp_path / run_files.SIDECARS_DIR).mkdir()
     if known is not None:
         run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", known)
-    assert known_port(make_sidecar(tmp_path, clock)) is None
+    assert earlier_port(make_sidecar(tmp_path, clock)) is None
 
 
 def test_a_full_run_directory_costs_the_status_file_and_nothing_else(
@@ -444,7 +444,7 @@ def test_values_are_final_before_the_job_is_said_to_be_finished(
     path = tmp_path / run_files.STATUS_DIR / f"{NODE}.json"
 
     async def play(served: Served) -> None:
-        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
         await served.until(lambda: (run_files.read_json(path) or {}).get("final"), "the final status")
         await served.stays()
         await finished(served, tmp_path, lingers)
@@ -455,7 +455,7 @@ def test_values_are_final_before_the_job_is_said_to_be_finished(
 
 def test_nothing_is_final_while_a_worker_still_ends(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
-        run_files.write_state(str(tmp_path), "completing")
+        run_files.write_job_state(str(tmp_path), "completing")
         await served.until(lambda: served.sidecar.phase == "completing", "the phase")
         await served.stays()
         assert not served.sidecar.final
@@ -465,7 +465,7 @@ def test_nothing_is_final_while_a_worker_still_ends(tmp_path: Path, clock: Shift
 
 async def told_to_end_while_workers_save(served: Served, run_dir: Path) -> None:
     """Slurm signals workers and sidecar at once, and the workers take their time."""
-    run_files.write_state(str(run_dir), "completing")
+    run_files.write_job_state(str(run_dir), "completing")
     await served.until(lambda: served.sidecar.phase == "completing", "the phase")
     os.kill(os.getpid(), signal.SIGTERM)
     await served.stays()
@@ -474,7 +474,7 @@ async def told_to_end_while_workers_save(served: Served, run_dir: Path) -> None:
 def test_it_stays_beside_workers_that_save_their_work(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         await told_to_end_while_workers_save(served, tmp_path)
-        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
         await served.ended()
         assert served.sidecar.final
 
@@ -505,7 +505,7 @@ def test_the_last_values_are_written_also_where_that_takes_its_time(
     monkeypatch.setattr(run_files, "write_json", write_slowly)
 
     async def play(served: Served) -> None:
-        run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
         os.kill(os.getpid(), signal.SIGTERM)
         await served.ended()
 
@@ -529,8 +529,8 @@ def test_a_notice_that_comes_after_the_signals_is_waited_for(
     """Slurm signals the steps before the batch step, and at a time limit more than once."""
     monkeypatch.setattr(service, "BURST_S", PATIENCE_S)
     monkeypatch.setattr(service, "NOTICE_S", PATIENCE_S)
-    read_all = Service._read_all
-    monkeypatch.setattr(Service, "_read_all", lambda self, slots, _: read_all(self, slots, PATIENCE_S))
+    read_all = HttpService._read_all
+    monkeypatch.setattr(HttpService, "_read_all", lambda self, slots, _: read_all(self, slots, PATIENCE_S))
 
     async def play(served: Served) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -538,11 +538,11 @@ def test_a_notice_that_comes_after_the_signals_is_waited_for(
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.1)
         notice: dict[str, object] = {"reason": "time_limit", "cause": "c", "time": time.time()}
-        run_files.write_state(str(tmp_path), "completing", notice)
+        run_files.write_job_state(str(tmp_path), "completing", notice)
         await served.until(lambda: served.sidecar.phase == "completing", "the phase")
         clock.shift += 2 * PATIENCE_S
         await served.stays()
-        run_files.write_state(str(tmp_path), "completing", notice, workers_ended=True)
+        run_files.write_job_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
     scenario(make_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
@@ -772,7 +772,7 @@ def test_no_host_is_every_interface() -> None:
 
 # -- a new start for a driver that was replaced --------------------------------------------------
 
-REPLACED = GpuLook(0.0, "version_mismatch", replaced=True)
+REPLACED = GpuReading(0.0, "version_mismatch", replaced=True)
 
 
 def test_leave_to_start_again_is_given_ever_more_rarely(tmp_path: Path) -> None:
@@ -804,7 +804,7 @@ def test_no_leave_to_start_again_is_given_that_cannot_be_kept(tmp_path: Path, ca
 def test_a_record_of_new_starts_that_is_none_counts_as_none(kept: dict[str, Any], tmp_path: Path) -> None:
     context = make_context(make_manifest(tmp_path))
     identity = context.identity
-    write_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
+    save_state(tmp_path, identity.node, identity.job_id, identity.attempt, kept, kind=RESTARTS_KIND)
     assert DriverRestarts(context).take()
     assert not DriverRestarts(context).take()
 

@@ -83,7 +83,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess
     """A sidecar over one worker that runs and one that has failed."""
     run_dir = tmp_path_factory.mktemp("running")
     write_manifest(make_manifest(run_dir, *TASKS, total_items=100, check_interval_s=0.1))
-    run_files.write_state(str(run_dir), "running")
+    run_files.write_job_state(str(run_dir), "running")
     wrappers = Wrappers(run_dir)
     wrappers.start(TASKS[0], "sh", "-c", "echo Processed 7/50 items; exec sleep 600")
     wrappers.start(TASKS[1], "sh", "-c", "exit 3").wait()
@@ -235,7 +235,7 @@ def test_it_may_keep_many_files_open(running: SidecarProcess) -> None:
 def sidecar(tmp_path: Path) -> Iterator[Callable[..., SidecarProcess]]:
     """Starts sidecars over a job without workers of its own."""
     write_manifest(make_manifest(tmp_path, check_interval_s=60.0, linger_s=60.0))  # no end waits for either
-    run_files.write_state(str(tmp_path), "running")
+    run_files.write_job_state(str(tmp_path), "running")
     started: list[SidecarProcess] = []
 
     def begin(*options: str) -> SidecarProcess:
@@ -259,7 +259,7 @@ def test_sigterm_ends_it_at_once_with_a_final_status(sidecar: Callable[..., Side
 
 def test_it_ends_by_itself_once_the_job_is_finished(sidecar: Callable[..., SidecarProcess]) -> None:
     one = sidecar()
-    run_files.write_state(str(one.run_dir), "finished")
+    run_files.write_job_state(str(one.run_dir), "finished")
     assert one.process.wait(timeout=SOON_S) == 0
     status = run_files.read_json(one.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {}
     assert status["final"] is True

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.machine.kernel_log import KernelEvent, KernelLog, OomVictim, Xid
+from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
 from exporter.machine.procfs import read_start_ticks
 from exporter.workers.collector import (
@@ -36,7 +36,7 @@ from exporter.workers.collector import (
     WorkersCollector,
 )
 from exporter.workers.exit_reason import REASONS
-from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerFacts
+from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerReading
 from tests.support.exporter import (
     FakeClock,
     Wrappers,
@@ -60,7 +60,7 @@ class Watched:
         self.clock = FakeClock(time.time())
         self.collector = WorkersCollector(make_context(make_manifest(run_dir, *tasks), self.clock, end=None))
 
-    def facts(self) -> WorkerFacts:
+    def facts(self) -> WorkerReading:
         """What a look says of the first worker."""
         return self.collector.read().workers[0]
 
@@ -69,7 +69,7 @@ class Watched:
 
     def status(self) -> dict[str, Any]:
         """The first worker as the status page shows it."""
-        status = Status()
+        status = NodeStatus()
         self.collector.describe(self.collector.read(), status)
         return status.worker(0)
 
@@ -82,7 +82,7 @@ def watched(wrappers: Wrappers) -> Watched:
     return Watched(wrappers.run_dir, TASK)
 
 
-def outcome(facts: WorkerFacts) -> tuple[bool, str, str, int | None, int | None]:
+def outcome(facts: WorkerReading) -> tuple[bool, str, str, int | None, int | None]:
     """Up, state, and reason, code and signal of the last end."""
     last = facts.exits[-1]
     return facts.up, facts.state, last.reason, last.code, last.signal
@@ -356,7 +356,7 @@ def test_the_worker_that_ended_the_job_is_no_consequence_of_that(wrappers: Wrapp
         "rank": 0,
         "restart": 0,
     }
-    run_files.write_state(str(wrappers.run_dir), "completing", notice)
+    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
     watched.clock.advance(1)
     watched.facts()
     watched.clock.advance(NO_RECORD_GRACE_S + 1)
@@ -367,7 +367,7 @@ def test_a_forwarded_sigterm_after_the_notice_is_a_consequence(wrappers: Wrapper
     wrapper = wrappers.start(TASK, "sleep", "60")
     wrappers.record(TASK, "start")
     notice: dict[str, object] = {"reason": "terminated_peer", "cause": "worker_w1 rank 1 ended", "time": time.time()}
-    run_files.write_state(str(wrappers.run_dir), "completing", notice)
+    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
     wrapper.terminate()
     assert wrapper.wait() == -signal.SIGTERM
     assert outcome(watched.facts()) == (False, "dead", "terminated_peer", None, signal.SIGTERM)
@@ -400,7 +400,7 @@ def test_a_reason_that_is_none_does_not_break_the_page(wrappers: Wrappers, watch
     wrapper = wrappers.start(TASK, "sleep", "60")
     wrappers.record(TASK, "start")
     notice: dict[str, object] = {"reason": "lunch", "cause": "hunger", "time": time.time()}
-    run_files.write_state(str(wrappers.run_dir), "completing", notice)
+    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
     wrapper.terminate()
     wrapper.wait()
     watched.clock.advance(NOTICE_GRACE_S + 1)
@@ -535,13 +535,13 @@ def test_the_kernels_log_is_evidence_and_kept_for_the_report(wrappers: Wrappers)
     wrapper = wrappers.start(TASK, "sleep", "60")
     record = wrappers.record(TASK, "start")
     until(lambda: watched.facts().up, "the worker")
-    of_another, of_this = OomVictim(1), Xid("0000:3b:00", 79, record["pid"])
+    of_another, of_this = OomVictim(1), KernelXid("0000:3b:00", 79, record["pid"])
     kernel.events = tuple(KernelEvent(record["start"] + 1, what) for what in (of_another, of_this))
     os.kill(record["pid"], signal.SIGKILL)
     wrapper.wait()
     (ended,) = watched.facts().exits
     assert ended.reason == "gpu_fault"
-    assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
+    assert ended.evidence[-1] == f"KernelXid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
 
 

@@ -14,42 +14,42 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.collecting.families import Samples
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
-from exporter.logs.packs_reader import read_errors
+from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine import python_stacks
-from exporter.sidecar.background_reads import Slot
-from exporter.sidecar.service import Service
+from exporter.sidecar.background_reads import CollectorSlot
+from exporter.sidecar.service import HttpService
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.diagnosis import (
     LINE_LENGTH,
     LOG_LINES,
     MOST_JSON_BYTES,
     MOST_TEXT_BYTES,
-    Course,
-    Moment,
-    build_failure,
-    build_stall,
-    render,
+    NodeSituation,
+    RecentSamples,
+    build_failure_diagnosis,
+    build_stall_diagnosis,
+    render_diagnosis,
 )
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 from exporter.workers.diagnosis_reader import (
     MOST_LOG_BYTES,
     LogEnd,
     RunFiles,
-    is_written,
+    has_diagnosis,
     read_log_end,
     read_run_files,
-    write_diagnostics,
+    write_diagnosis,
 )
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support.exporter import NODE, Wrappers, make_context, make_manifest, make_task, until, write_manifest
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
 
 NOW = 1_763_784_821.0
-ERRORS = read_errors()
+ERRORS = read_error_patterns()
 ENDED = {"reason": "app_error", "code": 1, "signal": None, "time": NOW, "evidence": ["exit status 1"], "restart": 0}
 TRACEBACK = b"""\
 Traceback (most recent call last):
@@ -137,8 +137,8 @@ def make_status(*workers: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_it_holds_what_is_asked_at_night() -> None:
     files = make_files(log_of(b"Processed 3/50 items\n", "node01_worker_w0.out"), log_of(b"start\n" + TRACEBACK))
     status = make_status(worker_entry(), worker_entry(1, state="disk_sleep"))
-    moment = Moment(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
-    body = build_failure(files, moment, ENDED, ERRORS)
+    moment = NodeSituation(NOW, status, [{"time": NOW - 1, "rss_bytes": 1}], {"open_files": 12}, {"x": "stack"})
+    body = build_failure_diagnosis(files, moment, ENDED, ERRORS)
     assert (body["worker"], body["rank"], body["node"], body["kind"]) == ("worker_w0", 0, NODE, "failure")
     ended = body["exit"]
     assert (ended["reason"], ended["code"], ended["signal"], ended["pid"]) == ("app_error", 1, None, 4711)
@@ -164,35 +164,37 @@ def test_it_holds_what_is_asked_at_night() -> None:
 
 def test_a_position_is_told_in_its_unit() -> None:
     workers = [worker_entry(unit="steps"), worker_entry(rank=1, unit="steps"), worker_entry(rank=2)]
-    body = build_failure(make_files(), Moment(NOW, make_status(*workers)), ENDED, ERRORS)
+    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(*workers)), ENDED, ERRORS)
     assert (body["progress"]["unit"], body["progress"]["items"]) == ("steps", 12)
-    text = render(body)
+    text = render_diagnosis(body)
     assert "worker_w1 (rank 1): sleeping, 12 steps, last at" in text
     assert "worker_w2 (rank 2): sleeping, 12 items, last at" in text
 
 
 def test_it_is_made_of_next_to_nothing_too() -> None:
     files = make_files(start={}, ended={}, state={})
-    body = build_failure(files, Moment(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS)
+    body = build_failure_diagnosis(
+        files, NodeSituation(NOW, {}), {"reason": "killed_unknown", "evidence": [], "time": None}, ERRORS
+    )
     assert (body["error"], body["logs"], body["peers"], body["exit"]["end"]) == (None, [], [], None)
-    assert "killed_unknown at an unknown time" in render(body)
+    assert "killed_unknown at an unknown time" in render_diagnosis(body)
 
 
 def test_of_several_logs_the_one_with_a_traceback_counts() -> None:
     logs = [log_of(TRACEBACK, "a.out"), log_of(b"ValueError: only a line\n", "b.err")]
-    body = build_failure(make_files(*logs), Moment(NOW, {}), ENDED, ERRORS)
+    body = build_failure_diagnosis(make_files(*logs), NodeSituation(NOW, {}), ENDED, ERRORS)
     assert body["error"]["file"] == "a.out"
 
 
 def test_the_place_of_an_error_is_that_in_the_whole_file() -> None:
     log = LogEnd("a.err", 10_000, TRACEBACK, 9_000, 120)
-    error = build_failure(make_files(log), Moment(NOW, {}), ENDED, ERRORS)["error"]
+    error = build_failure_diagnosis(make_files(log), NodeSituation(NOW, {}), ENDED, ERRORS)["error"]
     assert (error["line_number"], error["offset"]) == (124, 9_000 + TRACEBACK.index(b"RuntimeError"))
 
 
 def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
     text = b"".join(b"line %d\n" % at for at in range(300)) + b"x" * 5000 + b"\n\x1b[31mred\x1b[0m 1%\r 2%\n"
-    (log,) = build_failure(make_files(log_of(text)), Moment(NOW, {}), ENDED, ERRORS)["logs"]
+    (log,) = build_failure_diagnosis(make_files(log_of(text)), NodeSituation(NOW, {}), ENDED, ERRORS)["logs"]
     assert len(log["lines"]) == LOG_LINES
     assert log["cut"] is True
     assert log["lines"][0] == "line 202"
@@ -201,9 +203,13 @@ def test_the_last_lines_are_kept_and_long_ones_cut() -> None:
 
 
 def test_a_stall_says_since_when() -> None:
-    body = build_stall(make_files(), Moment(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS)
+    body = build_stall_diagnosis(
+        make_files(), NodeSituation(NOW, make_status(worker_entry(stalled=True))), NOW - 300, ERRORS
+    )
     assert (body["kind"], body["since"]) == ("stall", NOW - 300)
-    assert render(body).startswith("worker_w0 (rank 0) on node01 makes no progress since 2025-11-22 04:08:41 UTC\n")
+    assert render_diagnosis(body).startswith(
+        "worker_w0 (rank 0) on node01 makes no progress since 2025-11-22 04:08:41 UTC\n"
+    )
 
 
 SECRETS = {
@@ -225,12 +231,12 @@ def test_no_secret_is_in_it_wherever_it_was() -> None:
     status = make_status(worker_entry(1, state=leak), job={"job_name": leak}, memory={"cgroup": leak})
     status["filesystems"][0]["group"] = leak
     files = make_files(log_of(text), ended={"error": leak}, state={"stop": {"cause": leak}})
-    moment = Moment(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
-    body = build_failure(files, moment, {**ENDED, "evidence": [leak]}, ERRORS)
+    moment = NodeSituation(NOW, status, (), {"paths": [leak], "password": SECRETS["password"]}, {leak: leak})
+    body = build_failure_diagnosis(files, moment, {**ENDED, "evidence": [leak]}, ERRORS)
     for secret in SECRETS.values():
         assert secret not in json.dumps(body)
-        assert secret not in render(body)
-    assert "Traceback (most recent call last):" in render(body)
+        assert secret not in render_diagnosis(body)
+    assert "Traceback (most recent call last):" in render_diagnosis(body)
 
 
 # -- its size ------------------------------------------------------------------------------------
@@ -243,9 +249,11 @@ def test_it_stays_within_its_size(piece: str, logs: int, stack_count: int) -> No
     text = (piece * MOST_LOG_BYTES)[:MOST_LOG_BYTES].encode()
     shown = {f"process {at}": piece * 40_000 for at in range(stack_count)}
     files = make_files(*(LogEnd(f"log{at}", len(text), text, 0, 0) for at in range(logs)))
-    body = build_failure(files, Moment(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED, ERRORS)
+    body = build_failure_diagnosis(
+        files, NodeSituation(NOW, make_status(), (), {"paths": [piece * 100] * 5000}, shown), ENDED, ERRORS
+    )
     assert len(json.dumps(body, ensure_ascii=False).encode()) <= MOST_JSON_BYTES
-    whole = render(body)
+    whole = render_diagnosis(body)
     assert len(whole.encode()) <= MOST_TEXT_BYTES
     assert "== Exit" in whole
 
@@ -254,7 +262,7 @@ def test_it_stays_within_its_size(piece: str, logs: int, stack_count: int) -> No
 
 
 def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
-    course = Course()
+    course = RecentSamples()
     for at in range(1000):
         course.add(NOW + at, {"rss_bytes": at, "cpu_s": at * 2.0, "pid": 7}, {"used_bytes": at, "limit_bytes": None})
     samples = course.samples()
@@ -273,7 +281,7 @@ def test_the_course_is_fine_at_its_end_and_coarse_before() -> None:
 
 
 def test_what_the_status_does_not_know_is_not_in_the_course() -> None:
-    course = Course()
+    course = RecentSamples()
     course.add(NOW, {"rss_bytes": None, "items": 5, "gpus": [0], "state": "running", "gpu_memory_full": NOW + 9}, {})
     assert course.samples() == [{"time": NOW, "items": 5}]
 
@@ -282,7 +290,7 @@ def test_what_the_status_does_not_know_is_not_in_the_course() -> None:
 
 
 def test_the_course_has_what_the_gpus_of_a_worker_do() -> None:
-    course = Course()
+    course = RecentSamples()
     course.add(NOW, of_worker(0), {}, gpus(gpu(0), gpu(1, utilization_ratio=0.0)))
     shares = {"gpu_utilization_ratio": 0.95, "gpu_sm_ratio": 0.5}
     assert course.samples() == [{"time": NOW, **shares, "gpu_memory_bytes": 15 * GIB}]
@@ -293,10 +301,10 @@ def body_with_gpus(restarts: int = 0, kind: str = "failure") -> dict[str, Any]:
     node = gpus(gpu(0, state="lost", words="GPU is lost", xids=[{**XID_79, "time": NOW - 2}]), gpu(1))
     entry = worker_entry(restarts=restarts, **of_worker(0, gpu_use=[use(1)] if restarts else [use(0)]))
     course = [{"time": NOW - 9 + at, "gpu_sm_ratio": 0.5, "gpu_memory_bytes": 15.0 * GIB} for at in range(9)]
-    moment = Moment(NOW, make_status(entry, gpus=node), course)
+    moment = NodeSituation(NOW, make_status(entry, gpus=node), course)
     if kind == "stall":
-        return build_stall(make_files(), moment, NOW - 300, ERRORS)
-    return build_failure(make_files(), moment, ENDED, ERRORS)
+        return build_stall_diagnosis(make_files(), moment, NOW - 300, ERRORS)
+    return build_failure_diagnosis(make_files(), moment, ENDED, ERRORS)
 
 
 def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
@@ -304,7 +312,7 @@ def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
     assert body["gpus"]["last_minute"]["gpu_memory_peak_bytes"] == 15 * GIB
     (device,) = body["gpus"]["devices"]
     assert (device["uuid"], device["state"], device["xids"][0]["xid"]) == ("GPU-00", "lost", 79)
-    text = render(body)
+    text = render_diagnosis(body)
     assert text.index("== GPUs of the worker") < text.index("== Last minutes")
     assert "  wrong                  GPU 0 is lost\n" in text
     assert "  wrong                  GPU 0: Xid 79, GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC" in text
@@ -316,7 +324,7 @@ def test_what_was_wrong_with_the_gpus_is_among_the_evidence() -> None:
 
 
 def test_a_stall_has_no_end_before_which_an_error_was_told() -> None:
-    assert "GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC\n" in render(body_with_gpus(kind="stall"))
+    assert "GPU has fallen off the bus, at 2025-11-22 04:13:39 UTC\n" in render_diagnosis(body_with_gpus(kind="stall"))
 
 
 def test_gpus_that_the_next_run_uses_are_not_those_of_this_one() -> None:
@@ -324,9 +332,9 @@ def test_gpus_that_the_next_run_uses_are_not_those_of_this_one() -> None:
 
 
 def test_of_a_worker_without_gpus_nothing_is_said_of_any() -> None:
-    body = build_failure(make_files(), Moment(NOW, make_status(worker_entry())), ENDED, ERRORS)
+    body = build_failure_diagnosis(make_files(), NodeSituation(NOW, make_status(worker_entry())), ENDED, ERRORS)
     assert body["gpus"] == {}
-    assert "GPU" not in render({**body, "process": {}})
+    assert "GPU" not in render_diagnosis({**body, "process": {}})
 
 
 # -- the end of a log ----------------------------------------------------------------------------
@@ -369,7 +377,7 @@ def body_of(**changes: Any) -> dict[str, Any]:
     files = make_files(
         **{name: changes.pop(name) for name in ("rank", "ranks", "attempt", "restart") if name in changes}
     )
-    body = build_failure(files, Moment(NOW, {}), ENDED, ERRORS)
+    body = build_failure_diagnosis(files, NodeSituation(NOW, {}), ENDED, ERRORS)
     body["exit"]["end"] = end
     return {**body, **changes}
 
@@ -385,8 +393,8 @@ def written(run_dir: Path) -> dict[str, tuple[int, int, int]]:
 
 def test_the_plain_name_is_the_latest_failure_and_none_is_lost(tmp_path: Path) -> None:
     for restart in range(3):
-        assert write_diagnostics(tmp_path, body_of(restart=restart, end=NOW + restart), "text")
-    assert write_diagnostics(tmp_path, body_of(attempt=1, end=NOW + 9), "text")
+        assert write_diagnosis(tmp_path, body_of(restart=restart, end=NOW + restart), "text")
+    assert write_diagnosis(tmp_path, body_of(attempt=1, end=NOW + 9), "text")
     assert written(tmp_path) == {
         "worker_w0": (0, 1, 0),
         "worker_w0_rank0_r0": (0, 0, 0),
@@ -397,14 +405,14 @@ def test_the_plain_name_is_the_latest_failure_and_none_is_lost(tmp_path: Path) -
 
 
 def test_a_first_failure_has_the_plain_name_alone(tmp_path: Path) -> None:
-    write_diagnostics(tmp_path, body_of(), "text")
+    write_diagnosis(tmp_path, body_of(), "text")
     assert written(tmp_path) == {"worker_w0": (0, 0, 0)}
 
 
 def test_every_rank_of_a_worker_has_its_own(tmp_path: Path) -> None:
     for rank in (1, 0):
-        write_diagnostics(tmp_path, body_of(rank=rank, ranks=2, end=NOW - rank), "text")
-    write_diagnostics(tmp_path, body_of(rank=2, ranks=3, end=NOW - 50), "told late")
+        write_diagnosis(tmp_path, body_of(rank=rank, ranks=2, end=NOW - rank), "text")
+    write_diagnosis(tmp_path, body_of(rank=2, ranks=3, end=NOW - 50), "told late")
     assert written(tmp_path) == {
         "worker_w0": (0, 0, 0),
         "worker_w0_rank0_r0": (0, 0, 0),
@@ -415,18 +423,18 @@ def test_every_rank_of_a_worker_has_its_own(tmp_path: Path) -> None:
 
 def test_a_poorer_diagnosis_of_the_same_end_does_not_replace_a_richer_one(tmp_path: Path) -> None:
     rich, poor = body_of(course=[{"time": NOW}]), body_of()
-    assert write_diagnostics(tmp_path, poor, "poor")
-    assert write_diagnostics(tmp_path, rich, "rich")
-    assert not write_diagnostics(tmp_path, poor, "poor")
+    assert write_diagnosis(tmp_path, poor, "poor")
+    assert write_diagnosis(tmp_path, rich, "rich")
+    assert not write_diagnosis(tmp_path, poor, "poor")
     assert (tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.txt").read_text("utf-8") == "rich"
-    assert is_written(tmp_path, poor)
-    assert not is_written(tmp_path, body_of(restart=1))
+    assert has_diagnosis(tmp_path, poor)
+    assert not has_diagnosis(tmp_path, body_of(restart=1))
 
 
 def test_a_stall_stands_beside_the_failure(tmp_path: Path) -> None:
-    write_diagnostics(tmp_path, body_of(), "text")
+    write_diagnosis(tmp_path, body_of(), "text")
     for since in (1.0, 2.0):
-        write_diagnostics(tmp_path, build_stall(make_files(), Moment(NOW, {}), since, ERRORS), "text")
+        write_diagnosis(tmp_path, build_stall_diagnosis(make_files(), NodeSituation(NOW, {}), since, ERRORS), "text")
     assert written(tmp_path) == {"worker_w0": (0, 0, 0), "worker_w0_stall": (0, 0, 0)}
     assert (run_files.read_json(tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0_stall.json") or {})["since"] == 2.0
 
@@ -615,7 +623,7 @@ def test_where_little_room_is_left_the_beginning_of_the_text_is_there(small_disk
     fill(small_disk)
     os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - 8192)
     with pytest.raises(OSError, match="No space left"):
-        write_diagnostics(small_disk, body_of(stacks={"x": "y" * 200_000}), "headline\n" + "x" * 100_000)
+        write_diagnosis(small_disk, body_of(stacks={"x": "y" * 200_000}), "headline\n" + "x" * 100_000)
     text = (small_disk / run_files.DIAGNOSTICS_DIR / "worker_w0.txt").read_text("utf-8")
     assert text.startswith("headline\n")
     assert [path.name for path in (small_disk / run_files.DIAGNOSTICS_DIR).iterdir()] == ["worker_w0.txt"]
@@ -639,7 +647,7 @@ except KeyError as error:
 def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
     task, peer = make_task(0), make_task(1)
     write_manifest(make_manifest(tmp_path, task, peer, total_items=100, check_interval_s=0.1))
-    run_files.write_state(str(tmp_path), "running")
+    run_files.write_job_state(str(tmp_path), "running")
     wrappers = Wrappers(tmp_path)
     sidecar = None
     try:
@@ -691,20 +699,20 @@ class Noting:
 
     def render(self, snapshot: int, out: Samples) -> None: ...
 
-    def describe(self, snapshot: int, status: Status) -> None: ...
+    def describe(self, snapshot: int, status: NodeStatus) -> None: ...
 
 
 def test_the_last_failures_are_written_before_the_final_status(tmp_path: Path) -> None:
     notes: list[tuple[str, bool]] = []
     context = make_context(make_manifest(tmp_path), SystemClock())
     sidecar = Sidecar(context, [])
-    sidecar.slots = [Slot(Noting("workers", sidecar, notes), context.clock)]
-    sidecar.diagnostics = Slot(Noting("diagnostics", sidecar, notes), context.clock)
-    sidecar.publisher = Slot(Noting("publish", sidecar, notes), context.clock)
+    sidecar.slots = [CollectorSlot(Noting("workers", sidecar, notes), context.clock)]
+    sidecar.diagnostics = CollectorSlot(Noting("diagnostics", sidecar, notes), context.clock)
+    sidecar.publisher = CollectorSlot(Noting("publish", sidecar, notes), context.clock)
     sidecar.start()
     until(lambda: len(notes) == 3, "the first reads")
     notes.clear()
-    asyncio.run(Service(sidecar)._finish(10.0, 10.0))
+    asyncio.run(HttpService(sidecar)._finish(10.0, 10.0))
     assert notes == [("workers", False), ("diagnostics", False), ("publish", True)]
 
 

@@ -12,371 +12,397 @@ from exporter.workers.exit_reason import (
     CONSEQUENCES,
     DISK_FULL_BYTES,
     REASONS,
-    Evidence,
+    ExitEvidence,
+    FailedPeer,
     GpuFault,
-    GpuLoss,
-    LastWords,
-    Peer,
-    Stop,
-    exit_evidence,
-    first_cause,
-    needs_log,
-    parse_stop,
+    JobStop,
+    LogEvidence,
+    LostGpu,
+    evidence_of_record,
+    find_exit_reason,
+    first_failure,
+    needs_log_evidence,
+    parse_job_stop,
     signal_name,
-    verdict,
 )
 
 TERM, KILL, SEGV, ABRT, HUP, USR1 = (
     int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1")
 )
-PEER = Stop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
+PEER = JobStop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
 FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
 ADDRESS = GpuFault(99.0, 31, "Xid 31 on GPU 3, process 7")
 LINK = GpuFault(100.0, 74, "Xid 74 on GPU 0 (GPU-a): NVLink error")
 FIRMWARE = GpuFault(100.0, 119, "Xid 119 on GPU 0 (GPU-a): its firmware (GSP) does not answer")
-LOST = GpuLoss(100.0, "GPU 0 (GPU-a)", "GPU is lost")
+LOST = LostGpu(100.0, "GPU 0 (GPU-a)", "GPU is lost")
 WATCHDOG = "Watchdog caught collective operation timeout: ran for 600000 milliseconds"
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 XID = "[12.3] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3"
-OVER = Stop("completed", "the benchmark has completed", 100.0)
-UNNAMED = Stop("node_failure", "Slurm: a node has failed", 100.0)
-NODE = Stop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
-LIMIT = Stop("time_limit", "SIGTERM at the time limit", 100.0)
+OVER = JobStop("completed", "the benchmark has completed", 100.0)
+UNNAMED = JobStop("node_failure", "Slurm: a node has failed", 100.0)
+NODE = JobStop("terminated_peer", "Slurm: node n1 has failed", 100.0, nodes=("n1",))
+LIMIT = JobStop("time_limit", "SIGTERM at the time limit", 100.0)
 
 CASES = {
-    "exit 0": (Evidence(code=0), "completed"),
+    "exit 0": (ExitEvidence(code=0), "completed"),
     "exit 0 whatever else happened": (
-        Evidence(code=0, oom_kills=3, log=LastWords(("cuda_oom",)), forwarded=(TERM,), stop=PEER, end=101.0),
+        ExitEvidence(code=0, oom_kills=3, log=LogEvidence(("cuda_oom",)), forwarded=(TERM,), stop=PEER, end=101.0),
         "completed",
     ),
-    "exit 3": (Evidence(code=3), "app_error"),
+    "exit 3": (ExitEvidence(code=3), "app_error"),
     "exit 1 with a warning in the log": (
-        Evidence(code=1, log=LastWords(("python_traceback", "connection"))),
+        ExitEvidence(code=1, log=LogEvidence(("python_traceback", "connection"))),
         "app_error",
     ),
-    "exit 128": (Evidence(code=128), "app_error"),
-    "exit 255": (Evidence(code=255), "app_error"),
-    "SIGKILL without evidence": (Evidence(signal=KILL), "killed_unknown"),
-    "SIGKILL that a shell tells as 137": (Evidence(code=137), "killed_unknown"),
-    "SIGKILL and no kill by the kernel": (Evidence(signal=KILL, oom_kills=0), "killed_unknown"),
-    "SIGKILL and a kill by the kernel": (Evidence(signal=KILL, oom_kills=1), "host_oom"),
-    "137 and a kill by the kernel": (Evidence(code=137, oom_kills=2), "host_oom"),
-    "a child killed by the kernel": (Evidence(code=1, oom_kills=1), "host_oom"),
-    "host and device out of memory": (Evidence(code=1, oom_kills=1, log=LastWords(("cuda_oom",))), "cuda_oom"),
+    "exit 128": (ExitEvidence(code=128), "app_error"),
+    "exit 255": (ExitEvidence(code=255), "app_error"),
+    "SIGKILL without evidence": (ExitEvidence(signal=KILL), "killed_unknown"),
+    "SIGKILL that a shell tells as 137": (ExitEvidence(code=137), "killed_unknown"),
+    "SIGKILL and no kill by the kernel": (ExitEvidence(signal=KILL, oom_kills=0), "killed_unknown"),
+    "SIGKILL and a kill by the kernel": (ExitEvidence(signal=KILL, oom_kills=1), "host_oom"),
+    "137 and a kill by the kernel": (ExitEvidence(code=137, oom_kills=2), "host_oom"),
+    "a child killed by the kernel": (ExitEvidence(code=1, oom_kills=1), "host_oom"),
+    "host and device out of memory": (ExitEvidence(code=1, oom_kills=1, log=LogEvidence(("cuda_oom",))), "cuda_oom"),
     "a kill in the control group, and an error of its own": (
-        Evidence(code=1, oom_kills=1, log=LastWords((), "ValueError: bad shard")),
+        ExitEvidence(code=1, oom_kills=1, log=LogEvidence((), "ValueError: bad shard")),
         "app_error",
     ),
     "a loader that was killed, as the log says": (
-        Evidence(code=1, oom_kills=1, log=LastWords((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")),
+        ExitEvidence(
+            code=1, oom_kills=1, log=LogEvidence((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")
+        ),
         "host_oom",
     ),
-    "a count that fell": (Evidence(signal=KILL, oom_kills=-2), "killed_unknown"),
+    "a count that fell": (ExitEvidence(signal=KILL, oom_kills=-2), "killed_unknown"),
     "a signal long after a limit that was extended": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=36000.0, job_end=3600.0),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=36000.0, job_end=3600.0),
         "cancelled",
     ),
-    "no record at all": (Evidence(), "killed_unknown"),
-    "SIGTERM from nowhere": (Evidence(signal=TERM), "killed_unknown"),
-    "SIGSEGV": (Evidence(signal=SEGV), "crashed_signal"),
-    "SIGSEGV that a shell tells as 139": (Evidence(code=139), "crashed_signal"),
-    "SIGABRT": (Evidence(signal=ABRT), "crashed_signal"),
-    "SIGABRT after a collective timed out": (Evidence(signal=ABRT, log=LastWords(("nccl_timeout",))), "nccl_timeout"),
-    "device out of memory": (Evidence(code=1, log=LastWords(("cuda_oom", "python_traceback"))), "cuda_oom"),
+    "no record at all": (ExitEvidence(), "killed_unknown"),
+    "SIGTERM from nowhere": (ExitEvidence(signal=TERM), "killed_unknown"),
+    "SIGSEGV": (ExitEvidence(signal=SEGV), "crashed_signal"),
+    "SIGSEGV that a shell tells as 139": (ExitEvidence(code=139), "crashed_signal"),
+    "SIGABRT": (ExitEvidence(signal=ABRT), "crashed_signal"),
+    "SIGABRT after a collective timed out": (
+        ExitEvidence(signal=ABRT, log=LogEvidence(("nccl_timeout",))),
+        "nccl_timeout",
+    ),
+    "device out of memory": (ExitEvidence(code=1, log=LogEvidence(("cuda_oom", "python_traceback"))), "cuda_oom"),
     "device out of memory before the timeout it led to": (
-        Evidence(code=1, log=LastWords(("nccl_timeout", "cuda_oom"))),
+        ExitEvidence(code=1, log=LogEvidence(("nccl_timeout", "cuda_oom"))),
         "cuda_oom",
     ),
-    "disk full in the log": (Evidence(code=1, log=LastWords(("disk_full",))), "disk_full"),
-    "disk full and no log could say so": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
-    "disk with room": (Evidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
-    "SIGKILL on a full disk": (Evidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
-    "exit 0 on a full disk": (Evidence(code=0, disk_available_bytes=0), "completed"),
-    "SIGTERM from outside": (Evidence(signal=TERM, forwarded=(TERM,), end=50.0), "cancelled"),
+    "disk full in the log": (ExitEvidence(code=1, log=LogEvidence(("disk_full",))), "disk_full"),
+    "disk full and no log could say so": (ExitEvidence(code=1, disk_available_bytes=DISK_FULL_BYTES - 1), "disk_full"),
+    "disk with room": (ExitEvidence(code=1, disk_available_bytes=DISK_FULL_BYTES), "app_error"),
+    "SIGKILL on a full disk": (ExitEvidence(signal=KILL, disk_available_bytes=0), "killed_unknown"),
+    "exit 0 on a full disk": (ExitEvidence(code=0, disk_available_bytes=0), "completed"),
+    "SIGTERM from outside": (ExitEvidence(signal=TERM, forwarded=(TERM,), end=50.0), "cancelled"),
     "SIGTERM from outside at the time limit": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=995.0, job_end=1000.0),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=995.0, job_end=1000.0),
         "time_limit",
     ),
     "SIGTERM from outside long before it": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=500.0, job_end=1000.0),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=500.0, job_end=1000.0),
         "cancelled",
     ),
-    "SIGTERM after the notice": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), "terminated_peer"),
+    "SIGTERM after the notice": (ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), "terminated_peer"),
     "SIGTERM after the notice, answered by exit 1": (
-        Evidence(code=1, forwarded=(TERM,), end=101.0, stop=PEER),
+        ExitEvidence(code=1, forwarded=(TERM,), end=101.0, stop=PEER),
         "terminated_peer",
     ),
-    "SIGTERM at the end of the time": (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT), "time_limit"),
-    "no record after the notice": (Evidence(end=101.0, stop=PEER), "terminated_peer"),
-    "a service that ends by itself": (Evidence(code=0, end=50.0, service=True), "app_error"),
+    "SIGTERM at the end of the time": (
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=LIMIT),
+        "time_limit",
+    ),
+    "no record after the notice": (ExitEvidence(end=101.0, stop=PEER), "terminated_peer"),
+    "a service that ends by itself": (ExitEvidence(code=0, end=50.0, service=True), "app_error"),
     "a service that ends by itself while the job is being stopped": (
-        Evidence(code=0, end=101.0, service=True, stop=PEER),
+        ExitEvidence(code=0, end=101.0, service=True, stop=PEER),
         "app_error",
     ),
     "a service that is told to end and does": (
-        Evidence(code=0, end=101.0, service=True, forwarded=(TERM,), stop=PEER),
+        ExitEvidence(code=0, end=101.0, service=True, forwarded=(TERM,), stop=PEER),
         "completed",
     ),
     "a service that somebody asks to end": (
-        Evidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
+        ExitEvidence(code=0, end=50.0, service=True, forwarded=(USR1, TERM)),
         "cancelled",
     ),
     "a service that is asked to end at the time limit": (
-        Evidence(code=0, end=50.0, service=True, forwarded=(TERM,), job_end=40.0),
+        ExitEvidence(code=0, end=50.0, service=True, forwarded=(TERM,), job_end=40.0),
         "time_limit",
     ),
     "a service that ends by itself after a warning": (
-        Evidence(code=0, end=50.0, service=True, forwarded=(USR1,)),
+        ExitEvidence(code=0, end=50.0, service=True, forwarded=(USR1,)),
         "app_error",
     ),
     "a service at the end of the job": (
-        Evidence(signal=TERM, end=101.0, service=True, forwarded=(TERM,), stop=OVER),
+        ExitEvidence(signal=TERM, end=101.0, service=True, forwarded=(TERM,), stop=OVER),
         "completed",
     ),
-    "a service that is killed at the end of the job": (Evidence(end=101.0, service=True, stop=OVER), "completed"),
+    "a service that is killed at the end of the job": (ExitEvidence(end=101.0, service=True, stop=OVER), "completed"),
     "a helper at the end of the job": (
-        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=OVER),
+        ExitEvidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=OVER),
         "terminated_peer",
     ),
     "a worker of a job that was not ready in time": (
-        Evidence(signal=TERM, end=101.0, forwarded=(TERM,), stop=Stop("launch_failed", "not ready after 9 s", 100.0)),
+        ExitEvidence(
+            signal=TERM, end=101.0, forwarded=(TERM,), stop=JobStop("launch_failed", "not ready after 9 s", 100.0)
+        ),
         "terminated_peer",
     ),
     "SIGTERM when a node has failed and nobody has said which": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=UNNAMED),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=UNNAMED),
         "terminated_peer",
     ),
     "no record when a node has failed and nobody has said which": (
-        Evidence(end=101.0, source="srun", stop=UNNAMED),
+        ExitEvidence(end=101.0, source="srun", stop=UNNAMED),
         "node_failure",
     ),
-    "no record from a node that has failed": (Evidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
+    "no record from a node that has failed": (ExitEvidence(end=101.0, stop=NODE, node="n1"), "node_failure"),
     "SIGTERM on a node that Slurm has given up": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n1"),
         "node_failure",
     ),
     "SIGTERM on another node than the one that failed": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n2"),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=NODE, node="n2"),
         "terminated_peer",
     ),
     "SIGTERM at a preemption": (
-        Evidence(signal=TERM, forwarded=(18, TERM), end=101.0, stop=Stop("preempted", "Slurm: preempted", 100.0)),
+        ExitEvidence(
+            signal=TERM, forwarded=(18, TERM), end=101.0, stop=JobStop("preempted", "Slurm: preempted", 100.0)
+        ),
         "preempted",
     ),
     "SIGKILL and the kernel log names it": (
-        Evidence(signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"),
+        ExitEvidence(signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"),
         "host_oom",
     ),
-    "a device that fell off the bus": (Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)), "gpu_fault"),
+    "a device that fell off the bus": (ExitEvidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)), "gpu_fault"),
     "a device that fell off the bus an hour before": (
-        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,), log=LastWords((), "ValueError: bad shard")),
+        ExitEvidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,), log=LogEvidence((), "ValueError: bad shard")),
         "app_error",
     ),
     "a device that fell off the bus an hour before, and a log without an error": (
-        Evidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
+        ExitEvidence(code=1, end=100.0 + 3600.0, gpu_faults=(FELL_OFF,)),
         "gpu_fault",
     ),
     "firmware that does not answer, and a collective that timed out ten minutes later": (
-        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        ExitEvidence(signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
         "gpu_fault",
     ),
     "firmware that did not answer after the end, and a collective that timed out": (
-        Evidence(signal=ABRT, end=89.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
+        ExitEvidence(signal=ABRT, end=89.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_faults=(FIRMWARE,)),
         "nccl_timeout",
     ),
     "firmware that does not answer, and SIGKILL from nowhere": (
-        Evidence(signal=KILL, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_faults=(FIRMWARE,)),
+        ExitEvidence(signal=KILL, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_faults=(FIRMWARE,)),
         "gpu_fault",
     ),
-    "firmware that does not answer, and no record": (Evidence(end=705.0, gpu_faults=(FIRMWARE,)), "gpu_fault"),
+    "firmware that does not answer, and no record": (ExitEvidence(end=705.0, gpu_faults=(FIRMWARE,)), "gpu_fault"),
     "firmware that does not answer, and a job of others whose status nobody tells": (
-        Evidence(end=705.0, attached=True, source="kernel", gpu_faults=(FIRMWARE,)),
+        ExitEvidence(end=705.0, attached=True, source="kernel", gpu_faults=(FIRMWARE,)),
         "killed_unknown",
     ),
     "firmware that does not answer, and a wrapper that was killed": (
-        Evidence(signal=KILL, source="kernel", end=705.0, wrapper="was killed by SIGKILL", gpu_faults=(FIRMWARE,)),
+        ExitEvidence(signal=KILL, source="kernel", end=705.0, wrapper="was killed by SIGKILL", gpu_faults=(FIRMWARE,)),
         "killed_unknown",
     ),
     "firmware that does not answer, and no memory left on the device ten minutes later": (
-        Evidence(code=1, end=705.0, log=LastWords(("cuda_oom",)), gpu_faults=(FIRMWARE,)),
+        ExitEvidence(code=1, end=705.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(FIRMWARE,)),
         "cuda_oom",
     ),
     "firmware that does not answer, and SIGTERM from outside ten minutes later": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=705.0, gpu_faults=(FIRMWARE,)),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=705.0, gpu_faults=(FIRMWARE,)),
         "cancelled",
     ),
     "a link that failed, and a collective that timed out ten minutes later": (
-        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_faults=(LINK,)),
+        ExitEvidence(signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_faults=(LINK,)),
         "nccl_timeout",
     ),
-    "a link that failed, and nothing else": (Evidence(code=1, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
-    "a link that failed, and SIGABRT": (Evidence(signal=ABRT, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and nothing else": (ExitEvidence(code=1, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
+    "a link that failed, and SIGABRT": (ExitEvidence(signal=ABRT, end=155.0, gpu_faults=(LINK,)), "gpu_fault"),
     "a link that failed, and another error in the log": (
-        Evidence(code=1, end=155.0, log=LastWords((), "KeyError: 'input_ids'"), gpu_faults=(LINK,)),
+        ExitEvidence(code=1, end=155.0, log=LogEvidence((), "KeyError: 'input_ids'"), gpu_faults=(LINK,)),
         "app_error",
     ),
     "a link that failed, and no memory left on the device": (
-        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(LINK,)),
+        ExitEvidence(code=1, end=155.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(LINK,)),
         "cuda_oom",
     ),
     "a link that failed, and SIGTERM from outside": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=155.0, gpu_faults=(LINK,)),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=155.0, gpu_faults=(LINK,)),
         "cancelled",
     ),
-    "a link that failed ten minutes before": (Evidence(code=1, end=705.0, gpu_faults=(LINK,)), "app_error"),
+    "a link that failed ten minutes before": (ExitEvidence(code=1, end=705.0, gpu_faults=(LINK,)), "app_error"),
     "a memory error of the device, and no memory left on it": (
-        Evidence(code=1, end=155.0, log=LastWords(("cuda_oom",)), gpu_faults=(GpuFault(100.0, 48, "Xid 48"),)),
+        ExitEvidence(code=1, end=155.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(GpuFault(100.0, 48, "Xid 48"),)),
         "gpu_fault",
     ),
-    "an error of the program on a device": (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)), "gpu_fault"),
+    "an error of the program on a device": (ExitEvidence(code=1, end=100.0, gpu_faults=(ADDRESS,)), "gpu_fault"),
     "an error of the program on a device, upon which it aborted": (
-        Evidence(signal=ABRT, end=100.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(signal=ABRT, end=100.0, gpu_faults=(ADDRESS,)),
         "gpu_fault",
     ),
     "an error of the program on a device, a moment after its end": (
-        Evidence(code=1, end=98.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(code=1, end=98.0, gpu_faults=(ADDRESS,)),
         "gpu_fault",
     ),
     "an error of the program on a device long before": (
-        Evidence(code=1, end=99.0 + 61.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(code=1, end=99.0 + 61.0, gpu_faults=(ADDRESS,)),
         "app_error",
     ),
     "an error of the program on a device, and SIGKILL from nowhere": (
-        Evidence(signal=KILL, end=100.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(signal=KILL, end=100.0, gpu_faults=(ADDRESS,)),
         "killed_unknown",
     ),
     "an error of the program on a device, and SIGTERM from outside": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=100.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=100.0, gpu_faults=(ADDRESS,)),
         "cancelled",
     ),
     "an error of the program on a device that had no memory left": (
-        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS,)),
+        ExitEvidence(code=1, end=100.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(ADDRESS,)),
         "cuda_oom",
     ),
     "an error of the program on a device, and a collective that timed out": (
-        Evidence(signal=ABRT, end=100.0, log=LastWords(("nccl_timeout",)), gpu_faults=(ADDRESS,)),
+        ExitEvidence(signal=ABRT, end=100.0, log=LogEvidence(("nccl_timeout",)), gpu_faults=(ADDRESS,)),
         "nccl_timeout",
     ),
     "an error of the program on a full disk": (
-        Evidence(code=1, end=100.0, disk_available_bytes=0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(code=1, end=100.0, disk_available_bytes=0, gpu_faults=(ADDRESS,)),
         "disk_full",
     ),
     "an error of the program on a device, and exit 0": (
-        Evidence(code=0, end=100.0, gpu_faults=(ADDRESS,)),
+        ExitEvidence(code=0, end=100.0, gpu_faults=(ADDRESS,)),
         "completed",
     ),
     "an error of the program on a device that then fell off the bus": (
-        Evidence(code=1, end=100.0, log=LastWords(("cuda_oom",)), gpu_faults=(ADDRESS, FELL_OFF)),
+        ExitEvidence(code=1, end=100.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(ADDRESS, FELL_OFF)),
         "gpu_fault",
     ),
     "work that the driver removed": (
-        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 45, "Xid 45"), GpuFault(99.0, 43, "Xid 43"))),
+        ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 45, "Xid 45"), GpuFault(99.0, 43, "Xid 43"))),
         "app_error",
     ),
-    "an error of a copy engine": (Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 39, "Xid 39"),)), "app_error"),
+    "an error of a copy engine": (
+        ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 39, "Xid 39"),)),
+        "app_error",
+    ),
     "an error of a device that is not known": (
-        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 999, "Xid 999"),)),
+        ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 999, "Xid 999"),)),
         "app_error",
     ),
     "a memory error within one program": (
-        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 94, "Xid 94"),)),
+        ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 94, "Xid 94"),)),
         "gpu_fault",
     ),
     "a row of memory that was remapped": (
-        Evidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
+        ExitEvidence(code=1, end=100.0, gpu_faults=(GpuFault(99.0, 63, "Xid 63"),)),
         "app_error",
     ),
-    "a device that was lost, and no Xid": (Evidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
+    "a device that was lost, and no Xid": (ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)), "gpu_fault"),
     "a device that was lost, and what the program says of it": (
-        Evidence(code=1, end=160.0, log=LastWords((), ILLEGAL), gpu_losses=(LOST,)),
+        ExitEvidence(code=1, end=160.0, log=LogEvidence((), ILLEGAL), gpu_losses=(LOST,)),
         "gpu_fault",
     ),
     "a device that was found lost a moment after the end": (
-        Evidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
+        ExitEvidence(signal=ABRT, end=98.0, gpu_losses=(LOST,)),
         "gpu_fault",
     ),
-    "a device that was lost later": (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), "app_error"),
+    "a device that was lost later": (ExitEvidence(code=1, end=89.0, gpu_losses=(LOST,)), "app_error"),
     "a device that was lost ten minutes before": (
-        Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+        ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_losses=(LOST,)),
         "app_error",
     ),
     "a device that was lost, and a collective that timed out ten minutes later": (
-        Evidence(signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG), gpu_losses=(LOST,)),
+        ExitEvidence(signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG), gpu_losses=(LOST,)),
         "gpu_fault",
     ),
     "a device that was lost, and a notice that the job ends": (
-        Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_losses=(LOST,)),
+        ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER, gpu_losses=(LOST,)),
         "terminated_peer",
     ),
-    "a device that was lost, and exit 0": (Evidence(code=0, end=104.0, gpu_losses=(LOST,)), "completed"),
+    "a device that was lost, and exit 0": (ExitEvidence(code=0, end=104.0, gpu_losses=(LOST,)), "completed"),
     "a device that has lost memory, as the log says": (
-        Evidence(code=1, log=LastWords(("cuda_error", "gpu_xid"), ECC)),
+        ExitEvidence(code=1, log=LogEvidence(("cuda_error", "gpu_xid"), ECC)),
         "gpu_fault",
     ),
     "a device that fell off the bus, as the driver says in the log": (
-        Evidence(signal=ABRT, log=LastWords(("gpu_xid", "nccl_timeout"), XID.format(79))),
+        ExitEvidence(signal=ABRT, log=LogEvidence(("gpu_xid", "nccl_timeout"), XID.format(79))),
         "gpu_fault",
     ),
     "an error of the program, as the driver says in the log": (
-        Evidence(code=1, log=LastWords(("gpu_xid",), XID.format(31))),
+        ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), XID.format(31))),
         "app_error",
     ),
     "a word of the driver before another error": (
-        Evidence(code=1, log=LastWords(("gpu_xid",), "ValueError: bad shard")),
+        ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), "ValueError: bad shard")),
         "app_error",
     ),
-    "a word of the driver in a log without an error": (Evidence(code=1, log=LastWords(("gpu_xid",))), "app_error"),
+    "a word of the driver in a log without an error": (
+        ExitEvidence(code=1, log=LogEvidence(("gpu_xid",))),
+        "app_error",
+    ),
     "no driver for the device": (
-        Evidence(code=1, log=LastWords(("gpu_driver",), "Failed to initialize NVML: Driver/library version mismatch")),
+        ExitEvidence(
+            code=1, log=LogEvidence(("gpu_driver",), "Failed to initialize NVML: Driver/library version mismatch")
+        ),
         "app_error",
     ),
     "a lost connection after a peer had failed": (
-        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 99.0, "crashed_signal")),
+        ExitEvidence(
+            code=1, end=100.0, log=LogEvidence(("peer_lost",)), peer=FailedPeer("worker_w3", 99.0, "crashed_signal")
+        ),
         "terminated_peer",
     ),
     "a lost connection and no peer had failed": (
-        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",))),
+        ExitEvidence(code=1, end=100.0, log=LogEvidence(("peer_lost",))),
         "app_error",
     ),
     "a lost connection before the peer failed": (
-        Evidence(code=1, end=100.0, log=LastWords(("peer_lost",)), peer=Peer("worker_w3", 101.0, "app_error")),
+        ExitEvidence(
+            code=1, end=100.0, log=LogEvidence(("peer_lost",)), peer=FailedPeer("worker_w3", 101.0, "app_error")
+        ),
         "app_error",
     ),
     "SIGTERM from nowhere after a peer had failed": (
-        Evidence(signal=TERM, source="kernel", attached=True, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        ExitEvidence(
+            signal=TERM, source="kernel", attached=True, end=100.0, peer=FailedPeer("worker_w3", 99.0, "app_error")
+        ),
         "terminated_peer",
     ),
     "SIGKILL from nowhere after a peer had failed": (
-        Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 99.0, "app_error")),
+        ExitEvidence(signal=KILL, end=100.0, peer=FailedPeer("worker_w3", 99.0, "app_error")),
         "killed_unknown",
     ),
     "a wrapper that was killed": (
-        Evidence(signal=KILL, source="kernel", end=100.0, wrapper="was killed by SIGKILL"),
+        ExitEvidence(signal=KILL, source="kernel", end=100.0, wrapper="was killed by SIGKILL"),
         "killed_unknown",
     ),
     "a wrapper that was killed during the teardown": (
-        Evidence(signal=KILL, source="kernel", end=101.0, wrapper="was killed by SIGKILL", stop=PEER),
+        ExitEvidence(signal=KILL, source="kernel", end=101.0, wrapper="was killed by SIGKILL", stop=PEER),
         "terminated_peer",
     ),
     "a job of others at its time limit": (
-        Evidence(signal=KILL, source="kernel", attached=True, end=995.0, job_end=1000.0),
+        ExitEvidence(signal=KILL, source="kernel", attached=True, end=995.0, job_end=1000.0),
         "time_limit",
     ),
-    "exit 0 that the kernel tells": (Evidence(code=0, source="kernel", attached=True), "completed"),
-    "exit 3 on its own during the teardown": (Evidence(code=3, end=101.0, stop=PEER), "app_error"),
-    "exit 3 before the notice": (Evidence(code=3, end=99.9, stop=PEER), "app_error"),
-    "SIGKILL just before the notice": (Evidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
+    "exit 0 that the kernel tells": (ExitEvidence(code=0, source="kernel", attached=True), "completed"),
+    "exit 3 on its own during the teardown": (ExitEvidence(code=3, end=101.0, stop=PEER), "app_error"),
+    "exit 3 before the notice": (ExitEvidence(code=3, end=99.9, stop=PEER), "app_error"),
+    "SIGKILL just before the notice": (ExitEvidence(signal=KILL, end=99.9, stop=PEER), "killed_unknown"),
     "a kill by the kernel just before the notice": (
-        Evidence(signal=KILL, oom_kills=1, end=99.9, stop=PEER),
+        ExitEvidence(signal=KILL, oom_kills=1, end=99.9, stop=PEER),
         "host_oom",
     ),
     "a command that does not exist": (
-        Evidence(code=127, launch_error="cannot start 'x': No such file or directory"),
+        ExitEvidence(code=127, launch_error="cannot start 'x': No such file or directory"),
         "launch_failed",
     ),
     "a command that could not start during the teardown": (
-        Evidence(code=126, launch_error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
+        ExitEvidence(code=126, launch_error="cannot start 'x': Permission denied", end=101.0, stop=PEER),
         "launch_failed",
     ),
 }
@@ -385,29 +411,29 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_evidence_gives_its_reason(name: str) -> None:
     evidence, reason = CASES[name]
-    assert verdict(evidence).reason == reason
+    assert find_exit_reason(evidence).reason == reason
 
 
 def test_an_end_long_before_the_notice_is_no_consequence_of_it() -> None:
     """As when a run was cancelled and started again, and the job ended an hour later."""
-    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
-    assert verdict(evidence).reason == "cancelled"
+    evidence = ExitEvidence(signal=TERM, forwarded=(TERM,), end=PEER.time - 3600, stop=PEER)
+    assert find_exit_reason(evidence).reason == "cancelled"
 
 
 def test_a_fault_of_a_device_that_the_log_tells_is_told_with_its_place() -> None:
-    found = verdict(Evidence(code=1, log=LastWords(("gpu_xid",), ECC, "train.py:7, in w.err")))
+    found = find_exit_reason(ExitEvidence(code=1, log=LogEvidence(("gpu_xid",), ECC, "train.py:7, in w.err")))
     assert found.evidence == ("exit status 1", f"the last error in its log: {ECC} (train.py:7, in w.err)")
 
 
 @pytest.mark.parametrize("number", [USR1, HUP])
 def test_a_signal_that_the_worker_survived_is_not_why_it_failed(number: int) -> None:
     """As with a warning some minutes before the time limit, upon which the worker writes a checkpoint."""
-    assert verdict(Evidence(code=3, forwarded=(number,))).reason == "app_error"
+    assert find_exit_reason(ExitEvidence(code=3, forwarded=(number,))).reason == "app_error"
 
 
 @pytest.mark.parametrize("code", [149, 150, 160, 178, 191])
 def test_a_status_beyond_the_ordinary_signals_is_the_programs_own(code: int) -> None:
-    assert verdict(Evidence(code=code)).reason == "app_error"
+    assert find_exit_reason(ExitEvidence(code=code)).reason == "app_error"
 
 
 def test_every_reason_is_reached_by_a_case() -> None:
@@ -416,14 +442,14 @@ def test_every_reason_is_reached_by_a_case() -> None:
 
 @pytest.mark.parametrize("reason", ["preempted", "cancelled"])
 def test_a_worker_inherits_the_reason_of_the_stop(reason: str) -> None:
-    evidence = Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=Stop(reason, "because", 100.0))
-    assert verdict(evidence).reason == reason
-    assert "because" in verdict(evidence).evidence[-1]
+    evidence = ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=JobStop(reason, "because", 100.0))
+    assert find_exit_reason(evidence).reason == reason
+    assert "because" in find_exit_reason(evidence).evidence[-1]
 
 
 NUMBERS = st.none() | st.integers(1, 64)
 EVIDENCE = st.builds(
-    Evidence,
+    ExitEvidence,
     code=st.none() | st.integers(0, 255),
     signal=NUMBERS,
     end=st.none() | st.floats(0, 1e9),
@@ -431,7 +457,7 @@ EVIDENCE = st.builds(
     oom_kills=st.none() | st.integers(0, 5),
     forwarded=st.lists(st.integers(1, 64), max_size=3).map(tuple),
     log=st.builds(
-        LastWords,
+        LogEvidence,
         st.lists(st.sampled_from(["cuda_oom", "nccl_timeout", "peer_lost", "x"]), max_size=2).map(tuple),
         st.none() | st.just("RuntimeError: x"),
         st.none() | st.just("node_worker.err"),
@@ -444,9 +470,9 @@ EVIDENCE = st.builds(
     gpu_faults=st.lists(st.builds(GpuFault, st.floats(0, 1e9), st.integers(1, 200), st.just("Xid")), max_size=2).map(
         tuple
     ),
-    gpu_losses=st.lists(st.builds(GpuLoss, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
+    gpu_losses=st.lists(st.builds(LostGpu, st.floats(0, 1e9), st.just("GPU 0"), st.just("")), max_size=2).map(tuple),
     node=st.sampled_from(["n1", "n2"]),
-    peer=st.none() | st.builds(Peer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
+    peer=st.none() | st.builds(FailedPeer, st.just("worker_w9"), st.floats(0, 1e9), st.just("app_error")),
     survivors=st.integers(0, 3),
     disk_available_bytes=st.none() | st.integers(0, 2**40),
     stop=st.none() | st.sampled_from([PEER, LIMIT, NODE]),
@@ -455,8 +481,8 @@ EVIDENCE = st.builds(
 
 
 @given(EVIDENCE)
-def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> None:
-    judged = verdict(evidence)
+def test_every_evidence_has_a_reason_and_words_for_it(evidence: ExitEvidence) -> None:
+    judged = find_exit_reason(evidence)
     assert judged.reason in REASONS
     assert judged.evidence
     assert all(judged.evidence)
@@ -465,52 +491,54 @@ def test_every_evidence_has_a_reason_and_words_for_it(evidence: Evidence) -> Non
 
 
 @pytest.mark.parametrize("evidence", [evidence for evidence, _ in CASES.values()], ids=CASES)
-@pytest.mark.parametrize("told", [LastWords(("cuda_oom",), "CUDA out of memory"), LastWords(("peer_lost",), "reset")])
-def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: Evidence, told: LastWords) -> None:
-    if not needs_log(evidence):
-        assert verdict(replace(evidence, log=told)) == verdict(replace(evidence, log=LastWords()))
+@pytest.mark.parametrize(
+    "told", [LogEvidence(("cuda_oom",), "CUDA out of memory"), LogEvidence(("peer_lost",), "reset")]
+)
+def test_a_verdict_that_needs_no_log_is_the_same_with_any(evidence: ExitEvidence, told: LogEvidence) -> None:
+    if not needs_log_evidence(evidence):
+        assert find_exit_reason(replace(evidence, log=told)) == find_exit_reason(replace(evidence, log=LogEvidence()))
 
 
 @pytest.mark.parametrize(
     ("evidence", "needs"),
     [
-        (Evidence(code=0), False),
-        (Evidence(code=127, launch_error="cannot start 'x'"), False),
-        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), False),
-        (Evidence(end=101.0, stop=PEER), False),
-        (Evidence(code=1, end=101.0, stop=PEER), True),
-        (Evidence(signal=TERM, forwarded=(TERM,), end=101.0), True),
-        (Evidence(code=0, service=True), True),
-        (Evidence(code=3), True),
+        (ExitEvidence(code=0), False),
+        (ExitEvidence(code=127, launch_error="cannot start 'x'"), False),
+        (ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER), False),
+        (ExitEvidence(end=101.0, stop=PEER), False),
+        (ExitEvidence(code=1, end=101.0, stop=PEER), True),
+        (ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0), True),
+        (ExitEvidence(code=0, service=True), True),
+        (ExitEvidence(code=3), True),
     ],
 )
-def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: bool) -> None:
-    assert needs_log(evidence) is needs
+def test_what_was_asked_for_is_judged_without_a_log(evidence: ExitEvidence, needs: bool) -> None:
+    assert needs_log_evidence(evidence) is needs
 
 
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        (Evidence(code=3), ("exit status 3",)),
-        (Evidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
-        (Evidence(), ("exit status unknown", "no exit record was left")),
-        (Evidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
-        (Evidence(code=1, log=LastWords(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
+        (ExitEvidence(code=3), ("exit status 3",)),
+        (ExitEvidence(signal=KILL), ("killed by SIGKILL", "nothing tells who sent it")),
+        (ExitEvidence(), ("exit status unknown", "no exit record was left")),
+        (ExitEvidence(signal=KILL, oom_kills=2), ("killed by SIGKILL", "oom_kill rose by 2 in the worker's cgroup")),
+        (ExitEvidence(code=1, log=LogEvidence(("cuda_oom",))), ("exit status 1", "its log says cuda_oom")),
         (
-            Evidence(code=1, log=LastWords((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
+            ExitEvidence(code=1, log=LogEvidence((), "ValueError: bad shard", "train.py:12, in node_worker_w0.err")),
             ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
         ),
-        (Evidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
+        (ExitEvidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
         (
-            Evidence(code=0, survivors=2),
+            ExitEvidence(code=0, survivors=2),
             ("exit status 0", "it had left 2 processes in the background"),
         ),
         (
-            Evidence(attached=True, source="kernel"),
+            ExitEvidence(attached=True, source="kernel"),
             ("exit status unknown", "it was not started by gpujob, and the kernel does not tell its status"),
         ),
         (
-            Evidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
+            ExitEvidence(signal=KILL, source="kernel", wrapper="was killed by SIGKILL"),
             (
                 "killed by SIGKILL",
                 "its wrapper was killed by SIGKILL and left no record: it ended with that",
@@ -518,19 +546,19 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: b
             ),
         ),
         (
-            Evidence(signal=KILL, end=100.0, peer=Peer("worker_w3", 98.5, "cuda_oom")),
+            ExitEvidence(signal=KILL, end=100.0, peer=FailedPeer("worker_w3", 98.5, "cuda_oom")),
             ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "nothing tells who sent it"),
         ),
-        (Evidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
+        (ExitEvidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM came from outside")),
         (
-            Evidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
+            ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
             ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),
         ),
-        (Evidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
-        (Evidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
+        (ExitEvidence(code=127, launch_error="cannot start 'x'"), ("cannot start 'x'",)),
+        (ExitEvidence(code=1, end=100.0, gpu_faults=(ADDRESS, FELL_OFF)), ("exit status 1", FELL_OFF.words)),
         (
-            Evidence(
-                signal=ABRT, end=705.0, log=LastWords(("nccl_timeout",), WATCHDOG, "w.err"), gpu_faults=(FIRMWARE,)
+            ExitEvidence(
+                signal=ABRT, end=705.0, log=LogEvidence(("nccl_timeout",), WATCHDOG, "w.err"), gpu_faults=(FIRMWARE,)
             ),
             (
                 "killed by SIGABRT",
@@ -539,37 +567,37 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: b
             ),
         ),
         (
-            Evidence(signal=KILL, end=705.0, gpu_faults=(FIRMWARE,)),
+            ExitEvidence(signal=KILL, end=705.0, gpu_faults=(FIRMWARE,)),
             ("killed by SIGKILL", f"{FIRMWARE.words}, 605 s before its end; no call to it comes back"),
         ),
         (
-            Evidence(code=124, end=104.0, gpu_losses=(LOST,)),
+            ExitEvidence(code=124, end=104.0, gpu_losses=(LOST,)),
             ("exit status 124", "GPU 0 (GPU-a) was lost 4 s before its end: GPU is lost"),
         ),
         (
-            Evidence(code=1, end=98.0, gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=98.0, gpu_losses=(LOST,)),
             ("exit status 1", "GPU 0 (GPU-a) was found lost 2 s after its end: GPU is lost"),
         ),
-        (Evidence(code=1, gpu_losses=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
+        (ExitEvidence(code=1, gpu_losses=(LOST,)), ("exit status 1", "GPU 0 (GPU-a) was lost: GPU is lost")),
         (
-            Evidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=100.0, gpu_faults=(FELL_OFF,), gpu_losses=(LOST,)),
             ("exit status 1", FELL_OFF.words, "GPU 0 (GPU-a) was lost 0 s before its end: GPU is lost"),
         ),
         (
-            Evidence(code=1, end=705.0, log=LastWords((), "ValueError: bad shard"), gpu_losses=(LOST,)),
+            ExitEvidence(code=1, end=705.0, log=LogEvidence((), "ValueError: bad shard"), gpu_losses=(LOST,)),
             (
                 "exit status 1",
                 "the last error in its log: ValueError: bad shard",
                 "GPU 0 (GPU-a) was lost 605 s before its end: GPU is lost",
             ),
         ),
-        (Evidence(code=1, end=89.0, gpu_losses=(LOST,)), ("exit status 1",)),
+        (ExitEvidence(code=1, end=89.0, gpu_losses=(LOST,)), ("exit status 1",)),
         (
-            Evidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
+            ExitEvidence(code=1, end=100.0, gpu_faults=(ADDRESS,)),
             ("exit status 1", "Xid 31 on GPU 3, process 7: invalid address, by the program"),
         ),
         (
-            Evidence(signal=ABRT, end=100.0, log=LastWords((), ILLEGAL), gpu_faults=(ADDRESS,)),
+            ExitEvidence(signal=ABRT, end=100.0, log=LogEvidence((), ILLEGAL), gpu_faults=(ADDRESS,)),
             (
                 "killed by SIGABRT",
                 f"the last error in its log: {ILLEGAL}",
@@ -578,23 +606,23 @@ def test_what_was_asked_for_is_judged_without_a_log(evidence: Evidence, needs: b
         ),
     ],
 )
-def test_the_evidence_is_told_in_words(evidence: Evidence, words: tuple[str, ...]) -> None:
-    assert verdict(evidence).evidence == words
+def test_the_evidence_is_told_in_words(evidence: ExitEvidence, words: tuple[str, ...]) -> None:
+    assert find_exit_reason(evidence).evidence == words
 
 
 def test_the_first_failure_in_time_is_the_cause() -> None:
     ends = [(30.0, "terminated_peer"), (20.0, "app_error"), (10.0, "completed"), (25.0, "cuda_oom")]
-    assert first_cause(ends) == 1
+    assert first_failure(ends) == 1
 
 
 @pytest.mark.parametrize("reason", sorted(CONSEQUENCES))
 def test_a_consequence_is_never_the_cause(reason: str) -> None:
-    assert first_cause([(1.0, reason)]) is None
-    assert first_cause([(1.0, reason), (2.0, "killed_unknown")]) == 1
+    assert first_failure([(1.0, reason)]) is None
+    assert first_failure([(1.0, reason), (2.0, "killed_unknown")]) == 1
 
 
 def test_without_ends_there_is_no_cause() -> None:
-    assert first_cause([]) is None
+    assert first_failure([]) is None
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (64, "SIGRTMAX"), (99, "signal 99")])
@@ -611,19 +639,19 @@ def test_a_signal_has_its_name(number: int, name: str) -> None:
         ({"stop": {"reason": "cancelled"}}, None),
         ({"stop": {"reason": "cancelled", "cause": "c", "time": None}}, None),
         ({"stop": {"reason": "cancelled", "cause": "c", "time": "later"}}, None),
-        ({"stop": {"reason": "cancelled", "cause": "c", "time": 5}}, Stop("cancelled", "c", 5.0, None, 0)),
+        ({"stop": {"reason": "cancelled", "cause": "c", "time": 5}}, JobStop("cancelled", "c", 5.0, None, 0)),
         (
             {"stop": {"reason": "terminated_peer", "cause": "c", "time": 5, "rank": 3, "restart": 1}},
-            Stop("terminated_peer", "c", 5.0, 3, 1),
+            JobStop("terminated_peer", "c", 5.0, 3, 1),
         ),
     ],
 )
-def test_a_notice_is_taken_whole_or_not_at_all(state: dict[str, Any], stop: Stop | None) -> None:
-    assert parse_stop(state) == stop
+def test_a_notice_is_taken_whole_or_not_at_all(state: dict[str, Any], stop: JobStop | None) -> None:
+    assert parse_job_stop(state) == stop
 
 
 def test_a_notice_with_an_unknown_reason_is_none() -> None:
-    assert parse_stop({"stop": {"reason": "lunch", "cause": "c", "time": 5}}) is None
+    assert parse_job_stop({"stop": {"reason": "lunch", "cause": "c", "time": 5}}) is None
 
 
 def test_an_exit_record_gives_its_evidence() -> None:
@@ -635,13 +663,13 @@ def test_an_exit_record_gives_its_evidence() -> None:
         "signals": [[49.0, 15, 1], [49.5, 28, 0]],
         "disk_available_bytes": 9,
     }
-    assert exit_evidence(record, stop=PEER, log=LastWords(("x",)), job_end=1000.0) == Evidence(
+    assert evidence_of_record(record, stop=PEER, log=LogEvidence(("x",)), job_end=1000.0) == ExitEvidence(
         code=None,
         signal=15,
         end=50.0,
         oom_kills=0,
         forwarded=(15, 28),
-        log=LastWords(("x",)),
+        log=LogEvidence(("x",)),
         disk_available_bytes=9,
         stop=PEER,
         job_end=1000.0,
@@ -650,9 +678,9 @@ def test_an_exit_record_gives_its_evidence() -> None:
 
 def test_a_signal_that_the_worker_has_lived_with_for_hours_is_no_reason() -> None:
     record = {"code": 1, "end": 36000.0, "signals": [[100.0, 15, 1], [35990.0, 10, 1]]}
-    assert exit_evidence(record).forwarded == (10,)
-    assert exit_evidence(record, stop=Stop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
+    assert evidence_of_record(record).forwarded == (10,)
+    assert evidence_of_record(record, stop=JobStop("preempted", "Slurm: preempted", 90.0)).forwarded == (15, 10)
 
 
 def test_a_record_of_nothing_gives_no_evidence() -> None:
-    assert exit_evidence({}) == Evidence()
+    assert evidence_of_record({}) == ExitEvidence()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from exporter.logs.lexicon_reader import make_lexicon
-from exporter.workers.exit_reason import Evidence, LastWords, verdict
-from exporter.workers.log_evidence import last_words
+from exporter.logs.lexicon_reader import build_lexicon
+from exporter.workers.exit_reason import ExitEvidence, LogEvidence, find_exit_reason
+from exporter.workers.log_evidence import log_evidence
 
-LEXICON = make_lexicon()
+LEXICON = build_lexicon()
 
 PROGRESS = b"Processed 10/100 items\n"
 OOM = b"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
@@ -17,8 +17,8 @@ ValueError: bad shard
 """
 
 
-def words_of(texts: list[tuple[str, bytes]]) -> LastWords:
-    return last_words(texts, LEXICON)
+def words_of(texts: list[tuple[str, bytes]]) -> LogEvidence:
+    return log_evidence(texts, LEXICON)
 
 
 def test_the_last_error_is_told_with_its_place() -> None:
@@ -93,4 +93,4 @@ XID = b"[123456.7] NVRM: Xid (PCI:0000:3b:00): %d, pid=4242, name=python3\n"
     ],
 )
 def test_a_device_is_at_fault_where_the_last_error_says_so(text: bytes, reason: str) -> None:
-    assert verdict(Evidence(code=1, log=words_of([("w.err", text)]))).reason == reason
+    assert find_exit_reason(ExitEvidence(code=1, log=words_of([("w.err", text)]))).reason == reason

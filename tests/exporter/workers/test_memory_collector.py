@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.workers.memory_collector import (
@@ -52,7 +52,7 @@ class Node:
         self.folder.mkdir(parents=True)
         self.machine.process("self", self.lines(own))
         manifest = {"tasks": TASKS, **manifest}
-        self.context = Context(
+        self.context = CollectorContext(
             make_manifest(self.run_dir, *manifest.pop("tasks"), **manifest),
             make_identity(),
             FakeClock(),
@@ -150,7 +150,7 @@ def test_nothing_is_said_of_a_whole_machine(tmp_path: Path, version: int) -> Non
     snapshot = node.look()
     assert (snapshot.facts, snapshot.oom_kills) == (None, None)
     assert page_of(node.collector, snapshot) == ""
-    status = Status()
+    status = NodeStatus()
     node.collector.describe(snapshot, status)
     assert status.memory["cgroup"] == "/"
     assert status.memory["used_bytes"] is None
@@ -162,7 +162,7 @@ def test_a_machine_without_cgroups_says_nothing_and_fails_nowhere(tmp_path: Path
     snapshot = node.look()
     assert (snapshot.cgroup, snapshot.facts, snapshot.oom_kills) == (None, None, None)
     assert page_of(node.collector, snapshot) == ""
-    node.collector.describe(snapshot, Status())
+    node.collector.describe(snapshot, NodeStatus())
 
 
 def test_workers_whose_pids_mean_nothing_here_are_passed_over(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_without_a_limit_there_is_no_sample_of_one(tmp_path: Path) -> None:
 def test_the_status_has_the_same_facts_and_is_json(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/job")
     node.cgroups("/job", limit=128 * MIB, oom_kills=2)
-    status = Status()
+    status = NodeStatus()
     node.collector.describe(node.look(), status)
     assert json.loads(json.dumps(status.memory)) == {
         "cgroup": "/job",
@@ -329,8 +329,8 @@ def test_it_looks_as_often_as_the_job_asks_between_two_and_five_seconds(
 # The real kernel
 
 
-def real_context(run_dir: Path, *tasks: Task, proc: str = "/proc") -> Context:
-    return Context(make_manifest(run_dir, *tasks), make_identity(node=NODE, start=None), FakeClock(), proc)
+def real_context(run_dir: Path, *tasks: Task, proc: str = "/proc") -> CollectorContext:
+    return CollectorContext(make_manifest(run_dir, *tasks), make_identity(node=NODE, start=None), FakeClock(), proc)
 
 
 def test_a_real_worker_that_is_killed_for_its_memory_stays_counted(tmp_path: Path, wrappers: Wrappers) -> None:
@@ -358,7 +358,7 @@ def test_a_real_worker_that_is_killed_for_its_memory_stays_counted(tmp_path: Pat
         assert open_files(str(real.directory)) == []
         if after.kmsg == "available":
             assert pid in after.oom_victims
-            status = Status()
+            status = NodeStatus()
             collector.describe(after, status)
             assert status.memory["oom_victims"][pid] == after.oom_victims[pid]
 

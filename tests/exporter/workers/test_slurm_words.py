@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from exporter.workers.slurm_words import SlurmWords, has_timed_out, parse_preemption_end, parse_slurm_words
+from exporter.workers.slurm_words import SlurmEndNotice, has_timed_out, parse_preemption_end, parse_slurm_end_notice
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 
@@ -14,25 +14,25 @@ AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"{AT} ***", SlurmWords("cancelled", "Slurm: cancelled")),
-        (f"{AT} DUE TO TIME LIMIT ***", SlurmWords("time_limit", "Slurm: the time limit was reached")),
-        (f"{AT} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
-        (f"{AT} DUE TO JOB REQUEUE ***", SlurmWords("cancelled", "Slurm: requeued; the job will run again")),
+        (f"{AT} ***", SlurmEndNotice("cancelled", "Slurm: cancelled")),
+        (f"{AT} DUE TO TIME LIMIT ***", SlurmEndNotice("time_limit", "Slurm: the time limit was reached")),
+        (f"{AT} DUE TO PREEMPTION ***", SlurmEndNotice("preempted", "Slurm: preempted by another job")),
+        (f"{AT} DUE TO JOB REQUEUE ***", SlurmEndNotice("cancelled", "Slurm: requeued; the job will run again")),
         (
             f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
-            SlurmWords("node_failure", "Slurm: a node has failed"),
+            SlurmEndNotice("node_failure", "Slurm: a node has failed"),
         ),
-        (f"{AT} DUE TO LUNCH ***", SlurmWords("cancelled", "Slurm: cancelled due to lunch")),
-        (f"{AT_26_05} DUE to SIGNAL Terminated ***", SlurmWords("cancelled", "Slurm: cancelled")),
-        (f"{AT_26_05} DUE TO PREEMPTION ***", SlurmWords("preempted", "Slurm: preempted by another job")),
-        (f"{AT_26_05.replace('JOB 2', 'STEP 2.1')} DUE to SIGNAL Terminated ***", SlurmWords()),
-        ("slurmstepd: error: *** STEP 2.1 ON rs1 CANCELLED AT 2026-11-21T12:02:53 ***", SlurmWords()),
-        ("srun: error: rs1: task 0: Terminated", SlurmWords()),
-        ("", SlurmWords()),
+        (f"{AT} DUE TO LUNCH ***", SlurmEndNotice("cancelled", "Slurm: cancelled due to lunch")),
+        (f"{AT_26_05} DUE to SIGNAL Terminated ***", SlurmEndNotice("cancelled", "Slurm: cancelled")),
+        (f"{AT_26_05} DUE TO PREEMPTION ***", SlurmEndNotice("preempted", "Slurm: preempted by another job")),
+        (f"{AT_26_05.replace('JOB 2', 'STEP 2.1')} DUE to SIGNAL Terminated ***", SlurmEndNotice()),
+        ("slurmstepd: error: *** STEP 2.1 ON rs1 CANCELLED AT 2026-11-21T12:02:53 ***", SlurmEndNotice()),
+        ("srun: error: rs1: task 0: Terminated", SlurmEndNotice()),
+        ("", SlurmEndNotice()),
     ],
 )
-def test_the_line_of_the_batch_step_says_why(line: str, words: SlurmWords) -> None:
-    assert parse_slurm_words(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == words
+def test_the_line_of_the_batch_step_says_why(line: str, words: SlurmEndNotice) -> None:
+    assert parse_slurm_end_notice(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == words
 
 
 def test_srun_names_the_nodes_that_have_failed() -> None:
@@ -40,11 +40,13 @@ def test_srun_names_the_nodes_that_have_failed() -> None:
         "srun: error: Node failure on rs8\nsrun: error: Node failure on rs8\nsrun: error: Node failure on rs9\n"
         f"{AT} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
     )
-    assert parse_slurm_words(text) == SlurmWords("node_failure", "Slurm: node rs8, rs9 has failed", ("rs8", "rs9"))
+    assert parse_slurm_end_notice(text) == SlurmEndNotice(
+        "node_failure", "Slurm: node rs8, rs9 has failed", ("rs8", "rs9")
+    )
 
 
 def test_the_last_of_several_counts() -> None:
-    assert parse_slurm_words(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
+    assert parse_slurm_end_notice(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
 
 
 def job_text(start: str, end: str, preempted: str) -> str:

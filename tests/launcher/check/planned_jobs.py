@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.check.finding import Item
+from launcher.check.finding import CheckFinding
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
-from launcher.planner.planned_job import Subject
+from launcher.planner.planned_job import PlannedJob
 from launcher.planner.planner import make_plan
 
 ENVIRON = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": "/home/ana"}
@@ -21,7 +21,7 @@ def subject_of(
     cluster: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     **spec: Any,
-) -> Subject:
+) -> PlannedJob:
     """A job of one worker that does nothing, with other values for the keys given."""
     job = JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **spec})
     site = ClusterSpec.model_validate(cluster or {})
@@ -35,9 +35,9 @@ def subject_of(
         python="/opt/gpujob/bin/python3",
         local=local,
     )
-    return Subject(job, site, plan, local, {**ENVIRON, **(environ or {})})
+    return PlannedJob(job, site, plan, local, {**ENVIRON, **(environ or {})})
 
 
-def told(items: Iterable[Item], status: str = "") -> list[tuple[str, str, str]]:
+def told(items: Iterable[CheckFinding], status: str = "") -> list[tuple[str, str, str]]:
     """Code, status and place of each item, or of those with one status."""
     return [(item.code, item.status, item.place) for item in items if status in ("", item.status)]

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from exporter.files.disks.space_reader import SpaceFacts
-from exporter.gpus.inventory_reader import Gpu, Inventory
+from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu
 from launcher.check import checklist, site_facts
-from launcher.check.checklist import broken_checklist, findings, make_checklist, render, to_json
+from launcher.check.checklist import (
+    checklist_findings,
+    checklist_of_broken_job,
+    checklist_to_json,
+    make_checklist,
+    render_preflight_checklist,
+)
 from launcher.check.site_facts import GIB
-from launcher.cli.partial_check import salvage
+from launcher.cli.partial_check import load_partial_job
 from launcher.errors import ConfigError, ConfigErrors
-from launcher.planner.planned_job import make_subject
+from launcher.planner.planned_job import read_planned_job
 from tests.launcher.check.planned_jobs import subject_of
 from tests.launcher.conftest import Golden
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -57,7 +63,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     FakeSlurm(tmp_path / "slurm")
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "slurm"))
-    monkeypatch.setattr(checklist, "read_inventory", lambda: Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 1, 2),)))
+    monkeypatch.setattr(
+        checklist, "read_gpu_inventory", lambda: GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2),))
+    )
     monkeypatch.setattr(site_facts, "read_space", lambda _: SpaceFacts(500 * GIB, 1000 * GIB))
     monkeypatch.setattr(site_facts, "_of_environment", lambda _: False)
     folder = tmp_path / "job"
@@ -68,8 +76,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def text_of(sections: tuple[checklist.Section, ...], folder: Path) -> str:
-    text = "\n".join(render(sections)) + "\n"
+def text_of(sections: tuple[checklist.ChecklistSection, ...], folder: Path) -> str:
+    text = "\n".join(render_preflight_checklist(sections)) + "\n"
     for place, name in ((str(folder), "FOLDER"), (f'"{PYTHON}"', '"PYTHON"'), (f"{PYTHON} ", "PYTHON ")):
         text = text.replace(place, name)
     return text.replace(os.path.dirname(PYTHON), "BIN")
@@ -77,7 +85,7 @@ def text_of(sections: tuple[checklist.Section, ...], folder: Path) -> str:
 
 def test_a_good_job_has_a_list_of_what_is_in_order(site: Path, golden: Golden) -> None:
     sections = make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD))
-    assert not findings(sections)
+    assert not checklist_findings(sections)
     golden("launcher/check-good.txt", text_of(sections, site))
 
 
@@ -96,9 +104,9 @@ def test_a_file_that_cannot_be_used_is_all_that_is_told(golden: Golden) -> None:
         ConfigError("gpujob.yaml", ["partitions: unknown key"]),
         ConfigError("job.yaml", ["name: is missing", "x"]),
     ]
-    sections = broken_checklist(errors)
+    sections = checklist_of_broken_job(errors)
     golden("launcher/check-broken.txt", text_of(sections, Path("/none")))
-    assert [item.place for item in findings(sections)] == ["gpujob.yaml", "job.yaml", "job.yaml"]
+    assert [item.place for item in checklist_findings(sections)] == ["gpujob.yaml", "job.yaml", "job.yaml"]
 
 
 TWELVE = """\
@@ -126,10 +134,10 @@ def test_a_job_file_with_thirteen_mistakes_is_told_all_of_them_each_in_its_secti
     monkeypatch.chdir(site)
     monkeypatch.setenv("VIRTUAL_ENV", "/venv")
     with pytest.raises(ConfigErrors) as caught:
-        make_subject("job.yaml", local=False)
-    sections = broken_checklist(caught.value.errors, salvage("job.yaml", local=False))
+        read_planned_job("job.yaml", local=False)
+    sections = checklist_of_broken_job(caught.value.errors, load_partial_job("job.yaml", local=False))
     golden("launcher/check-thirteen.txt", text_of(sections, site))
-    errors = [item for item in findings(sections) if item.status == "error"]
+    errors = [item for item in checklist_findings(sections) if item.status == "error"]
     assert len(errors) == 13
 
 
@@ -169,7 +177,7 @@ def test_what_is_wrong_is_taken_out_and_the_rest_is_looked_at(
 ) -> None:
     (site / "job.yaml").write_text(text)
     monkeypatch.chdir(site)
-    rest = salvage("job.yaml", local=True)
+    rest = load_partial_job("job.yaml", local=True)
     assert (None if rest is None else rest[1]) == taken
 
 
@@ -191,8 +199,8 @@ def test_what_has_a_mistake_is_not_said_to_be_in_order(
 
     def fine(file: str) -> list[tuple[str, str]]:
         (site / "job.yaml").write_text(file)
-        rest = salvage("job.yaml", local=True)
-        sections = broken_checklist([ConfigError("job.yaml", ["x"])], rest)
+        rest = load_partial_job("job.yaml", local=True)
+        sections = checklist_of_broken_job([ConfigError("job.yaml", ["x"])], rest)
         return [(item.code, item.place) for entry in sections for item in entry.items if item.status == "ok"]
 
     right = "progress: {sample: 'Processed 1/2 items'}\n"
@@ -298,7 +306,7 @@ def test_services_need_no_gpus(site: Path) -> None:
 
 def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
     sections = make_checklist(subject_of(site, local=False, **BAD))
-    body = json.loads(json.dumps(to_json(sections)))
+    body = json.loads(json.dumps(checklist_to_json(sections)))
     assert (body["schema"], body["ok"]) == (1, False)
     assert [section["name"] for section in body["sections"]] == list(checklist.NAMES)
     items = [item for section in body["sections"] for item in section["items"]]
@@ -307,7 +315,7 @@ def test_the_object_holds_the_findings_and_all_sections(site: Path) -> None:
     assert [(item["code"], item["status"], item["place"], item["message"]) for item in wrong] == [
         (found["code"], found["level"], found["place"], found["message"]) for found in body["findings"]
     ]
-    good = to_json(make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD)))
+    good = checklist_to_json(make_checklist(subject_of(site, local=False, environ={"DATA": "/d"}, **GOOD)))
     assert (good["ok"], good["findings"]) == (True, [])
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from launcher.check import inputs
-from launcher.check.finding import Item
+from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
 from tests.launcher.check.planned_jobs import subject_of, told
 
-Look = Callable[..., list[Item]]
+Look = Callable[..., list[CheckFinding]]
 
 
 @pytest.fixture
 def look(tmp_path: Path) -> Look:
     """The items of some entries for a job of four workers."""
 
-    def check(*patterns: str, workers: int = 4, inside: bool = True) -> list[Item]:
+    def check(*patterns: str, workers: int = 4, inside: bool = True) -> list[CheckFinding]:
         plan = subject_of(tmp_path, workers=[{"count": workers, "command": "true"}]).plan
         return check_inputs(plan, patterns, look_inside=inside)
 

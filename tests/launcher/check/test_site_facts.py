@@ -14,7 +14,7 @@ import pytest
 
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.gpus import inventory_reader as nvml
-from exporter.gpus.inventory_reader import Gpu, Inventory, read_inventory
+from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu, read_gpu_inventory
 from launcher.check import python_modules, site_facts
 from launcher.check.site_facts import (
     GIB,
@@ -33,7 +33,9 @@ from launcher.check.site_facts import (
 from tests.launcher.check.planned_jobs import subject_of, told
 from tests.support.fake_slurm import BIN, FakeSlurm
 
-TWO_GPUS = Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 140 * GIB, 141 * GIB), Gpu(1, "H200", 20 * GIB, 141 * GIB)))
+TWO_GPUS = GpuInventory(
+    "550.54.15", (12, 4), (InventoryGpu(0, "H200", 140 * GIB, 141 * GIB), InventoryGpu(1, "H200", 20 * GIB, 141 * GIB))
+)
 PYTHON: dict[str, Any] = {"workers": [{"command": [sys.executable, "-c", "pass"]}]}
 
 
@@ -157,30 +159,30 @@ class FakeNvml(types.ModuleType):
 @pytest.mark.parametrize(
     ("fails", "found"),
     [
-        ("", Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 1, 2),))),
+        ("", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2),))),
         ("nvmlInit", "NVML: Driver Not Loaded"),
         ("nvmlDeviceGetCount", "NVML: no"),
-        ("nvmlDeviceGetMemoryInfo", Inventory("550.54.15", (12, 4), (Gpu(0, "H200", 0, 0),))),
+        ("nvmlDeviceGetMemoryInfo", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 0, 0),))),
     ],
 )
 def test_gpus_are_those_of_the_driver(fails: str, found: object, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml(fails)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert read_inventory() == found
+    assert read_gpu_inventory() == found
     assert fake.open == 0
 
 
 def test_no_library_is_no_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert str(read_inventory()).startswith("nvidia-ml-py is not installed")
+    assert str(read_gpu_inventory()).startswith("nvidia-ml-py is not installed")
     assert "pynvml" not in vars(nvml)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(isinstance(read_inventory(), str), reason="needs a GPU")
+@pytest.mark.skipif(isinstance(read_gpu_inventory(), str), reason="needs a GPU")
 def test_a_real_gpu_has_memory() -> None:
-    found = read_inventory()
-    assert isinstance(found, Inventory)
+    found = read_gpu_inventory()
+    assert isinstance(found, GpuInventory)
     assert all(gpu.total_bytes >= gpu.free_bytes > 0 for gpu in found.gpus)
     assert found.cuda >= (11, 0)
 
@@ -189,7 +191,7 @@ def test_a_real_gpu_has_memory() -> None:
 
 
 def test_a_gpu_that_somebody_uses_is_doubtful(tmp_path: Path) -> None:
-    def look(gpus: int, inventory: Inventory | str = TWO_GPUS, *, local: bool = True) -> list[tuple[str, str, str]]:
+    def look(gpus: int, inventory: GpuInventory | str = TWO_GPUS, *, local: bool = True) -> list[tuple[str, str, str]]:
         spec: dict[str, Any] = {"resources": {"gpus_per_node": gpus}, "workers": [{"command": "true", "gpus": gpus}]}
         return told(check_gpu_memory(subject_of(tmp_path, local=local, **spec), inventory))
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from launcher.cli.main import TEMPLATE, commands
 from launcher.jobfile.jobfile import JobSpec
-from launcher.jobfile.yamlfile import parse
+from launcher.jobfile.yamlfile import parse_yaml_model
 from tests.support.launcher import GPUJOB, HARD_NAMES, clean_environment, gpujob
 
 JOB = {"name": "job", "workers": [{"command": "true"}]}
@@ -43,7 +43,7 @@ def test_init_writes_a_job_file_to_begin_with(tmp_path: Path) -> None:
     done = gpujob("init", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "job.yaml").read_text() == TEMPLATE
-    assert parse(TEMPLATE, "job.yaml", JobSpec).name == "my-job"
+    assert parse_yaml_model(TEMPLATE, "job.yaml", JobSpec).name == "my-job"
     done = gpujob("check", "job.yaml", "--local", cwd=tmp_path)
     assert done.returncode == 2
     assert '"train.py" does not exist' in done.stdout

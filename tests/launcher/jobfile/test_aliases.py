@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launcher.jobfile.aliases import image, model_path
+from launcher.jobfile.aliases import model_path, resolve_image
 from launcher.jobfile.jobfile import ClusterSpec
 from tests.support.launcher import HARD_NAMES
 
@@ -35,4 +35,4 @@ def test_an_engine_gets_what_an_alias_stands_for(text: str, path: str) -> None:
     [("sgl", "/images/sgl.sqsh"), ("own", os.path.expanduser("~/own.sif")), ("nvcr.io#a/b:1", "nvcr.io#a/b:1")],
 )
 def test_a_runtime_gets_what_an_alias_stands_for(text: str, found: str) -> None:
-    assert image(text, CLUSTER) == found
+    assert resolve_image(text, CLUSTER) == found

@@ -20,10 +20,10 @@ from launcher.jobfile.jobfile import (
     parse_job,
     resolve_directory,
 )
-from launcher.jobfile.redaction import is_secret, redacted
-from launcher.jobfile.resources import words_of
+from launcher.jobfile.redaction import is_secret_name, redacted_job
+from launcher.jobfile.resources import command_argv
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.jobfile.yamlfile import parse
+from launcher.jobfile.yamlfile import parse_yaml_model
 from tests.launcher.conftest import Golden
 from tests.support.launcher import job_spec
 
@@ -48,7 +48,7 @@ monitoring: {stall_timeout: soon}
 def problems_of(text: str, model: type[JobSpec] | type[ClusterSpec] = JobSpec) -> tuple[str, ...]:
     """What is wrong with a file."""
     with pytest.raises(ConfigError) as caught:
-        parse_job(text, "job.yaml") if model is JobSpec else parse(text, "job.yaml", model)
+        parse_job(text, "job.yaml") if model is JobSpec else parse_yaml_model(text, "job.yaml", model)
     return caught.value.problems
 
 
@@ -344,7 +344,7 @@ _VALUES = st.recursive(
 def is_answered(text: str, model: type[JobSpec] | type[ClusterSpec]) -> bool:
     """Whether the file is accepted, or refused with its problems; any other error is raised."""
     try:
-        parse(text, "job.yaml", model)
+        parse_yaml_model(text, "job.yaml", model)
     except ConfigError as error:
         return bool(error.problems)
     return True
@@ -379,7 +379,7 @@ def test_a_file_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
 
 def test_any_name_is_a_name(hard_name: str) -> None:
     text = yaml.safe_dump({"name": hard_name, "workers": [{"command": [hard_name]}], "env": {"A": hard_name}})
-    spec = parse(text, "job.yaml", JobSpec)
+    spec = parse_yaml_model(text, "job.yaml", JobSpec)
     assert (spec.name, spec.workers[0].command, spec.env["A"]) == (hard_name, [hard_name], hard_name)
 
 
@@ -408,7 +408,7 @@ workers:
   - {role: b, command: x, env: &b {<<: *a, A: "2"}}
 env: {<<: *b, C: "3"}
 """
-    spec = parse(text, "job.yaml", JobSpec)
+    spec = parse_yaml_model(text, "job.yaml", JobSpec)
     assert (spec.workers[1].env, spec.env) == ({"A": "2"}, {"A": "2", "C": "3"})
 
 
@@ -470,7 +470,7 @@ monitoring: {check_interval: 5, launch_timeout: 60, stall_timeout: 300, linger: 
 
 
 def test_the_example_of_the_design_is_a_job() -> None:
-    spec = parse(EXAMPLE, "job.yaml", JobSpec)
+    spec = parse_yaml_model(EXAMPLE, "job.yaml", JobSpec)
     assert (spec.resources.nodes, spec.resources.gpus_per_node) == (4, 8)
     assert (spec.workers[0].restart.max, spec.workers[0].restart.backoff) == (2, 10.0)
     assert spec.slurm.time_limit == "04:00:00"
@@ -520,19 +520,19 @@ def test_a_time_limit_counts_days_hours_minutes_and_seconds(days: int, hours: in
 
 def test_a_command_is_split_into_words_like_a_shell_does_but_without_one() -> None:
     job = job_spec(workers=[{"command": "python x.py --name 'a b' $HOME *.txt \"it's\""}])
-    assert words_of(job.workers[0]) == ["python", "x.py", "--name", "a b", "$HOME", "*.txt", "it's"]
-    assert words_of(job_spec(workers=[{"command": "a | b", "shell": True}]).workers[0]) == ["bash", "-c", "a | b"]
-    assert words_of(job_spec(workers=[{"command": ["a b", ""]}]).workers[0]) == ["a b", ""]
+    assert command_argv(job.workers[0]) == ["python", "x.py", "--name", "a b", "$HOME", "*.txt", "it's"]
+    assert command_argv(job_spec(workers=[{"command": "a | b", "shell": True}]).workers[0]) == ["bash", "-c", "a | b"]
+    assert command_argv(job_spec(workers=[{"command": ["a b", ""]}]).workers[0]) == ["a b", ""]
 
 
 @pytest.mark.parametrize("text", ["echo a # don't", "echo $'it\\'s'", "cat <<END\nit's\nEND\n"])
 def test_a_text_for_a_shell_is_left_to_the_shell(text: str) -> None:
-    assert words_of(job_spec(workers=[{"command": text, "shell": True}]).workers[0]) == ["bash", "-c", text]
+    assert command_argv(job_spec(workers=[{"command": text, "shell": True}]).workers[0]) == ["bash", "-c", text]
 
 
 def test_values_of_secret_names_are_left_out_of_the_resolved_job() -> None:
     env = {"HF_TOKEN": "s1", "WANDB_API_KEY": "s2", "PGPASSWORD": "s3", "AWS_SECRET_ACCESS_KEY": "s4", "PATH": "/bin"}
-    body = redacted(job_spec(env=env, workers=[{"command": "a", "env": {"client_secret": "s5", "B": "b"}}]))
+    body = redacted_job(job_spec(env=env, workers=[{"command": "a", "env": {"client_secret": "s5", "B": "b"}}]))
     assert body["env"] == dict.fromkeys(list(env)[:4], "<redacted>") | {"PATH": "/bin"}
     assert body["workers"][0]["env"] == {"client_secret": "<redacted>", "B": "b"}
     assert not re.search(r"\bs[1-5]\b", str(body))
@@ -540,19 +540,19 @@ def test_values_of_secret_names_are_left_out_of_the_resolved_job() -> None:
 
 @pytest.mark.parametrize("name", ["NGC_API_KEY", "apikey", "MY_AUTH", "PRIVATE_KEY", "DB_PASSWD", "GOOGLE_CREDENTIALS"])
 def test_a_name_that_sounds_secret_is(name: str) -> None:
-    assert is_secret(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["SSH_PASSPHRASE", "ENCRYPTION_KEY", "AWS_ACCESS_KEY_ID", "SESSION_COOKIE"])
 def test_a_name_that_sounds_secret_in_another_way_is_too(name: str) -> None:
-    assert is_secret(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "HOME", "TOKENIZER", "OMP_NUM_THREADS", "MONKEY", "KEYBOARD", "PWD", "OLDPWD"]
 )
 def test_an_ordinary_name_is_no_secret(name: str) -> None:
-    assert not is_secret(name)
+    assert not is_secret_name(name)
 
 
 def test_a_relative_directory_counts_from_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,7 +631,9 @@ def test_a_server_of_the_site_is_named_by_a_url(address: str) -> None:
     for key in ("prometheus_url", "alertmanager_url"):
         (problem,) = problems_of(f"{key}: {address!r}", ClusterSpec)
         assert problem.startswith(f"{key}: {address!r} is not the address of a server; write for example ")
-    assert parse("prometheus_url: https://ana:x@mon.example/prom/", "gpujob.yaml", ClusterSpec).prometheus_url
+    assert parse_yaml_model(
+        "prometheus_url: https://ana:x@mon.example/prom/", "gpujob.yaml", ClusterSpec
+    ).prometheus_url
 
 
 @pytest.mark.parametrize("name", ["output", "nodes", "a b", '"x\\ntouch pwned"'])

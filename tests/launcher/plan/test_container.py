@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.container import OURS, Mount, mounts, srun_options, worker_words, wrapper_words
+from launcher.plan.container import OURS, ContainerMount, container_mounts, pyxis_options, worker_words, wrapper_words
 from launcher.plan.plan import Plan
 from tests.launcher.conftest import Golden
 from tests.launcher.steps.test_batch_script import lines_of
@@ -38,14 +38,14 @@ def words(plan: Plan) -> list[str]:
 def test_a_step_of_pyxis_is_in_the_container_as_a_whole(golden: Golden) -> None:
     plan = contained()
     task = plan.tasks[0]
-    options = srun_options(plan, task, facts_of(plan), PACKAGES)
+    options = pyxis_options(plan, task, facts_of(plan), PACKAGES)
     golden("launcher/srun-pyxis.txt", lines_of([*options, *wrapper_words(plan, task), *words(plan)]))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "enroot"])
 def test_other_runtimes_are_started_by_the_wrapper(runtime: str, golden: Golden) -> None:
     plan = contained(runtime=runtime)
-    assert srun_options(plan, plan.tasks[0], facts_of(plan)) == []
+    assert pyxis_options(plan, plan.tasks[0], facts_of(plan)) == []
     assert wrapper_words(plan, plan.tasks[0]) == []
     golden(f"launcher/{runtime}.txt", lines_of(words(plan)))
 
@@ -55,7 +55,7 @@ def test_a_role_may_stay_outside(runtime: str) -> None:
     plan = contained(runtime=runtime)
     inside, outside = plan.tasks
     assert (inside.contained, outside.contained) == (True, False)
-    assert srun_options(plan, outside, facts_of(plan)) == []
+    assert pyxis_options(plan, outside, facts_of(plan)) == []
     assert wrapper_words(plan, outside) == []
     assert worker_words(plan, outside, facts_of(plan), ["x"]) == ["x"]
 
@@ -68,39 +68,47 @@ def test_without_a_container_nothing_is_contained() -> None:
 
 
 def test_of_two_mounts_with_one_target_that_of_the_job_counts() -> None:
-    found = mounts(contained(), contained().tasks[0], facts_of(contained()), PACKAGES)
+    found = container_mounts(contained(), contained().tasks[0], facts_of(contained()), PACKAGES)
     targets = [mount.target for mount in found]
     assert len(set(targets)) == len(targets)
-    assert Mount("/data2", "/data") in found
-    assert Mount("/scratch", "/scratch") in found
-    assert Mount("/home/ana/jobs/assets", "/assets", "ro") in found
+    assert ContainerMount("/data2", "/data") in found
+    assert ContainerMount("/scratch", "/scratch") in found
+    assert ContainerMount("/home/ana/jobs/assets", "/assets", "ro") in found
     plan = contained(mounts=["/mine:/home/ana/work/"])
-    assert Mount("/mine", "/home/ana/work/") in mounts(plan, plan.tasks[0], facts_of(plan))
-    assert Mount("/home/ana/work", "/home/ana/work") not in mounts(plan, plan.tasks[0], facts_of(plan))
+    assert ContainerMount("/mine", "/home/ana/work/") in container_mounts(plan, plan.tasks[0], facts_of(plan))
+    assert ContainerMount("/home/ana/work", "/home/ana/work") not in container_mounts(
+        plan, plan.tasks[0], facts_of(plan)
+    )
 
 
 def test_what_the_job_writes_is_mounted_where_it_is(tmp_path: Path) -> None:
     plan = contained()
-    sources = {mount.source for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if mount.source == mount.target}
+    sources = {
+        mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if mount.source == mount.target
+    }
     assert {"/home/ana/work", "/home/ana/jobs", "/results/{odd}"} <= sources
     for cluster in ({"logs_dir": "/elsewhere"}, {"mounts": ["/mine:/home/ana/work", "/x:/home/ana/work/logs"]}):
         plan = plan_of(job_spec(container={"image": "i"}), cluster)
-        last = mounts(plan, plan.tasks[0], facts_of(plan))[-1]
-        assert last == Mount(str(plan.run_dir("4459")), str(plan.run_dir("4459")))
+        last = container_mounts(plan, plan.tasks[0], facts_of(plan))[-1]
+        assert last == ContainerMount(str(plan.run_dir("4459")), str(plan.run_dir("4459")))
 
 
 def test_a_folder_that_another_one_brings_along_is_not_mounted_again() -> None:
     plan = plan_of(job_spec(container={"image": "i"}, paths={"output_dir": "out"}), job_dir="/home/ana/work/jobs")
-    targets = [mount.target for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if OURS not in mount.target]
+    targets = [
+        mount.target for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if OURS not in mount.target
+    ]
     assert targets == ["/home/ana/work", str(plan.run_dir("4459"))]
 
 
 def test_a_model_of_the_cluster_is_mounted_to_be_read() -> None:
     spec = job_spec(model={"path": "dsr1"}, container={"image": "i"})
     plan = plan_of(spec, {"models": {"dsr1": "/models/{rank} DSR1"}})
-    assert Mount("/models/{rank} DSR1", "/models/{rank} DSR1", "ro") in mounts(plan, plan.tasks[0], facts_of(plan))
+    assert ContainerMount("/models/{rank} DSR1", "/models/{rank} DSR1", "ro") in container_mounts(
+        plan, plan.tasks[0], facts_of(plan)
+    )
     plan = plan_of(job_spec(model={"path": "hf:org/name"}, container={"image": "i"}))
-    assert not [mount for mount in mounts(plan, plan.tasks[0], facts_of(plan)) if "org/name" in mount.source]
+    assert not [mount for mount in container_mounts(plan, plan.tasks[0], facts_of(plan)) if "org/name" in mount.source]
 
 
 def test_no_value_of_a_variable_is_in_the_words_of_a_runtime() -> None:
@@ -173,7 +181,7 @@ def test_words_reach_a_command_in_a_container_as_they_are(hard_name: str, tmp_pa
 def test_what_a_step_is_told_of_its_container_is_one_word_each(hard_name: str) -> None:
     plan = contained(image=f"/x{hard_name}", workdir=f"/w{hard_name}", python=f"/p{hard_name}", mounts=[])
     task = plan.tasks[0]
-    image, seen, home, workdir = srun_options(plan, task, facts_of(plan), PACKAGES)
+    image, seen, home, workdir = pyxis_options(plan, task, facts_of(plan), PACKAGES)
     assert (image, workdir) == (f"--container-image=/x{hard_name}", f"--container-workdir=/w{hard_name}")
     assert (seen.partition("=")[0], home) == ("--container-mounts", "--no-container-mount-home")
     assert wrapper_words(plan, task)[0] == f"/p{hard_name}"
@@ -183,7 +191,7 @@ def test_an_interpreter_that_knows_nothing_of_us_starts_the_wrapper(tmp_path: Pa
     """As within an image: no package of ours but those mounted, no site directory, another interpreter."""
     plan = contained(python="/usr/bin/python3")
     program = wrapper_words(plan, plan.tasks[0])
-    here = {mount.target: mount.source for mount in mounts(plan, plan.tasks[0], facts_of(plan))}
+    here = {mount.target: mount.source for mount in container_mounts(plan, plan.tasks[0], facts_of(plan))}
     seen = tmp_path / "image"
     seen.mkdir()
     for name in ("exporter", "launcher"):

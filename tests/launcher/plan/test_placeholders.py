@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.placeholders import Values, fill, fill_shell_text, fill_template, placeholders, task_argv
+from launcher.plan.placeholders import (
+    PlaceholderValues,
+    fill_placeholders,
+    fill_shell_text,
+    fill_template,
+    placeholder_values,
+    task_argv,
+)
 from launcher.plan.plan import Plan, RunFacts
 from tests.support.launcher import facts_of, job_spec, plan_of
 
@@ -47,7 +54,7 @@ def test_what_is_known_of_one_job_or_attempt_is_not_told_of_another() -> None:
 )
 def test_hosts_and_ports(word: str, filled: str) -> None:
     plan = plan_with("serve {http_port}")
-    assert fill(word, placeholders(plan, plan.tasks[0], facts(plan, 17))) == filled
+    assert fill_placeholders(word, placeholder_values(plan, plan.tasks[0], facts(plan, 17))) == filled
 
 
 def test_hosts_stand_in_for_addresses() -> None:
@@ -65,7 +72,7 @@ def test_in_a_shell_text_hosts_and_ports_stand_themselves_and_the_rest_as_variab
 
 @given(st.text(max_size=20))
 def test_a_host_that_a_shell_would_act_upon_does_not_stand_in_its_text(name: str) -> None:
-    values = Values({"head": name, "rank": "0"}, RunFacts.__new__(RunFacts))
+    values = PlaceholderValues({"head": name, "rank": "0"}, RunFacts.__new__(RunFacts))
     filled = fill_shell_text("echo {head}", values.places())
     if filled != "echo {head}":
         done = subprocess.run(["sh", "-c", filled], capture_output=True, text=True, check=False)

@@ -13,10 +13,10 @@ from launcher.plan.ports import (
     OFFSETS,
     TABLE,
     all_ports,
-    asked_of_nodes,
-    assign,
+    assign_ports,
+    assigned_ports,
     free_offsets,
-    ports_in_force,
+    survey_request,
 )
 from tests.support.launcher import ROOT, facts_of, job_spec, plan_of
 
@@ -30,14 +30,14 @@ requests = st.lists(
 
 
 def test_ports_are_those_that_people_know() -> None:
-    assert assign([(0, ("public", "etcd", "etcd_peer", "nats", "http", "bootstrap"))], one_machine=False) == [
+    assert assign_ports([(0, ("public", "etcd", "etcd_peer", "nats", "http", "bootstrap"))], one_machine=False) == [
         {"public": 8000, "etcd": 2379, "etcd_peer": 2380, "nats": 4222, "http": 6100, "bootstrap": 7200}
     ]
 
 
 def test_ports_count_up_on_each_node() -> None:
     workers = [(node, ("http", "system")) for node in (0, 0, 1)]
-    assert assign(workers, one_machine=False) == [
+    assert assign_ports(workers, one_machine=False) == [
         {"http": 6100, "system": 7500},
         {"http": 6132, "system": 7501},
         {"http": 6100, "system": 7500},
@@ -45,7 +45,7 @@ def test_ports_count_up_on_each_node() -> None:
 
 
 def test_virtual_nodes_share_the_ports_of_one_machine() -> None:
-    assert assign([(0, ("http",)), (1, ("http",)), (2, ("http",))], one_machine=True) == [
+    assert assign_ports([(0, ("http",)), (1, ("http",)), (2, ("http",))], one_machine=True) == [
         {"http": 6100},
         {"http": 6132},
         {"http": 6164},
@@ -56,7 +56,7 @@ def test_virtual_nodes_share_the_ports_of_one_machine() -> None:
 def test_no_port_that_a_program_may_take_is_given_away_twice(
     wanted: list[tuple[int, tuple[str, ...]]], one_machine: bool
 ) -> None:
-    found = assign(wanted, one_machine=one_machine)
+    found = assign_ports(wanted, one_machine=one_machine)
     assert [tuple(ports) for ports in found] == [names for _, names in wanted]
     taken = [
         (0 if one_machine else node, port + index)
@@ -68,15 +68,15 @@ def test_no_port_that_a_program_may_take_is_given_away_twice(
 
 
 def test_a_kind_that_runs_into_another_goes_on_behind_it() -> None:
-    found = assign([(0, ("dp_rpc", "dist_init"))] * 20, one_machine=False)
+    found = assign_ports([(0, ("dp_rpc", "dist_init"))] * 20, one_machine=False)
     assert [ports["dp_rpc"] for ports in found] == [*range(8650, 8670)]
     assert [ports["dist_init"] for ports in found][-4:] == [8620, 8680, 8700, 8720]
-    assert assign([*([(0, ("dist_init",))] * 18), (0, ("dp_rpc",))], one_machine=False)[-1] == {"dp_rpc": 8660}
+    assert assign_ports([*([(0, ("dist_init",))] * 18), (0, ("dp_rpc",))], one_machine=False)[-1] == {"dp_rpc": 8660}
 
 
 def test_nodes_with_the_same_processes_have_the_same_ports_whatever_order_they_come_in() -> None:
     wanted = [(1, ("http",)), (0, ("http",)), (0, ("system",)), (1, ("http",)), (2, ("http",)), (2, ("system",))]
-    assert assign(wanted, one_machine=False) == [
+    assert assign_ports(wanted, one_machine=False) == [
         {"http": 6100},
         {"http": 6100},
         {"system": 7500},
@@ -88,7 +88,7 @@ def test_nodes_with_the_same_processes_have_the_same_ports_whatever_order_they_c
 
 def test_a_node_without_ports_left_is_an_error() -> None:
     with pytest.raises(TopologyError, match="node 3: its processes need more vllm ports than there are from 20000 on"):
-        assign([(3, ("vllm",))] * 1000, one_machine=False)
+        assign_ports([(3, ("vllm",))] * 1000, one_machine=False)
 
 
 @given(st.lists(st.sets(st.sampled_from(EACH)), max_size=16), st.lists(st.sets(st.sampled_from(EACH)), max_size=16))
@@ -97,7 +97,7 @@ def test_two_jobs_of_different_offsets_have_no_port_in_common(first: list[set[st
     jobs = []
     for workers, once in zip((first, second), kinds, strict=True):
         wanted = [(0, tuple(sorted(once))), *((0, tuple(sorted(names))) for names in workers)]
-        jobs.append({port for ports in assign(wanted, one_machine=False) for port in ports.values()})
+        jobs.append({port for ports in assign_ports(wanted, one_machine=False) for port in ports.values()})
     for one in OFFSETS:
         for other in OFFSETS:
             if one != other:
@@ -105,7 +105,7 @@ def test_two_jobs_of_different_offsets_have_no_port_in_common(first: list[set[st
 
 
 def test_sixteen_of_everything_never_meet_and_stay_below_the_ports_of_clients() -> None:
-    found = assign([(0, ONCE), *([(0, EACH)] * 16)], one_machine=False)
+    found = assign_ports([(0, ONCE), *([(0, EACH)] * 16)], one_machine=False)
     jobs = [{port + offset for ports in found for port in ports.values()} for offset in OFFSETS]
     assert len(set().union(*jobs)) == sum(map(len, jobs))
     assert max(set().union(*jobs)) < EPHEMERAL
@@ -186,8 +186,8 @@ def test_nodes_with_the_same_ports_are_asked_for_them_in_one_list() -> None:
     )
     plan = dataclasses.replace(plan, tasks=tasks)
     asked = {"ports": [[6100], [6100, 7500], []], "nodes": [0, 1, 2, 0]}
-    assert asked_of_nodes(plan) == {"schema": 1, "network_interface": None, **asked}
-    assert asked_of_nodes(dataclasses.replace(plan, tasks=())) is None
+    assert survey_request(plan) == {"schema": 1, "network_interface": None, **asked}
+    assert survey_request(dataclasses.replace(plan, tasks=())) is None
 
 
 def test_the_ports_in_force_are_those_of_the_plan_with_the_offset() -> None:
@@ -196,7 +196,7 @@ def test_the_ports_in_force_are_those_of_the_plan_with_the_offset() -> None:
     plan = dataclasses.replace(plan, tasks=(given, *plan.tasks[1:]))
     facts = dataclasses.replace(facts_of(plan), addresses=("10.0.0.1",), port_offset=17, attempt=2)
     process = {"worker": given.task.worker, "rank": 0, "node": "cn00", "address": "10.0.0.1"}
-    assert ports_in_force(plan, facts) == {
+    assert assigned_ports(plan, facts) == {
         "schema": 1,
         "attempt": 2,
         "port_offset": 17,
@@ -204,6 +204,6 @@ def test_the_ports_in_force_are_those_of_the_plan_with_the_offset() -> None:
     }
 
 
-def test_the_readme_has_the_table() -> None:
+def test_the_page_of_ports_has_the_table() -> None:
     rows = [f"| `{name}` | {kind.base} | {kind.width} | {kind.meaning} |" for name, kind in TABLE.items()]
-    assert "\n".join(rows) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in (ROOT / "docs" / "reference" / "ports.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.contract.manifest import parse_manifest, render_manifest
-from launcher.plan.placeholders import fill, task_argv, task_environment
-from launcher.plan.plan import dump_plan, file_word, parse_plan
+from launcher.plan.placeholders import fill_placeholders, task_argv, task_environment
+from launcher.plan.plan import dump_plan, parse_plan, safe_file_word
 from launcher.rundir.files import json_lines, plan_files
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import clean_environment, facts_of, job_spec, plan_of
@@ -55,15 +55,15 @@ VALUES = {"rank": "3", "output_dir": "/data/{rank} out", "role": "{world_size}"}
     ],
 )
 def test_placeholders_are_filled(word: str, filled: str) -> None:
-    assert fill(word, VALUES) == filled
+    assert fill_placeholders(word, VALUES) == filled
 
 
 @given(st.text(alphabet='{}abk"\n %r', max_size=20), st.text(max_size=10))
 @example("{{a}}", "")
 @example("{a}{{a}}{a}", "{a}")
 def test_only_placeholders_change(word: str, value: str) -> None:
-    assert fill(word.replace("{", "["), {"a": value}) == word.replace("{", "[")
-    assert fill(f"{word.replace('{', '[')}{{ark}}", {"ark": value}) == word.replace("{", "[") + value
+    assert fill_placeholders(word.replace("{", "["), {"a": value}) == word.replace("{", "[")
+    assert fill_placeholders(f"{word.replace('{', '[')}{{ark}}", {"ark": value}) == word.replace("{", "[") + value
 
 
 def started(worker: dict[str, Any], **over: Any) -> tuple[list[str], dict[str, str]]:
@@ -298,7 +298,7 @@ def test_patterns_of_the_job_file_have_the_names_of_the_exporter() -> None:
 @example("/")
 @example("日本" * 50)
 def test_a_file_word_is_a_short_name_without_a_slash_or_a_leading_dot(text: str) -> None:
-    word = file_word(text)
+    word = safe_file_word(text)
     assert 1 <= len(word) <= 64
     assert not word.startswith((".", "_"))
     assert not set(word) & set("/\0\n \"'$`*?[]{}()<>|&;\\")

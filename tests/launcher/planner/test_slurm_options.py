@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from launcher.errors import TopologyError
-from launcher.jobfile.slurm import Container, Setup, Slurm, check_dependency, parse_signal
+from launcher.jobfile.slurm import ContainerSpec, SetupSpec, SlurmSpec, check_dependency, parse_signal
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.slurm_options import with_dependency
-from launcher.steps.batch_script import directives
+from launcher.steps.batch_script import job_directives
 from tests.support.launcher import job_spec, plan_of
 
 SERVING: dict[str, Any] = {
@@ -27,7 +27,7 @@ UNHEARD = ("NONE", "KILL", "SIGTERM", "INT", "HUP", "XCPU", "ALRM", "CONT")
 )
 def test_a_signal_has_a_name_and_seconds(text: str, told: tuple[str, int]) -> None:
     assert parse_signal(text) == told
-    assert Slurm.model_validate({"signal": text}).signal == f"{told[0]}@{told[1]}"
+    assert SlurmSpec.model_validate({"signal": text}).signal == f"{told[0]}@{told[1]}"
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_what_sbatch_would_refuse_as_a_dependency_is_refused(text: str) -> None:
 
 def test_a_dependency_of_the_command_counts_instead_of_that_of_the_file() -> None:
     plan = plan_of(job_spec(slurm={"dependency": "afterok:1"}))
-    assert dict(directives(plan))["dependency"] == "afterok:1"
+    assert dict(job_directives(plan))["dependency"] == "afterok:1"
     plan = with_dependency(plan, "singleton")
-    assert dict(directives(plan))["dependency"] == "singleton"
+    assert dict(job_directives(plan))["dependency"] == "singleton"
     assert plan.resolved["slurm"]["dependency"] == "singleton"
 
 
@@ -79,15 +79,15 @@ def test_a_dependency_of_the_command_counts_instead_of_that_of_the_file() -> Non
     ],
 )
 def test_a_job_goes_back_into_the_queue_as_asked(slurm: dict[str, Any], option: str | None) -> None:
-    names = [name for name, _ in directives(plan_of(job_spec(slurm=slurm))) if "requeue" in name]
+    names = [name for name, _ in job_directives(plan_of(job_spec(slurm=slurm))) if "requeue" in name]
     assert names == ([option] if option else [])
 
 
 def test_what_the_job_says_of_the_queue_comes_before_the_cluster_file() -> None:
     site = {"directives": {"no-requeue": True, "nice": 5}}
     plan = plan_of(job_spec(slurm={"requeue": {"preempted": True}}), site)
-    assert [name for name, _ in directives(plan)][-2:] == ["requeue", "nice"]
-    assert "no-requeue" in dict(directives(plan_of(job_spec(), site)))
+    assert [name for name, _ in job_directives(plan)][-2:] == ["requeue", "nice"]
+    assert "no-requeue" in dict(job_directives(plan_of(job_spec(), site)))
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_what_the_job_says_of_the_queue_comes_before_the_cluster_file() -> None:
 )
 def test_an_option_that_a_key_is_for_is_refused_with_that_key(slurm: dict[str, Any], key: str) -> None:
     with pytest.raises(ValidationError, match=rf"is given by `?{key}"):
-        Slurm.model_validate(slurm)
+        SlurmSpec.model_validate(slurm)
 
 
 def test_a_node_of_its_own_and_blocks_of_nodes_are_asked_for_once() -> None:
     plan = plan_of(job_spec(slurm={"exclusive": True, "segment": 4}), {"directives": {"exclusive": "user"}})
-    asked = directives(plan)
+    asked = job_directives(plan)
     assert [entry for entry in asked if entry[0] in ("exclusive", "segment")] == [("exclusive", None), ("segment", "4")]
 
 
@@ -195,7 +195,7 @@ def test_the_plan_of_a_job_survives_its_file() -> None:
 @pytest.mark.parametrize("name", ["a b", "$(x)", "-x", "", "a;b"])
 def test_a_module_has_the_name_of_one(name: str) -> None:
     with pytest.raises(ValidationError, match="is not the name of a module"):
-        Setup.model_validate({"modules": [name]})
+        SetupSpec.model_validate({"modules": [name]})
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_a_module_has_the_name_of_one(name: str) -> None:
 )
 def test_a_mount_has_two_sides(mount: str, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        Container.model_validate({"image": "i", "mounts": [mount]})
+        ContainerSpec.model_validate({"image": "i", "mounts": [mount]})

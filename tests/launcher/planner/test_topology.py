@@ -9,7 +9,7 @@ from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.planner import topology
 from launcher.planner.roles import roles_of
-from launcher.planner.topology import place
+from launcher.planner.topology import place_workers
 from tests.support.launcher import job_spec
 
 Roles = list[tuple[int, int]]
@@ -74,7 +74,7 @@ def words_of(tasks: tuple[Task, ...]) -> str:
     ],
 )
 def test_workers_are_placed(nodes: int, per_node: int, roles: Roles, expected: str) -> None:
-    assert words_of(place(spec_of(nodes, per_node, roles)).tasks) == expected
+    assert words_of(place_workers(spec_of(nodes, per_node, roles)).tasks) == expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told_with_need_have_and_cure(
     nodes: int, per_node: int, roles: Roles, problems: list[str]
 ) -> None:
     with pytest.raises(TopologyError) as caught:
-        place(spec_of(nodes, per_node, roles))
+        place_workers(spec_of(nodes, per_node, roles))
     assert len(caught.value.problems) == len(problems)
     for found, expected in zip(caught.value.problems, problems, strict=True):
         assert expected in found
@@ -119,9 +119,9 @@ def test_what_does_not_fit_is_told_with_need_have_and_cure(
 def test_a_job_with_the_cure_fits() -> None:
     roles: Roles = [(3, 4), (5, 2), (1, 16)]
     with pytest.raises(TopologyError, match="set nodes: 5") as caught:
-        place(spec_of(1, 8, roles))
+        place_workers(spec_of(1, 8, roles))
     assert "the job has 1" in str(caught.value)
-    assert place(spec_of(5, 8, roles)).tasks[-1].node_index == 4
+    assert place_workers(spec_of(5, 8, roles)).tasks[-1].node_index == 4
 
 
 @given(
@@ -134,7 +134,7 @@ def test_a_job_with_the_cure_fits() -> None:
 def test_every_plan_gives_each_gpu_once_and_ranks_in_order(nodes: int, per_node: int, roles: Roles) -> None:
     spec = spec_of(nodes, per_node, roles)
     try:
-        tasks = place(spec).tasks
+        tasks = place_workers(spec).tasks
     except TopologyError as error:
         problems = error.problems
     else:
@@ -161,14 +161,14 @@ def check_placement(tasks: tuple[Task, ...], nodes: int, per_node: int, roles: R
 
 @given(nodes=st.integers(1, 9), count=st.integers(1, 40))
 def test_workers_without_gpus_are_spread_evenly(nodes: int, count: int) -> None:
-    tasks = place(spec_of(nodes, 0, [(count, 0)])).tasks
+    tasks = place_workers(spec_of(nodes, 0, [(count, 0)])).tasks
     loads = [sum(task.node_index == node for task in tasks) for node in range(nodes)]
     assert max(loads) - min(loads) <= 1
     assert [task.node_index for task in tasks] == sorted(task.node_index for task in tasks)
 
 
 def test_a_task_has_a_name_and_a_pair_of_logs_of_its_own() -> None:
-    tasks = place(spec_of(2, 2, [(1, 4), (2, 0)])).tasks
+    tasks = place_workers(spec_of(2, 2, [(1, 4), (2, 0)])).tasks
     assert [task.worker for task in tasks] == ["a_w0", "a_w0", "b_w0", "b_w1"]
     assert tasks[0].logs == ("{node}_a_w0{run}.out", "{node}_a_w0{run}.err")
     files = [(task.node_index, log) for task in tasks for log in task.logs]
@@ -203,14 +203,14 @@ def test_a_plan_that_breaks_a_promise_is_refused(kind: str) -> None:
     ]
     spec = spec_of(2, 4, [(2, 2)])
     with pytest.raises(TopologyError, match=problem):
-        topology._prove(tasks, roles_of(spec), spec.resources, range(2))
-    topology._prove(place(spec).tasks, roles_of(spec), spec.resources, range(2))
+        topology._check_invariants(tasks, roles_of(spec), spec.resources, range(2))
+    topology._check_invariants(place_workers(spec).tasks, roles_of(spec), spec.resources, range(2))
 
 
 def test_ranks_that_are_out_of_order_are_refused() -> None:
     spec = spec_of(2, 4, [(2, 2)])
     with pytest.raises(TopologyError, match="rank 1 on node 0 is out of place"):
-        topology._prove(place(spec).tasks[::-1], roles_of(spec), spec.resources, range(2))
+        topology._check_invariants(place_workers(spec).tasks[::-1], roles_of(spec), spec.resources, range(2))
 
 
 def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +224,6 @@ def test_a_slip_of_the_finger_is_answered_without_making_millions_of_tasks(monke
 
     monkeypatch.setattr(topology, "Task", task)
     with pytest.raises(TopologyError, match="need 80000000 nodes of 1 GPUs and the job has 2"):
-        place(spec_of(2, 1, [(1, 80_000_000)]))
+        place_workers(spec_of(2, 1, [(1, 80_000_000)]))
     with pytest.raises(TopologyError, match="the workers need 80000000 nodes; a job has at most 100000"):
-        place(job_spec(resources={"gpus_per_node": 1}, workers=[{"gpus": 80_000_000, "command": "x"}]))
+        place_workers(job_spec(resources={"gpus_per_node": 1}, workers=[{"gpus": 80_000_000, "command": "x"}]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
-from launcher.planner.topology import Layout, place
+from launcher.planner.topology import Topology, place_workers
 from tests.support.launcher import job_spec
 
 KEYS = {
@@ -50,7 +50,7 @@ def spec_of(text: str, workers: list[dict[str, Any]] | None = None) -> JobSpec:
     return job_spec(resources=resources_of(text), workers=workers or [])
 
 
-def words_of(layout: Layout) -> str:
+def words_of(layout: Topology) -> str:
     """``P0@0:0-3`` for worker 0 of prefill on node 0 with its GPUs 0 to 3; its next process is ``+1:0-3``."""
     words: list[str] = []
     for task in layout.tasks:
@@ -161,7 +161,7 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "available", "expected"), CASES, ids=[f"{text} on {have}" for text, have, _ in CASES])
 def test_workers_counted_in_resources_are_placed(text: str, available: int | None, expected: str) -> None:
-    assert words_of(place(spec_of(text), available)) == expected
+    assert words_of(place_workers(spec_of(text), available)) == expected
 
 
 PROBLEMS = [
@@ -327,14 +327,14 @@ PROBLEMS = [
 )
 def test_what_cannot_be_placed_is_told_with_need_have_and_cure(text: str, available: int | None, problem: str) -> None:
     with pytest.raises(TopologyError) as caught:
-        place(spec_of(text), available)
+        place_workers(spec_of(text), available)
     assert len(caught.value.problems) == 1
     assert problem in caught.value.problems[0]
 
 
 def test_all_problems_of_the_sizes_are_told_at_once() -> None:
     with pytest.raises(TopologyError) as caught:
-        place(spec_of("n=8 P=1 D=1 p=12 d=9"))
+        place_workers(spec_of("n=8 P=1 D=1 p=12 d=9"))
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "resources.gpus_per_prefill",
         "resources.gpus_per_decode",
@@ -347,7 +347,7 @@ def test_a_role_takes_from_resources_what_its_entry_leaves_out() -> None:
         {"role": "decode", "command": "d"},
         {"role": "prefill", "gpus": 4, "command": "p", "critical": False},
     ]
-    layout = place(spec_of("n=8 P=1 D=2 d=2 nodes=3", workers))
+    layout = place_workers(spec_of("n=8 P=1 D=2 d=2 nodes=3", workers))
     assert words_of(layout) == "3n P0@0:0-3 D0@1:0-1 D1@1:2-3 T0@1:4-5"
     assert [role.options.command for role in layout.roles] == ["p", "d", "t"]
     assert [task.critical for task in layout.tasks] == [False, True, True, True]
@@ -358,8 +358,8 @@ def test_an_entry_of_a_serving_role_may_say_everything_itself() -> None:
         {"role": "decode", "count": 2, "gpus": 4, "command": "d"},
         {"role": "prefill", "gpus": 8, "command": "p"},
     ]
-    assert words_of(place(spec_of("n=8 nodes=2", workers))) == "2n P0@0:0-7 D0@1:0-3 D1@1:4-7"
-    assert words_of(place(spec_of("n=8", [{"role": "agg", "count": 2, "command": "a"}]))) == "1n A0@0:- A1@0:-"
+    assert words_of(place_workers(spec_of("n=8 nodes=2", workers))) == "2n P0@0:0-7 D0@1:0-3 D1@1:4-7"
+    assert words_of(place_workers(spec_of("n=8", [{"role": "agg", "count": 2, "command": "a"}]))) == "1n A0@0:- A1@0:-"
 
 
 def test_decode_without_gpus_begins_nowhere() -> None:
@@ -367,7 +367,7 @@ def test_decode_without_gpus_begins_nowhere() -> None:
         {"role": "decode", "gpus": 0, "command": "d"},
         {"role": "trainer", "count": 3, "gpus": 4, "command": "t"},
     ]
-    assert words_of(place(spec_of("n=8 P=1 p=4", workers))) == "2n P0@0:0-3 D0@0:- T0@0:4-7 T1@1:0-3 T2@1:4-7"
+    assert words_of(place_workers(spec_of("n=8 P=1 p=4", workers))) == "2n P0@0:0-3 D0@0:- T0@0:4-7 T1@1:0-3 T2@1:4-7"
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ def test_decode_without_gpus_begins_nowhere() -> None:
 )
 def test_an_entry_and_resources_that_differ_are_both_named(text: str, entry: dict[str, int], problem: str) -> None:
     with pytest.raises(TopologyError) as caught:
-        place(spec_of(text, [{"role": "decode", "command": "d", **entry}]))
+        place_workers(spec_of(text, [{"role": "decode", "command": "d", **entry}]))
     assert problem in str(caught.value)
 
 
 def test_an_entry_and_resources_that_agree_are_one_role() -> None:
     spec = spec_of("n=8 D=2 d=4", [{"role": "decode", "count": 2, "gpus": 4, "command": "d"}])
-    assert words_of(place(spec)) == "1n D0@0:0-3 D1@0:4-7"
+    assert words_of(place_workers(spec)) == "1n D0@0:0-3 D1@0:4-7"
 
 
 @pytest.mark.parametrize(
@@ -404,25 +404,25 @@ def test_an_entry_and_resources_that_agree_are_one_role() -> None:
 def test_services_stand_on_their_own_nodes_or_with_the_first_workers(
     text: str, infra: int, frontends: tuple[int, ...], client: int
 ) -> None:
-    layout = place(spec_of(text))
+    layout = place_workers(spec_of(text))
     assert (layout.infra_node, layout.frontend_nodes, layout.client_node) == (infra, frontends, client)
 
 
 def test_what_the_backend_asks_for_gives_way_to_the_file() -> None:
     def processes(**over: str) -> int:
         spec = job_spec(resources={**resources_of("n=4 A=1"), **over}, workers=[])
-        return len(place(spec, granularity="gpu").tasks)
+        return len(place_workers(spec, granularity="gpu").tasks)
 
     assert processes() == 4
     assert processes(process_granularity="node") == 1
 
 
 def test_processes_of_one_worker_on_one_node_have_logs_of_their_own() -> None:
-    tasks = place(spec_of("n=2 A=2 a=4 gpu")).tasks
+    tasks = place_workers(spec_of("n=2 A=2 a=4 gpu")).tasks
     assert tasks[3].logs == ("{node}_agg_w0_p3{run}.out", "{node}_agg_w0_p3{run}.err")
     files = [(task.node_index, log) for task in tasks for log in task.logs]
     assert len(files) == len(set(files))
-    assert place(spec_of("n=1 A=1 a=2 gpu")).tasks[1].logs[0] == "{node}_agg_w0{run}.out"
+    assert place_workers(spec_of("n=1 A=1 a=2 gpu")).tasks[1].logs[0] == "{node}_agg_w0{run}.out"
 
 
 counts = st.none() | st.integers(0, 5)
@@ -458,7 +458,7 @@ def test_every_plan_holds_what_was_promised_or_says_what_is_missing(
 ) -> None:
     spec = job_spec(resources=resources, workers=entries)
     try:
-        layout = place(spec, available)
+        layout = place_workers(spec, available)
     except TopologyError as error:
         problems = error.problems
     else:
@@ -468,7 +468,7 @@ def test_every_plan_holds_what_was_promised_or_says_what_is_missing(
     assert all(re.match(r"(resources\.|workers)[^ ]*( \+ resources\.\w+)*: \w", problem) for problem in problems)
 
 
-def check(layout: Layout, resources: Mapping[str, Any], available: int | None) -> None:
+def check(layout: Topology, resources: Mapping[str, Any], available: int | None) -> None:
     """Every promise about a plan, from its tasks and the file alone."""
     per_node = resources["gpus_per_node"]
     owned = [(task.node_index, gpu) for task in layout.tasks for gpu in task.gpus]
@@ -508,7 +508,7 @@ def check(layout: Layout, resources: Mapping[str, Any], available: int | None) -
     assert seen == [(role.name, index) for role in layout.roles for index in range(role.count)]
 
 
-def workers_of(layout: Layout) -> Iterator[tuple[tuple[str, int], list[Task]]]:
+def workers_of(layout: Topology) -> Iterator[tuple[tuple[str, int], list[Task]]]:
     """Processes by worker, in the order of ranks."""
     found: dict[tuple[str, int], list[Task]] = {}
     for task in layout.tasks:
@@ -541,7 +541,7 @@ SHARED = {"gpus_per_node": 2, "decode_nodes": 0}
 def test_a_job_with_the_numbers_of_the_cure_is_placed(resources: dict[str, Any], available: int | None) -> None:
     for _ in range(8):
         try:
-            place(job_spec(resources=resources, workers=[]), available)
+            place_workers(job_spec(resources=resources, workers=[]), available)
         except TopologyError as error:
             problem = error.problems[0]
         else:
@@ -576,13 +576,13 @@ def test_both_cures_of_a_share_that_is_uneven_are_right(nodes: int, per_node: in
         return {"gpus_per_node": per_node, "agg_nodes": nodes, "agg_workers": count, "spread_workers": spread} | over
 
     try:
-        layout = place(job_spec(resources=resources(), workers=[]))
+        layout = place_workers(job_spec(resources=resources(), workers=[]))
     except TopologyError as error:
         text = str(error)
         cures = [{"agg_workers": int(number)} for number in re.findall(r"(\d+)(?= or \d+ workers| workers)", text)]
         cures += [{"gpus_per_agg": int(number)} for number in re.findall(r"gpus_per_agg: (\d+)", text)]
         assert cures
         for cure in cures:
-            assert place(job_spec(resources=resources(**cure), workers=[])).nodes == nodes
+            assert place_workers(job_spec(resources=resources(**cure), workers=[])).nodes == nodes
     else:
         assert sum(len(task.gpus) for task in layout.tasks) == nodes * per_node

@@ -50,7 +50,7 @@ def begin(tmp_path: Path, job: dict[str, str]) -> Iterator[Begin]:
 
 def sweep(run_dir: Path, phase: str, job: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """The program, as the supervisor of a sidecar runs it."""
-    run_files.write_state(str(run_dir), phase)
+    run_files.write_job_state(str(run_dir), phase)
     return subprocess.run(
         [sys.executable, "-I", "-B", "-m", "launcher.programs.end_leftovers", str(run_dir)],
         env=clean_environment(**job),
@@ -75,7 +75,7 @@ def test_workers_of_a_job_that_is_over_are_asked_once_to_end(begin: Begin, job: 
 
 def test_one_that_does_not_listen_is_killed(begin: Begin, job: dict[str, str]) -> None:
     child = begin(LISTENS, "stubborn", **WORKER)
-    assert end_leftovers.end_all(job, 0.3) >= 1
+    assert end_leftovers.end_task_processes(job, 0.3) >= 1
     assert child.wait(10) == -signal.SIGKILL
 
 
@@ -100,5 +100,5 @@ def test_nothing_else_is_touched(
 def test_who_has_ended_already_is_no_error() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    end_leftovers.tell([child.pid], signal.SIGTERM)
-    assert os.getpid() not in end_leftovers.tasks_of({"GPUJOB_JOB_ID": "leftovers"})
+    end_leftovers.signal_processes([child.pid], signal.SIGTERM)
+    assert os.getpid() not in end_leftovers.find_task_processes({"GPUJOB_JOB_ID": "leftovers"})

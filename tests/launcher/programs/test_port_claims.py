@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.contract import run_files
 from launcher.plan.ports import OFFSETS
-from launcher.programs.port_claims import GIVEN, RESERVED, claim, claimed, reserve
+from launcher.programs.port_claims import GIVEN, RESERVED, claim_ports, hold_reservation, ports_claimed_here
 from launcher.run.before.node_facts import busy_ports
 from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.launcher import poll
@@ -37,7 +37,7 @@ def test_ports_of_a_worker_that_does_not_listen_yet_are_busy(tmp_path: Path) -> 
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
-    assert {first, second}.isdisjoint(claimed())
+    assert {first, second}.isdisjoint(ports_claimed_here())
 
 
 def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
@@ -45,64 +45,64 @@ def test_a_worker_holds_nothing_itself(tmp_path: Path) -> None:
     port = free_port()
     process = holder(tmp_path, port)
     try:
-        assert port in claimed()
+        assert port in ports_claimed_here()
         process.kill()
         process.wait(10)
-        assert port not in claimed()
+        assert port not in ports_claimed_here()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_port_that_somebody_has_claimed_is_left_to_him() -> None:
     port, other = free_port(), free_port()
-    held = claim([port])
+    held = claim_ports([port])
     assert len(held) == 1
-    assert len(claim([port, other])) == 1
+    assert len(claim_ports([port, other])) == 1
     held.clear()
-    assert port not in claimed()
+    assert port not in ports_claimed_here()
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_claimed(tmp_path: Path) -> None:
-    assert claimed(listing=str(tmp_path / "missing")) == set()
+    assert ports_claimed_here(listing=str(tmp_path / "missing")) == set()
     listing = tmp_path / "unix"
     listing.write_text(
         "Num RefCount\n0: 2 0 0 2 1 5 @gpujob-port-6100\n0: 2 0 0 2 1 5 /run/@gpujob-port-x\n0: 2 0 1\n"
         "0: 2 0 0 2 1 5 @gpujob-reserved-port-7200\n"
     )
-    assert claimed(listing=str(listing)) == {6100, 7200}
-    assert claimed((GIVEN,), str(listing)) == {6100}
-    assert claimed((RESERVED,), str(listing)) == {7200}
+    assert ports_claimed_here(listing=str(listing)) == {6100, 7200}
+    assert ports_claimed_here((GIVEN,), str(listing)) == {6100}
+    assert ports_claimed_here((RESERVED,), str(listing)) == {7200}
 
 
 def test_ports_are_reserved_all_or_none() -> None:
     first, second, third = free_port(), free_port(), free_port()
-    held = reserve([second])
+    held = hold_reservation([second])
     assert held
-    assert reserve([first, second, third]) is None
-    assert {first, third}.isdisjoint(claimed())
+    assert hold_reservation([first, second, third]) is None
+    assert {first, third}.isdisjoint(ports_claimed_here())
     held.clear()
-    both = reserve([first, second, third])
+    both = hold_reservation([first, second, third])
     assert both is not None
-    assert {first, second, third} <= claimed((RESERVED,))
+    assert {first, second, third} <= ports_claimed_here((RESERVED,))
     both.clear()
-    assert {first, second, third}.isdisjoint(claimed())
+    assert {first, second, third}.isdisjoint(ports_claimed_here())
 
 
 def test_a_task_claims_its_port_while_its_job_still_holds_it() -> None:
     """So that there is no moment in which nobody has it."""
     port = free_port()
-    reserved = reserve([port])
-    given = claim([port])
+    reserved = hold_reservation([port])
+    given = claim_ports([port])
     assert len(given) == 1
     reserved = None
-    assert (port in claimed((GIVEN,)), port in claimed((RESERVED,))) == (True, False)
+    assert (port in ports_claimed_here((GIVEN,)), port in ports_claimed_here((RESERVED,))) == (True, False)
     assert reserved is None
 
 
 @given_by(st.lists(st.sets(st.integers(1, 8), min_size=1), min_size=1, max_size=5))
 def test_of_jobs_that_want_ports_one_always_gets_its_own_and_no_port_has_two(wanted: list[set[int]]) -> None:
     base = 1_000_000 + 10 * os.getpid()  # no ports: the names are those of this process alone
-    held = [(ports, got) for ports in wanted if (got := reserve(base + port for port in ports)) is not None]
+    held = [(ports, got) for ports in wanted if (got := hold_reservation(base + port for port in ports)) is not None]
     assert held
     assert sum(len(ports) for ports, _ in held) == len(set().union(*(ports for ports, _ in held)))
     held.clear()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.programs.environment import original_environment
-from launcher.programs.wrapper import read_start_ticks, visible_devices
+from launcher.programs.wrapper import read_start_ticks, task_visible_devices
 from tests.realstack.waiting import readable
 from tests.support.launcher import clean_environment, poll, read_json
 
@@ -241,7 +241,7 @@ def test_the_environment_is_read_as_it_was_at_the_start(tmp_path: Path) -> None:
 def test_positions_of_the_plan_count_among_the_devices_of_the_job(
     gpus: str, inherited: bytes | None, visible: bytes
 ) -> None:
-    assert visible_devices(gpus, inherited) == visible
+    assert task_visible_devices(gpus, inherited) == visible
 
 
 def test_a_task_sees_its_own_gpus_alone(wrapped: Wrapped) -> None:

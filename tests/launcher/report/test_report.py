@@ -12,15 +12,15 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.logs.places_reader import progress_path
-from exporter.progress.work import work_of
-from launcher.report.exit_reasons import Judge
+from exporter.progress.work import job_work
+from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.report import build_report, write_report
-from launcher.report.state import EXIT_STATUS, log_of_no_report
+from launcher.report.state import EXIT_STATUS, log_for_missing_report
 from launcher.report.text import render_report
 from launcher.report.workers import read_runs
 from launcher.rundir.statuses import merge_workers
-from launcher.verify.verify import Check, verify
-from launcher.words import clock, duration_words, first_of
+from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.words import clock_text, duration_text, first_names
 from tests.launcher.conftest import Golden
 from tests.support.launcher import read_json, settled_run_dir
 
@@ -51,7 +51,7 @@ class RunDir:
     def stop(self, reason: str, cause: str, at: float = 90.0) -> "RunDir":
         """The notice that the job was being ended."""
         notice: dict[str, object] = {"reason": reason, "cause": cause, "time": START + at}
-        run_files.write_state(str(self.path), "completing", notice)
+        run_files.write_job_state(str(self.path), "completing", notice)
         return self
 
     def report(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.Mo
     whole = run_dir.report()
     assert [worker["exit"]["reason"] for worker in whole["workers"]] == ["nccl_timeout", "time_limit"]
     assert (whole["state"], [worker["items"] for worker in whole["workers"]]) == ("TIMEOUT", [None, 80])
-    judge = Judge(read_manifest(run_dir.path), 0, None)
+    judge = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
     known = build_report(run_dir.path, now=START + 200, ended=True, judge=judge)
     assert known == whole
 
@@ -95,9 +95,9 @@ def test_a_quick_report_looks_into_no_log(tmp_path: Path, monkeypatch: pytest.Mo
         raise AssertionError(f"looked into {path}")
 
     for name in (
-        "launcher.report.exit_reasons.read_end",
-        "launcher.report.workers.read_end",
-        "launcher.report.workers.read_begin",
+        "launcher.report.exit_reasons.read_last_bytes",
+        "launcher.report.workers.read_last_bytes",
+        "launcher.report.workers.read_first_bytes",
     ):
         monkeypatch.setattr(name, read)
     # who has judged them knows what their logs say
@@ -203,7 +203,7 @@ def test_a_node_that_has_failed_is_the_cause_and_the_workers_beside_it_are_its_c
         "time": START + 90,
         "nodes": ["cn02"],
     }
-    run_files.write_state(str(run_dir.path), "completing", notice)
+    run_files.write_job_state(str(run_dir.path), "completing", notice)
 
     report = run_dir.report()
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "node_failure"]
@@ -345,12 +345,13 @@ def test_who_was_not_ready_in_time_is_told_line_by_line(tmp_path: Path) -> None:
     failed = {**missing[0], "missing": missing, "missing_total": 9, "reason": "launch_failed"}
     notice = {"reason": "launch_failed", "cause": "not ready after 60 s: missing worker_w0", "time": START + 90}
     told = {**failed, "evidence": [notice["cause"], *log]}
-    run_files.write_state(str(run_dir.path), "completing", {**notice, "failed": told})
+    run_files.write_job_state(str(run_dir.path), "completing", {**notice, "failed": told})
     text = render_report(run_dir.report())
     first = text.index("- cause: ")
     names = ", ".join(f"worker_w{rank} (rank {rank}) on cn01" for rank in range(4))
+    moment = clock_text(START + 90)
     assert text[first : text.index("\n- no final")].splitlines() == [
-        f"- cause: {names} and 5 more: launch_failed at {clock(START + 90)}: not ready after 60 s: missing worker_w0",
+        f"- cause: {names} and 5 more: launch_failed at {moment}: not ready after 60 s: missing worker_w0",
         "    - worker_w0 is not ready: refused",
         "    - cn01_worker_w0.out:",
         "        - loading \\| 10 %",
@@ -372,7 +373,7 @@ def test_where_there_is_no_report_the_log_that_tells_why_is_named(
 ) -> None:
     (tmp_path / "log.out").write_text(out)
     (tmp_path / "log.err").write_text(err)
-    assert log_of_no_report(tmp_path) == tmp_path / name
+    assert log_for_missing_report(tmp_path) == tmp_path / name
 
 
 def test_of_a_job_that_was_not_watched_the_logs_tell_the_position(tmp_path: Path) -> None:
@@ -516,7 +517,7 @@ def test_the_report_of_a_job_that_runs_says_so(tmp_path: Path) -> None:
 STEPS = {"unit": "steps", "expected": 50}
 
 
-def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[str, Check]:
+def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[str, VerificationCheck]:
     """Checks of a job of two workers and 100 items, by name."""
     progress = {} if total is None else {"total_items": total}
     path = settled_run_dir(folder, {"name": "job", "workers": [{"command": "x"}], "progress": progress})
@@ -529,7 +530,7 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         for position in given["positions"]
     ]
     reasons = values.get("reasons", ["completed"] * 2)
-    return {check.name: check for check in verify(read_manifest(path), work=work_of(workers), reasons=reasons)}
+    return {check.name: check for check in verify_results(read_manifest(path), work=job_work(workers), reasons=reasons)}
 
 
 @pytest.mark.parametrize(
@@ -646,7 +647,7 @@ def test_the_report_is_written_for_programs_and_for_people(tmp_path: Path) -> No
     ],
 )
 def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> None:
-    assert duration_words(seconds) == words
+    assert duration_text(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -660,7 +661,7 @@ def test_a_duration_is_told_in_two_units(seconds: float | None, words: str) -> N
     ],
 )
 def test_of_many_names_the_first_are_told(names: str, total: int | None, words: str) -> None:
-    assert first_of(names, 2, total) == words
+    assert first_names(names, 2, total) == words
 
 
 def test_a_status_from_before_the_first_look_at_the_workers_tells_nothing_of_them() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from launcher.report.restarts import RESTARTS_SHOWN, restart_lines, restarted_of, restarted_words
+from launcher.report.restarts import RESTARTS_SHOWN, restart_causes, restart_lines, restart_text
 from launcher.report.text import render_report
-from launcher.words import clock
+from launcher.words import clock_text
 from tests.launcher.report.test_report import KILLED, START, RunDir, restartable
 
 
@@ -34,7 +34,7 @@ def test_a_job_that_completed_after_a_restart_tells_how_the_run_before_ended(tmp
         "run": 1,
         "evidence": ["killed by SIGKILL", "nothing tells who sent it"],
     }
-    words = f"run 1, ended by killed_unknown at {clock(START + 30)}: killed by SIGKILL; nothing tells who sent it"
+    words = f"run 1, ended by killed_unknown at {clock_text(START + 30)}: killed by SIGKILL; nothing tells who sent it"
     assert f"\n- restarted: worker_w0 (rank 0) on cn01, {words}\n" in render_report(report)
     assert (report["state"], report["cause"]) == ("COMPLETED", None)
 
@@ -65,28 +65,28 @@ def test_a_job_without_restarts_has_none(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_last_run_is_no_restart() -> None:
-    assert restarted_of([entry(0, end("app_error", 0, 5.0), restarts=0)]) == []
+    assert restart_causes([entry(0, end("app_error", 0, 5.0), restarts=0)]) == []
 
 
 def test_of_the_processes_of_a_worker_the_first_that_failed_stands_for_its_run() -> None:
     others = [entry(1, end("terminated_peer", 0, 4.0)), entry(2, end("cuda_oom", 0, 5.0))]
-    found = restarted_of([entry(0, end("app_error", 0, 6.0), end("completed", 1, 9.0)), *others])
+    found = restart_causes([entry(0, end("app_error", 0, 6.0), end("completed", 1, 9.0)), *others])
     assert [(told["rank"], told["reason"]) for told in found] == [(2, "cuda_oom")]
-    (alone,) = restarted_of([entry(3, end("terminated_peer", 0, None))])
+    (alone,) = restart_causes([entry(3, end("terminated_peer", 0, None))])
     assert (alone["rank"], alone["reason"]) == (3, "terminated_peer")
 
 
 def test_restarts_stand_in_the_order_of_their_time() -> None:
     first = entry(0, end("app_error", 0, 20.0), end("app_error", 1, 40.0), end("completed", 2, 50.0), restarts=2)
     other = entry(1, end("cuda_oom", 0, 30.0), worker="w1")
-    found = restarted_of([first, other])
+    found = restart_causes([first, other])
     assert [(told["worker"], told["run"]) for told in found] == [("w0", 1), ("w1", 1), ("w0", 2)]
-    assert restarted_words(found[2]) == "w0 on n0 restarted (run 3) after app_error (status 1)"
+    assert restart_text(found[2]) == "w0 on n0 restarted (run 3) after app_error (status 1)"
 
 
 def test_of_many_restarts_some_are_told() -> None:
     many = [end("app_error", run, 10.0 * run) for run in range(RESTARTS_SHOWN + 3)]
-    lines = list(restart_lines(restarted_of([entry(0, *many, restarts=len(many))])))
+    lines = list(restart_lines(restart_causes([entry(0, *many, restarts=len(many))])))
     assert len(lines) == RESTARTS_SHOWN + 1
-    assert lines[0] == f"- restarted: w0 (rank 0) on n0, run 1, ended by app_error at {clock(0.0)}: status 1"
+    assert lines[0] == f"- restarted: w0 (rank 0) on n0, run 1, ended by app_error at {clock_text(0.0)}: status 1"
     assert lines[-1] == "- restarted: 3 more, in report.json"

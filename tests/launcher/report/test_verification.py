@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
-from exporter.machine.mounts import Mount
+from exporter.machine.mounts import MountPoint
 from launcher.report.report import write_report
 from launcher.report.text import FLAWS_SHOWN, render_report
 from launcher.watch.view import JobClient
@@ -165,7 +165,7 @@ def test_output_on_the_disk_of_another_machine_is_not_gone(tmp_path: Path, monke
         if check["name"] == "outputs":
             check.update(detail="2 files, 60 bytes", passed=True)
     write_report(job.path, report)
-    mounts = (Mount("/", "ext4", "disk"), Mount(str(tmp_path), "nfs4", "server:/home"))
+    mounts = (MountPoint("/", "ext4", "disk"), MountPoint(str(tmp_path), "nfs4", "server:/home"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     report = JobClient(job.path).report(verify=True)
     assert (report["state"], outcome(report, "outputs")) == ("COMPLETED", None)
@@ -271,7 +271,7 @@ def test_of_a_job_that_others_have_started_the_monitor_alone_tells_how_it_went(t
 def test_without_verify_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path)
     report = job.settle()
-    monkeypatch.setattr("launcher.report.verification.verify", lambda *_, **__: pytest.fail("it was looked at"))
+    monkeypatch.setattr("launcher.report.verification.verify_results", lambda *_, **__: pytest.fail("it was looked at"))
     assert JobClient(job.path).report() == report
 
 

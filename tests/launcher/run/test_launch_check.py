@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
-from exporter.launch.checks import LEVELS, NodeLaunch, WorkerLaunch, check_launch
+from exporter.launch.checks import LEVELS, NodeLaunchFacts, WorkerLaunchFacts, check_launch
 from launcher.plan.plan import Plan, RunFacts
-from launcher.run.launch_check import LOOK_S, MARGIN_S, MOST_LINES, Checklist, LaunchCheck, render_checklist
+from launcher.run.launch_check import (
+    LOOK_S,
+    MARGIN_S,
+    MOST_LINES,
+    JobLaunchCheck,
+    LaunchChecklist,
+    render_launch_checklist,
+)
 from tests.launcher.conftest import Golden
 from tests.support.exporter import NODE, Wrappers, until, write_manifest
 from tests.support.launcher import clean_environment, job_spec, plan_of
@@ -40,14 +47,14 @@ class Job:
         }
         self.plan: Plan = plan_of(job_spec(**spec))
         self.facts = RunFacts("4459", run_dir, self.hosts, 0, START)
-        self.check = LaunchCheck(self.plan, self.facts)
+        self.check = JobLaunchCheck(self.plan, self.facts)
         for folder in (run_files.STATUS_DIR, run_files.WORKERS_DIR):
             (run_dir / folder).mkdir(exist_ok=True)
 
-    def workers(self, index: int) -> dict[int, WorkerLaunch]:
+    def workers(self, index: int) -> dict[int, WorkerLaunchFacts]:
         """The workers of a node, with nothing missing."""
         return {
-            task.rank: WorkerLaunch(
+            task.rank: WorkerLaunchFacts(
                 task.worker, task.rank, task.gpus, pid=task.rank + 100, started=True, up=True, age_s=30.0,
                 devices=str(task.rank), device_files=1, log_files=2, log_bytes=10, items=1,
             )
@@ -55,10 +62,10 @@ class Job:
         }  # fmt: skip
 
     def say(
-        self, index: int, workers: dict[int, WorkerLaunch] | None = None, *, final: bool = True, **node: Any
+        self, index: int, workers: dict[int, WorkerLaunchFacts] | None = None, *, final: bool = True, **node: Any
     ) -> None:
         """The status of a node's sidecar."""
-        seen = NodeLaunch(
+        seen = NodeLaunchFacts(
             **{"output_dir": "/data/out", "output_files": 1, "has_gpus": True, "gives_progress": True, **node}
         )
         checks = check_launch(
@@ -83,7 +90,7 @@ class Job:
     def log(self, rank: int, node: str, run: str = "") -> None:
         (self.run_dir / f"{node}_worker_w{rank}{run}.out").write_text("hello\n")
 
-    def after(self, seconds: float) -> Checklist | None:
+    def after(self, seconds: float) -> LaunchChecklist | None:
         return self.check.look(START + seconds)
 
 
@@ -92,8 +99,8 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def text_of(checklist: Checklist) -> str:
-    return "\n".join(render_checklist(checklist)) + "\n"
+def text_of(checklist: LaunchChecklist) -> str:
+    return "\n".join(render_launch_checklist(checklist)) + "\n"
 
 
 def test_a_good_launch_reads_like_a_list_of_marks(job: Job, golden: Golden) -> None:
@@ -113,7 +120,7 @@ def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job)
             for planned in job.plan.tasks
         ),
     )
-    job.check = LaunchCheck(job.plan, job.facts)
+    job.check = JobLaunchCheck(job.plan, job.facts)
     for index in range(2):
         workers = {
             rank: dataclasses.replace(worker, service=rank % 4 > 0, items=1 if rank == 0 else None)
@@ -128,12 +135,12 @@ def test_only_those_that_work_are_counted_as_such_that_report_progress(job: Job)
     assert [fault.worker for fault in checklist.faults("warning")] == ["worker_w4"]
 
 
-def three_faults(job: Job) -> Checklist:
+def three_faults(job: Job) -> LaunchChecklist:
     """One worker that never starts, one that sees a wrong GPU, and an output directory that nobody may write to."""
     problem = "/data/out cannot be written to"
     first, second = job.workers(0), job.workers(1)
     first[1] = dataclasses.replace(first[1], devices="0,1", device_files=0)
-    second[6] = WorkerLaunch("worker_w6", 6, (2,))
+    second[6] = WorkerLaunchFacts("worker_w6", 6, (2,))
     job.say(0, first, output_problem=problem, output_files=0)
     job.say(1, second, output_problem=problem)
     checklist = job.after(TIMEOUT_S + 5)
@@ -161,7 +168,8 @@ def test_the_checklist_as_an_object_holds_all_that_the_text_does(job: Job) -> No
 
 def test_every_check_of_a_node_has_its_words_here(job: Job) -> None:
     worst = {
-        rank: WorkerLaunch(w.worker, rank, w.gpus, devices="", device_files=0) for rank, w in job.workers(0).items()
+        rank: WorkerLaunchFacts(w.worker, rank, w.gpus, devices="", device_files=0)
+        for rank, w in job.workers(0).items()
     }
     job.say(0, worst, output_problem="gone", output_files=0)
     job.say(1)
@@ -198,7 +206,7 @@ def test_a_node_that_says_nothing_is_an_issue_and_its_records_speak(job: Job) ->
     assert job.after(TIMEOUT_S + MARGIN_S - 1) is None
     checklist = job.after(TIMEOUT_S + MARGIN_S)
     assert checklist is not None
-    told = [line for line in render_checklist(checklist) if line.startswith("  - ")]
+    told = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
     assert [line.partition(";")[0] for line in told] == [
         "  - cn02: its sidecar has not said how the launch went",
         "  - worker_w7 (rank 7) on cn02: no process of it has been seen",
@@ -275,7 +283,7 @@ def test_a_flood_of_faults_is_cut(tmp_path: Path) -> None:
     job.say(0, {rank: dataclasses.replace(worker, log_bytes=0) for rank, worker in job.workers(0).items()})
     checklist = job.after(TIMEOUT_S)
     assert checklist is not None
-    lines = render_checklist(checklist)
+    lines = render_launch_checklist(checklist)
     assert sum(line.startswith("  - worker") for line in lines) == MOST_LINES
     assert lines[-1] == "  - and 30 more: 0 of 50 workers have logged a first line"
 
@@ -322,9 +330,9 @@ class Real:
         self.plan = plan_of(spec, local=True)
         self.plan = dataclasses.replace(self.plan, manifest=dataclasses.replace(self.plan.manifest, run_dir=run_dir))
         write_manifest(self.plan.manifest)
-        run_files.write_state(str(run_dir), "running")
+        run_files.write_job_state(str(run_dir), "running")
         self.start = time.time()
-        self.check = LaunchCheck(self.plan, RunFacts("4459", run_dir, (NODE,), 0, self.start))
+        self.check = JobLaunchCheck(self.plan, RunFacts("4459", run_dir, (NODE,), 0, self.start))
         self.wrappers = Wrappers(run_dir)
         environment = clean_environment(
             GPUJOB_NODE=NODE, GPUJOB_JOB_ID="4459", GPUJOB_START_TIME=repr(self.start), GPUJOB_ATTEMPT="0"
@@ -340,8 +348,8 @@ class Real:
         words = ["env", f"CUDA_VISIBLE_DEVICES={devices}", sys.executable, "-c", WORK, str(output)]
         self.wrappers.start(task, *words)
 
-    def checklist(self) -> Checklist:
-        found: Checklist = until(lambda: self.check.look(time.time()), "the checklist", 40)
+    def checklist(self) -> LaunchChecklist:
+        found: LaunchChecklist = until(lambda: self.check.look(time.time()), "the checklist", 40)
         return found
 
     def close(self) -> None:

@@ -12,22 +12,22 @@ from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
 from launcher.report.report import build_report
 from launcher.run import end_of_job
-from launcher.run.end_of_job import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, End, verification_s
-from launcher.run.job_state import Course
+from launcher.run.end_of_job import LEAST_VERIFY_S, LIMIT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
+from launcher.run.job_state import JobState
 from launcher.run.orchestrator import load_plan
-from launcher.run.signals import Signals
-from launcher.run.tasks import Crew
+from launcher.run.signals import OrchestratorSignals
+from launcher.run.tasks import JobTasks
 from launcher.steps.steps import Steps
 from tests.support.launcher import settled_run_dir
 
 
-def end_of(place: Path, signals: Signals, sidecars: Any = None, limit: float | None = None) -> End:
+def end_of(place: Path, signals: OrchestratorSignals, sidecars: Any = None, limit: float | None = None) -> EndOfJob:
     """The end of a job that has one worker."""
     run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
     facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
-    course = Course(facts, 30.0, signals)
-    crew = Crew(plan, facts, steps, course, signals, limit)
-    return End(plan, facts, steps, course, signals, crew, sidecars or Mock(), limit)
+    course = JobState(facts, 30.0, signals)
+    crew = JobTasks(plan, facts, steps, course, signals, limit)
+    return EndOfJob(plan, facts, steps, course, signals, crew, sidecars or Mock(), limit)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_report_is_told_when_there_is_no_time_left(
 ) -> None:
     given: dict[str, Any] = {}
     limit = time.time() + left_s
-    end = end_of(tmp_path, Signals(), limit=limit)
+    end = end_of(tmp_path, OrchestratorSignals(), limit=limit)
 
     def build(_run_dir: Path, **values: Any) -> dict[str, Any]:
         given.update(values)
@@ -67,7 +67,7 @@ def test_a_report_is_told_when_there_is_no_time_left(
 
 def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_values(tmp_path: Path) -> None:
     reports: list[Any] = []
-    signals, sidecars = Signals(), Mock()
+    signals, sidecars = OrchestratorSignals(), Mock()
     signals.ending = signal.SIGTERM
     sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
         run_files.read_json(next(tmp_path.rglob(run_files.REPORT_FILE)))
@@ -82,7 +82,7 @@ def test_the_report_of_a_job_that_slurm_is_ending_is_there_before_the_last_value
 def test_the_first_report_of_such_a_job_looks_into_no_log_and_is_not_made_where_all_is_known(
     final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signals = Signals()
+    signals = OrchestratorSignals()
     signals.ending = signal.SIGTERM
     end = end_of(tmp_path, signals)
     run_dir = end._facts.run_dir
@@ -104,7 +104,7 @@ def test_the_reserve_is_given_up_for_the_report_and_not_long_before(
     number: int | None, is_there: bool, tmp_path: Path
 ) -> None:
     seen: list[bool] = []
-    signals, sidecars = Signals(), Mock()
+    signals, sidecars = OrchestratorSignals(), Mock()
     signals.ending = number
     end = end_of(tmp_path, signals, sidecars)
     reserve = end._facts.run_dir / run_files.RESERVE_FILE

@@ -8,17 +8,17 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
 from launcher.run.run_records import RunRecords
-from launcher.steps.steps import Running
+from launcher.steps.steps import RunningTask
 from tests.support.launcher import job_spec, plan_of
 
 
-def run_of(folder: Path) -> tuple[RunRecords, Running]:
+def run_of(folder: Path) -> tuple[RunRecords, RunningTask]:
     """A run that has ended, and the records of its attempt, none so far."""
     facts = RunFacts("4459", folder, ("n1",))
     (folder / run_files.WORKERS_DIR).mkdir()
     with subprocess.Popen(["true"]) as process:
         pass
-    return RunRecords(facts), Running(plan_of().tasks[0], 0, process)
+    return RunRecords(facts), RunningTask(plan_of().tasks[0], 0, process)
 
 
 @pytest.mark.parametrize("exact", [True, False])

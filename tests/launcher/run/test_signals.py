@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.run.signals import CHECKPOINT_SIGNALS, IGNORED, Signals, signal_words
+from launcher.run.signals import CHECKPOINT_SIGNALS, IGNORED, OrchestratorSignals, signal_text
 from launcher.steps.steps import ENDING_SIGNALS
 
 
 @pytest.fixture
-def signals() -> Iterator[Signals]:
+def signals() -> Iterator[OrchestratorSignals]:
     """Those of this very process, as long as the test lasts."""
     numbers = (*ENDING_SIGNALS, *CHECKPOINT_SIGNALS, *IGNORED, signal.SIGCHLD)
     before = {number: signal.getsignal(number) for number in numbers}
-    made = Signals()
+    made = OrchestratorSignals()
     made.listen()
     yield made
     signal.set_wakeup_fd(-1)
@@ -34,7 +34,7 @@ def signals() -> Iterator[Signals]:
     ],
 )
 def test_what_came_is_called_by_its_name(number: int, local: bool, words: str) -> None:
-    assert signal_words(number, local=local) == words
+    assert signal_text(number, local=local) == words
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_came_is_called_by_its_name(number: int, local: bool, words: str) -
     ],
 )
 def test_the_first_signal_is_the_reason_and_a_second_ctrl_c_is_impatience(
-    signals: Signals, sent: tuple[int, ...], first: int, hurry: bool
+    signals: OrchestratorSignals, sent: tuple[int, ...], first: int, hurry: bool
 ) -> None:
     for number in sent:
         os.kill(os.getpid(), number)

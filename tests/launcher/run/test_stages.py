@@ -13,10 +13,10 @@ from exporter.contract import run_files
 from launcher.plan.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
 from launcher.report.verification import result_logs
 from launcher.run.before.nodes_survey import needs_survey
-from launcher.run.before.readiness import MOST_NAMED, Standing, totals, waited_for
-from launcher.run.job_log import launching, places, ways_in
-from launcher.run.orchestrator import place_of
-from launcher.run.stages import Readiness, Stages, unready
+from launcher.run.before.readiness import MOST_NAMED, RuleStatus, missing_text, worker_totals
+from launcher.run.job_log import access_lines, launch_lines, place_lines
+from launcher.run.orchestrator import locate_job
+from launcher.run.stages import ReadinessState, Stages, unready_workers
 from launcher.steps.steps import Steps
 from tests.support.launcher import job_spec, plan_of
 
@@ -59,15 +59,15 @@ class Made:
         steps.start_beside.return_value = Mock(spec=subprocess.Popen, poll=Mock(return_value=None))
         plan = plan or serving_plan()
         self.rules = plan.readiness.rules if plan.readiness is not None else ()
-        self.readiness = Readiness(plan, facts_in(folder), steps)
+        self.readiness = ReadinessState(plan, facts_in(folder), steps)
         self.stages = Stages(plan, facts_in(folder), self.readiness)
 
     def tell(self, ready: Sequence[bool], attempt: int = 0) -> None:
         """Which rules hold."""
         rules = self.rules
-        standings = [Standing(one, rule.expected if one else {}) for one, rule in zip(ready, rules, strict=True)]
-        seen, expected = totals(rules, standings)
-        body = {"attempt": attempt, "ready": all(ready), "waiting": waited_for(rules, standings, seen, expected)}
+        standings = [RuleStatus(one, rule.expected if one else {}) for one, rule in zip(ready, rules, strict=True)]
+        seen, expected = worker_totals(rules, standings)
+        body = {"attempt": attempt, "ready": all(ready), "waiting": missing_text(rules, standings, seen, expected)}
         body |= {"seen": seen, "expected": expected, "rules": [{"ready": one} for one in ready]}
         run_files.write_json(self.folder / "readiness.json", body)
         self.readiness._look_at = 0.0
@@ -103,7 +103,7 @@ def test_what_was_ready_in_an_earlier_attempt_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("attempt", "name"), [(0, "benchmark.out"), (2, "benchmark_a2.out")])
 def test_each_attempt_has_a_log_of_its_benchmark(attempt: int, name: str, tmp_path: Path) -> None:
     steps = Mock(spec=Steps)
-    Readiness(serving_plan(), facts_in(tmp_path, attempt=attempt), steps).look()
+    ReadinessState(serving_plan(), facts_in(tmp_path, attempt=attempt), steps).look()
     ((_, output), _) = steps.start_beside.call_args
     assert output == tmp_path / name
     manifest = dataclasses.replace(serving_plan().manifest, run_dir=tmp_path)
@@ -231,20 +231,22 @@ def test_a_job_that_was_ready_once_may_take_any_time(tmp_path: Path, monkeypatch
 
 
 def test_only_who_is_asked_for_by_name_can_be_named() -> None:
-    assert unready(serving_plan(), {}) == ["etcd", "decode_w0"]
-    assert unready(serving_plan(), {"rules": [{"ready": True}, {"ready": False}, {"ready": False}]}) == ["decode_w0"]
+    assert unready_workers(serving_plan(), {}) == ["etcd", "decode_w0"]
+    assert unready_workers(serving_plan(), {"rules": [{"ready": True}, {"ready": False}, {"ready": False}]}) == [
+        "decode_w0"
+    ]
 
 
 def test_where_everything_is_is_told(tmp_path: Path) -> None:
     facts = facts_in(tmp_path, addresses=tuple(f"10.0.0.{index}" for index in range(5)), port_offset=17)
     plan = serving_plan()
-    assert places(plan, facts)[5:] == ["Master IP address (node 0): 10.0.0.0", "Nginx node (node 3): cn03"]
-    assert launching(plan.tasks[1], facts) == [
+    assert place_lines(plan, facts)[5:] == ["Master IP address (node 0): 10.0.0.0", "Nginx node (node 3): cn03"]
+    assert launch_lines(plan.tasks[1], facts) == [
         "Decode worker 0 leader: cn01 (10.0.0.1)",
         "Launching decode worker 0, node 1 (local_rank 0): cn01",
     ]
-    assert launching(plan.tasks[2], facts, 1) == ["Launching frontend_w0, node 2: cn02, run 2"]
-    assert ways_in(plan, facts, local=False) == [
+    assert launch_lines(plan.tasks[2], facts, 1) == ["Launching frontend_w0, node 2: cn02, run 2"]
+    assert access_lines(plan, facts, local=False) == [
         "Frontend available at: http://cn03:8017",
         "Connect to the nginx node: srun --jobid 4459 -w cn03 --overlap --pty bash",
         "Connect to the master node: srun --jobid 4459 -w cn00 --overlap --pty bash",
@@ -253,9 +255,9 @@ def test_where_everything_is_is_told(tmp_path: Path) -> None:
 
 def test_a_job_that_serves_nobody_says_no_more_than_where_it_is(tmp_path: Path) -> None:
     plan, facts = plan_of(), RunFacts("1", tmp_path, ("cn00",))
-    assert places(plan, facts) == ["Node 0: cn00"]
-    assert launching(plan.tasks[0], facts) == ["Launching worker worker 0, node 0 (local_rank 0): cn00"]
-    assert ways_in(plan, facts, local=False) == []
+    assert place_lines(plan, facts) == ["Node 0: cn00"]
+    assert launch_lines(plan.tasks[0], facts) == ["Launching worker worker 0, node 0 (local_rank 0): cn00"]
+    assert access_lines(plan, facts, local=False) == []
     assert not needs_survey(plan)
 
 
@@ -263,7 +265,7 @@ def test_words_of_slurm_from_before_the_survey_count(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLURM_JOB_NODELIST", "cn[00-04]")
     earlier = "slurmstepd: error: *** JOB 4459 ON cn00 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***"
     (tmp_path / "log.err").write_text(f"{earlier}\n")
-    facts, steps = place_of(serving_plan(), tmp_path, 0.0, local=False)
+    facts, steps = locate_job(serving_plan(), tmp_path, 0.0, local=False)
     with (tmp_path / "log.err").open("a") as log:
         log.write("slurmstepd: error: *** JOB 4459 ON cn00 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n")
     steps.learn(dataclasses.replace(facts, port_offset=17))

@@ -11,13 +11,13 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.job_state import QUESTION_S, Course
+from launcher.run.job_state import QUESTION_S, JobState
 from launcher.run.orchestrator import load_plan
-from launcher.run.signals import Signals
-from launcher.run.stages import Readiness, Stages
-from launcher.run.stop_reasons import Stopping
-from launcher.run.tasks import Crew
-from launcher.steps.steps import Ending, Steps
+from launcher.run.signals import OrchestratorSignals
+from launcher.run.stages import ReadinessState, Stages
+from launcher.run.stop_reasons import StopReasons
+from launcher.run.tasks import JobTasks
+from launcher.steps.steps import ExternalEnd, Steps
 from tests.support.launcher import settled_run_dir
 
 
@@ -27,13 +27,13 @@ class Made:
     def __init__(self, place: Path, **ending: Any) -> None:
         run_dir = settled_run_dir(place, {"name": "job", "workers": [{"command": "true"}]})
         plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
-        self.steps, self.signals = Mock(spec=Steps), Signals()
-        self.steps.ending.return_value = Ending(**ending)
+        self.steps, self.signals = Mock(spec=Steps), OrchestratorSignals()
+        self.steps.ending.return_value = ExternalEnd(**ending)
         self.signals.ending, self.signals.ending_at = signal.SIGTERM, time.monotonic()
-        self.course = Course(facts, 30.0, self.signals)
-        self.crew = Crew(plan, facts, self.steps, self.course, self.signals, None)
-        stages = Stages(plan, facts, Readiness(plan, facts, self.steps))
-        self.stopping = Stopping(plan, facts, self.course, self.signals, self.crew, stages, None)
+        self.course = JobState(facts, 30.0, self.signals)
+        self.crew = JobTasks(plan, facts, self.steps, self.course, self.signals, None)
+        stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
+        self.stopping = StopReasons(plan, facts, self.course, self.signals, self.crew, stages, None)
         self._events = run_dir / run_files.EVENTS_FILE
 
     def signals_told(self) -> int:
@@ -48,7 +48,7 @@ def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
     made.stopping.heed_end()
     assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, True)
     now = time.monotonic()
-    for later_s, answer, asks in ((2.0, Ending(unanswered=True), False), (4.0, Ending(), True)):
+    for later_s, answer, asks in ((2.0, ExternalEnd(unanswered=True), False), (4.0, ExternalEnd(), True)):
         monkeypatch.setattr("launcher.run.slurm_end.time.monotonic", lambda moment=now + later_s: moment)
         made.steps.ending.return_value = answer
         made.stopping.heed_signals()
@@ -59,7 +59,7 @@ def test_workers_are_told_to_end_once_slurm_says_that_it_does_not(
     made.steps.ending.assert_not_called()
 
 
-def ask_again(made: Made, answer: Ending, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
+def ask_again(made: Made, answer: ExternalEnd, monkeypatch: pytest.MonkeyPatch, later_s: float = 2.0) -> None:
     """A turn some time after a question that nobody has answered."""
     now = time.monotonic()
     made.steps.ending.return_value = answer
@@ -73,7 +73,7 @@ def test_a_late_answer_tells_the_reason(tmp_path: Path, monkeypatch: pytest.Monk
     made.stopping.heed_end()
     assert made.course.stop is not None
     assert made.course.stop["reason"] == "cancelled"
-    ask_again(made, Ending(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
+    ask_again(made, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
     assert (made.course.stop["reason"], made.course.ask) == ("time_limit", False)
 
 
@@ -86,7 +86,7 @@ def test_nobody_is_told_to_end_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made.signals.ending = number
     made.stopping.heed_end()
     assert made.crew.inquiry.ends_by_itself
-    ask_again(made, Ending(), monkeypatch)
+    ask_again(made, ExternalEnd(), monkeypatch)
     assert (made.course.ask, made.crew.inquiry.ends_by_itself) == (False, False)
 
 
@@ -97,7 +97,7 @@ def test_nothing_is_asked_shortly_before_the_report_has_to_be_written(
     made.stopping.heed_end()
     made.steps.ending.reset_mock()
     made.course.deadline = time.monotonic() + QUESTION_S - 0.5
-    ask_again(made, Ending(), monkeypatch)
+    ask_again(made, ExternalEnd(), monkeypatch)
     made.steps.ending.assert_not_called()
 
 
@@ -117,7 +117,7 @@ def test_a_signal_ends_the_time_in_which_a_job_saves_before_it_is_queued_again(a
 def test_a_signal_is_told_once_also_where_its_reason_was_known_before(tmp_path: Path) -> None:
     made = Made(tmp_path)
     number, made.signals.ending = made.signals.ending, None
-    made.crew.inquiry.stop_for(Ending(True, "time_limit", "Slurm: the time limit was reached"), "")
+    made.crew.inquiry.stop_for(ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), "")
     stop, deadline = made.course.stop, made.course.deadline
     made.signals.ending, made.signals.ending_at = number, time.monotonic() + 4.0
     for _ in range(2):

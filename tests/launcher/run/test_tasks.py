@@ -18,19 +18,27 @@ from hypothesis import strategies as st
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task, read_manifest
-from exporter.workers.exit_reason import PEER_WINDOW_S, Stop
+from exporter.workers.exit_reason import PEER_WINDOW_S, JobStop
 from launcher.errors import SlurmError
 from launcher.plan.plan import Plan, RunFacts
-from launcher.report.exit_reasons import Failures, Judge, failures
+from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
-from launcher.run.job_state import OWN_TEARDOWN_S, Course
+from launcher.run.job_state import OWN_TEARDOWN_S, JobState
 from launcher.run.run_records import RunRecords, has_ended
-from launcher.run.signals import Signals
+from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, ASK_AFTER_S, ASK_AGAIN_S, NOTICE_GRACE_S, SIGNAL_LATE_S
-from launcher.run.tasks import Crew, is_work, units_of
+from launcher.run.tasks import JobTasks, is_awaited, task_groups
 from launcher.steps import slurm_steps as slurm
 from launcher.steps.slurm_steps import SlurmSteps
-from launcher.steps.steps import Ending, Running, Steps, run_environment, shared, step_entries, wrapped
+from launcher.steps.steps import (
+    ExternalEnd,
+    RunningTask,
+    Steps,
+    run_environment,
+    shared_variables,
+    step_entries,
+    wrapper_argv,
+)
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import clean_environment, job_spec, plan_of, read_json, settled_run_dir
 
@@ -54,22 +62,22 @@ def test_a_worker_is_a_unit_and_so_is_a_step() -> None:
             workers=[{"role": "a", "gpus": 2, "command": "x"}, {"role": "b", "count": 2, "command": "x"}],
         )
     )
-    names = [[planned.task.rank for planned in unit.tasks] for unit in units_of(plan.tasks)]
+    names = [[planned.task.rank for planned in unit.tasks] for unit in task_groups(plan.tasks)]
     assert names == [[0, 1], [2], [3]]
     together = [dataclasses.replace(planned, step="all") for planned in plan.tasks]
-    assert [len(unit.tasks) for unit in units_of(together)] == [4]
+    assert [len(unit.tasks) for unit in task_groups(together)] == [4]
 
 
 @pytest.mark.parametrize(("over", "work"), [({}, True), ({"critical": False}, False), ({"service": True}, False)])
 def test_the_job_waits_for_what_is_critical_and_serves_nobody(over: dict[str, Any], work: bool) -> None:
-    assert is_work(dataclasses.replace(plan_of().tasks[0], **over)) is work
+    assert is_awaited(dataclasses.replace(plan_of().tasks[0], **over)) is work
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=4))
 def test_shared_variables_and_those_of_its_own_are_the_environment_of_each(
     environments: list[dict[str, str]],
 ) -> None:
-    common = shared(environments)
+    common = shared_variables(environments)
     for environment in environments:
         own = {name: value for name, value in environment.items() if name not in common}
         assert {**common, **own} == environment
@@ -106,7 +114,7 @@ def test_a_task_with_all_gpus_of_its_node_sees_what_it_was_given(
     planned = dataclasses.replace(
         plan.tasks[0], narrowed=narrowed, task=dataclasses.replace(plan.tasks[0].task, gpus=gpus)
     )
-    argv = wrapped(plan, planned, facts_in(tmp_path), 0, first_gpu=first_gpu)
+    argv = wrapper_argv(plan, planned, facts_in(tmp_path), 0, first_gpu=first_gpu)
     given = argv[argv.index("--gpus") + 1] if "--gpus" in argv else None
     assert given == told
 
@@ -192,8 +200,8 @@ def test_the_log_of_a_task_that_was_told_to_end_is_not_read(tmp_path: Path, monk
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     manifest = read_manifest(run_dir)
     read = Mock(return_value=b"")
-    monkeypatch.setattr("launcher.report.exit_reasons.read_end", read)
-    judge, stop = Judge(manifest, 0, None), Stop("cancelled", "Slurm: cancelled", 10.0)
+    monkeypatch.setattr("launcher.report.exit_reasons.read_last_bytes", read)
+    judge, stop = ExitReasonFinder(manifest, 0, None), JobStop("cancelled", "Slurm: cancelled", 10.0)
     record = {"code": None, "signal": 15, "end": 11.0, "signals": [[10.5, 15, 1]]}
     assert judge.judge(manifest.tasks[0], 0, "cn00", record, stop)["reason"] == "cancelled"
     read.assert_not_called()
@@ -206,7 +214,7 @@ def test_what_was_ended_with_its_worker_is_no_failure_and_not_cancelled(tmp_path
     manifest = read_manifest(run_dir)
     stem = run_dir / "workers" / "worker_w0_rank0_a0_r0"
     record = {"code": 143, "signal": None, "end": 11.0, "signals": [[10.5, 15, 1]]}
-    judge = Judge(manifest, 0, None)
+    judge = ExitReasonFinder(manifest, 0, None)
     assert judge.judge(manifest.tasks[0], 0, "cn00", record, None)["reason"] == "cancelled"
     stop = {"reason": "terminated_peer", "cause": "worker_w0 rank 1 ended by app_error", "time": 10.0}
     run_files.write_json(f"{stem}.stop.json", {"stop": stop})
@@ -221,7 +229,7 @@ def test_the_cause_of_a_stop_is_told_when_no_worker_is_one(tmp_path: Path) -> No
     run_dir = run_dir_of(tmp_path, [{"command": "true"}])
     failed = {"worker": "orchestrator", "rank": None, "node": "cn00", "reason": "killed_unknown", "evidence": ["x"]}
     stop = {"reason": "terminated_peer", "cause": "x", "time": 10.0, "failed": failed}
-    run_files.write_state(str(run_dir), "completing", stop)
+    run_files.write_job_state(str(run_dir), "completing", stop)
     report = build_report(run_dir, now=20.0, ended=True)
     assert (report["state"], report["cause"]["worker"], report["cause"]["time"]) == ("FAILED", "orchestrator", 10.0)
 
@@ -241,19 +249,19 @@ class Made:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         (folder / run_files.WORKERS_DIR).mkdir()
-        self.plan, self.facts, self.signals = plan, facts_in(folder), Signals()
+        self.plan, self.facts, self.signals = plan, facts_in(folder), OrchestratorSignals()
         self.steps = Mock(spec=Steps, exact_status=False)
         self.steps.sweep.return_value = 0
         self.steps.is_over.return_value = True
         self.steps.start_tasks.side_effect = self._start
-        self.steps.ending.return_value = Ending()
-        self.course = Course(self.facts, 30.0, self.signals)
-        self.crew = Crew(plan, self.facts, self.steps, self.course, self.signals, None)
+        self.steps.ending.return_value = ExternalEnd()
+        self.course = JobState(self.facts, 30.0, self.signals)
+        self.crew = JobTasks(plan, self.facts, self.steps, self.course, self.signals, None)
         self.processes: list[Mock] = []
 
-    def _start(self, tasks: tuple[Any, ...], restart: int) -> list[Running]:
+    def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
         self.processes.append(Mock(spec=subprocess.Popen, poll=Mock(return_value=None)))
-        return [Running(planned, restart, self.processes[-1]) for planned in tasks]
+        return [RunningTask(planned, restart, self.processes[-1]) for planned in tasks]
 
     def tell_end(self, rank: int, code: int, **facts: Any) -> None:
         """The exit record of a task's first run."""
@@ -361,14 +369,14 @@ def test_slurm_is_asked_why_a_worker_was_told_to_end_however_long_a_turn_takes(
     made.tell_end(0, 143, **terminated(end=ended_at))
     made.tell_end(1, 143, **terminated(end=ended_at + 1.0))
     made.crew.reap()
-    made.steps.ending.return_value = Ending(unanswered=True)
+    made.steps.ending.return_value = ExternalEnd(unanswered=True)
     for waited_s in (NOTICE_GRACE_S + 1.0, ASK_AGAIN_S + 0.1):
         clock[0] += waited_s
         made.crew.reap()
         assert made.crew.ends == {}, "it may still be told why"
     assert made.steps.ending.call_count == 2
     clock[0] += ASK_AGAIN_S + 0.1
-    made.steps.ending.return_value = Ending(True, "time_limit", "Slurm: the time limit was reached")
+    made.steps.ending.return_value = ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")
     made.crew.reap()
     made.crew.reap()
     assert {end["reason"] for end in made.crew.ends.values()} == {"time_limit"}
@@ -398,7 +406,7 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
     plan = mpi_plan(["solve"])
     tasks = (dataclasses.replace(planned, restart_max=2, critical=False) for planned in plan.tasks)
     made = Made(tmp_path, dataclasses.replace(plan, tasks=tuple(tasks)))
-    made.steps.ending.return_value = Ending(by_itself=True)
+    made.steps.ending.return_value = ExternalEnd(by_itself=True)
     made.crew.start(made.plan.tasks)
     made.processes[0].poll.return_value = 143
     for rank in (0, 1):
@@ -416,7 +424,7 @@ def test_what_slurm_ends_is_not_started_again_nor_told_to_end_however_late_its_s
 def test_no_answer_about_a_failed_node_is_no_reason_to_end_what_slurm_ends(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
-    made.crew.inquiry.stop_for(Ending(failed_nodes=("cn01",), unanswered=True), "")
+    made.crew.inquiry.stop_for(ExternalEnd(failed_nodes=("cn01",), unanswered=True), "")
     assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry._again_at is None) == (
         False,
         True,
@@ -434,7 +442,7 @@ def test_who_saves_has_the_time_that_slurm_gives(
     made.crew.start(made.plan.tasks)
     ends_at = None if grace_s is None else time.time() + grace_s
     signal_by = None if ends_at is None else ends_at + SIGNAL_LATE_S
-    made.crew.inquiry.stop_for(Ending(True, "preempted", "Slurm", ends_at=ends_at), "")
+    made.crew.inquiry.stop_for(ExternalEnd(True, "preempted", "Slurm", ends_at=ends_at), "")
     assert made.course.deadline == pytest.approx(now + (grace_s or 0.0) + 27.0, abs=1.0)
     assert (made.course.ask, made.crew.inquiry.ends_by_itself, made.crew.inquiry.signal_by) == (False, True, signal_by)
 
@@ -442,11 +450,11 @@ def test_who_saves_has_the_time_that_slurm_gives(
 def test_the_name_of_a_failed_node_is_looked_for_until_its_tasks_are_judged(tmp_path: Path) -> None:
     made = Made(tmp_path, mpi_plan(["solve"]))
     made.crew.start(made.plan.tasks)
-    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: a node has failed")
+    made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
     made.crew.inquiry.stop_for(made.steps.ending(), "")
     assert made.course.stop is not None
     assert "nodes" not in made.course.stop
-    made.steps.ending.return_value = Ending(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
+    made.steps.ending.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
     made.tell_end(0, 143, **terminated())
     made.processes[0].poll.return_value = 137
     made.crew._killed_at = time.monotonic()  # what has left no record by now leaves none
@@ -465,7 +473,7 @@ def test_a_step_without_a_record_is_asked_to_end_by_its_name(tmp_path: Path, mon
     (slurm.folder / "steps" / "4459.7.name").write_text("worker_w1")
     (tmp_path / run_files.WORKERS_DIR).mkdir()
     steps, facts = SlurmSteps(plan, facts_in(tmp_path)), facts_in(tmp_path)
-    running = [Running(planned, 0, Mock(spec=subprocess.Popen)) for planned in plan.tasks]
+    running = [RunningTask(planned, 0, Mock(spec=subprocess.Popen)) for planned in plan.tasks]
     run_files.write_json(RunRecords(facts).path(plan.tasks[0], 0, "start"), {"step": "3"})
     steps.terminate(running)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
@@ -482,9 +490,9 @@ def test_a_killed_srun_takes_its_step_with_it(tmp_path: Path, monkeypatch: pytes
     for number, name in enumerate(names):
         (slurm.folder / "steps" / f"4459.{number}.name").write_text(name)
     steps = SlurmSteps(plan, facts_in(tmp_path))
-    ended = [Running(planned, 0, Mock(poll=Mock(return_value=137), returncode=137)) for planned in plan.tasks]
+    ended = [RunningTask(planned, 0, Mock(poll=Mock(return_value=137), returncode=137)) for planned in plan.tasks]
     assert (steps.sweep(ended[0]), steps.is_over(ended[0]), slurm.calls()) == (0, True, [])
-    killed = [Running(planned, 0, Mock(poll=Mock(return_value=-9), returncode=-9)) for planned in plan.tasks]
+    killed = [RunningTask(planned, 0, Mock(poll=Mock(return_value=-9), returncode=-9)) for planned in plan.tasks]
     assert [steps.sweep(running) for running in killed] == [0, 0]
     assert [steps.is_over(running) for running in killed] == [False, False]
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=KILL", "4459.0"]]
@@ -503,7 +511,7 @@ def test_a_step_that_nobody_can_ask_for_is_not_over(
     monkeypatch.setenv("PATH", str(tmp_path))
     plan = mpi_plan(["true"])
     steps = SlurmSteps(plan, facts_in(tmp_path))
-    killed = Running(plan.tasks[0], 0, Mock(poll=Mock(return_value=-9), returncode=-9))
+    killed = RunningTask(plan.tasks[0], 0, Mock(poll=Mock(return_value=-9), returncode=-9))
     steps.sweep(killed)
     for _ in range(2):
         steps._orphans_due = 0.0
@@ -530,11 +538,11 @@ def ends_of(reasons: list[tuple[int, int, str]]) -> list[tuple[Task, dict[str, A
 def test_the_first_of_the_failures_of_others_that_explain_an_end_is_found(
     told: list[tuple[int, int, str]], rank: int, end: int
 ) -> None:
-    kept, last = Failures(), dict[int, tuple[Task, dict[str, Any]]]()
+    kept, last = TaskFailures(), dict[int, tuple[Task, dict[str, Any]]]()
     for task, ended in ends_of(told):
         kept.take(task, ended)
         last[task.rank] = (task, ended)
-    others = [peer for other, peer in failures(last.values()) if other != rank]
+    others = [peer for other, peer in task_failures(last.values()) if other != rank]
     lately = [peer for peer in others if end - PEER_WINDOW_S <= peer.end <= end]
     found = kept.before(rank, end)
     assert [peer.end for peer in found] == sorted(peer.end for peer in lately)[:1]
@@ -597,7 +605,7 @@ def test_the_name_of_a_failed_node_may_come_after_the_word_that_one_has_failed(
 LONG_AGO = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:40:00 PreemptTime=2026-11-21T12:20:00"
 """A preemption that stays behind in a job that was suspended for it."""
 IN_GRACE = "StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T12:22:00 PreemptTime=2026-11-21T12:20:00"
-PREEMPTED = Ending(
+PREEMPTED = ExternalEnd(
     True,
     "preempted",
     "Slurm: preempted by another job, with a grace time",
@@ -608,12 +616,12 @@ PREEMPTED = Ending(
 @pytest.mark.parametrize(
     ("shown", "told"),
     [
-        ("JobState=RUNNING Reason=None", Ending()),
-        ("JobState=COMPLETING Reason=None", Ending(by_itself=True)),
-        ("JobState=COMPLETING Reason=TimeLimit", Ending(True, "time_limit", "Slurm: the time limit was reached")),
-        (f"JobState=COMPLETING Reason=None {LONG_AGO}", Ending(by_itself=True)),
+        ("JobState=RUNNING Reason=None", ExternalEnd()),
+        ("JobState=COMPLETING Reason=None", ExternalEnd(by_itself=True)),
+        ("JobState=COMPLETING Reason=TimeLimit", ExternalEnd(True, "time_limit", "Slurm: the time limit was reached")),
+        (f"JobState=COMPLETING Reason=None {LONG_AGO}", ExternalEnd(by_itself=True)),
         (f"JobState=RUNNING Reason=None {IN_GRACE}", PREEMPTED),
-        (None, Ending(unanswered=True)),
+        (None, ExternalEnd(unanswered=True)),
     ],
     ids=[
         *("it runs", "it is being ended", "at its time limit", "cancelled after a preemption"),
@@ -621,7 +629,7 @@ PREEMPTED = Ending(
     ],
 )
 def test_what_slurm_is_asked_about_the_end_of_a_job(
-    shown: str | None, told: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: str | None, told: ExternalEnd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def show(*_: object, **__: object) -> str:
         if shown is None:

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from launcher.errors import LauncherError
-from launcher.jobfile.redaction import redacted
+from launcher.jobfile.redaction import redacted_job
 from launcher.rundir.secrets_file import SECRETS_FILE, read_secrets, write_secrets
 from launcher.steps.steps import run_environment
 from tests.support.fake_slurm import FakeSlurm
@@ -117,7 +117,7 @@ def test_values_of_secret_looking_names_are_left_out_of_what_others_read() -> No
         },
         sweep={"grid": {"env.HF_TOKEN": [SECRET, SECRET], "resources.nodes": [1, 2]}},
     )
-    body = redacted(spec)
+    body = redacted_job(spec)
     assert SECRET not in json.dumps(body)
     assert body["env"] == {"HF_TOKEN": "<redacted>", "PLAIN": "p"}
     told = {"api-key": "<redacted>", "max-total-tokens": 8192, "tokenizer-path": "/models/t"}

@@ -17,7 +17,7 @@ from exporter.machine.procfs import is_zombie
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run import sidecars
 from launcher.run.sidecars import Sidecars
-from launcher.rundir.targets import Targets, engine_groups, read_sidecars, target_groups
+from launcher.rundir.targets import TargetFiles, engine_target_groups, read_sidecars, sidecar_target_groups
 from launcher.steps.steps import Steps
 from tests.support.launcher import HARD_NAMES, plan_of, poll
 
@@ -47,14 +47,14 @@ def test_sidecars_of_this_attempt_are_found(run_dir: Path) -> None:
 
 def test_a_target_has_the_labels_of_its_series() -> None:
     record = {"address": "cn01:9410", "labels": {"job_id": "4459", "node": "cn01"}}
-    assert target_groups([record]) == [
+    assert sidecar_target_groups([record]) == [
         {"targets": ["cn01:9410"], "labels": {"job_id": "4459", "node": "cn01", "job": "gpujob-sidecar"}}
     ]
 
 
 def test_targets_are_published_where_prometheus_looks_and_taken_away(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    targets = Targets(run_dir, str(tmp_path / "site"))
+    targets = TargetFiles(run_dir, str(tmp_path / "site"))
     files = [run_dir / "targets.json", tmp_path / "site/gpujob-4459_job_20251122_041341.json"]
     assert targets.publish([]) is False
     assert targets.publish(GROUPS) is True
@@ -70,7 +70,7 @@ def test_targets_are_published_where_prometheus_looks_and_taken_away(run_dir: Pa
 
 
 def test_a_directory_that_is_not_there_is_told_and_the_rest_is_written(run_dir: Path, tmp_path: Path) -> None:
-    targets = Targets(run_dir, str(tmp_path / "none"))
+    targets = TargetFiles(run_dir, str(tmp_path / "none"))
     targets.publish(GROUPS)
     (problem,) = targets.problems
     assert problem.startswith(f"cannot write targets to {tmp_path}/none/gpujob-")
@@ -82,7 +82,7 @@ def test_hostile_names_make_a_plain_file_name(tmp_path: Path) -> None:
     run_dir = tmp_path / f"4459_{''.join(HARD_NAMES)}"
     run_dir.mkdir()
     (tmp_path / "site").mkdir()
-    Targets(run_dir, str(tmp_path / "site")).publish(GROUPS)
+    TargetFiles(run_dir, str(tmp_path / "site")).publish(GROUPS)
     (path,) = (tmp_path / "site").iterdir()
     assert path.name.startswith("gpujob-4459_")
     assert path.suffix == ".json"
@@ -116,11 +116,11 @@ PREFILL = {"node": "cn02", "worker": "prefill_w0", "role": "prefill", "rank": "2
 
 def test_engines_that_are_up_are_targets_where_they_serve_metrics() -> None:
     facts = RunFacts("4459", Path("/runs/1"), ("cn01", "cn02"), addresses=("10.0.0.1", "fd00::2"), port_offset=17)
-    assert engine_groups(serving_plan(), facts, LABELS, range(4)) == [
+    assert engine_target_groups(serving_plan(), facts, LABELS, range(4)) == [
         engine("10.0.0.1:6117", "/metrics", **DECODE),
         engine("[fd00::2]:7517", "/a/b", **PREFILL),
     ]
-    assert engine_groups(serving_plan(), facts, LABELS, {1, 2}) == [engine("[fd00::2]:7517", "/a/b", **PREFILL)]
+    assert engine_target_groups(serving_plan(), facts, LABELS, {1, 2}) == [engine("[fd00::2]:7517", "/a/b", **PREFILL)]
 
 
 class OneSidecar:

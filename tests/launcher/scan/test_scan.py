@@ -16,17 +16,17 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.manifest import LogPattern
-from exporter.logs.lexicon import own_pattern
-from exporter.logs.lexicon_reader import make_lexicon
+from exporter.logs.lexicon import compile_job_pattern
+from exporter.logs.lexicon_reader import build_lexicon
 from exporter.logs.packs_reader import pack_names
-from exporter.logs.patterns import Kind
+from exporter.logs.patterns import PatternKind
 from launcher.cli.main import commands
 from launcher.scan import scan as scanning
-from launcher.scan.log_file import pieces, refusal
-from launcher.scan.position import Totals
-from launcher.scan.scan import Found, LogReport, Record, scan_log, scan_logs
-from launcher.scan.suggestions import Candidate, progress_lines, suggestion
-from launcher.scan.text import render, to_json
+from launcher.scan.log_file import read_chunks, refusal_text
+from launcher.scan.position import ExpectedTotals
+from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, scan_logs
+from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest_pattern
+from launcher.scan.text import render_scan, scan_to_json
 from tests.launcher.conftest import Golden
 from tests.support.launcher import gpujob
 
@@ -61,18 +61,18 @@ def folder(tmp_path: Path) -> Path:
 
 def report_of(
     path: Path, text: bytes, pack: str = "generic", own: Mapping[str, str] | None = None, *, count_all: bool = False
-) -> LogReport:
+) -> LogScan:
     path.write_bytes(text)
-    lexicon = make_lexicon(pack, [LogPattern(name, regex) for name, regex in (own or {}).items()])
+    lexicon = build_lexicon(pack, [LogPattern(name, regex) for name, regex in (own or {}).items()])
     return scan_log(str(path), lexicon, count_all=count_all)
 
 
-def by_name(report: LogReport) -> dict[str, Found]:
+def by_name(report: LogScan) -> dict[str, PatternResult]:
     """What was found by each pattern of the user."""
     return {found.name: found for found in report.found if found.own}
 
 
-def place_of(found: Found) -> tuple[int, int]:
+def place_of(found: PatternResult) -> tuple[int, int]:
     assert found.last is not None
     return found.last.line, found.last.offset
 
@@ -135,7 +135,7 @@ def test_a_log_that_turns_out_late_to_be_of_another_pack_is_searched_again(
     noise = b"nothing is said in this line\n" * (5 << 15)
     bar = b"Training:  10%|#         | 10/100 [00:05<00:45,  2.00it/s]\n"
     report = report_of(tmp_path / "a.log", b"Processed 1/2 items\n" + noise + bar, "auto")
-    found = {entry.name: entry for entry in report.found if entry.kind is Kind.POSITION and entry.last}
+    found = {entry.name: entry for entry in report.found if entry.kind is PatternKind.POSITION and entry.last}
     assert (report.pack, found["bar"].done, found["items"].done) == ("tqdm", 10, 1)
 
 
@@ -167,9 +167,9 @@ def test_a_log_with_a_hole_at_its_top_is_text(tmp_path: Path) -> None:
     assert place_of(found) == (4, 200_000 + LOG.index(b"Processed 14"))
 
 
-def test_the_readme_names_every_pack() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    assert not [name for name in pack_names() if f"`{name}`" not in readme]
+def test_the_page_of_packs_names_every_pack() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "log-packs.md").read_text(encoding="utf-8")
+    assert not [name for name in pack_names() if f"`{name}`" not in page]
 
 
 UNREADABLE = """gpujob: 2 logs cannot be read
@@ -206,11 +206,11 @@ def test_a_log_that_fails_while_it_is_read_is_named_beside_the_others(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "pread", refuse)
-    reports, (error,) = scan_logs([str(folder / "train.log")], make_lexicon("generic"))
+    reports, (error,) = scan_logs([str(folder / "train.log")], build_lexicon("generic"))
     assert (reports, error.problem) == ([], "cannot be read (Input/output error); is its file system there?")
-    _, (error,) = scan_logs(["/dev/null"], make_lexicon())
+    _, (error,) = scan_logs(["/dev/null"], build_lexicon())
     assert error.problem.startswith("is not a regular file; ")
-    assert to_json([], [error])["errors"] == [{"path": "/dev/null", "problem": error.problem}]
+    assert scan_to_json([], [error])["errors"] == [{"path": "/dev/null", "problem": error.problem}]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_log_that_fails_while_it_is_read_is_named_beside_the_others(
     [(errno.EACCES, "chmod +r"), (errno.ENOTDIR, "check the name"), (errno.ESTALE, "is its file system there?")],
 )
 def test_a_log_that_is_refused_is_told_with_the_cure(number: int, cure: str) -> None:
-    assert cure in refusal(OSError(number, os.strerror(number)))
+    assert cure in refusal_text(OSError(number, os.strerror(number)))
 
 
 TRAINING = b"Batch 10/100\nBatch 20/100\nBatch 30/100\n"
@@ -263,7 +263,9 @@ def test_a_worker_that_evaluates_stands_where_it_was(tmp_path: Path) -> None:
     )
     assert report.position is not None
     assert (report.position.done, report.position.epoch) == (100, 1)
-    assert "  position 100 batches, in epoch 1, by epoch_bar, and another counter goes on after it" in render([report])
+    assert "  position 100 batches, in epoch 1, by epoch_bar, and another counter goes on after it" in render_scan(
+        [report]
+    )
 
 
 def test_the_epochs_of_the_job_file_give_the_position_its_total(folder: Path) -> None:
@@ -271,7 +273,7 @@ def test_the_epochs_of_the_job_file_give_the_position_its_total(folder: Path) ->
     (folder / "job.yaml").write_text(JOB.replace("pack: generic", "total_epochs: 10"))
     position = scanned(folder, "--config", "job.yaml")["position"]
     assert (position["done"], position["total"], position["unit"]) == (345, 1000, "batches")
-    found = scan_log(str(folder / "train.log"), make_lexicon(), Totals(epochs=5)).position
+    found = scan_log(str(folder / "train.log"), build_lexicon(), ExpectedTotals(epochs=5)).position
     assert found is not None
     assert (found.done, found.total) == (345, 500)
     (folder / "train.log").write_bytes(b"at step 7\n")
@@ -285,16 +287,16 @@ def test_a_last_record_without_an_end_is_marked_and_not_in_the_position(tmp_path
     path = tmp_path / "a.log"
     whole = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items\n")
     assert whole.unfinished is None
-    assert "unfinished" not in "\n".join(render([whole]))
+    assert "unfinished" not in "\n".join(render_scan([whole]))
     half = report_of(path, b"Processed 14/400 items\nProcessed 15/400 items")
-    assert half.unfinished == Record(23, "Processed 15/400 items", 2, unfinished=True)
+    assert half.unfinished == ScanRecord(23, "Processed 15/400 items", 2, unfinished=True)
     assert half.position is not None
     assert half.position.done == 14
     found = next(found for found in half.found if found.name == "items")
     assert (found.done, found.last) == (15, half.unfinished)
-    body = to_json([half])["logs"][0]
+    body = scan_to_json([half])["logs"][0]
     assert body["unfinished"]["unfinished"] is True
-    shown = render([half])
+    shown = render_scan([half])
     assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)
 
@@ -317,7 +319,7 @@ def test_for_a_half_written_line_no_pattern_is_suggested(tmp_path: Path) -> None
 
 
 def suggested_names(*lines: str, names: Sequence[str] = ()) -> list[str | None]:
-    candidates = [Candidate(line.encode(), 0) for line in lines]
+    candidates = [ProgressCandidate(line.encode(), 0) for line in lines]
     found = [suggested for _, suggested in progress_lines(candidates, lambda _: False, names)]
     return [None if suggested is None else suggested[0] for suggested in found]
 
@@ -331,7 +333,7 @@ def test_no_two_suggestions_have_one_name_and_all_can_be_used_together(tmp_path:
     for line, numbers in lines.items():
         report = report_of(tmp_path / "a.log", f"{line}\n".encode(), own=own)
         (last,) = (found for found in by_name(report).values() if found.last)
-        assert (last.kind, last.unit, last.done, last.total) == (Kind.POSITION, "items", *numbers)
+        assert (last.kind, last.unit, last.done, last.total) == (PatternKind.POSITION, "items", *numbers)
 
 
 def test_nothing_is_suggested_once_all_names_for_what_is_counted_are_taken() -> None:
@@ -372,7 +374,7 @@ def test_an_empty_log_is_said_to_be_empty(tmp_path: Path) -> None:
 
 def test_what_could_move_the_cursor_is_not_shown(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"v=\x1b]0;title\x07\x1b[2J\x08 3\n", own={"v": "v=(?:.*) (.*)"})
-    shown = json.dumps(to_json([report]))
+    shown = json.dumps(scan_to_json([report]))
     assert not re.search(r"\\u00[01]|\\b", shown)
     assert by_name(report)["v"].values == {"v": 3.0}
 
@@ -423,7 +425,7 @@ def test_a_log_searched_in_parts_says_the_same_as_a_whole(
 def test_pieces_are_whole_records_that_make_up_the_log(text: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("launcher.scan.log_file.CHUNK_BYTES", size)
-        found = list(pieces(lambda offset, count: text[offset : offset + count], 0, len(text)))
+        found = list(read_chunks(lambda offset, count: text[offset : offset + count], 0, len(text)))
     assert b"".join(piece for piece, _ in found) == text
     assert [offset for _, offset in found] == [sum(len(piece) for piece, _ in found[:n]) for n in range(len(found))]
     assert not any(
@@ -451,21 +453,21 @@ def test_pieces_are_whole_records_that_make_up_the_log(text: bytes, size: int) -
 def test_a_suggested_pattern_finds_the_position_in_its_line(
     tmp_path: Path, line: str, name: str, done: int, total: int | None
 ) -> None:
-    suggested = suggestion(line.encode())
+    suggested = suggest_pattern(line.encode())
     assert suggested is not None
     assert suggested[0] == name
     found = by_name(report_of(tmp_path / "a.log", f"{line}\n".encode(), own=dict([suggested])))[name]
-    assert (found.kind, found.done, found.total) == (Kind.POSITION, done, total)
+    assert (found.kind, found.done, found.total) == (PatternKind.POSITION, done, total)
 
 
 @pytest.mark.parametrize("line", ["[ 12/ 400]", "worker 3: 17 left", "6.9 it/s", "2026/03/01 12:00:00", "v1.2/3.4"])
 def test_no_pattern_is_made_of_numbers_that_say_no_position(line: str) -> None:
-    assert suggestion(line.encode()) is None
+    assert suggest_pattern(line.encode()) is None
 
 
 @given(st.text(max_size=80))
 @example("a" * 60 + " 3/4")
 @example("\\ (x 3/4")
 def test_a_suggestion_is_always_a_pattern_that_can_be_used(line: str) -> None:
-    suggested = suggestion(line.encode("utf-8", "replace"))
-    assert suggested is None or own_pattern(*suggested).kind is Kind.POSITION
+    suggested = suggest_pattern(line.encode("utf-8", "replace"))
+    assert suggested is None or compile_job_pattern(*suggested).kind is PatternKind.POSITION

@@ -11,7 +11,7 @@ import yaml
 
 from launcher.plan.plan import Plan
 from launcher.rundir.files import plan_files
-from launcher.show.json_view import AT_ONCE, describe_plan, json_pieces, planned_facts
+from launcher.show.json_view import AT_ONCE, describe_plan, dump_json_chunks, planned_facts
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
@@ -116,8 +116,10 @@ def test_the_command_of_a_process_is_its_own_and_not_that_of_its_container(runti
 @pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
 def test_an_object_in_pieces_is_the_text_that_json_has_for_it(count: int, hard_name: str) -> None:
     body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
-    assert "".join(json_pieces(body)) == json.dumps(body, ensure_ascii=False)
-    assert "".join(json_pieces({**body, "last": [count]})) == json.dumps({**body, "last": [count]}, ensure_ascii=False)
+    assert "".join(dump_json_chunks(body)) == json.dumps(body, ensure_ascii=False)
+    assert "".join(dump_json_chunks({**body, "last": [count]})) == json.dumps(
+        {**body, "last": [count]}, ensure_ascii=False
+    )
 
 
 def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.plan.plan import Plan
-from launcher.programs.wrapper import visible_devices
+from launcher.programs.wrapper import task_visible_devices
 from launcher.show.local_view import describe_local, local_facts, render_local
 from launcher.steps import local_steps
 from tests.support.launcher import clean_environment, gpujob, job_spec, plan_of
@@ -65,7 +65,7 @@ def test_gpus_are_those_that_the_wrappers_give(devices: str | None) -> None:
     found = describe_local(plan, local_facts(plan, "lab"), devices)
     told = [process["cuda_visible_devices"] for process in found["processes"]]
     assert told == [
-        visible_devices(word, None if devices is None else devices.encode()).decode()
+        task_visible_devices(word, None if devices is None else devices.encode()).decode()
         for word in ("0", "1", "2", "3", "")
     ]
     assert told == {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
-from launcher.plan.container import mounts
+from launcher.plan.container import container_mounts
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, Plan, TaskPlan
 from launcher.show.json_view import planned_facts
 from launcher.show.picture import WIDTH, draw_nodes, draw_plan
@@ -149,7 +149,7 @@ def test_a_role_in_a_container_says_so() -> None:
     workers = [{"role": "in", "command": "x"}, {"role": "out", "command": "y", "container": False}]
     plan = plan_of(job_spec(container=container, workers=workers))
     text = draw_plan(plan, "#!script\n", planned_facts(plan))
-    count = len(mounts(plan, plan.tasks[0], planned_facts(plan)))
+    count = len(container_mounts(plan, plan.tasks[0], planned_facts(plan)))
     assert f"  x\n  in /i/sgl.sqsh by pyxis, {count} mounts\nout: 1 process" in text
     assert text.count("by pyxis") == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.show.sources import Sources, explain, render, sources_of
+from launcher.show.sources import SourceNames, explain_values, render_sources, source_names
 from tests.launcher.check.planned_jobs import subject_of
 from tests.launcher.conftest import Golden
 from tests.support.launcher import clean_environment, gpujob
@@ -35,14 +35,14 @@ JOB: dict[str, Any] = {
     "env": {"A": "1"},
     "secrets": ["HF_TOKEN"],
 }
-SOURCES = Sources("job.yaml", "gpujob.yaml", "in or above the working directory")
+SOURCES = SourceNames("job.yaml", "gpujob.yaml", "in or above the working directory")
 
 
 def test_every_value_is_told_with_its_source(tmp_path: Path, golden: Golden) -> None:
     subject = subject_of(tmp_path, local=False, cluster=CLUSTER, environ={"SBATCH_PARTITION": "x"}, **JOB)
-    rows = explain(subject, SOURCES)
+    rows = explain_values(subject, SOURCES)
     here = str(Path(__file__).resolve().parents[3])
-    table = "\n".join(render(tuple(row for row in rows if here not in str(row.value)))) + "\n"
+    table = "\n".join(render_sources(tuple(row for row in rows if here not in str(row.value)))) + "\n"
     golden("launcher/explain.txt", re.sub(" {2,}", "  ", table.replace(str(tmp_path), "FOLDER")))
     assert "hunter2" not in str(rows)
 
@@ -59,22 +59,22 @@ def test_the_job_file_comes_first(
     slurm: dict[str, Any], cluster: dict[str, Any], value: str | None, source: str, tmp_path: Path
 ) -> None:
     subject = subject_of(tmp_path, local=False, cluster=cluster, slurm=slurm)
-    (row,) = (row for row in explain(subject, SOURCES) if row.key == "slurm.partition")
+    (row,) = (row for row in explain_values(subject, SOURCES) if row.key == "slurm.partition")
     assert (row.value, row.source) == (value, source)
     assert subject.plan.slurm["partition"] == value
 
 
 def test_the_cluster_file_is_told_with_how_it_was_found(tmp_path: Path) -> None:
-    assert sources_of("j", {}, tmp_path).cluster is None
+    assert source_names("j", {}, tmp_path).cluster is None
     home = tmp_path / "home/.config/gpujob"
     home.mkdir(parents=True)
     (home / "config.yaml").write_text("")
     environ = {"HOME": str(tmp_path / "home")}
-    assert sources_of("j", environ, tmp_path) == Sources("j", str(home / "config.yaml"), "the user's own")
+    assert source_names("j", environ, tmp_path) == SourceNames("j", str(home / "config.yaml"), "the user's own")
     (tmp_path / "gpujob.yaml").write_text("")
-    assert sources_of("j", environ, tmp_path).found_by == "in or above the working directory"
+    assert source_names("j", environ, tmp_path).found_by == "in or above the working directory"
     named = {**environ, "GPUJOB_CONFIG": str(home / "config.yaml")}
-    assert sources_of("j", named, tmp_path).found_by == "environment: GPUJOB_CONFIG"
+    assert source_names("j", named, tmp_path).found_by == "environment: GPUJOB_CONFIG"
 
 
 def test_the_command_explains_as_text_and_as_an_object(tmp_path: Path) -> None:

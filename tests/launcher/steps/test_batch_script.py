@@ -15,12 +15,12 @@ from launcher.steps.batch_script import (
     allocated_nodes,
     component_ids,
     component_of,
-    directives,
-    own_environment,
+    job_directives,
     render_sbatch,
     sbatch_arguments,
-    scrub,
+    scrub_environment,
     srun_argv,
+    without_outer_components,
 )
 from tests.launcher.conftest import Golden
 from tests.support.launcher import clean_environment, job_spec, plan_of
@@ -180,7 +180,7 @@ def options_of(script: str) -> Iterator[str]:
 def test_sbatch_reads_each_value_as_it_was_meant(hard_name: str) -> None:
     spec = job_spec(name=hard_name, slurm={"account": hard_name, "directives": {"comment": hard_name, "requeue": True}})
     plan = plan_of(spec, workdir=f"/data/{hard_name}")
-    expected = [f"--{name}" + ("" if value is None else f"={value}") for name, value in directives(plan)]
+    expected = [f"--{name}" + ("" if value is None else f"={value}") for name, value in job_directives(plan)]
     on_command_line = sbatch_arguments(plan)
     found = list(options_of(render_sbatch(plan)))
     assert sorted(found + on_command_line) == sorted(expected)
@@ -189,7 +189,7 @@ def test_sbatch_reads_each_value_as_it_was_meant(hard_name: str) -> None:
 
 
 def test_a_percent_sign_begins_no_replacement_but_that_of_the_job_id() -> None:
-    found = dict(directives(plan_of(workdir="/home/ana/100%j")))
+    found = dict(job_directives(plan_of(workdir="/home/ana/100%j")))
     assert found["output"] == "/home/ana/100%%j/logs/%j_job_20251122_041341/log.out"
     assert found["chdir"] == "/home/ana/100%j"
 
@@ -201,12 +201,12 @@ def test_a_folder_may_be_called_like_the_placeholder_of_the_job_id(tmp_path: Pat
     plan = plan_of(workdir="/data/{job_id}")
     plan = Plan(**{**plan.__dict__, "python": str(python)})
     assert run_script(plan, tmp_path)[-1] == "/data/{job_id}/logs/4459_job_20251122_041341"
-    assert dict(directives(plan))["output"] == "/data/{job_id}/logs/%j_job_20251122_041341/log.out"
+    assert dict(job_directives(plan))["output"] == "/data/{job_id}/logs/%j_job_20251122_041341/log.out"
     assert plan.run_dir("4459") == Path("/data/{job_id}/logs/4459_job_20251122_041341")
 
 
 def test_a_job_name_is_reduced_to_what_is_safe(hard_name: str) -> None:
-    name = dict(directives(plan_of(job_spec(name=hard_name))))["job-name"]
+    name = dict(job_directives(plan_of(job_spec(name=hard_name))))["job-name"]
     assert name is not None
     assert not set(name) & set("\n \"'$`*?[]{}()<>|&;\\#%,/")
 
@@ -287,8 +287,10 @@ def test_a_step_is_addressed_in_the_component_of_its_nodes() -> None:
     assert component_ids(ids, "7") == ("7", "8")
     assert component_ids({"SLURM_JOB_ID": "7"}, "7") == ("7",)
     inherited = {**ids, "SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_PACK_GROUP_1": "d1"}
-    assert own_environment(inherited, het=True) == inherited
-    assert own_environment(inherited, het=False) == {"SLURM_JOB_ID": "9"}, "of the job from which it was submitted"
+    assert without_outer_components(inherited, het=True) == inherited
+    assert without_outer_components(inherited, het=False) == {"SLURM_JOB_ID": "9"}, (
+        "of the job from which it was submitted"
+    )
     apart = plan_of(
         job_spec(
             workers=[{"role": role, "command": "serve"} for role in ("prefill", "decode")],
@@ -384,4 +386,4 @@ def test_a_step_gets_nothing_that_the_batch_step_was_given_for_itself() -> None:
         *("SLURM_JOB_END_TIME", "SLURM_JOB_NUM_NODES", "PATH", "HOME", "CUDA_VISIBLE_DEVICES", "MY_SLURM_NTASKS"),
         "GPUJOB_HISTORY_DIR",
     }
-    assert set(scrub(dict.fromkeys(leaking | kept, "x"))) == kept
+    assert set(scrub_environment(dict.fromkeys(leaking | kept, "x"))) == kept

@@ -155,12 +155,12 @@ def test_a_job_is_planned_once(slurm: FakeSlurm, folder: Path, monkeypatch: pyte
     slurm.say("scontrol", "config", "KillWait                = 77 sec\n")
     made: list[str] = []
 
-    def counted(job: str, **options: Any) -> planned_job.Subject:
+    def counted(job: str, **options: Any) -> planned_job.PlannedJob:
         made.append(job)
         return make_subject(job, **options)
 
-    make_subject = planned_job.make_subject
-    monkeypatch.setattr(planned_job, "make_subject", counted)
+    make_subject = planned_job.read_planned_job
+    monkeypatch.setattr(planned_job, "read_planned_job", counted)
     done = CliRunner().invoke(commands, ["submit", "job.yaml", "--json"])
     assert done.exit_code == 0, done.output
     assert made == ["job.yaml"]

@@ -22,13 +22,13 @@ from launcher.sweep.directory import (
     arrays_in_queue,
     dump_record,
     find_sweep_dir,
-    look,
     parse_record,
+    points_to_resume,
+    read_point_states,
     read_queue,
     read_record,
     render_states,
     sweep_status,
-    to_resume,
     with_runs,
     write_record,
 )
@@ -96,7 +96,7 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
     run_dir(home, names[5])
     slurm.say("squeue", "out", "4459_2|RUNNING\n4459_3|PENDING\n")
     record = record_of(*((name,) for name in names), ())
-    states = look(home, record)
+    states = read_point_states(home, record)
     assert [state.state for state in states] == [
         *("COMPLETED", "FAILED", "RUNNING", "PENDING", MISSING, "UNKNOWN", MISSING)
     ]
@@ -104,7 +104,7 @@ def test_points_stand_as_their_reports_and_the_queue_say(tmp_path: Path, slurm: 
     assert (states[0].items, states[1].cause) == (1e6, cause)
     (call,) = slurm.calls()
     assert call["argv"] == ["-h", "-r", "-j", "4459", "-o", "%i|%T"]
-    assert to_resume(states) == (1, 4, 5, 6)
+    assert points_to_resume(states) == (1, 4, 5, 6)
     assert sweep_status(states) == 10
     assert sweep_status(states[:2]) == 1
     assert sweep_status(states[:1]) == 0
@@ -152,7 +152,7 @@ def test_a_point_without_a_failed_worker_says_what_stopped_it_or_what_it_lacks(
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "COMPLETED")
     run_files.write_json(tmp_path / "s" / name / run_files.REPORT_FILE, {"attempt": 0, "cause": None, **report})
-    (state,) = look(tmp_path / "s", record_of((name,)))
+    (state,) = read_point_states(tmp_path / "s", record_of((name,)))
     assert state.cause == expected
 
 
@@ -163,7 +163,7 @@ def test_a_job_that_was_put_back_into_the_queue_waits_whatever_its_report_says(
     run_dir(tmp_path / "s", name, "PREEMPTED")
     run_dir(tmp_path / "s", "4459_1_p1_20251122_041341", began=False)
     slurm.say("squeue", "out", "4459_0|PENDING\n")
-    states = look(tmp_path / "s", record_of((name,), ("4459_1_p1_20251122_041341",)))
+    states = read_point_states(tmp_path / "s", record_of((name,), ("4459_1_p1_20251122_041341",)))
     assert [state.state for state in states] == ["PENDING", MISSING]
 
 
@@ -176,11 +176,11 @@ def test_a_point_that_was_requeued_is_on_its_way_while_the_queue_has_it(
     path = tmp_path / "s" / name / run_files.REPORT_FILE
     run_files.write_json(path, {**(run_files.read_json(path) or {}), "requeued": True})
     slurm.say("squeue", "out", f"4459_0|{at}\n")
-    states = look(tmp_path / "s", record_of((name,)))
+    states = read_point_states(tmp_path / "s", record_of((name,)))
     assert [point.state for point in states] == [state]
-    assert to_resume(states) == ()
+    assert points_to_resume(states) == ()
     slurm.say("squeue", "out", "")
-    assert to_resume(look(tmp_path / "s", record_of((name,)))) == (0,)
+    assert points_to_resume(read_point_states(tmp_path / "s", record_of((name,)))) == (0,)
 
 
 def test_arrays_of_which_something_is_left_are_those_in_the_queue() -> None:
@@ -190,7 +190,7 @@ def test_arrays_of_which_something_is_left_are_those_in_the_queue() -> None:
 
 def test_slurm_is_not_asked_once_all_have_ended(tmp_path: Path, slurm: FakeSlurm) -> None:
     run_dir(tmp_path / "s", "4459_0_p0_20251122_041341", "COMPLETED")
-    look(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
+    read_point_states(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
     assert slurm.calls() == []
 
 
@@ -199,7 +199,7 @@ def test_the_last_run_of_a_point_counts(tmp_path: Path, slurm: FakeSlurm) -> Non
     run_dir(tmp_path / "s", first, "FAILED")
     run_dir(tmp_path / "s", last, "COMPLETED")
     record = with_runs(record_of((first,)), {0: last})
-    (state,) = look(tmp_path / "s", record)
+    (state,) = read_point_states(tmp_path / "s", record)
     assert (state.state, state.runs) == ("COMPLETED", 2)
 
 
@@ -210,7 +210,7 @@ def test_a_queue_that_does_not_answer_is_no_empty_queue(tmp_path: Path, slurm: F
     assert read_queue((SweepArray("4459", "0", 1.0),)) == {}
     slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
     assert read_queue((SweepArray("4459", "0", 1.0),)) is None
-    (state,) = look(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
+    (state,) = read_point_states(tmp_path / "s", record_of(("4459_0_p0_20251122_041341",)))
     assert state.state == "UNKNOWN"
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.rundir.job_ids import task_ranges
-from launcher.show.sources import Sources
+from launcher.show.sources import SourceNames
 from launcher.sweep.plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
 from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_explained, render_sweep
 from tests.support.launcher import gpujob
@@ -202,7 +202,7 @@ def test_points_that_need_more_nodes_than_there_are_are_named(folder: Path) -> N
         )
 
 
-SOURCES = Sources("job.yaml", None, "there is none")
+SOURCES = SourceNames("job.yaml", None, "there is none")
 
 
 def explained(sweep: PlannedSweep, index: int = 0) -> dict[str, tuple[Any, str]]:
@@ -238,7 +238,7 @@ def test_an_alias_is_told_with_the_part_of_the_sweep_that_says_it() -> None:
         {"resources.nodes": 2}]}  # fmt: skip
     made = planned(cluster={"models": {"dsr1": "/models/DSR1"}}, sweep=sweep, model={})
     one = made.points[0]
-    rows = [(row.key, row.value, row.source) for row in explain_point(made, one, Sources("job.yaml", "c.yaml", ""))]
+    rows = [(row.key, row.value, row.source) for row in explain_point(made, one, SourceNames("job.yaml", "c.yaml", ""))]
     assert [row for row in rows if row[0] in ("model.path", "resources.nodes")] == [
         ("model.path", "dsr1", "job.yaml: sweep.grid.model.path[0]"),
         ("resources.nodes", 2, "job.yaml: sweep.list[0].resources.nodes"),

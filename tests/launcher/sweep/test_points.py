@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import JobSpec
-from launcher.plan.plan import file_word
+from launcher.plan.plan import safe_file_word
 from launcher.sweep.names import MOST_NAME, short_name
-from launcher.sweep.points import MOST_POINTS, Sweep, check_points, expand, read_sweep
+from launcher.sweep.points import MOST_POINTS, ExpandedSweep, check_points, expand_sweep, read_sweep
 from launcher.sweep.values import merge
 from tests.support.launcher import HARD_NAMES
 
@@ -29,13 +29,13 @@ BODY: dict[str, Any] = {
 }
 
 
-def points_of(sweep: dict[str, Any], **over: Any) -> Sweep:
-    return expand({**BODY, **over, "sweep": {"grid": {"lr": [0.1]}, **sweep}}, "job.yaml")
+def points_of(sweep: dict[str, Any], **over: Any) -> ExpandedSweep:
+    return expand_sweep({**BODY, **over, "sweep": {"grid": {"lr": [0.1]}, **sweep}}, "job.yaml")
 
 
 def problems_of(sweep: dict[str, Any], **over: Any) -> list[str]:
     with pytest.raises(ConfigError) as raised:
-        check_points(expand({**BODY, **over, "sweep": sweep}, "job.yaml"), "job.yaml")
+        check_points(expand_sweep({**BODY, **over, "sweep": sweep}, "job.yaml"), "job.yaml")
     assert raised.value.source == "job.yaml"
     return list(raised.value.problems)
 
@@ -110,7 +110,7 @@ def test_a_value_is_one_word_of_a_command_whatever_it_holds(hard: str) -> None:
     assert value_at(point.body, "workers", 0, "command") == ["serve", "--lr", there, "--out", "{output_dir}"]
     assert value_at(point.body, "workers", 1, "command") == ["serve", there]
     assert point.body["env"]["LR"] == there
-    assert file_word(point.name) == point.name
+    assert safe_file_word(point.name) == point.name
 
 
 def test_values_are_not_looked_at_again() -> None:
@@ -174,20 +174,20 @@ def test_a_name_of_the_file_or_of_the_points_is_used() -> None:
     )
 )
 def test_names_are_safe_short_and_each_once(values: list[str]) -> None:
-    points = expand(
+    points = expand_sweep(
         {"name": "j", "workers": [{"command": ["x", "{v}"]}], "sweep": {"grid": {"v": values}}}, "job.yaml"
     ).points
     names = [point.name for point in points]
     assert len(set(names)) == len(names)
     for name in names:
-        assert file_word(name) == name
+        assert safe_file_word(name) == name
         assert len(name) <= MOST_NAME
 
 
 @given(st.text(min_size=1, max_size=300))
 def test_a_short_name_is_a_file_word(text: str) -> None:
     word = short_name(text)
-    assert (word, len(word) <= MOST_NAME) == (file_word(word), True)
+    assert (word, len(word) <= MOST_NAME) == (safe_file_word(word), True)
     assert short_name(word) == word
 
 
@@ -216,7 +216,7 @@ def test_the_points_are_the_product_and_no_other_key_is_touched(
         return
     body = {**BODY, "workers": [{"command": "true"}], "env": {"A": "{b}"}, "sweep": sweep}
     body["env"] = {"A": "b"}
-    points = expand(body, "job.yaml").points
+    points = expand_sweep(body, "job.yaml").points
     assert len(points) == math.prod(map(len, grid.values())) * max(1, beside) * max(1, listed)
     for point in points:
         expected = {key: value for key, value in body.items() if key != "sweep"} | {"name": point.name}

@@ -19,7 +19,7 @@ from launcher.jobfile.jobfile import ClusterSpec
 from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep import run as sweep_run
 from launcher.sweep.plan import PlannedSweep, plan_sweep
-from launcher.sweep.run import LocalSweep, begin_sweep, slots_of
+from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
 from tests.support.launcher import LocalJob, gpujob, poll, read_json
 
 PROGRAM = """\
@@ -127,11 +127,11 @@ def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> Plan
 
 
 def test_points_that_run_at_once_have_gpus_of_their_own() -> None:
-    assert slots_of(planned(2, 2), "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e") == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
-    assert slots_of(planned(None, 2), "0") == [None]
-    assert slots_of(planned(3, 0), None) == [None, None, None]
+    assert gpu_slots(planned(2, 2), "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e") == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+    assert gpu_slots(planned(None, 2), "0") == [None]
+    assert gpu_slots(planned(3, 0), None) == [None, None, None]
     with pytest.raises(LauncherError, match=r"2 points of 2 GPUs need 4 and 3 are here; set max_parallel to 1$"):
-        slots_of(planned(2, 2), "0,1,2")
+        gpu_slots(planned(2, 2), "0,1,2")
 
 
 STUBBORN = "trap ': > told' INT; : > ready; while :; do sleep 0.05; [ -e told ] && trap - INT && : > asked; done"

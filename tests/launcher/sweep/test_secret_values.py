@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.sweep.points import expand, read_sweep
+from launcher.sweep.points import expand_sweep, read_sweep
 
 SECRET = "sk-secret-1"
 
@@ -118,7 +118,7 @@ def test_an_option_that_is_called_like_a_secret_is_refused(
 def test_an_option_that_is_no_secret_or_not_of_the_sweep_may_stand(sweep: dict[str, Any], args: dict[str, Any]) -> None:
     backend = {"type": "vllm", "args": args}
     body = {"name": "s4", "workers": [], **ENGINE, "backend": backend, "sweep": sweep}
-    assert expand(body, "job.yaml").points
+    assert expand_sweep(body, "job.yaml").points
 
 
 def test_what_is_wrong_with_the_rest_is_told_without_the_names_of_points() -> None:
@@ -142,4 +142,4 @@ def test_what_is_wrong_with_the_rest_is_told_without_the_names_of_points() -> No
 )
 def test_what_is_no_secret_or_not_of_the_sweep_may_stand(sweep: dict[str, Any], over: dict[str, Any]) -> None:
     body = {"name": "s4", "workers": [{"command": "true", "env": {}}], **over, "sweep": sweep}
-    assert expand(body, "job.yaml").points
+    assert expand_sweep(body, "job.yaml").points

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.errors import ConfigError
-from launcher.plan.placeholders import fill, fill_template, task_argv, task_environment
+from launcher.plan.placeholders import fill_placeholders, fill_template, task_argv, task_environment
 from launcher.plan.plan import Plan
-from launcher.sweep.points import check_points, expand
-from launcher.sweep.values import join_literally, literal, place_of
+from launcher.sweep.points import check_points, expand_sweep
+from launcher.sweep.values import escape_value, format_place, join_literally
 from tests.support.launcher import HARD_NAMES, facts_of, plan_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -25,7 +25,7 @@ values = texts | braced | st.sampled_from(HARD_NAMES)
 def plan_with(sweep: dict[str, Any], **over: Any) -> Plan:
     """The plan of the only point of a sweep."""
     body = {"name": "j", "workers": [{"command": "true"}], **over, "sweep": {"list": [sweep]}}
-    (spec,) = check_points(expand(body, "job.yaml"), "job.yaml")
+    (spec,) = check_points(expand_sweep(body, "job.yaml"), "job.yaml")
     return plan_of(spec)
 
 
@@ -161,13 +161,13 @@ def test_mounts_and_inputs_get_the_value_too() -> None:
     plan = plan_with({"v": "/a{rank}"}, container=container, env={"V": "{v}"})
     assert plan.container is not None
     mount = plan.container.mounts[-1]
-    assert fill(mount, {"rank": "0"}) == "/a{rank}:/data"
+    assert fill_placeholders(mount, {"rank": "0"}) == "/a{rank}:/data"
 
 
 @given(values)
 def test_a_literal_is_filled_in_as_it_was(value: str) -> None:
-    assert fill(literal(value), {"rank": "0", "x": "1"}) == value
-    assert literal({"{rank}": [value, 1, None]}) == {"{{rank}}": [literal(value), 1, None]}
+    assert fill_placeholders(escape_value(value), {"rank": "0", "x": "1"}) == value
+    assert escape_value({"{rank}": [value, 1, None]}) == {"{{rank}}": [escape_value(value), 1, None]}
 
 
 def test_texts_without_values_stay_as_they_are() -> None:
@@ -176,4 +176,4 @@ def test_texts_without_values_stay_as_they_are() -> None:
 
 
 def test_a_place_may_have_a_key_that_is_no_text() -> None:
-    assert place_of((None, "a", 0)) == "None.a[0]"  # type: ignore[arg-type]
+    assert format_place((None, "a", 0)) == "None.a[0]"  # type: ignore[arg-type]

@@ -10,11 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.contract import run_files
-from launcher.jobfile.monitoring import Patterns
+from launcher.jobfile.monitoring import PatternsSpec
 from launcher.report.report import build_report, write_report
 from launcher.report.text import render_report
 from launcher.report.verification import verify_again
-from launcher.verify.benchmark import MOST_NAMED, NO_REQUEST, NO_TOKENS, Planned, benchmark_check, missing, read_planned
+from launcher.verify.benchmark import (
+    MOST_NAMED,
+    NO_REQUEST,
+    NO_TOKENS,
+    PlannedBenchmark,
+    benchmark_check,
+    missing_concurrencies,
+    read_planned_benchmark,
+)
 from launcher.verify.verify import CHECKPOINT, DEFAULTS, OUTPUT
 from tests.launcher.report.test_report import KILLED, START, RunDir
 from tests.launcher.verify.test_benchmark_results import AIPERF, sa_bench
@@ -24,8 +32,8 @@ SA_BENCH = {"type": "sa-bench", "command": "b", "isl": 128, "osl": 8, "concurren
 ROUTER = {"type": "router", "isl": 128, "osl": 8, "concurrencies": [4, 16]}
 CUSTOM = {"type": "custom", "command": "b"}
 FOLDER = "sa-bench_isl_128_osl_8"
-PLANNED = Planned(CONCURRENCIES, has_tokens=True)
-ANY = Planned((), has_tokens=False)
+PLANNED = PlannedBenchmark(CONCURRENCIES, has_tokens=True)
+ANY = PlannedBenchmark((), has_tokens=False)
 ZERO: dict[str, Any] = {"completed": 0, "total_output_tokens": 0, "request_throughput": 0.0, "output_throughput": 0.0}
 
 
@@ -82,11 +90,11 @@ def result(concurrency: int | None = 4, **over: Any) -> dict[str, Any]:
 
 
 def test_the_plan_tells_what_the_benchmark_was_to_measure(tmp_path: Path) -> None:
-    assert read_planned(Serving(tmp_path / "a", SA_BENCH).path) == PLANNED
-    assert read_planned(Serving(tmp_path / "b", ROUTER).path) == Planned((4, 16), has_tokens=True)
-    assert read_planned(Serving(tmp_path / "c", {**CUSTOM, "concurrencies": "1x4"}).path) == ANY
-    assert read_planned(RunDir(tmp_path / "d").path) is None
-    assert read_planned(tmp_path) is None
+    assert read_planned_benchmark(Serving(tmp_path / "a", SA_BENCH).path) == PLANNED
+    assert read_planned_benchmark(Serving(tmp_path / "b", ROUTER).path) == PlannedBenchmark((4, 16), has_tokens=True)
+    assert read_planned_benchmark(Serving(tmp_path / "c", {**CUSTOM, "concurrencies": "1x4"}).path) == ANY
+    assert read_planned_benchmark(RunDir(tmp_path / "d").path) is None
+    assert read_planned_benchmark(tmp_path) is None
 
 
 def test_a_benchmark_that_has_measured_all_is_verified_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
@@ -182,7 +190,7 @@ def test_other_files_beside_the_results_are_no_fault(tmp_path: Path) -> None:
 def test_one_good_result_of_each_concurrency_is_enough(results: list[dict[str, Any]], passed: bool, words: str) -> None:
     for entry in results:
         entry.setdefault("requests_expected", 5)
-    check = benchmark_check(Planned((4,), has_tokens=True), results, 0.99)
+    check = benchmark_check(PlannedBenchmark((4,), has_tokens=True), results, 0.99)
     assert check is not None
     assert check.passed is passed
     assert words in check.detail
@@ -265,23 +273,25 @@ def test_what_was_not_read_may_be_what_is_missing(tmp_path: Path, monkeypatch: p
         state, passed, words = job.check()
         assert (state, passed) == ("COMPLETED", None)
         assert words == "no result for concurrency 4; 1 more files were not read; a report has 2 results"
-    monkeypatch.setattr("launcher.report.verification.read_results", Mock(side_effect=OverflowError("too large")))
+    monkeypatch.setattr(
+        "launcher.report.verification.read_benchmark_results", Mock(side_effect=OverflowError("too large"))
+    )
     state, passed, words = job.check()
     assert (state, passed) == ("COMPLETED", None)
     assert words.endswith("the results cannot be read: OverflowError: too large")
 
 
 def test_of_many_missing_concurrencies_some_are_named() -> None:
-    planned = Planned(tuple(range(1, MOST_NAMED + 6)), has_tokens=True)
+    planned = PlannedBenchmark(tuple(range(1, MOST_NAMED + 6)), has_tokens=True)
     check = benchmark_check(planned, [], 0.99)
     assert check is not None
     assert check.detail.endswith(f", {MOST_NAMED} and 5 more")
 
 
 def test_results_that_do_not_tell_their_concurrency_may_be_of_any() -> None:
-    assert missing(PLANNED, [result(1), result(None)]) == [4, 16]
-    assert missing(PLANNED, [result(1), result(None), result(None)]) == []
-    assert missing(None, []) == []
+    assert missing_concurrencies(PLANNED, [result(1), result(None)]) == [4, 16]
+    assert missing_concurrencies(PLANNED, [result(1), result(None), result(None)]) == []
+    assert missing_concurrencies(None, []) == []
 
 
 def test_a_job_that_fails_names_what_was_not_measured_and_does_not_look_complete(tmp_path: Path) -> None:
@@ -344,7 +354,7 @@ def test_output_that_the_job_file_asks_for_is_missed(tmp_path: Path) -> None:
 
 
 def test_patterns_that_nobody_has_asked_for_are_those_of_a_job_file() -> None:
-    assert {OUTPUT: Patterns().output, CHECKPOINT: Patterns().checkpoints} == DEFAULTS
+    assert {OUTPUT: PatternsSpec().output, CHECKPOINT: PatternsSpec().checkpoints} == DEFAULTS
 
 
 def test_a_worker_that_is_tolerated_is_named_where_it_has_failed(tmp_path: Path) -> None:

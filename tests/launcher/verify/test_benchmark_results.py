@@ -23,10 +23,10 @@ from launcher.verify.benchmark_results import (
     PART_BYTES,
     ROLE,
     WHOLE_BYTES,
-    NoResult,
+    NoBenchmarkResult,
     count_requests,
-    parse_parts,
-    parse_result,
+    parse_benchmark_result,
+    parse_partial_result,
 )
 from tests.launcher.conftest import Golden
 from tests.launcher.report.test_report import START, RunDir
@@ -209,7 +209,7 @@ def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
         *((name, 4, 16), (name, 8, 32), (name, 16, 64)),
     ]
     assert found[1]["total_tokens_per_second"] == 9.5
-    assert found[2] == {"file": name, **parse_result(json.dumps(large).encode())}
+    assert found[2] == {"file": name, **parse_benchmark_result(json.dumps(large).encode())}
     assert job.report()["items"] == 112
 
 
@@ -275,20 +275,20 @@ def test_of_a_large_file_the_sums_at_both_ends_are_read(tmp_path: Path) -> None:
     assert (job.path / f"{FOLDER}/big.json").stat().st_size > WHOLE_BYTES
     big, again, cut = job.results()
     assert {**again, "file": big["file"]} == big
-    assert big == {"file": f"{FOLDER}/big.json", **parse_result(json.dumps(whole).encode())}
+    assert big == {"file": f"{FOLDER}/big.json", **parse_benchmark_result(json.dumps(whole).encode())}
     assert cut == {"file": f"{FOLDER}/cut.json", "problem": "is no whole JSON: was it cut off?"}
 
 
 def test_at_both_ends_of_a_large_file_texts_are_no_numbers() -> None:
     end = json.dumps(sa_bench())[-PART_BYTES:].encode()
-    assert parse_parts(b"{", end)["ttft_median_s"] == pytest.approx(0.34239)
-    with pytest.raises(NoResult, match="at its begin and its end"):
-        parse_parts(b"{", rb'"generated_texts": ["\"completed\": 5, "]}')
+    assert parse_partial_result(b"{", end)["ttft_median_s"] == pytest.approx(0.34239)
+    with pytest.raises(NoBenchmarkResult, match="at its begin and its end"):
+        parse_partial_result(b"{", rb'"generated_texts": ["\"completed\": 5, "]}')
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, -(10**400), None, True, "7"])
 def test_what_is_no_number_is_left_out(value: object) -> None:
-    found = parse_result(json.dumps(sa_bench(median_ttft_ms=value, total_output_tokens=value)).encode())
+    found = parse_benchmark_result(json.dumps(sa_bench(median_ttft_ms=value, total_output_tokens=value)).encode())
     assert not {"ttft_median_s", "output_tokens"} & found.keys()
     assert found["requests"] == 32
 
@@ -319,11 +319,11 @@ def test_a_number_that_nothing_comes_to_is_the_problem_of_its_file(
 
 
 def test_the_largest_numbers_are_those_of_a_result() -> None:
-    found = parse_result(json.dumps(sa_bench(completed=MOST_COUNT, output_throughput=1e15)).encode())
+    found = parse_benchmark_result(json.dumps(sa_bench(completed=MOST_COUNT, output_throughput=1e15)).encode())
     assert (found["requests"], found["output_tokens_per_second"]) == (MOST_COUNT, 1e15)
     failed = 2 * 10**15
     profile = {"request_count": {"avg": MOST_COUNT - failed}, "error_request_count": {"avg": failed}}
-    told = parse_result(json.dumps(profile).encode())
+    told = parse_benchmark_result(json.dumps(profile).encode())
     assert told == {"requests": MOST_COUNT - failed, "requests_expected": MOST_COUNT}
 
 
@@ -339,7 +339,7 @@ def test_numbers_without_bound_cost_no_report(total: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "broken", ["launcher.report.verification.read_results", "launcher.report.report.count_requests"]
+    "broken", ["launcher.report.verification.read_benchmark_results", "launcher.report.report.count_requests"]
 )
 def test_a_defect_in_reading_results_is_told_in_the_report(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -353,13 +353,13 @@ def test_a_defect_in_reading_results_is_told_in_the_report(
 
 def test_percentiles_of_older_versions_and_names_of_sglang_are_known() -> None:
     body = {"completed": 5, "total_input": 7, "percentiles_ttft_ms": [[50, 100.0], [99.0, 200.0], [12, 1], "x", [99]]}
-    assert parse_result(json.dumps(body).encode()) == {
+    assert parse_benchmark_result(json.dumps(body).encode()) == {
         "requests": 5,
         "input_tokens": 7,
         "ttft_median_s": 0.1,
         "ttft_p99_s": 0.2,
     }
-    assert parse_result(b'{"completed": 5, "median_e2e_latency_ms": 900.0}')["e2el_median_s"] == 0.9
+    assert parse_benchmark_result(b'{"completed": 5, "median_e2e_latency_ms": 900.0}')["e2el_median_s"] == 0.9
 
 
 @given(
@@ -367,8 +367,8 @@ def test_percentiles_of_older_versions_and_names_of_sglang_are_known() -> None:
     | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps).map(str.encode)
 )
 def test_whatever_is_in_a_file_it_is_a_result_or_told(text: bytes) -> None:
-    for parse in (parse_result, lambda whole: parse_parts(whole, whole)):
-        with suppress(NoResult):
+    for parse in (parse_benchmark_result, lambda whole: parse_partial_result(whole, whole)):
+        with suppress(NoBenchmarkResult):
             assert parse(text)
 
 
@@ -476,9 +476,9 @@ def test_a_result_without_requests_changes_no_count(tmp_path: Path) -> None:
 
 def test_the_table_for_people_is_the_golden_one(golden: Golden) -> None:
     results = [
-        {"file": "a", "concurrency": 4, **parse_result(json.dumps(sa_bench(4)).encode())},
-        {"file": "b", **parse_result(json.dumps(sa_bench(512, completed=2000, request_rate=2.5)).encode())},
-        {"file": "c", "concurrency": 1024, **parse_result(json.dumps(AIPERF).encode())},
+        {"file": "a", "concurrency": 4, **parse_benchmark_result(json.dumps(sa_bench(4)).encode())},
+        {"file": "b", **parse_benchmark_result(json.dumps(sa_bench(512, completed=2000, request_rate=2.5)).encode())},
+        {"file": "c", "concurrency": 1024, **parse_benchmark_result(json.dumps(AIPERF).encode())},
         {"file": "d | x", "problem": "is empty"},
     ]
     golden("launcher/benchmark.md", "\n".join(benchmark_section(results)) + "\n")

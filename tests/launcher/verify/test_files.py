@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from exporter.contract.manifest import read_manifest
-from exporter.files.formats import NoFile, open_source
-from exporter.files.formats.record_count import LineCount
+from exporter.files.formats import NotRegularFile, open_source
+from exporter.files.formats.record_count import LineCounter
 from launcher.verify import files as verify_files
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
 from tests.launcher.verify.verify_job import SAMPLES, START, Job, after, many_slices
@@ -297,7 +297,7 @@ def beside(name: str, *errors: Exception) -> Callable[[str, str], Any]:
             error = waiting.pop(0)
             if isinstance(error, FileNotFoundError):
                 os.unlink(os.path.join(folder, path))
-            raise NoFile(str(error)) from error
+            raise NotRegularFile(str(error)) from error
         return open_source(folder, path)
 
     return opens
@@ -345,7 +345,7 @@ def test_records_of_a_file_that_cannot_be_read_to_its_end_are_not_known(
     for rank in range(2):
         job.write(f"output_worker_{rank}.jsonl", (json.dumps({"text": "x" * 100_000}) + "\n") * 20)
     assert job.told("records")[0] is False
-    monkeypatch.setattr(LineCount, "advance", fails)
+    monkeypatch.setattr(LineCounter, "advance", fails)
     assert job.told("outputs")[0] is True
     assert "records" not in job.checks()
 

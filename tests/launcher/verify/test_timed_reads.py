@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from exporter.contract.clock import SystemClock
-from exporter.machine.file_host import FileHost
+from exporter.machine.file_host import FileWatchHost
 from launcher.verify import timed_reads
-from launcher.verify.files import OutputFacts, OutputFiles
-from launcher.verify.timed_reads import Answer, look_at_all
+from launcher.verify.files import OutputFiles, VerifiedOutput
+from launcher.verify.timed_reads import FileWorkResult, run_file_work
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.launcher.verify.verify_job import Job, after, many_slices
@@ -107,7 +107,7 @@ def test_a_watch_that_hangs_costs_its_own_checks_and_no_time(job: Job, monkeypat
     hurried(monkeypatch)
     gate = threading.Event()
 
-    def hang(_self: OutputFiles, _now: float) -> OutputFacts:
+    def hang(_self: OutputFiles, _now: float) -> VerifiedOutput:
         gate.wait()
         raise OSError
 
@@ -208,7 +208,7 @@ def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch
     """With all that was known of its work done anew."""
     many_slices(monkeypatch)
     job.lines(0, 50).lines(1, 50)
-    host = FileHost(SystemClock(), process=True)
+    host = FileWatchHost(SystemClock(), process=True)
     killed: list[int] = []
 
     def kill_once(done: int, _files: int, _silent: str | None) -> None:
@@ -225,7 +225,7 @@ def test_a_process_that_looks_and_is_lost_is_started_again(job: Job, monkeypatch
 
 def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_reads, "AGAIN_S", 0.0)
-    host = FileHost(SystemClock(), process=True)
+    host = FileWatchHost(SystemClock(), process=True)
     host.close()
     passed, words = job.told("outputs", host=host)
     assert passed is None
@@ -233,12 +233,12 @@ def test_work_that_nobody_can_look_at_is_not_a_failure(job: Job, monkeypatch: py
 
 
 def test_nothing_is_left_of_what_has_looked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[FileHost] = []
-    monkeypatch.setattr(FileHost, "close", lambda host: ends.append(host))
+    ends: list[FileWatchHost] = []
+    monkeypatch.setattr(FileWatchHost, "close", lambda host: ends.append(host))
     job.checks(host=None)
     assert len(ends) == 1
 
 
 def test_nothing_to_look_at_has_no_answer() -> None:
-    assert look_at_all({}, FileHost(SystemClock(), process=False), lambda: False) == {}
-    assert Answer() == (None, (), None, None, None, None)
+    assert run_file_work({}, FileWatchHost(SystemClock(), process=False), lambda: False) == {}
+    assert FileWorkResult() == (None, (), None, None, None, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.verify.tokens import Tokens, tokens_in, tokens_in_log, tokens_words
+from launcher.verify.tokens import TokenCounts, count_tokens, count_tokens_in_log, token_check_text
 from tests.launcher.verify.verify_job import Job
 
 
@@ -91,15 +91,15 @@ def test_requests_of_embeddings_have_no_tokens(tmp_path: Path) -> None:
     [{"completed": 0}, {"completed": False, "num_prompts": 1}, {"text": '"total_output_tokens": 0'}, [1], "x", {}],
 )
 def test_other_values_are_no_result_of_a_benchmark(body: object) -> None:
-    assert tokens_in(json.dumps(body).encode(), lines=False) == Tokens()
+    assert count_tokens(json.dumps(body).encode(), lines=False) == TokenCounts()
 
 
 def test_what_was_not_read_may_have_tokens() -> None:
     line = b'{"output_tokens": 0}\n'
-    assert tokens_in(line * 3, lines=True).requests_with_tokens == 0
-    assert tokens_in(line * 3 + b'{"outp', lines=True, whole=False).requests_with_tokens == 1
-    part = tokens_in(line * 3, lines=True, whole=False)
-    assert (part.requests_with_tokens, tokens_words(part)) == (1, "at least 1 of 3 requests")
+    assert count_tokens(line * 3, lines=True).requests_with_tokens == 0
+    assert count_tokens(line * 3 + b'{"outp', lines=True, whole=False).requests_with_tokens == 1
+    part = count_tokens(line * 3, lines=True, whole=False)
+    assert (part.requests_with_tokens, token_check_text(part)) == (1, "at least 1 of 3 requests")
 
 
 @pytest.mark.parametrize(
@@ -151,18 +151,18 @@ def test_tokens_of_an_output_and_of_a_log_count_together(job: Job) -> None:
 
 def test_all_results_of_a_log_count() -> None:
     blocks = "".join(f"Successful requests: {done}\nTotal generated tokens: {10 * done}\n" for done in (8, 0, 16))
-    assert tokens_in_log(blocks.encode()) == Tokens(results=3, results_with_tokens=2)
-    assert tokens_in_log(blocks.encode(), whole=False).more
+    assert count_tokens_in_log(blocks.encode()) == TokenCounts(results=3, results_with_tokens=2)
+    assert count_tokens_in_log(blocks.encode(), whole=False).more
 
 
 @given(
-    st.builds(Tokens, *[st.integers(0, 9)] * 3, st.none(), *[st.integers(0, 9)] * 3, st.booleans()).filter(
+    st.builds(TokenCounts, *[st.integers(0, 9)] * 3, st.none(), *[st.integers(0, 9)] * 3, st.booleans()).filter(
         lambda told: told.results or told.requests
     )
 )
-@example(Tokens(results=2, results_with_tokens=3, more=True))
-def test_no_more_have_tokens_than_there_are(told: Tokens) -> None:
-    words = tokens_words(told)
+@example(TokenCounts(results=2, results_with_tokens=3, more=True))
+def test_no_more_have_tokens_than_there_are(told: TokenCounts) -> None:
+    words = token_check_text(told)
     assert words.startswith("at least ") is told.more
     parts = [[int(number) for number in re.findall(r"\d+", part)] for part in words.split(" and ")]
     assert [numbers[-1] for numbers in parts] == [count for count in (told.results, told.requests) if count]
@@ -171,7 +171,7 @@ def test_no_more_have_tokens_than_there_are(told: Tokens) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"Successful requests: many", b"Total generated tokens per second: 0"])
 def test_a_log_may_hold_no_result(text: bytes) -> None:
-    assert tokens_in_log(text) == Tokens()
+    assert count_tokens_in_log(text) == TokenCounts()
 
 
 def test_a_job_that_is_no_benchmark_has_no_check_of_tokens(job: Job) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import parse_manifest, read_manifest, render_manifest
-from exporter.machine.file_host import FileHost
-from exporter.machine.mounts import Mount
-from exporter.progress.work import Work, work_of
+from exporter.machine.file_host import FileWatchHost
+from exporter.machine.mounts import MountPoint
+from exporter.progress.work import JobWork, job_work
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
-from launcher.verify.verify import Check, verify
+from launcher.verify.verify import VerificationCheck, verify_results
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.launcher.verify.verify_job import COMPLETED, SAMPLES, START, Job
 
@@ -38,21 +38,21 @@ def test_a_job_that_has_left_all_it_should_passes(job: Job) -> None:
 
 def of_nodes(
     job: Job, monkeypatch: pytest.MonkeyPatch, fstype: str = "ext4", shared: str = "nfs4", **over: Mapping[str, Any]
-) -> dict[str, Check]:
+) -> dict[str, VerificationCheck]:
     """Checks of a job on two nodes that share its run directory; their sidecars tell this of their output files."""
     manifest = replace(read_manifest(job.path), nodes=2)
     manifest = replace(manifest, tasks=tuple(replace(task, node_index=task.rank // 2) for task in manifest.tasks))
     groups = tuple(replace(group, directory=str(manifest.directory(group))) for group in manifest.groups)
     manifest = replace(manifest, groups=groups, run_dir=Path("/shared/run"))
-    mounts = (Mount("/", fstype, "disk"), Mount("/shared", shared, "server:/shared"))
+    mounts = (MountPoint("/", fstype, "disk"), MountPoint("/shared", shared, "server:/shared"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
     entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
     told = {
         node: {"final": True, "outputs": [{"group": "other"}, {**entry, "files_invalid": 0, "invalid": [], **facts}]}
         for node, facts in over.items()
     }
-    host = FileHost(SystemClock(), process=False)
-    found = verify(manifest, reasons=COMPLETED, work=job.work, since=START, told=told, host=host)
+    host = FileWatchHost(SystemClock(), process=False)
+    found = verify_results(manifest, reasons=COMPLETED, work=job.work, since=START, told=told, host=host)
     return {check.name: check for check in found}
 
 
@@ -119,7 +119,7 @@ ROWS: Mapping[str, tuple[str, bytes]] = {
 def test_records_of_each_kind_of_file_are_counted(kind: str, items: int, passed: bool, tmp_path: Path) -> None:
     """99 of them: enough for 100 items, of which the logs do not tell, and not for 101."""
     job = Job(tmp_path, items=items, count=1)
-    job.work = Work()
+    job.work = JobWork()
     job.write(*ROWS[kind])
     assert job.told("records") == (
         passed,
@@ -130,7 +130,7 @@ def test_records_of_each_kind_of_file_are_counted(kind: str, items: int, passed:
 @pytest.mark.parametrize("name", ["array.npy", "rows-latest.h5", "rows.arrow", "rows.feather", "rows.parquet"])
 def test_headers_and_footers_tell_the_rows(name: str, tmp_path: Path) -> None:
     job = Job(tmp_path, items=1_000_000, count=1)
-    job.work = Work()
+    job.work = JobWork()
     passed, words = job.write(f"output_{name}", (SAMPLES / name).read_bytes()).told("records")
     assert passed is False
     assert int(words.split()[0]) > 0
@@ -164,7 +164,7 @@ def test_the_job_file_tells_which_share_is_enough(share: float, done: int, passe
     found, words = job.told("items")
     assert found is passed
     assert words == f"{done} of 100 items done; {100 * share:g}% are enough"
-    job.work = Work()
+    job.work = JobWork()
     assert job.told("records")[0] is passed
 
 
@@ -247,7 +247,7 @@ def test_a_manifest_from_before_there_was_anything_to_ask_for_has_the_defaults(j
 def test_bars_over_batches_leave_the_items_to_the_records(tmp_path: Path) -> None:
     job = Job(tmp_path, items=960).lines(0, 480).lines(1, 480)
     bars = [{"items": 60, "items_expected": 60, "items_processed": 60, "unit": "items", "pattern": "bar"}] * 2
-    job.work = work_of(bars)
+    job.work = job_work(bars)
     assert job.told("items") == (None, "the progress bars count 120 of 120 iterations, not the 960 items")
     assert job.told("records") == (True, "960 records for 960 items")
     job.lines(1, 300)

@@ -10,10 +10,10 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import read_manifest
-from exporter.machine.file_host import FileHost
-from exporter.progress.work import Work, work_of
+from exporter.machine.file_host import FileWatchHost
+from exporter.progress.work import JobWork, job_work
 from launcher.verify import files
-from launcher.verify.verify import Check, verify
+from launcher.verify.verify import VerificationCheck, verify_results
 from tests.support.launcher import settled_run_dir
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "files" / "formats" / "samples"
@@ -37,10 +37,10 @@ class Job:
         self.logs: tuple[Path, ...] = ()
 
     @staticmethod
-    def of(*positions: int | None, unit: str | None = None) -> Work:
+    def of(*positions: int | None, unit: str | None = None) -> JobWork:
         """The work of workers that have come so far."""
         entries = [{"items": done, "items_expected": done, "items_processed": done, "unit": unit} for done in positions]
-        return work_of(entries)
+        return job_work(entries)
 
     def write(self, name: str, content: bytes | str, age_s: float = 0.0) -> "Job":
         """A file of the job that was written so long ago."""
@@ -55,13 +55,13 @@ class Job:
         """Output of a worker: so many records, and text behind them."""
         return self.write(f"output_worker_{rank}.jsonl", "".join(f'{{"id": {n}}}\n' for n in range(count)) + end, age_s)
 
-    def checks(self, **over: Any) -> dict[str, Check]:
+    def checks(self, **over: Any) -> dict[str, VerificationCheck]:
         """All checks, by name."""
         given: dict[str, Any] = {"work": self.work, "idle": self.idle, "busy": self.busy, "since": START}
         given |= {"logs": self.logs, **over}
         if "host" not in given:
-            given["host"] = FileHost(SystemClock(), process=False)
-        found = verify(read_manifest(self.path), reasons=COMPLETED, **given)
+            given["host"] = FileWatchHost(SystemClock(), process=False)
+        found = verify_results(read_manifest(self.path), reasons=COMPLETED, **given)
         assert len({check.name for check in found}) == len(found)
         return {check.name: check for check in found}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exporter.gpus.analysis.node_status import worker_devices
-from launcher.watch.gpus import gpu_cells, gpu_troubles, index_words, mean_busy
+from launcher.watch.gpus import gpu_cells, gpu_problems, index_words, mean_busy
 from tests.launcher.conftest import Golden
 from tests.launcher.watch.test_picture import NOW, Lines, _utc, a_view, dead, screen, worker  # noqa: F401 - a fixture
 from tests.support.gpu_status import GIB, XID_79, gpu, gpus, of_worker, use
@@ -169,7 +169,7 @@ def test_gpus_that_cannot_be_read_are_told_by_node() -> None:
 
 def test_healthy_gpus_are_not_worth_a_line() -> None:
     node = gpus(gpu(0))
-    assert gpu_troubles(a_view(workers=[on_gpus(0, 0, node=node)], gpus=[{"node": "cn00", **node}])) == []
+    assert gpu_problems(a_view(workers=[on_gpus(0, 0, node=node)], gpus=[{"node": "cn00", **node}])) == []
 
 
 def shared(*strangers: dict[str, Any], **of_second: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def shared(*strangers: dict[str, Any], **of_second: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("of_second", [{}, dead("completed", 0)])
 def test_a_stranger_on_a_gpu_of_several_workers_is_told_once(of_second: dict[str, Any]) -> None:
-    found = [(who, [trouble.key for trouble in what]) for who, what in gpu_troubles(shared(STRANGER, **of_second))]
+    found = [(who, [trouble.key for trouble in what]) for who, what in gpu_problems(shared(STRANGER, **of_second))]
     assert found == [("GPUs of cn00", ["foreign 0 7"])]
 
 
@@ -189,7 +189,7 @@ def test_a_gpu_that_is_not_there_is_told_of_its_node_and_its_worker() -> None:
     node = gpus(gpu(0), allocated=2)
     entry = of_worker(0, gpu_missing=["7"])
     lacking = {**worker(0), "gpu_devices": worker_devices(entry, node), "gpu_conditions": {}}
-    found = gpu_troubles(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
+    found = gpu_problems(a_view(workers=[lacking], gpus=[{"node": "cn00", **node}]))
     assert [(who, [trouble.words for trouble in what]) for who, what in found] == [
         ("GPUs of cn00", ["the plan needs 2 GPUs and the driver shows 1"]),
         ("worker_w0 on cn00", ["GPU 7 is missing"]),

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from launcher.watch import picture as watch
-from launcher.watch.picture import LineLog, eta_words, progress_words, render, worker_state
-from launcher.watch.words import clean, clock_words, size_words
+from launcher.watch.picture import LineView, eta_words, progress_words, render_picture, worker_state
+from launcher.watch.words import clock_time_text, printable_line, size_text
 from tests.launcher.conftest import Golden
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
@@ -174,7 +174,7 @@ def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **opt
         file=io.StringIO(), width=width, height=50, highlight=False, force_terminal=colors,
         color_system="standard" if colors else None, legacy_windows=False, _environ={},
     )  # fmt: skip
-    console.print(render(view, **options))
+    console.print(render_picture(view, **options))
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -249,7 +249,7 @@ def test_control_characters_do_not_reach_the_terminal(colors: bool) -> None:
     ],
 )
 def test_text_is_cleaned(text: object, shown: str) -> None:
-    assert clean(text) == shown
+    assert printable_line(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_text_is_cleaned(text: object, shown: str) -> None:
     ],
 )
 def test_sizes_are_told_in_binary_units(count: float | None, words: str) -> None:
-    assert size_words(count) == words
+    assert size_text(count) == words
 
 
 def test_a_moment_of_today_needs_no_date() -> None:
-    assert clock_words(None) == "-"
-    assert clock_words(NOW) == "2025-11-22 04:13"
+    assert clock_time_text(None) == "-"
+    assert clock_time_text(NOW) == "2025-11-22 04:13"
     now = time.time()
-    assert clock_words(now) == time.strftime("%H:%M:%S", time.localtime(now))
+    assert clock_time_text(now) == time.strftime("%H:%M:%S", time.localtime(now))
 
 
 def test_progress_is_told_as_far_as_it_is_known() -> None:
@@ -450,7 +450,7 @@ class Lines:
         clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
         monkeypatch.setattr(watch, "time", clock)
         self._out = io.StringIO()
-        self._log = LineLog(Console(file=self._out, width=20, force_terminal=False, _environ={}))
+        self._log = LineView(Console(file=self._out, width=20, force_terminal=False, _environ={}))
 
     def show(self, view: dict[str, Any], later: float = 0.0) -> list[str]:
         """The lines that one look adds."""

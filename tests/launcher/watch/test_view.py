@@ -17,7 +17,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from launcher.programs.wrapper import read_start_ticks
 from launcher.report.report import build_report
-from launcher.watch.picture import render
+from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
 from launcher.watch.view import JobClient
 from tests.support.fake_slurm import FakeSlurm
@@ -181,13 +181,13 @@ def test_a_worker_that_is_up_is_not_called_missing(run_dir: Path, sidecar: dict[
 
 
 def test_the_phase_is_what_the_orchestrator_has_published(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    run_files.write_state(str(run_dir), "completing")
+    run_files.write_job_state(str(run_dir), "completing")
     sidecar.update(status())
     assert JobClient(run_dir).look()["phase"] == "completing"
 
 
 def test_while_it_runs_the_phase_is_what_the_logs_say(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    run_files.write_state(str(run_dir), "running")
+    run_files.write_job_state(str(run_dir), "running")
     sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
     assert JobClient(run_dir).look()["phase"] == "checkpointing"
 
@@ -411,7 +411,7 @@ def test_readiness_is_told_with_who_is_waited_for(serving: Path) -> None:
 
 def test_a_job_that_is_not_ready_any_more_says_since_when(serving: Path) -> None:
     polled(serving)
-    run_files.write_state(str(serving), "running")
+    run_files.write_job_state(str(serving), "running")
 
     def since(*told: tuple[float, str]) -> float | None:
         lines = [{"time": moment, "job_id": "local-1", "event": name} for moment, name in told]
@@ -440,7 +440,7 @@ def test_nobody_is_waited_for_in_a_job_that_ends(serving: Path, over: str) -> No
         write(serving / "report.json", build_report(serving, now=2000.0, ended=True))
     else:
         stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
-        run_files.write_state(str(serving), "launching" if stop else "completing", stop)
+        run_files.write_job_state(str(serving), "launching" if stop else "completing", stop)
     assert JobClient(serving).look()["readiness"] is None
 
 
@@ -468,7 +468,7 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeS
     write(made / "orchestrator.json", {**orchestrator(), "job_id": "4459", "local": False})
     record(made, "start", pid=1, start=1000.0)
     record(made, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
-    run_files.write_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
+    run_files.write_job_state(str(made), "finished", {"reason": "time_limit", "cause": "late", "time": 1900.0})
     write(made / "status/here.json", {**status(up=False, exit={"reason": "time_limit"}), "attempt": 0})
     return made, slurm
 
@@ -493,7 +493,7 @@ def test_a_job_that_is_queued_again_is_shown_as_the_attempt_to_come(queued: tupl
     (worker,) = view["workers"]
     assert (worker["up"], worker["exit"], worker["start"], worker["state"]) == (False, None, None, "not_found")
     picture = Console(width=140, file=io.StringIO(), color_system=None)
-    picture.print(render(view))
+    picture.print(render_picture(view))
     shown = picture.file.getvalue()  # type: ignore[attr-defined]
     words = "requeued (attempt 1 ended TIMEOUT at 5/10 items), waiting in the queue for attempt 2: BeginTime"
     assert words in shown

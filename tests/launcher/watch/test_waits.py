@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.watch.waits import wait_words
+from launcher.watch.waits import wait_text
 
 NOW = 1763784821.0  # 2025-11-22 04:13:41 UTC
 
@@ -20,7 +20,7 @@ def waits(state: str = "RUNNING", reason: str | None = None, **readiness: Any) -
     """Words on a job; without anything of its readiness nothing is waited for."""
     unknown = {"ready": False, "since": None, "not_ready_since": None, "waiting": ""}
     found = {**unknown, **readiness} if readiness else None
-    return wait_words({"state": state, "time": NOW, "pending_reason": reason, "readiness": found})
+    return wait_text({"state": state, "time": NOW, "pending_reason": reason, "readiness": found})
 
 
 def test_a_job_without_services_waits_for_nothing() -> None:
@@ -67,4 +67,4 @@ def test_a_job_that_is_queued_again_says_what_it_was_and_what_it_waits_for(
     over: dict[str, Any], reason: str | None, words: str
 ) -> None:
     view = {"state": "PENDING", "time": NOW, "pending_reason": reason, "attempt": 1}
-    assert wait_words({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == words
+    assert wait_text({**view, "requeued": {"attempt": 0, **over}, "readiness": None}) == words

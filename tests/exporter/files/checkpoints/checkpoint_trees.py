@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
-from exporter.files.checkpoints.judgement import Checkpoints, Happened
+from exporter.files.checkpoints.judgement import CheckpointEvent, CheckpointTracker
 
 START = 1_700_000_000.0
 
@@ -37,14 +37,14 @@ class Folder:
         self.path = path
         self.pattern, self.start, self.verify = pattern, start, verify
         self.now = START + 1000.0
-        self.happened: list[Happened] = []
+        self.happened: list[CheckpointEvent] = []
         path.mkdir(exist_ok=True)
         self.restart()
 
     def restart(self) -> None:
         """A new sidecar."""
         self.watch = CheckpointWatch(str(self.path), self.pattern, self.start, verify=self.verify)
-        self.checkpoints = Checkpoints(self.start)
+        self.checkpoints = CheckpointTracker(self.start)
 
     def write(self, name: str, content: bytes | str | int = b"x" * 100, mtime: float | None = None) -> Path:
         """A file that was written at this moment, or so long; an int is the size of a sparse one."""

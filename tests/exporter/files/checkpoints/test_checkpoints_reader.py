@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.files.checkpoints import checkpoints_reader
-from exporter.files.checkpoints.checkpoints_reader import CheckpointSight, CheckpointWatch, bare_name, parse_index
+from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch, bare_name, parse_index
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes, torch_bytes
 from tests.support.exporter import SOON_S, without_rights
 
 NOW = START + 1000.0
 
 
-def names_of(sight: CheckpointSight) -> list[str]:
+def names_of(sight: CheckpointReading) -> list[str]:
     return sorted(entry.name for entry in sight.entries)
 
 
@@ -71,7 +71,7 @@ def test_only_changes_are_told(tmp_path: Path) -> None:
     assert names_of(first) == ["a_1.pt", "b_2"]
     assert [file.path for file in first.entries[1].files] == ["b_2/x.pt", "b_2/y/z.pt"]
     assert set(first.names or ()) == {"a_1.pt", "b_2"}
-    assert folder.watch.look(NOW + 5) == CheckpointSight((), None)
+    assert folder.watch.look(NOW + 5) == CheckpointReading((), None)
     folder.now += 6
     folder.write("b_2/y/z.pt", b"more")
     assert names_of(folder.watch.look(NOW + 10)) == ["b_2"]
@@ -149,7 +149,7 @@ def test_a_link_that_becomes_a_file_is_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
-    assert CheckpointWatch(str(tmp_path / "no"), "*").look(NOW) == CheckpointSight((), None)
+    assert CheckpointWatch(str(tmp_path / "no"), "*").look(NOW) == CheckpointReading((), None)
     (tmp_path / "file").write_bytes(b"")
     assert CheckpointWatch(str(tmp_path / "file"), "*").look(NOW).entries == ()
 
@@ -177,7 +177,7 @@ def test_hard_names_survive(tmp_path: Path) -> None:
     folder.write_all(hard, torch_bytes())
     folder.write_all(f"d\n{name}/{name}" for name in hard)
     folder.looks(60)
-    assert folder.watch.look(folder.now + 5) == CheckpointSight((), None)
+    assert folder.watch.look(folder.now + 5) == CheckpointReading((), None)
     assert set(folder.watch._units) == {*hard, *(f"d\n{name}" for name in hard)}
 
 

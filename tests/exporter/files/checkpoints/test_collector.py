@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.collecting.families import Family
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup
 from exporter.files.checkpoints import checkpoints_reader
-from exporter.files.checkpoints.checkpoints_reader import CheckpointSight, CheckpointWatch
+from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.collector import (
     INTERVAL,
     LAST,
@@ -36,7 +36,7 @@ class Node:
         self.clock.advance(1000)
         self.folder = run_dir / "ckpt"
         self.folder.mkdir(exist_ok=True)
-        self.context: Context = make_context(manifest or make_manifest(run_dir), self.clock, **identity)
+        self.context: CollectorContext = make_context(manifest or make_manifest(run_dir), self.clock, **identity)
         self.collector = CheckpointsCollector(self.context)
         self.watched = self.collector._watched
         self.snapshot = self.collector.read()
@@ -55,8 +55,8 @@ class Node:
     def value(self, family: Family) -> float | None:
         return samples_of(page_of(self.collector, self.snapshot), family).get("")
 
-    def status(self) -> Status:
-        status = Status()
+    def status(self) -> NodeStatus:
+        status = NodeStatus()
         if self.snapshot is not None:
             self.collector.describe(self.snapshot, status)
         return status
@@ -121,7 +121,7 @@ def test_what_is_there_once_all_workers_have_ended_is_not_waited_for(tmp_path: P
     node.write("checkpoint_2.pt.tmp", torch_bytes()[:-30])
     node.reads(5)
     assert (node.value(TOTAL), node.value(WRITING)) == (0, 1)
-    run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+    run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
     node.reads(5)
     assert (node.value(TOTAL), node.value(WRITING)) == (1, 0)
 
@@ -157,7 +157,7 @@ def test_other_nodes_know_the_rhythm_and_show_nothing(tmp_path: Path) -> None:
 def test_without_a_pattern_nothing_is_a_checkpoint(tmp_path: Path, groups: tuple[PathGroup, ...]) -> None:
     node = Node(tmp_path, make_manifest(tmp_path, groups=groups))
     assert node.snapshot is None
-    assert node.status() == Status()
+    assert node.status() == NodeStatus()
 
 
 def test_files_of_an_earlier_job_are_no_rhythm(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_folder_that_hangs_costs_its_series_and_nothing_is_counted_twice(
     assert node.value(TOTAL) == 1
     gone, real = threading.Event(), CheckpointWatch.look
 
-    def hang(self: CheckpointWatch, now: float) -> CheckpointSight:
+    def hang(self: CheckpointWatch, now: float) -> CheckpointReading:
         gone.wait(30)
         return real(self, now)
 
@@ -384,7 +384,7 @@ def test_at_the_end_of_a_job_that_has_failed_the_last_checkpoints_are_those_of_s
     for step in (100, 200, 300):
         save(node, step, 0, 1, 2)
     note_record(node, tmp_path)  # rank 1 is killed, and the others save when they are told to end
-    run_files.write_state(str(tmp_path), "completing", workers_ended=True)
+    run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
     for rank, step in ((0, 354), (2, 353)):
         save(node, step, rank, seconds=5)
     assert node.value(TOTAL) == 5

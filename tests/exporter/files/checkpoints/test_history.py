@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.files.checkpoints.judgement import Checkpoints
+from exporter.files.checkpoints.judgement import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, one_file, ranks
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
 
@@ -79,9 +79,9 @@ def test_one_that_was_added_to_is_not_counted_again_by_a_new_sidecar(tmp_path: P
     ],
 )
 def test_a_state_of_another_form_is_refused(change: dict[str, object]) -> None:
-    checkpoints = Checkpoints(START)
+    checkpoints = CheckpointTracker(START)
     with pytest.raises(ValueError, match="tells no"):
-        checkpoints.restore({**Checkpoints().state(), "total": 3, **change})
+        checkpoints.restore({**CheckpointTracker().state(), "total": 3, **change})
     assert (checkpoints.total, checkpoints.saved) == (0, ())
 
 
@@ -98,8 +98,8 @@ def test_a_size_that_differs_is_told_once_three_are_known(tmp_path: Path) -> Non
 
 
 def test_a_fixed_interval_is_taken_as_it_is() -> None:
-    assert Checkpoints(interval_s=600.0).interval_s == 600.0
-    assert Checkpoints(interval_s=600.0).next_expected is None
+    assert CheckpointTracker(interval_s=600.0).interval_s == 600.0
+    assert CheckpointTracker(interval_s=600.0).next_expected is None
 
 
 def test_one_late_checkpoint_does_not_change_the_rhythm(tmp_path: Path) -> None:

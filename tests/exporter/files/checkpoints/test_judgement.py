@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.judgement import Checkpoints
+from exporter.files.checkpoints.judgement import CheckpointTracker
 from exporter.files.checkpoints.sets import Checkpoint
 from tests.exporter.files.checkpoints.checkpoint_entries import Entry, File, entries
 from tests.exporter.files.checkpoints.checkpoint_layouts import LAYOUTS, Write, ranks
@@ -211,7 +211,7 @@ def test_nothing_is_judged_while_names_have_not_been_looked_at(tmp_path: Path) -
 def test_nothing_that_a_folder_may_hold_breaks_it_and_the_count_never_falls(
     course: list[tuple[list[Entry], bool, float]],
 ) -> None:
-    checkpoints, now, there = Checkpoints(START), START + 10.0, dict[str, Entry]()
+    checkpoints, now, there = CheckpointTracker(START), START + 10.0, dict[str, Entry]()
     for found, forget, seconds in course:
         now += seconds
         there = {} if forget else there
@@ -232,7 +232,7 @@ def test_what_is_one_checkpoint_does_not_depend_on_the_order(order: list[int], c
     found = [
         Entry(names[n], names[n], False, False, n, (File(names[n], 10, START + 100 * (n // 4), n),)) for n in order
     ]
-    checkpoints = Checkpoints(START)
+    checkpoints = CheckpointTracker(START)
     checkpoints.update(found[:cut], None, START + 500, START + 500, behind=True)
     checkpoints.update(found[cut:], names, START + 500, START + 500)
     assert (checkpoints.total, checkpoints.saved) == (3, (START, START + 100, START + 200))

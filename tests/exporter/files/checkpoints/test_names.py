@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.names import common_name, missing_numbers, missing_ranks, parse_name, shape
+from exporter.files.checkpoints.names import common_name, missing_numbers, missing_ranks, name_shape, parse_name
 from tests.exporter.files.checkpoints.checkpoint_entries import HOSTILE
 
 
@@ -82,7 +82,7 @@ def test_numbers_of_shards_tell_what_is_missing() -> None:
 def test_shards_keep_their_numbers_in_a_shape() -> None:
     name = parse_name("ckpt_step3_rank3.pt")
     assert name is not None
-    assert shape("ckpt_step3_rank3.pt", name) == "ckpt_step#_rank3.pt"
+    assert name_shape("ckpt_step3_rank3.pt", name) == "ckpt_step#_rank3.pt"
     assert common_name(["ckpt_step3_rank0.pt", "ckpt_step3_rank1.pt"]) == "ckpt_step3_rank*.pt"
 
 
@@ -93,6 +93,6 @@ def test_every_name_is_read_the_same_each_time(name: str, directory: bool) -> No
     assert parse_name.__wrapped__(name, directory) == parse_name(name, directory)
     found = parse_name(name, directory)
     if found is not None:
-        shape(name, found)
+        name_shape(name, found)
     list(missing_numbers([name]))
     common_name([name, name + "x"])

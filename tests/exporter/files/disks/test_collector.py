@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Context, Status
+from exporter.collecting.collector import CollectorContext, NodeStatus
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup
 from exporter.files.disks import space_reader
@@ -27,7 +27,7 @@ from exporter.files.disks.collector import (
     DiskSnapshot,
 )
 from exporter.files.disks.quota_reader import QuotaFacts
-from exporter.machine.file_host import FileHost
+from exporter.machine.file_host import FileWatchHost
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import FakeClock, make_context, make_manifest, page_of, samples_of, until
 
@@ -53,7 +53,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Tell:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[Context]:
+def context(tmp_path: Path) -> Iterator[CollectorContext]:
     """Of a node whose clock moves when told to; a file system may take its time."""
     made = make_context(make_manifest(tmp_path), FakeClock())
     yield made
@@ -67,12 +67,12 @@ def events(snapshot: DiskSnapshot, group: str = "output") -> list[str]:
 
 def entries(collector: DiskCollector, snapshot: DiskSnapshot) -> dict[str, dict[str, Any]]:
     """The status page by group."""
-    status = Status()
+    status = NodeStatus()
     collector.describe(snapshot, status)
     return {entry["group"]: entry for entry in status.filesystems}
 
 
-def test_space_is_shown_for_each_group_and_the_run_directory(context: Context, tmp_path: Path) -> None:
+def test_space_is_shown_for_each_group_and_the_run_directory(context: CollectorContext, tmp_path: Path) -> None:
     collector = DiskCollector(context)
     snapshot = collector.read()
     page, facts = page_of(collector, snapshot), os.statvfs(tmp_path)
@@ -95,7 +95,7 @@ def test_a_group_without_a_pattern_has_space_too(tmp_path: Path) -> None:
     context.files.close()
 
 
-def test_little_space_is_low_and_told_once(context: Context, told: Tell) -> None:
+def test_little_space_is_low_and_told_once(context: CollectorContext, told: Tell) -> None:
     collector = DiskCollector(context)
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 1  # 50 of 2000 GB
     snapshot = collector.read()
@@ -116,7 +116,7 @@ def run_down(collector: DiskCollector, clock: Any, told: Tell, **course: Callabl
     return snapshot
 
 
-def test_a_disk_that_fills_up_says_when_it_is_full(context: Context, told: Tell) -> None:
+def test_a_disk_that_fills_up_says_when_it_is_full(context: CollectorContext, told: Tell) -> None:
     collector, start = DiskCollector(context), context.clock.time()
     snapshot = run_down(collector, context.clock, told, free=lambda t: 900 - t)
     assert samples_of(page_of(collector, snapshot), FULL)[OUTPUT] == pytest.approx(start + 900, abs=5)
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_says_when_it_is_full(context: Context, told: Tell)
     assert "is full in 15 minutes at the present speed" in event["detail"]
 
 
-def test_inodes_fill_a_disk_as_well(context: Context, told: Tell) -> None:
+def test_inodes_fill_a_disk_as_well(context: CollectorContext, told: Tell) -> None:
     collector, start = DiskCollector(context), context.clock.time()
     snapshot = run_down(collector, context.clock, told, files=lambda t: int(1000 - 2 * t))
     page = page_of(collector, snapshot)
@@ -136,7 +136,7 @@ def test_inodes_fill_a_disk_as_well(context: Context, told: Tell) -> None:
     assert samples_of(page, INODES_AVAILABLE)[OUTPUT] == 760
 
 
-def test_a_disk_that_is_full_after_the_job_is_no_event(context: Context, told: Tell) -> None:
+def test_a_disk_that_is_full_after_the_job_is_no_event(context: CollectorContext, told: Tell) -> None:
     collector = DiskCollector(context)
     snapshot = run_down(collector, context.clock, told, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000)
     assert OUTPUT in samples_of(page_of(collector, snapshot), FULL)
@@ -147,7 +147,7 @@ def test_a_disk_that_is_full_after_the_job_is_no_event(context: Context, told: T
 
 
 def test_a_quota_is_shown_and_may_be_used_up_first(
-    context: Context, told: Tell, monkeypatch: pytest.MonkeyPatch
+    context: CollectorContext, told: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [10_000_000_000]
 
@@ -172,7 +172,9 @@ def test_a_quota_is_shown_and_may_be_used_up_first(
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO])
-def test_a_file_system_whose_server_is_gone_does_not_respond(context: Context, told: Tell, number: int) -> None:
+def test_a_file_system_whose_server_is_gone_does_not_respond(
+    context: CollectorContext, told: Tell, number: int
+) -> None:
     collector, start = DiskCollector(context), context.clock.time()
     told(fails=number)
     collector.read()
@@ -191,7 +193,7 @@ def test_a_file_system_whose_server_is_gone_does_not_respond(context: Context, t
     assert entries(collector, snapshot)["output"]["since"] is None
 
 
-def test_a_directory_that_may_not_be_looked_at_has_no_space_and_responds(context: Context, told: Tell) -> None:
+def test_a_directory_that_may_not_be_looked_at_has_no_space_and_responds(context: CollectorContext, told: Tell) -> None:
     collector = DiskCollector(context)
     told(fails=errno.EACCES)
     snapshot = collector.read()
@@ -201,7 +203,7 @@ def test_a_directory_that_may_not_be_looked_at_has_no_space_and_responds(context
     assert entries(collector, snapshot)["output"]["error"] == "Permission denied"
 
 
-def test_events_are_bounded(context: Context, told: Tell) -> None:
+def test_events_are_bounded(context: CollectorContext, told: Tell) -> None:
     collector = DiskCollector(context)
     for number in range(200):
         told(5 if number % 2 else 1500)
@@ -216,7 +218,7 @@ def test_a_hanging_file_system_is_named_and_the_others_go_on(tmp_path: Path) -> 
         PathGroup("checkpoint", str(mount.point / "ckpt"), None),
         PathGroup("local", str(tmp_path), None),
     )
-    clock, files = FakeClock(), FileHost(SystemClock())
+    clock, files = FakeClock(), FileWatchHost(SystemClock())
     context = replace(make_context(make_manifest(tmp_path, groups=groups), clock), files=files)
     try:
         collector = DiskCollector(context)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.disks.forecast import COURSE_S, MOST_CHANGES, Fill, is_low
+from exporter.files.disks.forecast import COURSE_S, MOST_CHANGES, DiskForecast, is_space_low
 from exporter.files.disks.space_reader import read_space
 
 GB = 1e9
@@ -21,7 +21,7 @@ START = 1_700_000_000.0
 
 def course(free: Callable[[float], float], seconds: float, every: float = 5.0) -> Iterator[tuple[float, float | None]]:
     """Seconds and the predicted second, at each reading."""
-    fill = Fill()
+    fill = DiskForecast()
     for index in range(int(seconds / every)):
         t = index * every
         fill.update(START + t, free(t))
@@ -31,7 +31,7 @@ def course(free: Callable[[float], float], seconds: float, every: float = 5.0) -
 
 def last(free: Callable[[float], float], seconds: float, every: float = 5.0) -> float | None:
     """What is predicted in the end."""
-    fill, t = Fill(), 0.0
+    fill, t = DiskForecast(), 0.0
     for index in range(int(seconds / every)):
         t = index * every
         fill.update(START + t, free(t))
@@ -101,7 +101,7 @@ def test_what_is_very_far_away_is_not_foretold() -> None:
 def test_a_full_one_is_full_since_it_became_so() -> None:
     said = dict(course(lambda t: max(0.0, 10 * GB - 0.1 * GB * t), 300))
     assert said[295] == 100
-    fill = Fill()
+    fill = DiskForecast()
     fill.update(1.0, 0)
     assert fill.full_at(2.0) == 1.0
     fill.update(3.0, 5.0)
@@ -109,7 +109,7 @@ def test_a_full_one_is_full_since_it_became_so() -> None:
 
 
 def test_a_clock_that_is_set_back_begins_anew() -> None:
-    fill = Fill()
+    fill = DiskForecast()
     for t in range(100):
         fill.update(1000.0 + t, 1e6 - 1000 * t)
     assert fill.full_at(1099.0) is not None
@@ -122,7 +122,7 @@ STEPS = st.lists(st.tuples(st.floats(0.01, 1000), st.floats(-1e12, 1e12)), max_s
 
 @given(STEPS, st.floats(0, 1e15))
 def test_a_moment_is_never_past_nor_absurd(steps: list[tuple[float, float]], free: float) -> None:
-    fill, t = Fill(), START
+    fill, t = DiskForecast(), START
     for wait, change in steps:
         t += wait
         free = max(0.0, free + change)
@@ -147,7 +147,7 @@ def test_a_steady_speed_is_foreseen_whatever_it_is(free: float, seconds: float, 
 
 @given(st.floats(0, 1e16), st.floats(0, 1e16))
 def test_low_is_little_or_a_small_part(available: float, size: float) -> None:
-    low = is_low(available, size)
+    low = is_space_low(available, size)
     if available >= 1e12 or (available >= 10e9 and available >= 0.1 * size):
         assert not low
     if available < 10e9:
@@ -169,7 +169,7 @@ def test_low_is_little_or_a_small_part(available: float, size: float) -> None:
     ],
 )
 def test_ten_gigabytes_count_always_and_a_tenth_below_a_terabyte(available: float, size: float, low: bool) -> None:
-    assert is_low(available, size) is low
+    assert is_space_low(available, size) is low
 
 
 def test_a_real_disk_is_full_when_it_was_said(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_real_disk_is_full_when_it_was_said(tmp_path: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small-disk", str(disk)], check=True)
     try:
-        fill, said, begun, full = Fill(), list[tuple[float, float]](), 1_700_000_000.0, None
+        fill, said, begun, full = DiskForecast(), list[tuple[float, float]](), 1_700_000_000.0, None
         with open(disk / "out", "wb", buffering=0) as out:
             for now in itertools.count(begun, 0.01):  # the disk is real, and its writer keeps time
                 try:

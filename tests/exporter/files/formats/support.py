@@ -5,29 +5,29 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from exporter.files.formats import Source, Verdict, check
+from exporter.files.formats import FileCheck, FileSource, check_file
 from exporter.files.formats.source import MOST_BYTES, MOST_READS
 
 STATES = {"valid", "invalid", "empty", "unfinished", "unknown"}
 
 
 @contextmanager
-def source(data: bytes, name: str = "file") -> Iterator[Source]:
+def source(data: bytes, name: str = "file") -> Iterator[FileSource]:
     """A file of this content."""
     fd = os.memfd_create("source")
     try:
         written = 0
         while written < len(data):
             written += os.pwrite(fd, data[written:], written)
-        yield Source(fd, name)
+        yield FileSource(fd, name)
     finally:
         os.close(fd)
 
 
-def verdict(data: bytes, name: str = "file") -> Verdict:
+def verdict(data: bytes, name: str = "file") -> FileCheck:
     """What a look says, which must keep to its bounds and give reasons."""
     with source(data, name) as opened:
-        found = check(opened)
+        found = check_file(opened)
         assert opened.spent <= MOST_BYTES
         assert opened.reads <= MOST_READS + 1
     assert found.state in STATES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -42,23 +42,23 @@ def messages(stream: bytes) -> list[int]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_valid_and_no_part_of_them(name: str) -> None:
-    assert verdict(FILES[name]) == verdict(FILES[name], name) == Verdict("valid", "arrow", None, 10)
+    assert verdict(FILES[name]) == verdict(FILES[name], name) == FileCheck("valid", "arrow", None, 10)
     assert states(truncated(FILES[name], 2000), name) == {"invalid"}
     reason = "has no footer: its writing was not finished, or its end is lost"
-    assert verdict(FILES[name][:-1]) == Verdict("invalid", "arrow", reason)
+    assert verdict(FILES[name][:-1]) == FileCheck("invalid", "arrow", reason)
     assert states(flipped(FILES[name], 6), name) <= {"invalid", "unknown"}
     ends = (FILES[name][:-10] + text for text in flipped(FILES[name][-10:], 10))
     assert states(ends, name) == {"invalid"}
 
 
 def test_a_stream_is_valid_and_no_part_of_it() -> None:
-    assert verdict(STREAM) == verdict(STREAM, "a.arrow") == Verdict("valid", "arrow-stream", None, 10)
+    assert verdict(STREAM) == verdict(STREAM, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
     begins = messages(STREAM)
     assert len(begins) == 5
     for end in range(1, len(STREAM)):
         found = verdict(STREAM[:end], "a.arrow")
         if end in begins:
-            assert found == Verdict("unknown", "arrow", "ends after a message, but without the mark of its end")
+            assert found == FileCheck("unknown", "arrow", "ends after a message, but without the mark of its end")
         else:
             assert found.state == "invalid"
     assert verdict(STREAM + b"more").reason == "goes on for 4 bytes after the end of its stream"
@@ -68,7 +68,7 @@ def test_a_stream_is_valid_and_no_part_of_it() -> None:
 def test_the_older_stream_is_known_by_its_name() -> None:
     stream = older(STREAM)
     assert len(stream) == len(STREAM) - 4 * 5
-    assert verdict(stream, "a.arrow") == Verdict("valid", "arrow-stream", None, 10)
+    assert verdict(stream, "a.arrow") == FileCheck("valid", "arrow-stream", None, 10)
     assert verdict(stream).state == "unknown"
     assert states(truncated(stream, 1000), "a.arrow") <= {"invalid", "unknown"}
 
@@ -100,7 +100,7 @@ def test_other_files(data: bytes, state: str, reason: str) -> None:
 def test_a_batch_that_is_not_where_the_footer_says_is_damage() -> None:
     first = FILE.index(b"\xff\xff\xff\xff", FILE.index(b"\xff\xff\xff\xff") + 4)
     hole = FILE[:first] + bytes(32) + FILE[first + 32 :]
-    assert verdict(hole) == Verdict("invalid", "arrow", "has something else where its batch 0 should be")
+    assert verdict(hole) == FileCheck("invalid", "arrow", "has something else where its batch 0 should be")
     footer = FILE.rindex(struct.pack("<q", first))
     beyond = FILE[:footer] + struct.pack("<q", len(FILE)) + FILE[footer + 8 :]
     assert verdict(beyond).reason == "has a batch, number 0, that does not fit before the footer"
@@ -110,7 +110,7 @@ def test_a_stream_of_more_batches_than_are_read_is_left_undecided() -> None:
     begins = messages(STREAM)
     batch = STREAM[begins[1] : begins[2]]
     few, many = (STREAM[: begins[1]] + batch * count + END for count in (1000, 5000))
-    assert verdict(few) == Verdict("valid", "arrow-stream", None, 4000)
+    assert verdict(few) == FileCheck("valid", "arrow-stream", None, 4000)
     assert verdict(many).state == "unknown"
 
 

@@ -20,11 +20,11 @@ from exporter.files.formats import (
     OF_ANYTHING,
     RAW_TOO,
     TEXT,
-    Damaged,
-    Found,
-    Source,
-    Verdict,
-    check,
+    FileCheck,
+    FileDamaged,
+    FileSource,
+    ValidFile,
+    check_file,
     open_source,
 )
 from tests.exporter.files.formats.support import source, verdict
@@ -44,13 +44,13 @@ FILLERS = [
 
 def test_an_empty_file_is_empty_whatever_it_is_named() -> None:
     for name in ("file", *(f"a{extension}" for extension in EXTENSIONS)):
-        assert verdict(b"", name) == Verdict("empty", None, "is empty")
+        assert verdict(b"", name) == FileCheck("empty", None, "is empty")
 
 
 def test_the_first_bytes_decide_and_not_the_name() -> None:
     packed = gzip.compress(b"text")
     for name in ("file", "a.json", "a.pt", "a.csv", "a.gz", "a.bin", "A.GZ"):
-        assert verdict(packed, name) == Verdict("valid", "gzip")
+        assert verdict(packed, name) == FileCheck("valid", "gzip")
 
 
 @pytest.mark.parametrize("extension", [hint for known in BINARY for hint in known.EXTENSIONS])
@@ -58,9 +58,9 @@ def test_the_first_bytes_decide_and_not_the_name() -> None:
 def test_a_name_that_promises_a_binary_format_must_be_kept(extension: str, pattern: str) -> None:
     found = verdict(b"no such file\0\1\2" * 9, pattern.format(extension))
     if extension in OF_ANYTHING:
-        assert found == Verdict("unknown", None, "is of no format that is known here")
+        assert found == FileCheck("unknown", None, "is of no format that is known here")
     elif extension in RAW_TOO:
-        assert found == Verdict("unknown", None, f"is named {extension}, but does not begin like one")
+        assert found == FileCheck("unknown", None, f"is named {extension}, but does not begin like one")
     else:
         assert found.state == "invalid"
         assert found.reason == f"is named {extension}, but does not begin like one"
@@ -135,7 +135,7 @@ def test_without_a_hint_only_what_is_whole_has_a_format(data: bytes, expected: t
 )
 def test_another_known_format_is_not_called_broken(data: bytes, words: str) -> None:
     for name in ("a.pt", "a.npy", "file"):
-        assert verdict(data, name) == Verdict("unknown", None, f"begins like {words}, which is not looked into")
+        assert verdict(data, name) == FileCheck("unknown", None, f"begins like {words}, which is not looked into")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_broken_file_whose_name_agrees_is_called_so() -> None:
 def test_records_are_told_from_tensors() -> None:
     """A TFRecord's checksum may by chance begin with the brace that a header of safetensors begins with."""
     found = next(data for length in range(2, 5000) if (data := record(b"x" * length))[8:9] == b"{")
-    assert verdict(found) == Verdict("valid", "tfrecord", None, 1)
+    assert verdict(found) == FileCheck("valid", "tfrecord", None, 1)
 
 
 def test_a_file_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,26 +173,26 @@ def test_a_file_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) 
 
     with source(b"data", "a.json") as opened:
         monkeypatch.setattr(os, "pread", failing)
-        assert check(opened) == Verdict("unknown", None, "Input/output error")
+        assert check_file(opened) == FileCheck("unknown", None, "Input/output error")
 
 
 @pytest.mark.parametrize(
     "error", [ValueError(), KeyError(), struct.error(), RecursionError(), MemoryError(), OverflowError(), TypeError()]
 )
 def test_an_error_in_a_format_is_a_verdict(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def failing(_: Source) -> Found:
+    def failing(_: FileSource) -> ValidFile:
         raise error
 
     monkeypatch.setattr(formats.gzip_file, "inspect", failing)
     found = verdict(gzip.compress(b""), "a.gz")
-    assert found == Verdict("unknown", "gzip", f"could not be understood ({type(error).__name__})")
+    assert found == FileCheck("unknown", "gzip", f"could not be understood ({type(error).__name__})")
     monkeypatch.setattr(formats.gzip_file, "claims", failing)
     assert verdict(b"words", "file").state == "unknown"
 
 
 def test_a_reason_is_one_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: Source) -> Found:
-        raise Damaged("a\nb\x1b[0m" + "c" * 9000)
+    def failing(_: FileSource) -> ValidFile:
+        raise FileDamaged("a\nb\x1b[0m" + "c" * 9000)
 
     monkeypatch.setattr(formats.gzip_file, "inspect", failing)
     reason = verdict(gzip.compress(b"")).reason
@@ -204,7 +204,7 @@ def test_a_reason_is_one_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_of_a_folder_is_checked(tmp_path: Path, hard_name: str) -> None:
     (tmp_path / f"{hard_name}.json").write_bytes(b"[1, 2, 3]")
     with open_source(tmp_path, f"{hard_name}.json") as opened:
-        assert check(opened) == Verdict("valid", "json", None, 3)
+        assert check_file(opened) == FileCheck("valid", "json", None, 3)
 
 
 @given(

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.csv_text import HALF, PART
-from exporter.files.formats.record_count import LineCount
+from exporter.files.formats.record_count import LineCounter
 from tests.exporter.files.formats.support import flipped, source, states, truncated, verdict
 
 SMALL = b'id,text,score\r\n1,"one, two",0.5\r\n2,"a ""word""\r\nand more",0.25\r\n3,plain,1\r\n'
 LARGE = b"id,text,score\n" + b"".join(b'%d,"word, word",0.5\n' % number for number in range(20_000))
 
 
-def table(data: bytes, name: str = "a.csv") -> Verdict:
+def table(data: bytes, name: str = "a.csv") -> FileCheck:
     return verdict(data, name)
 
 
@@ -49,7 +49,7 @@ def table(data: bytes, name: str = "a.csv") -> Verdict:
     ids=range(22),
 )
 def test_whole_tables_are_valid(text: bytes, records: int) -> None:
-    assert table(text) == Verdict("valid", "csv", None, records)
+    assert table(text) == FileCheck("valid", "csv", None, records)
 
 
 @given(
@@ -61,7 +61,7 @@ def test_as_many_rows_as_are_counted_while_it_grows(cells: list[list[str]], top:
     out.write(top)
     csv.writer(out).writerows(cells)
     text = out.getvalue().encode() or b"\n"
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     with source(text) as opened:
         for size in (len(text) // 2, len(text)):
             while counter.advance(opened._fd, size):
@@ -100,17 +100,17 @@ def test_what_csv_writes_is_valid(cells: list[list[str]], dialect: str, repeated
     ],
 )
 def test_rows_of_several_kinds_are_undecided(text: bytes, reason: str) -> None:
-    assert table(text) == Verdict("unknown", "csv", reason)
+    assert table(text) == FileCheck("unknown", "csv", reason)
 
 
 def test_lost_bytes_are_told() -> None:
     reason = "has 9 NUL bytes: what was written there is lost"
-    assert table(b"a,b\n1,2\n" + bytes(9)) == Verdict("invalid", "csv", reason)
+    assert table(b"a,b\n1,2\n" + bytes(9)) == FileCheck("invalid", "csv", reason)
 
 
 def test_a_first_row_that_is_like_no_other_is_undecided() -> None:
     found = table(b"made, by, hand\na,b\n1,2\n3,4\n")
-    assert found == Verdict("unknown", "csv", "its first row has 3 fields and most others have 2")
+    assert found == FileCheck("unknown", "csv", "its first row has 3 fields and most others have 2")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_first_row_that_is_like_no_other_is_undecided() -> None:
     [(b"a,b,c\n1,2,3\n4,5", 1), (b'a,b\n1,"2', 0), (b'a,b\n1,"2\n', 0), (b'a,b\n1,2\n"3', 1), (b'a,b\n1,2\n"3,4\n', 1)],
 )
 def test_a_half_written_row_is_unfinished(text: bytes, records: int) -> None:
-    assert table(text) == Verdict("unfinished", "csv", HALF, records)
+    assert table(text) == FileCheck("unfinished", "csv", HALF, records)
 
 
 def test_a_truncation_is_valid_only_where_all_fields_are_there() -> None:
@@ -137,9 +137,9 @@ def test_flipped_bytes_never_raise() -> None:
 
 
 def test_of_a_large_table_both_ends_are_looked_at() -> None:
-    assert table(LARGE) == Verdict("valid", "csv", PART)
-    assert table(LARGE[:-1]) == Verdict("valid", "csv", PART)
-    assert table(LARGE[:-5]) == Verdict("unfinished", "csv", HALF)
+    assert table(LARGE) == FileCheck("valid", "csv", PART)
+    assert table(LARGE[:-1]) == FileCheck("valid", "csv", PART)
+    assert table(LARGE[:-5]) == FileCheck("unfinished", "csv", HALF)
     assert table(LARGE + b"1\n" + LARGE[-100:]).state == "unknown"
     assert table(LARGE.replace(b",0.5", b"", 1)).reason == "row 2 has 2 fields and the first row 3"
     assert table(LARGE + bytes(3)).reason == "has 3 NUL bytes near its end: what was written there is lost"
@@ -151,10 +151,10 @@ def test_of_a_large_table_both_ends_are_looked_at() -> None:
 def test_an_end_that_begins_within_a_field_is_understood(shift: int) -> None:
     row = b'1,"one\n two, three\n",0.5\n'
     text = b"id,text,score\n" + b"x" * shift + row * 10_000
-    assert table(text) == Verdict("valid", "csv", PART)
-    assert table(text[:-3]) == Verdict("valid", "csv", PART)
-    assert table(text[:-6]) == Verdict("unfinished", "csv", HALF)
-    assert table(text[: -len(row) + 12]) == Verdict("unfinished", "csv", HALF)
+    assert table(text) == FileCheck("valid", "csv", PART)
+    assert table(text[:-3]) == FileCheck("valid", "csv", PART)
+    assert table(text[:-6]) == FileCheck("unfinished", "csv", HALF)
+    assert table(text[: -len(row) + 12]) == FileCheck("unfinished", "csv", HALF)
 
 
 def test_a_long_field_is_never_damage() -> None:
@@ -166,7 +166,7 @@ def test_a_long_field_is_never_damage() -> None:
 
 def test_a_table_with_tabs_may_hold_quotes_as_letters() -> None:
     text = b'a\tb\n"open\t1\n' + b"word\t2\n" * 9
-    assert table(text, "a.tsv") == Verdict("valid", "csv", None, 10)
+    assert table(text, "a.tsv") == FileCheck("valid", "csv", None, 10)
 
 
 def test_utf16_is_not_looked_into() -> None:

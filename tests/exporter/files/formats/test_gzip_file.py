@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.gzip_file import MAGIC
 from exporter.files.formats.source import MOST_BYTES
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
@@ -43,7 +43,7 @@ def named(name: bytes) -> bytes:
     ids=range(9),
 )
 def test_whole_files_are_valid(data: bytes) -> None:
-    assert verdict(data, "a.gz") == verdict(data) == Verdict("valid", "gzip")
+    assert verdict(data, "a.gz") == verdict(data) == FileCheck("valid", "gzip")
 
 
 @given(st.lists(st.binary(), min_size=1, max_size=4))
@@ -83,20 +83,20 @@ def test_flipped_bytes_are_seen_where_they_matter() -> None:
     ],
 )
 def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
-    assert verdict(data, "a.gz") == Verdict("invalid", "gzip", reason)
+    assert verdict(data, "a.gz") == FileCheck("invalid", "gzip", reason)
 
 
 def test_of_a_large_file_only_the_first_part_is_tried() -> None:
     for data in (LARGE, LARGE[:-50], SMALL * 20_000):
         assert len(data) > MOST_BYTES
-        assert verdict(data, "a.gz") == Verdict("unknown", "gzip", "only its first 64 KiB were looked at")
+        assert verdict(data, "a.gz") == FileCheck("unknown", "gzip", "only its first 64 KiB were looked at")
     assert verdict(SMALL[:500] + LARGE, "a.gz").state == "invalid"
     assert verdict(SMALL + LARGE[3:], "a.gz").state == "invalid"
 
 
 def test_no_more_is_unpacked_than_the_bound() -> None:
     bomb = gzip.compress(bytes(65 << 20))
-    assert verdict(bomb, "a.gz") == Verdict("unknown", "gzip", "is more than 64 MiB when unpacked")
+    assert verdict(bomb, "a.gz") == FileCheck("unknown", "gzip", "is more than 64 MiB when unpacked")
     members = gzip.compress(bytes(13 << 20)) * 5
     assert verdict(members, "a.gz").state == "unknown"
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.hdf5_objects import lookup3
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
 SAMPLES = {bound: sample(f"rows-{bound}.h5") for bound in ("earliest", "v108", "latest")}
-VALID = Verdict("valid", "hdf5", None, 50)
+VALID = FileCheck("valid", "hdf5", None, 50)
 EARLIEST, LATEST = SAMPLES["earliest"], SAMPLES["latest"]
 END_OF_FILE = {"earliest": 40, "v108": 28, "latest": 28}
 """Where in the superblock the end of the file stands."""
@@ -42,9 +42,9 @@ def test_each_kind_of_file_is_valid_and_has_the_rows_of_its_longest_dataset(boun
 def test_no_part_of_a_file_is_valid_and_a_longer_one_is_left_undecided(bound: str) -> None:
     data = SAMPLES[bound]
     assert states(truncated(data, 1000), "a.h5") == {"invalid"}
-    assert verdict(data[:-7]) == Verdict("invalid", "hdf5", "ends 7 bytes too early")
+    assert verdict(data[:-7]) == FileCheck("invalid", "hdf5", "ends 7 bytes too early")
     reason = "goes on for 7 bytes after its end: its writer has not closed it"
-    assert verdict(data + bytes(7)) == Verdict("unknown", "hdf5", reason)
+    assert verdict(data + bytes(7)) == FileCheck("unknown", "hdf5", reason)
 
 
 @pytest.mark.parametrize("bound", SAMPLES)
@@ -74,8 +74,8 @@ def test_a_file_that_is_open_for_writing_is_left_undecided() -> None:
         marked = bytearray(LATEST)
         marked[11] = flags
         reason = "is marked as open for writing: its writer is at work, or has not closed it"
-        assert verdict(resealed(marked)) == Verdict("unknown", "hdf5", reason)
-        assert verdict(bytes(marked)) == Verdict("invalid", "hdf5", "has a superblock with a wrong checksum")
+        assert verdict(resealed(marked)) == FileCheck("unknown", "hdf5", reason)
+        assert verdict(bytes(marked)) == FileCheck("invalid", "hdf5", "has a superblock with a wrong checksum")
         older = bytearray(SAMPLES["v108"])
         older[11] = flags  # means nothing there
         assert verdict(resealed(older)) == VALID
@@ -94,10 +94,10 @@ def test_a_root_group_that_is_not_there_is_damage(bound: str) -> None:
     root = struct.unpack_from("<Q", data, place)[0]
     hole = data[:root] + bytes(16) + data[root + 16 :]
     reason = "has something else where an object should be"
-    assert verdict(hole) == Verdict("invalid", "hdf5", reason)
+    assert verdict(hole) == FileCheck("invalid", "hdf5", reason)
     none = data[:place] + b"\xff" * 8 + data[place + 8 :]
     none = none if bound == "earliest" else resealed(none)
-    assert verdict(none) == Verdict("invalid", "hdf5", "has no root group")
+    assert verdict(none) == FileCheck("invalid", "hdf5", "has no root group")
 
 
 def test_a_list_of_objects_that_is_not_there_is_damage() -> None:
@@ -114,7 +114,7 @@ def test_an_unusual_group_has_no_rows_but_is_valid() -> None:
     tree = EARLIEST.index(b"TREE")
     child = tree + 24 + 8
     circle = EARLIEST[:child] + struct.pack("<Q", tree) + EARLIEST[child + 8 :]
-    assert verdict(circle) == Verdict("valid", "hdf5")
+    assert verdict(circle) == FileCheck("valid", "hdf5")
 
 
 @given(place=st.integers(0, 6000), junk=st.binary(min_size=1, max_size=8))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.json_lines import PART
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -15,7 +15,7 @@ LARGE = b"".join(json.dumps({"id": number, "text": "word " * 9}).encode() + b"\n
 HALF = "its last line is half-written"
 
 
-def lines(data: bytes) -> Verdict:
+def lines(data: bytes) -> FileCheck:
     return verdict(data, "a.jsonl")
 
 
@@ -32,13 +32,13 @@ def lines(data: bytes) -> Verdict:
     ],
 )
 def test_whole_lines_are_valid(text: bytes, records: int) -> None:
-    assert lines(text) == Verdict("valid", "jsonl", None, records)
+    assert lines(text) == FileCheck("valid", "jsonl", None, records)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers())), st.booleans())
 def test_what_json_writes_line_by_line_is_valid(values: list[object], ascii_only: bool) -> None:
     text = "".join(json.dumps(value, ensure_ascii=ascii_only) + "\n" for value in values) or "\n"
-    assert lines(text.encode("utf-8", "surrogatepass")) == Verdict("valid", "jsonl", None, len(values))
+    assert lines(text.encode("utf-8", "surrogatepass")) == FileCheck("valid", "jsonl", None, len(values))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_json_writes_line_by_line_is_valid(values: list[object], ascii_only
     ],
 )
 def test_broken_lines_are_told(text: bytes, reason: str) -> None:
-    assert lines(text) == Verdict("invalid", "jsonl", reason)
+    assert lines(text) == FileCheck("invalid", "jsonl", reason)
 
 
 def test_a_truncation_leaves_a_half_written_line_or_none() -> None:
@@ -65,7 +65,7 @@ def test_a_truncation_leaves_a_half_written_line_or_none() -> None:
         except ValueError:
             whole = False
         count = sum(bool(line.strip()) for line in text.split(b"\n")) - (not whole)
-        expected = Verdict("valid", "jsonl", None, count) if whole else Verdict("unfinished", "jsonl", HALF, count)
+        expected = FileCheck("valid", "jsonl", None, count) if whole else FileCheck("unfinished", "jsonl", HALF, count)
         assert lines(text) == expected
 
 
@@ -75,14 +75,14 @@ def test_flipped_bytes_never_raise() -> None:
 
 
 def test_of_a_large_file_both_ends_are_looked_at() -> None:
-    assert lines(LARGE) == Verdict("valid", "jsonl", PART)
-    assert lines(LARGE[:-1]) == Verdict("valid", "jsonl", PART)
-    assert lines(LARGE[:-2]) == Verdict("unfinished", "jsonl", HALF)
+    assert lines(LARGE) == FileCheck("valid", "jsonl", PART)
+    assert lines(LARGE[:-1]) == FileCheck("valid", "jsonl", PART)
+    assert lines(LARGE[:-2]) == FileCheck("unfinished", "jsonl", HALF)
     assert lines(LARGE.replace(b"\n", b"}\n", 1)).reason == "line 1 is no JSON: Extra data"
     assert lines(LARGE[:-1] + b"}\n").reason == "a line near its end is no JSON: Extra data"
     assert lines(LARGE + bytes(10)).reason == "has 10 NUL bytes near its end: what was written there is lost"
     middle = LARGE.index(b"\n", len(LARGE) // 2)
-    assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == Verdict("valid", "jsonl", PART)
+    assert lines(LARGE[:middle] + b"}" + LARGE[middle:]) == FileCheck("valid", "jsonl", PART)
 
 
 def test_lines_longer_than_a_look_are_undecided() -> None:
@@ -90,11 +90,11 @@ def test_lines_longer_than_a_look_are_undecided() -> None:
     assert lines(line + b"\n" + line + b"\n").state == "unknown"
     assert lines(line).state == "valid"  # as one JSON text
     assert lines(LARGE + line).reason == "its last line is longer than what was looked at"
-    assert lines(LARGE + line + b"\n") == Verdict("valid", "jsonl", PART)
+    assert lines(LARGE + line + b"\n") == FileCheck("valid", "jsonl", PART)
 
 
 def test_one_text_over_many_lines_is_read_as_such() -> None:
-    assert lines(json.dumps([1, 2], indent=1).encode()) == Verdict("valid", "json", None, 2)
+    assert lines(json.dumps([1, 2], indent=1).encode()) == FileCheck("valid", "json", None, 2)
 
 
 def test_utf16_is_not_looked_into() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.source import MOST_BYTES
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -35,7 +35,7 @@ PART = "only its ends were looked at"
     ids=range(13),
 )
 def test_whole_texts_are_valid(text: bytes, records: int | None) -> None:
-    assert verdict(text, "a.json") == Verdict("valid", "json", None, records)
+    assert verdict(text, "a.json") == FileCheck("valid", "json", None, records)
 
 
 @given(
@@ -47,7 +47,7 @@ def test_whole_texts_are_valid(text: bytes, records: int | None) -> None:
 )
 def test_what_json_writes_is_valid(value: object) -> None:
     records = len(value) if isinstance(value, list) else None
-    assert verdict(json.dumps(value).encode(), "a.json") == Verdict("valid", "json", None, records)
+    assert verdict(json.dumps(value).encode(), "a.json") == FileCheck("valid", "json", None, records)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_json_writes_is_valid(value: object) -> None:
     ],
 )
 def test_broken_texts_are_told_apart(text: bytes, reason: str) -> None:
-    assert verdict(text, "a.json") == Verdict("invalid", "json", reason)
+    assert verdict(text, "a.json") == FileCheck("invalid", "json", reason)
 
 
 def test_every_truncation_is_seen() -> None:
@@ -87,7 +87,7 @@ def test_of_a_large_text_both_ends_are_looked_at(indent: int | None) -> None:
         text = json.dumps(value, indent=indent).encode()
         assert len(text) > MOST_BYTES
         for end in (b"", b"\n", b"  \n\n"):
-            assert verdict(text + end, "a.json") == Verdict("valid", "json", PART)
+            assert verdict(text + end, "a.json") == FileCheck("valid", "json", PART)
         assert states((cut for cut in truncated(text) if len(cut) > MOST_BYTES), "a.json") <= {"invalid", "unknown"}
 
 
@@ -115,24 +115,24 @@ def test_brackets_in_strings_do_not_matter_at_the_end(text: str) -> None:
     for length in range(20):
         rows = ["x" * 1000] * 1100 + ["y" * length, *([text] * 9000)]
         data = json.dumps({"rows": [rows, {"a": text}]}).encode()
-        assert verdict(data, "a.json") == Verdict("valid", "json", PART)
+        assert verdict(data, "a.json") == FileCheck("valid", "json", PART)
         assert verdict(data[: data.rindex(b"}", 0, -1) + 1], "a.json").state == "invalid"
 
 
 def test_a_text_exactly_as_large_as_the_bound_is_parsed() -> None:
     text = b"[1, 2" + b" " * (MOST_BYTES - 6) + b"]"
-    assert verdict(text, "a.json") == Verdict("valid", "json", None, 2)
-    assert verdict(text + b" ", "a.json") == Verdict("valid", "json", PART)
+    assert verdict(text, "a.json") == FileCheck("valid", "json", None, 2)
+    assert verdict(text + b" ", "a.json") == FileCheck("valid", "json", PART)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000])
 def test_a_deep_text_is_undecided(text: bytes) -> None:
-    assert verdict(text, "a.json") == Verdict("unknown", "json", "is nested too deeply to be looked at")
+    assert verdict(text, "a.json") == FileCheck("unknown", "json", "is nested too deeply to be looked at")
 
 
 def test_lines_in_a_file_named_json_are_read_as_such() -> None:
     lines = b'{"a": 1}\n{"a": 2}\n'
-    assert verdict(lines, "a.json") == Verdict("valid", "jsonl", None, 2)
+    assert verdict(lines, "a.json") == FileCheck("valid", "jsonl", None, 2)
     assert verdict(lines + b'{"a"', "a.json").state == "unfinished"
     many = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
     assert verdict(many, "a.json").format == "jsonl"

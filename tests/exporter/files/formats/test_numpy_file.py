@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
-from exporter.files.formats.numpy_file import parse_header
-from exporter.files.formats.source import Damaged, Undecided
+from exporter.files.formats import FileCheck
+from exporter.files.formats.numpy_file import parse_array_header
+from exporter.files.formats.source import CheckUndecided, FileDamaged
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -33,9 +33,9 @@ def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byte
 
 
 def test_samples_are_valid_and_have_their_rows() -> None:
-    assert verdict(ARRAY) == verdict(ARRAY, "a.pt") == Verdict("valid", "npy", None, 4)
+    assert verdict(ARRAY) == verdict(ARRAY, "a.pt") == FileCheck("valid", "npy", None, 4)
     for name in ARCHIVES:
-        assert verdict(sample(name)) == verdict(sample(name), name) == Verdict("valid", "npz", None, 7)
+        assert verdict(sample(name)) == verdict(sample(name), name) == FileCheck("valid", "npz", None, 7)
 
 
 def test_no_part_of_an_array_or_archive_is_valid() -> None:
@@ -65,13 +65,13 @@ def test_no_part_of_an_array_or_archive_is_valid() -> None:
 def test_types_have_their_length(descr: str, shape: str, item_bytes: int, rows: int | None) -> None:
     for version in (1, 2, 3):
         whole = array(descr, shape, bytes(item_bytes), version)
-        assert verdict(whole) == Verdict("valid", "npy", None, rows)
+        assert verdict(whole) == FileCheck("valid", "npy", None, rows)
         assert verdict(whole[:-1]).state == "invalid"
-        assert verdict(whole + b"\0") == Verdict("unknown", "npy", "goes on for 1 bytes after its array")
+        assert verdict(whole + b"\0") == FileCheck("unknown", "npy", "goes on for 1 bytes after its array")
 
 
 def test_several_arrays_may_follow_each_other() -> None:
-    assert verdict(ARRAY * 3) == Verdict("valid", "npy")
+    assert verdict(ARRAY * 3) == FileCheck("valid", "npy")
     assert verdict((ARRAY * 3)[:-1]).state == "invalid"
     assert verdict(ARRAY + ARRAY[:9]).state == "invalid"
 
@@ -120,29 +120,29 @@ def test_each_byte_of_a_header_counts() -> None:
 def test_each_array_of_an_archive_is_as_long_as_it_says(method: int) -> None:
     whole = {"a.npy": ARRAY, "b.npy": array("'|u1'", "(6,)", bytes(6)), "o.npy": array("'|O'", "(9,)", b"N.")}
     reason = "only 0 of its 3 arrays were looked at" if method == zipfile.ZIP_BZIP2 else None
-    assert verdict(archive(whole, method)) == Verdict("valid", "npz", reason, None if reason else 9)
+    assert verdict(archive(whole, method)) == FileCheck("valid", "npz", reason, None if reason else 9)
     if reason is None:
         short = archive({**whole, "b.npy": whole["b.npy"][:-1]}, method)
         size = len(whole["b.npy"])
         expected = f"its member 'b.npy' describes {size} bytes, but has {size - 1}"
-        assert verdict(short) == Verdict("invalid", "npy", expected)
+        assert verdict(short) == FileCheck("invalid", "npy", expected)
         assert verdict(archive({"a.npy": b"text"}, method), "a.npz").state == "invalid"
 
 
 def test_archives_without_arrays() -> None:
-    assert verdict(archive({}), "a.npz") == Verdict("valid", "npz")
-    assert verdict(archive({"a.txt": b"a"}), "a.npz") == Verdict("valid", "zip", "holds no array")
+    assert verdict(archive({}), "a.npz") == FileCheck("valid", "npz")
+    assert verdict(archive({"a.txt": b"a"}), "a.npz") == FileCheck("valid", "zip", "holds no array")
 
 
 def test_of_many_arrays_some_are_looked_at() -> None:
     many = archive({f"{number}.npy": ARRAY for number in range(300)})
-    assert verdict(many) == Verdict("valid", "npz", "only 256 of its 300 arrays were looked at")
+    assert verdict(many) == FileCheck("valid", "npz", "only 256 of its 300 arrays were looked at")
 
 
 def test_a_compressed_array_that_would_be_huge_is_not_unpacked() -> None:
     bomb = archive({"a.npy": array("'|u1'", f"({1 << 26},)", bytes(1 << 26))}, zipfile.ZIP_DEFLATED)
     assert len(bomb) < 100_000
-    assert verdict(bomb) == Verdict("valid", "npz", None, 1 << 26)
+    assert verdict(bomb) == FileCheck("valid", "npz", None, 1 << 26)
 
 
 @given(text=st.binary(max_size=300) | st.text("()[]{}',: 0123456789TrueFalsenL'\\\"<fi").map(str.encode))
@@ -150,8 +150,8 @@ def test_a_compressed_array_that_would_be_huge_is_not_unpacked() -> None:
 @example(text=b"{'descr': '\\d', 'fortran_order': False, 'shape': (1if 1else 2,)}")
 def test_a_header_is_parsed_or_damaged_or_not_known(text: bytes) -> None:
     try:
-        shape, item_bytes = parse_header(text)
-    except (Damaged, Undecided):
+        shape, item_bytes = parse_array_header(text)
+    except (FileDamaged, CheckUndecided):
         return
     assert isinstance(shape, tuple)
     assert item_bytes is None or item_bytes >= 0

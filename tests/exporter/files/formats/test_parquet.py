@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -66,10 +66,10 @@ WHOLE = metadata(12, group(5, column(4, 50)), group(7, column(60, 30, 54)))
 
 
 def test_the_sample_is_valid_and_no_part_of_it() -> None:
-    assert verdict(SAMPLE) == verdict(SAMPLE, "a.pt") == Verdict("valid", "parquet", None, 10)
+    assert verdict(SAMPLE) == verdict(SAMPLE, "a.pt") == FileCheck("valid", "parquet", None, 10)
     assert states(truncated(SAMPLE, 2000), "a.parquet") == {"invalid"}
     reason = "has no footer: its writing was not finished, or its end is lost"
-    assert verdict(SAMPLE[:-1]) == Verdict("invalid", "parquet", reason)
+    assert verdict(SAMPLE[:-1]) == FileCheck("invalid", "parquet", reason)
     assert states(flipped(SAMPLE, 4), "a.parquet") == {"invalid"}
     assert states(flipped(SAMPLE[::-1], 4), "a.parquet") == {"invalid"}
     ends = (SAMPLE[:-8] + text + SAMPLE[-4:] for text in flipped(SAMPLE[-8:-4], 4))
@@ -77,16 +77,16 @@ def test_the_sample_is_valid_and_no_part_of_it() -> None:
 
 
 def test_a_footer_gives_the_rows() -> None:
-    assert verdict(parquet(WHOLE)) == Verdict("valid", "parquet", None, 12)
-    assert verdict(parquet(metadata(0))) == Verdict("valid", "parquet", None, 0)
+    assert verdict(parquet(WHOLE)) == FileCheck("valid", "parquet", None, 12)
+    assert verdict(parquet(metadata(0))) == FileCheck("valid", "parquet", None, 0)
     many = metadata(40, *[group(2, column(4, 96))] * 20)
-    assert verdict(parquet(many)) == Verdict("valid", "parquet", None, 40)
+    assert verdict(parquet(many)) == FileCheck("valid", "parquet", None, 40)
     elsewhere = {1: b"other.parquet", **column(4, 5000)}
-    assert verdict(parquet(metadata(2, group(2, elsewhere)))) == Verdict("valid", "parquet", None, 2)
+    assert verdict(parquet(metadata(2, group(2, elsewhere)))) == FileCheck("valid", "parquet", None, 2)
     encrypted: Value = {2: 0, 8: {1: {}}, 9: b"secret"}
-    assert verdict(parquet(metadata(2, group(2, encrypted)))) == Verdict("valid", "parquet", None, 2)
+    assert verdict(parquet(metadata(2, group(2, encrypted)))) == FileCheck("valid", "parquet", None, 2)
     signed = encoded(WHOLE)[1] + bytes(range(28))
-    assert verdict(parquet(signed)) == Verdict("valid", "parquet", None, 12)
+    assert verdict(parquet(signed)) == FileCheck("valid", "parquet", None, 12)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_other_files(data: bytes, state: str, reason: str) -> None:
 
 def test_of_a_long_footer_the_first_part_is_looked_at() -> None:
     long = metadata(40_000, *[group(2, column(4, 96))] * 20_000)
-    expected = Verdict("valid", "parquet", "only 256 KiB of its footer were looked at", 40_000)
+    expected = FileCheck("valid", "parquet", "only 256 KiB of its footer were looked at", 40_000)
     assert verdict(parquet(long)) == expected
     wrong = metadata(40_000, group(2, column(4, 101)), *[group(2, column(4, 96))] * 19_999)
     assert verdict(parquet(wrong)).state == "invalid"
     noise = bytes((0x18,)) + varint(1 << 19) + bytes(1 << 19)
-    assert verdict(parquet(noise)) == Verdict("unknown", "parquet", f"has a footer of {len(noise)} bytes")
+    assert verdict(parquet(noise)) == FileCheck("unknown", "parquet", f"has a footer of {len(noise)} bytes")
 
 
 @given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8), footer=st.binary(max_size=80))

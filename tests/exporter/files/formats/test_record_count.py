@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.formats.record_count import MARK_BYTES, ArrayCount, LineCount, delimiter
+from exporter.files.formats.record_count import MARK_BYTES, ArrayItemCounter, LineCounter, guess_delimiter
 from tests.support.strategies import PLACES, cut
 
 JSON_VALUES = st.recursive(
@@ -39,7 +39,7 @@ class Growing:
         self.size = 0
         self.append(data)
 
-    def count(self, counter: LineCount | ArrayCount, most: int = 1 << 20) -> None:
+    def count(self, counter: LineCounter | ArrayItemCounter, most: int = 1 << 20) -> None:
         while counter.advance(self.fd, self.size, most):
             pass
 
@@ -51,7 +51,7 @@ def file() -> Iterator[Growing]:
     os.close(growing.fd)
 
 
-def grown(counter: LineCount | ArrayCount, text: bytes, places: list[int], most: int) -> None:
+def grown(counter: LineCounter | ArrayItemCounter, text: bytes, places: list[int], most: int) -> None:
     """Count a text that came in these pieces."""
     growing = Growing()
     for piece in cut(text, places):
@@ -85,7 +85,7 @@ def table(cells: list[list[str]], line_end: str, quoting: int) -> str:
 def test_lines_of_jsonl_are_those_that_hold_something(
     lines: list[str], end: str, tail: bytes, places: list[int], most: int
 ) -> None:
-    counter = LineCount()
+    counter = LineCounter()
     grown(counter, "".join(line + end for line in lines).encode() + tail, places, most)
     assert counter.records == sum(bool(line.strip()) for line in lines)
     assert counter.unfinished == bool(tail.strip())
@@ -105,7 +105,7 @@ def test_rows_of_a_table_are_those_that_csv_reads(
     cells: list[list[str]], end: str, quoting: int, mark: bytes, places: list[int], most: int
 ) -> None:
     text = table([["first", "second"], *cells], end, quoting)
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     grown(counter, mark + text.encode(), places, most)
     assert counter.records == rows(text) - 1 == len(cells)
     assert not counter.unfinished
@@ -117,7 +117,7 @@ def test_rows_of_a_table_are_those_that_csv_reads(
 @example(text='"a"b"\n"c\n', places=[], most=1)
 def test_any_quotes_are_understood_as_csv_does(text: str, places: list[int], most: int) -> None:
     text = f"h,i\n{text}"
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     grown(counter, text.encode(), places, most)
     finished = next(prefixes(text))
     assert counter.records == rows(finished) - 1
@@ -134,7 +134,7 @@ def prefixes(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("quoted", ['a "word", and', 'in;"side', '5" disk'])
 def test_a_quote_within_a_field_opens_nothing(file: Growing, quoted: str) -> None:
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     file.append(f"a,b,c\n1,2,3\n1,{quoted}\n1,2,3\n".encode())
     file.count(counter)
     assert counter.records == 3
@@ -154,18 +154,18 @@ def test_a_quote_within_a_field_opens_nothing(file: Growing, quoted: str) -> Non
     ],
 )
 def test_the_delimiter_is_what_the_first_line_has_most_of(line: bytes, found: bytes) -> None:
-    assert delimiter(line) == found
+    assert guess_delimiter(line) == found
 
 
 def test_rows_with_another_delimiter_are_counted(file: Growing) -> None:
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     file.append(b'a;b\n"x\ny";2\n1,"2;3\n')
     file.count(counter)
     assert counter.records == 2
 
 
 def test_a_header_that_is_half_written_is_waited_for(file: Growing) -> None:
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     file.append(b"a;b")
     file.count(counter)
     assert (counter.records, counter.unfinished, counter.position) == (0, True, 0)
@@ -178,7 +178,7 @@ def test_a_header_that_is_half_written_is_waited_for(file: Growing) -> None:
 
 
 def test_a_header_longer_than_a_look_is_not_waited_for(file: Growing) -> None:
-    counter = LineCount(csv=True)
+    counter = LineCounter(csv=True)
     file.append(b"name," * 2000 + b"\n" + b"1," * 2000 + b"\n")
     file.count(counter)
     assert counter.records == 1
@@ -210,7 +210,7 @@ def test_a_header_longer_than_a_look_is_not_waited_for(file: Growing) -> None:
 )
 def test_a_first_row_is_a_header_by_what_is_in_it(file: Growing, text: bytes, records: int) -> None:
     for most in (1, 1 << 20):
-        counter = LineCount(csv=True)
+        counter = LineCounter(csv=True)
         file.replace(b"")
         for line in text.splitlines(keepends=True):  # what tells may come later
             file.append(line)
@@ -221,7 +221,7 @@ def test_a_first_row_is_a_header_by_what_is_in_it(file: Growing, text: bytes, re
 @pytest.mark.parametrize("is_table", [False, True], ids=["jsonl", "csv"])
 @pytest.mark.parametrize("place", [0, 3, 400, 8000], ids=["top", "first line", "near the top", "later"])
 def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None:
-    counter, whole = LineCount(csv=is_table, waits=True), b"111,2222\n" * 2000
+    counter, whole = LineCounter(csv=is_table, waits=True), b"111,2222\n" * 2000
     file.replace(whole[:place] + bytes(4096) + whole[place + 4096 :])
     file.count(counter)
     assert (counter.records, counter.hole) == (place // 9, True)
@@ -233,7 +233,7 @@ def test_a_hole_is_waited_for(file: Growing, is_table: bool, place: int) -> None
 
 
 def test_a_hole_that_nobody_fills_is_passed(file: Growing) -> None:
-    counter = LineCount(waits=True)
+    counter = LineCounter(waits=True)
     file.append(b"1\n" + bytes(4096) + b"2\n3\n")
     file.count(counter)
     assert counter.records == 1
@@ -243,13 +243,13 @@ def test_a_hole_that_nobody_fills_is_passed(file: Growing) -> None:
     file.append(bytes(10) + b"\n")
     file.count(counter)
     assert (counter.records, counter.hole) == (3, True)
-    plain = LineCount()
+    plain = LineCounter()
     file.count(plain)
     assert plain.records == 4
 
 
 def test_a_half_written_line_counts_once_it_is_finished(file: Growing) -> None:
-    counter = LineCount()
+    counter = LineCounter()
     seen = []
     for piece in (b'{"a": 1}\n{"a"', b": 2", b"}", b"\n", b"\n", b" {}"):
         file.append(piece)
@@ -258,8 +258,8 @@ def test_a_half_written_line_counts_once_it_is_finished(file: Growing) -> None:
     assert seen == [(1, True), (1, True), (1, True), (2, False), (2, False), (2, True)]
 
 
-@pytest.mark.parametrize("counter", [LineCount(), LineCount(csv=True)], ids=["jsonl", "csv"])
-def test_a_file_that_was_written_anew_is_counted_from_its_top(file: Growing, counter: LineCount) -> None:
+@pytest.mark.parametrize("counter", [LineCounter(), LineCounter(csv=True)], ids=["jsonl", "csv"])
+def test_a_file_that_was_written_anew_is_counted_from_its_top(file: Growing, counter: LineCounter) -> None:
     file.append(b"1,1\n" * 100)
     file.count(counter)
     before = counter.records
@@ -285,7 +285,7 @@ def test_a_look_reads_no_more_than_it_may(file: Growing, monkeypatch: pytest.Mon
         return real(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    counter, looks, more = LineCount(), 0, True
+    counter, looks, more = LineCounter(), 0, True
     while more:
         read = 0
         more = counter.advance(file.fd, file.size, 1000)
@@ -298,37 +298,37 @@ def test_a_look_reads_no_more_than_it_may(file: Growing, monkeypatch: pytest.Mon
 
 
 def test_only_so_much_as_the_caller_says_is_counted(file: Growing) -> None:
-    counter = LineCount()
+    counter = LineCounter()
     file.append(b"1\n2\n3\n")
     assert not counter.advance(file.fd, 4)
     assert (counter.records, counter.position) == (2, 4)
 
 
 def test_a_file_that_has_become_shorter_meanwhile_ends_there(file: Growing) -> None:
-    counter = LineCount()
+    counter = LineCounter()
     file.append(b"1\n2\n")
     assert not counter.advance(file.fd, 100)
     assert counter.records == 2
 
 
-@pytest.mark.parametrize("counter", [LineCount(), ArrayCount()], ids=["lines", "array"])
-def test_a_byte_order_mark_is_no_text(file: Growing, counter: LineCount | ArrayCount) -> None:
+@pytest.mark.parametrize("counter", [LineCounter(), ArrayItemCounter()], ids=["lines", "array"])
+def test_a_byte_order_mark_is_no_text(file: Growing, counter: LineCounter | ArrayItemCounter) -> None:
     for piece in (b"\xef", b"\xbb", b"\xbf"):
         file.append(piece)
         file.count(counter)
-    assert not isinstance(counter, LineCount) or not counter.unfinished
+    assert not isinstance(counter, LineCounter) or not counter.unfinished
     file.append(b"[1]\n")
     file.count(counter)
-    assert (counter.records if isinstance(counter, LineCount) else counter.items) == 1
+    assert (counter.records if isinstance(counter, LineCounter) else counter.items) == 1
 
 
 def test_an_empty_file_has_no_records(file: Growing) -> None:
-    for counter in (LineCount(), LineCount(csv=True)):
+    for counter in (LineCounter(), LineCounter(csv=True)):
         file.count(counter)
         assert (counter.records, counter.unfinished) == (0, False)
 
 
-@pytest.mark.parametrize("counter", [LineCount(), ArrayCount()])
+@pytest.mark.parametrize("counter", [LineCounter(), ArrayItemCounter()])
 def test_a_counter_is_small(counter: object) -> None:
     assert not hasattr(counter, "__dict__")
 
@@ -351,14 +351,14 @@ def test_items_of_an_array_are_those_that_json_reads(
     value: object, indent: int | None, ascii_only: bool, white: str, places: list[int], most: int
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     grown(counter, (white + text + white).encode(), places, most)
     assert counter.items == (len(value) if isinstance(value, list) else None)
     assert counter.complete == isinstance(value, list)
 
 
 def test_items_so_far_are_those_with_something_behind_them(file: Growing) -> None:
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     seen = []
     for piece in (b" ", b"[", b" ", b'{"a": [1, 2]}', b',"', b',"', b",3", b"]", b" \n"):
         file.append(piece)
@@ -371,7 +371,7 @@ def test_items_so_far_are_those_with_something_behind_them(file: Growing) -> Non
 
 @pytest.mark.parametrize("depth", [1, 7, 8, 9, 50, 100_000])
 def test_any_depth_is_gone_through(file: Growing, depth: int) -> None:
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     file.append(b"[1" + b",[[],2" * depth + b"]" * depth + b",3]")
     file.count(counter, 1000)
     assert (counter.items, counter.complete) == (3, True)
@@ -380,14 +380,14 @@ def test_any_depth_is_gone_through(file: Growing, depth: int) -> None:
 @pytest.mark.parametrize("text", [b"{}", b'"["', b"1", b"null", b"[1]]", b"[1] 2", b"[] []", b"[1]\n[2,3]", b"\xff"])
 def test_a_text_that_is_no_array_has_no_items(file: Growing, text: bytes) -> None:
     for most in (1, 1000):
-        counter = ArrayCount()
+        counter = ArrayItemCounter()
         file.replace(text)
         file.count(counter, most)
         assert counter.items is None
 
 
 def test_of_a_root_that_is_no_array_nothing_more_is_read(file: Growing) -> None:
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     file.append(b"{" + b" " * 100)
     assert not counter.advance(file.fd, file.size, 10)
     assert not counter.advance(file.fd, file.size, 10)
@@ -398,7 +398,7 @@ def test_of_a_root_that_is_no_array_nothing_more_is_read(file: Growing) -> None:
 
 
 def test_an_array_that_was_written_anew_is_counted_again(file: Growing) -> None:
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     for text, items in ((b"[1, 2]", 2), (b"[1, 2, 3]", 3), (b"[1]", 1), (b"[]", 0), (b"[[1, 2]]", 1)):
         file.replace(text)
         file.count(counter)
@@ -408,7 +408,7 @@ def test_an_array_that_was_written_anew_is_counted_again(file: Growing) -> None:
 def test_a_file_is_counted_through_its_descriptor_alone(tmp_path: Path) -> None:
     path = tmp_path / "array.json"
     path.write_text(json.dumps([{"a": "x,]" * 100}] * 20_000), encoding="utf-8")
-    counter = ArrayCount()
+    counter = ArrayItemCounter()
     with path.open("rb") as source:
         os.unlink(path)
         while counter.advance(source.fileno(), os.fstat(source.fileno()).st_size, 100_000):
@@ -419,7 +419,7 @@ def test_a_file_is_counted_through_its_descriptor_alone(tmp_path: Path) -> None:
 def test_a_quote_between_tabs_is_a_letter(tmp_path: Path) -> None:
     text = b"id\ttext\n" + b'7\t"open\n' * 30
     (tmp_path / "a.tsv").write_bytes(text)
-    count, fd = LineCount(csv=True), os.open(tmp_path / "a.tsv", os.O_RDONLY)
+    count, fd = LineCounter(csv=True), os.open(tmp_path / "a.tsv", os.O_RDONLY)
     try:
         while count.advance(fd, len(text), 64):
             pass

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.safetensors import ITEM_BITS
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
 SAMPLE = sample("tensors.safetensors")
 NAMED = "model-00001-of-00002.safetensors"
-VALID = Verdict("valid", "safetensors")
+VALID = FileCheck("valid", "safetensors")
 
 
 def tensors(header: object, data: bytes = b"", padding: bytes = b"") -> bytes:
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_told(header: object, length: int, state: str, reason: 
 
 def test_a_header_longer_than_the_file_or_than_any_is_damage() -> None:
     reason = "ends 98 bytes before the end of its header"
-    assert verdict(struct.pack("<Q", 100) + b"{}", NAMED) == Verdict("invalid", "safetensors", reason)
+    assert verdict(struct.pack("<Q", 100) + b"{}", NAMED) == FileCheck("invalid", "safetensors", reason)
     for length in (1 << 40, (1 << 64) - 1):
         assert verdict(struct.pack("<Q", length) + b"{}", NAMED).state == "invalid"
 

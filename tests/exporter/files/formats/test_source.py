@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.files.formats import Damaged, NoFile, Source, Undecided, open_source
-from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, MOST_READS, shown
+from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, open_source
+from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, MOST_READS, printable
 from tests.exporter.files.formats.support import source
 from tests.support.exporter import open_files, without_rights
 
@@ -18,7 +18,7 @@ DATA = bytes(range(256)) * 64
 
 def words(folder: Path, name: str) -> str:
     """Why there is no file."""
-    with pytest.raises(NoFile) as caught, open_source(folder, name):
+    with pytest.raises(NotRegularFile) as caught, open_source(folder, name):
         pass
     return str(caught.value)
 
@@ -60,23 +60,26 @@ def test_the_end_is_paid_for_once() -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (0, len(DATA) + 1), (1 << 80, 1), (5, 1 << 80)])
 def test_a_read_beyond_the_end_says_how_much_is_missing(offset: int, length: int) -> None:
-    with source(DATA) as opened, pytest.raises(Damaged, match=f"^ends {offset + length - len(DATA)} bytes too early$"):
+    with (
+        source(DATA) as opened,
+        pytest.raises(FileDamaged, match=f"^ends {offset + length - len(DATA)} bytes too early$"),
+    ):
         opened.read(offset, length)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (1, -1), (-5, -5)])
 def test_nothing_before_the_beginning_is_read(offset: int, length: int) -> None:
-    with source(DATA) as opened, pytest.raises(Damaged):
+    with source(DATA) as opened, pytest.raises(FileDamaged):
         opened.read(offset, length)
 
 
 def test_no_more_is_read_than_the_bound() -> None:
     with source(bytes(MOST_BYTES + 1)) as opened:
-        with pytest.raises(Undecided):
+        with pytest.raises(CheckUndecided):
             opened.read(0, MOST_BYTES + 1)
         assert opened.spent == 0
         opened.read(0, MOST_BYTES)
-        with pytest.raises(Undecided):
+        with pytest.raises(CheckUndecided):
             opened.read(MOST_BYTES, 1)
         assert opened.spent == MOST_BYTES
 
@@ -85,7 +88,7 @@ def test_no_more_pieces_are_read_than_the_bound() -> None:
     with source(DATA) as opened:
         for _ in range(MOST_READS):
             opened.read(0, 1)
-        with pytest.raises(Undecided):
+        with pytest.raises(CheckUndecided):
             opened.read(0, 1)
 
 
@@ -93,7 +96,7 @@ def test_a_file_that_shrinks_meanwhile_is_undecided(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     with open_source(tmp_path, "a") as opened:
         os.truncate(tmp_path / "a", 100)
-        with pytest.raises(Undecided, match="shorter"):
+        with pytest.raises(CheckUndecided, match="shorter"):
             opened.read(90, 20)
 
 
@@ -110,7 +113,7 @@ def test_the_file_is_closed_in_the_end(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     before = open_files(str(tmp_path))
     with open_source(str(tmp_path), "a") as opened:
-        assert isinstance(opened, Source)
+        assert isinstance(opened, FileSource)
     for name in ("folder", "gone"):
         words(tmp_path, name)
     assert open_files(str(tmp_path)) == before
@@ -202,4 +205,4 @@ def test_a_fifo_that_comes_between_does_not_block(tmp_path: Path, monkeypatch: p
     ids=ascii,
 )
 def test_any_text_is_shown_as_one_line(text: str, line: str) -> None:
-    assert shown(text) == line
+    assert printable(text) == line

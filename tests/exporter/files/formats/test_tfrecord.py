@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from exporter.files.formats.source import MOST_BYTES
 from exporter.files.formats.tfrecord import masked_crc32c
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
@@ -49,7 +49,7 @@ def test_the_checksum_is_that_of_rfc_3720() -> None:
 )
 def test_whole_files_are_valid(data: bytes, records: int) -> None:
     for name in ("a.tfrecord", "events.out.tfevents.1", "a.tfrecord-00000-of-00002"):
-        assert verdict(data, name) == Verdict("valid", "tfrecord", None, records)
+        assert verdict(data, name) == FileCheck("valid", "tfrecord", None, records)
 
 
 def test_every_truncation_is_seen() -> None:
@@ -75,7 +75,7 @@ def test_every_flipped_byte_is_seen() -> None:
     ],
 )
 def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
-    assert verdict(data, "a.tfrecord") == Verdict("invalid", "tfrecord", reason)
+    assert verdict(data, "a.tfrecord") == FileCheck("invalid", "tfrecord", reason)
 
 
 @pytest.mark.parametrize("length", [0, 90, 5000, 30_000])
@@ -93,7 +93,7 @@ def test_of_a_file_too_large_to_be_walked_both_ends_are_looked_at(length: int) -
 
 def test_an_end_without_the_beginning_of_a_record_is_unknown() -> None:
     data = large(100, 30_000) + record(random.Random(2).randbytes(300_000))
-    assert verdict(data, "a.tfrecord") == Verdict(
+    assert verdict(data, "a.tfrecord") == FileCheck(
         "unknown", "tfrecord", "its last record is longer than what was looked at"
     )
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
-from exporter.files.formats.pickles import ERRORS, walk
+from exporter.files.formats import FileCheck
+from exporter.files.formats.pickles import ERRORS, walk_pickle
 from tests.exporter.files.formats.sample_files import sample
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
@@ -61,7 +61,7 @@ def legacy(obj: object, keys: list[object], *storages: bytes, protocol: int = 2)
 
 @pytest.mark.parametrize("name", ZIPS)
 def test_whole_archives_are_valid_and_no_part_of_them(name: str) -> None:
-    assert verdict(ZIPS[name]) == verdict(ZIPS[name], name) == Verdict("valid", "torch")
+    assert verdict(ZIPS[name]) == verdict(ZIPS[name], name) == FileCheck("valid", "torch")
     assert states(truncated(ZIPS[name], 2000), name) == {"invalid"}
     assert states(flipped(ZIPS[name], 20), name) <= {"invalid", "unknown", "valid"}
     assert states(flipped(ZIPS[name], 4), name) == {"invalid"}
@@ -69,7 +69,7 @@ def test_whole_archives_are_valid_and_no_part_of_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", LEGACIES)
 def test_the_older_format_is_valid_and_no_part_of_it(name: str) -> None:
-    assert verdict(LEGACIES[name]) == verdict(LEGACIES[name], name) == Verdict("valid", "torch-legacy")
+    assert verdict(LEGACIES[name]) == verdict(LEGACIES[name], name) == FileCheck("valid", "torch-legacy")
     cuts = [LEGACIES[name][:end] for end in range(20, len(LEGACIES[name]))]
     assert states(iter(cuts), name) == {"invalid"}
     assert states(truncated(LEGACIES[name][:20]), name) == {"invalid", "unknown"}  # some other pickle, so far
@@ -82,16 +82,16 @@ def test_saving_that_has_failed_is_seen_although_the_archive_is_whole() -> None:
     failed = sample("failed.pt")
     assert zipfile.ZipFile(io.BytesIO(failed)).testzip() is None
     reason = "has no data.pkl: torch.save has failed before it wrote one"
-    assert verdict(failed, "step 5.pt") == verdict(failed) == Verdict("invalid", "torch", reason)
+    assert verdict(failed, "step 5.pt") == verdict(failed) == FileCheck("invalid", "torch", reason)
     reason = "has no storage '10': torch.save has failed before it wrote it"
-    assert verdict(without(STATE, "data/10")) == Verdict("invalid", "torch", reason)
+    assert verdict(without(STATE, "data/10")) == FileCheck("invalid", "torch", reason)
     reason = "its storage '1' has 47 bytes, where its object has 6 items of DoubleStorage"
     short = rewritten(STATE, lambda name, content: content[:-1] if name.endswith("data/1") else content)
-    assert verdict(short) == Verdict("invalid", "torch", reason)
+    assert verdict(short) == FileCheck("invalid", "torch", reason)
     reason = "has no version in it, which torch.save writes last"
-    assert verdict(without(STATE, "version", "serialization_id")) == Verdict("invalid", "torch", reason)
+    assert verdict(without(STATE, "version", "serialization_id")) == FileCheck("invalid", "torch", reason)
     garbled = rewritten(STATE, lambda name, content: content[:-9] if name.endswith("data.pkl") else content)
-    assert verdict(garbled) == Verdict("invalid", "torch", "has a data.pkl that is no pickle")
+    assert verdict(garbled) == FileCheck("invalid", "torch", "has a data.pkl that is no pickle")
 
 
 def test_an_archive_that_is_no_checkpoint_is_only_that() -> None:
@@ -99,13 +99,13 @@ def test_an_archive_that_is_no_checkpoint_is_only_that() -> None:
     with zipfile.ZipFile(out, "w") as made:
         made.writestr("notes.txt", "text")
     reason = "an archive of another kind than torch.save writes"
-    assert verdict(out.getvalue(), "a.pt") == Verdict("valid", "zip", reason)
+    assert verdict(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
     for mark in (".data/extern_modules", "archive_format"):
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as made:
             made.writestr("m/version", "3")
             made.writestr(f"m/{mark}", "")
-        assert verdict(out.getvalue(), "a.pt") == Verdict("valid", "zip", reason)
+        assert verdict(out.getvalue(), "a.pt") == FileCheck("valid", "zip", reason)
 
 
 def test_parts_of_a_distributed_checkpoint_are_left_undecided() -> None:
@@ -116,7 +116,7 @@ def test_parts_of_a_distributed_checkpoint_are_left_undecided() -> None:
 
 def test_a_long_object_or_a_packed_one_is_not_looked_into() -> None:
     long = rewritten(STATE, lambda name, content: content.ljust(1 << 20) if name.endswith("data.pkl") else content)
-    assert verdict(long) == Verdict("valid", "torch", "which storages it should have was not looked at")
+    assert verdict(long) == FileCheck("valid", "torch", "which storages it should have was not looked at")
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -131,8 +131,8 @@ def test_storages_of_the_older_format_are_walked_to_the_end(protocol: int) -> No
         objects += [obj, obj]
         data.append(struct.pack("<q", number % 5) + bytes(size * (number % 5)))
     whole = legacy(objects, keys, *data, protocol=protocol)
-    assert verdict(whole) == Verdict("valid", "torch-legacy")
-    assert verdict(whole + whole) == Verdict("valid", "torch-legacy")
+    assert verdict(whole) == FileCheck("valid", "torch-legacy")
+    assert verdict(whole + whole) == FileCheck("valid", "torch-legacy")
     assert states(truncated(whole, 10), "a.pt") == {"invalid"}
     assert verdict(whole + b"more").reason == "goes on for 4 bytes after its last storage"
 
@@ -190,7 +190,7 @@ class Evil:
 def test_nothing_that_a_pickle_names_is_called(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "loaded"
     evil = pickle.dumps(Evil(mark), protocol)
-    assert verdict(legacy(Evil(mark), [], protocol=protocol)) == Verdict("valid", "torch-legacy")
+    assert verdict(legacy(Evil(mark), [], protocol=protocol)) == FileCheck("valid", "torch-legacy")
     verdict(rewritten(STATE, lambda name, content: evil if name.endswith("data.pkl") else content))
     assert not mark.exists()
     pickle.loads(evil)  # noqa: S301 -- it would have been seen
@@ -202,8 +202,8 @@ def test_a_walk_puts_texts_numbers_tuples_and_lists_together() -> None:
     circle.append((circle, "in it"))
     value = ["text", 5, -(2**70), ("a", ("b",), (), (1, 2, 3, 4)), [["x"] * 1500], "text", "é\ud800"]
     for protocol in range(6):
-        assert walk(io.BytesIO(pickle.dumps(value, protocol))).value == value
-        walk(
+        assert walk_pickle(io.BytesIO(pickle.dumps(value, protocol))).value == value
+        walk_pickle(
             io.BytesIO(
                 pickle.dumps([circle, {1: 2}, {3}, frozenset("ab"), b"a", bytearray(2), 1.5, slice(1)], protocol)
             )
@@ -212,10 +212,10 @@ def test_a_walk_puts_texts_numbers_tuples_and_lists_together() -> None:
 
 def test_a_walk_names_classes_and_refuses_what_takes_more_than_there_is() -> None:
     for protocol in range(2, 6):
-        assert walk(io.BytesIO(pickle.dumps(Evil, protocol))).value == f"{Evil.__module__} Evil"
-    assert walk(io.BytesIO(b"K\x05K\x072\x87.")).value == (5, 7, 7)
+        assert walk_pickle(io.BytesIO(pickle.dumps(Evil, protocol))).value == f"{Evil.__module__} Evil"
+    assert walk_pickle(io.BytesIO(b"K\x05K\x072\x87.")).value == (5, 7, 7)
     with pytest.raises(ValueError, match="takes more than there is"):
-        walk(io.BytesIO(b"K\x05\x86."))
+        walk_pickle(io.BytesIO(b"K\x05\x86."))
 
 
 @given(
@@ -232,7 +232,7 @@ def test_a_walk_names_classes_and_refuses_what_takes_more_than_there_is() -> Non
 def test_a_walk_of_any_bytes_ends(data: bytes) -> None:
     stream = io.BytesIO(data)
     try:
-        walk(stream)
+        walk_pickle(stream)
     except ERRORS:
         pass
     verdict(legacy(None, []) + data, "a.pt")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
 MEMBERS = {"a.txt": b"text " * 20, "folder/b.txt": b"", "é": bytes(300)}
@@ -77,7 +77,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_archives_are_valid_and_their_parts_are_not(name: str) -> None:
     members = {"streamed": 2, "wide": 1}.get(name, 3)
-    assert verdict(WHOLE[name]) == Verdict("valid", "zip", None, members)
+    assert verdict(WHOLE[name]) == FileCheck("valid", "zip", None, members)
     assert len(zipfile.ZipFile(io.BytesIO(WHOLE[name])).namelist()) == members
     assert states(truncated(WHOLE[name], 1000), "a.zip") <= {"invalid", "unknown"}
     assert states(flipped(WHOLE[name], 10_000), "a.zip") <= {"valid", "invalid", "unknown"}
@@ -85,16 +85,16 @@ def test_whole_archives_are_valid_and_their_parts_are_not(name: str) -> None:
 
 def test_a_comment_may_look_like_an_end() -> None:
     data = archive(MEMBERS, comment=b"comment")
-    assert verdict(data.replace(b"comment", b"PK\x05\x06 no")) == Verdict("valid", "zip", None, 3)
+    assert verdict(data.replace(b"comment", b"PK\x05\x06 no")) == FileCheck("valid", "zip", None, 3)
 
 
 def test_an_archive_without_members_is_valid() -> None:
-    assert verdict(archive({}), "a.zip") == Verdict("valid", "zip", None, 0)
+    assert verdict(archive({}), "a.zip") == FileCheck("valid", "zip", None, 0)
 
 
 def test_the_end_of_an_archive_inside_is_not_taken_for_the_end() -> None:
     outer = archive({"first": b"a", "inner.zip": WHOLE["stored"], "more": bytes(50)})
-    assert verdict(outer) == Verdict("valid", "zip", None, 3)
+    assert verdict(outer) == FileCheck("valid", "zip", None, 3)
     cuts = [outer[:end] for end in range(outer.index(b"PK\x05\x06") + 22, outer.index(b"PK\x05\x06") + 70)]
     assert states(iter(cuts), "a.zip") == {"unknown"}
 
@@ -103,7 +103,7 @@ def test_several_archives_in_one_file_are_left_undecided() -> None:
     for name in ("stored", "wide"):
         twice = WHOLE["stored"] + WHOLE[name]
         expected = "is several archives in one file, or has something before its directory"
-        assert verdict(twice) == Verdict("unknown", "zip", expected)
+        assert verdict(twice) == FileCheck("unknown", "zip", expected)
 
 
 @pytest.mark.parametrize(

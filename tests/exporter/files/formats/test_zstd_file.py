@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.files.formats import Verdict
+from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.support import flipped, states, truncated, verdict
 
 SAMPLES = {
@@ -51,14 +51,14 @@ def large(blocks: int) -> bytes:
 
 @pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES)
 def test_whole_files_are_valid(data: bytes) -> None:
-    assert verdict(data, "a.zst") == verdict(data) == Verdict("valid", "zstd")
+    assert verdict(data, "a.zst") == verdict(data) == FileCheck("valid", "zstd")
 
 
 @pytest.mark.parametrize(
     "data", [ALL, skippable(b"note") + ALL, ALL + skippable(b""), skippable(b"only"), large(40)], ids=range(5)
 )
 def test_frames_may_follow_each_other(data: bytes) -> None:
-    assert verdict(data, "a.zst") == Verdict("valid", "zstd")
+    assert verdict(data, "a.zst") == FileCheck("valid", "zstd")
 
 
 def test_every_truncation_is_seen() -> None:
@@ -94,7 +94,7 @@ def test_a_flipped_byte_of_the_magic_number_is_seen(data: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_told(data: bytes, reason: str) -> None:
-    assert verdict(data, "a.zst") == Verdict("invalid", "zstd", reason)
+    assert verdict(data, "a.zst") == FileCheck("invalid", "zstd", reason)
 
 
 def test_a_size_of_two_bytes_counts_from_256() -> None:
@@ -107,7 +107,7 @@ def test_what_cannot_be_told_is_unknown() -> None:
     assert verdict(b"\x27\xb5\x2f\xfd" + bytes(50), "a.zst").reason == "is of a version before 0.8"
     assert verdict(skippable(b"note") + b"\x04\x22\x4d\x18" + bytes(9), "a.lz4").state == "unknown"
     blocks = b"\x28\xb5\x2f\xfd\x00\x58" + b"\x02\x00\x00a" * 400_000
-    assert verdict(blocks, "a.zst") == Verdict("unknown", "zstd", "cannot be told from 1024 KiB of it")
+    assert verdict(blocks, "a.zst") == FileCheck("unknown", "zstd", "cannot be told from 1024 KiB of it")
 
 
 @given(st.binary(max_size=60), st.integers(0, len(ALL)), st.integers(0, 60))

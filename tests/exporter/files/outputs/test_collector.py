@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.collecting.collector import Status
+from exporter.collecting.collector import NodeStatus
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup
-from exporter.contract.worker_names import worker_rank
+from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.outputs.collector import (
     BYTES,
     FILES,
@@ -32,9 +32,9 @@ from exporter.files.outputs.collector import (
     WORKER_STALLED,
     OutputsCollector,
 )
-from exporter.files.outputs.outputs_reader import OutputWatch, OwnerOf
-from exporter.machine.file_host import FileHost, Hanging
-from exporter.machine.mounts import is_apart, mount_of, parse_mountinfo
+from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
+from exporter.machine.file_host import FileWatchHost, WatchHanging
+from exporter.machine.mounts import is_node_local, mount_of, parse_mountinfo
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
 OUTPUT = 'group="output"'
@@ -150,7 +150,7 @@ def test_a_file_in_place_of_the_directory_has_no_files(tmp_path: Path) -> None:
 
 def test_the_status_lists_the_groups(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl")
-    collector, status = collector_of(make_manifest(tmp_path)), Status()
+    collector, status = collector_of(make_manifest(tmp_path)), NodeStatus()
     collector.describe(collector.read(), status)
     assert [(entry["group"], entry["files"], entry["bytes"]) for entry in status.outputs] == [
         ("output", 1, 10),
@@ -287,7 +287,7 @@ def test_numbers_beyond_the_ranks_are_no_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_words_for_a_worker_alone(name: str, rank: int | None) -> None:
-    assert worker_rank(name, {("decode", 1): 5}, sure=True) == rank
+    assert rank_in_file_name(name, {("decode", 1): 5}, sure=True) == rank
 
 
 def test_files_that_appear_are_output_whatever_the_clock_of_the_server(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_a_directory_is_of_a_node_alone_where_only_what_all_see_is_remote(
     directory: str, run_dir: str, expected: bool
 ) -> None:
     mounts = parse_mountinfo(MOUNTS)
-    assert is_apart(mount_of(directory, mounts), mount_of(run_dir, mounts)) is expected
-    assert not is_apart(None, mount_of(run_dir, mounts))
-    assert not is_apart(mount_of(directory, mounts), None)
+    assert is_node_local(mount_of(directory, mounts), mount_of(run_dir, mounts)) is expected
+    assert not is_node_local(None, mount_of(run_dir, mounts))
+    assert not is_node_local(mount_of(directory, mounts), None)
 
 
 def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_node_answers_for_all_that_lies_on_it(tmp_path: Path) -> None:
     (tmp_path / "proc" / "self").mkdir(parents=True)
     mounts = f"21 1 8:1 / / rw - nfs4 server:/ rw\n22 21 8:2 / {tmp_path}/out rw - xfs /dev/nvme0n1 rw\n"
     (tmp_path / "proc" / "self" / "mountinfo").write_text(mounts, encoding="ascii")
-    host = FileHost(SystemClock(), process=False, proc=str(tmp_path / "proc"))
+    host = FileWatchHost(SystemClock(), process=False, proc=str(tmp_path / "proc"))
     try:
         for tasks, found in ((FOUR_NODES, [3, 3, 3, 3]), (FOUR_NODES[:2], [3])):
             manifest = make_manifest(tmp_path, *tasks)
@@ -389,7 +389,7 @@ def test_damaged_files_are_counted_and_told_once(tmp_path: Path) -> None:
     assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
     (told,) = job.events("output damaged")
     assert told.startswith("output: b.gz ")
-    status = Status()
+    status = NodeStatus()
     job.collector.describe(job.snapshot, status)
     assert [(file["file"], file["format"]) for file in status.outputs[0]["invalid"]] == [("b.gz", "gzip")]
     (tmp_path / "out" / "b.gz").unlink()
@@ -411,7 +411,7 @@ def test_the_first_output_and_what_is_complete_are_events(tmp_path: Path) -> Non
     assert job.events("first output") == ["output: output_rank0.gz"]
     assert job.events("output complete") == ["output: output_rank0.gz, 24 bytes"]
     assert [event["time"] for event in job.snapshot.events] == [START, START]
-    status = Status()
+    status = NodeStatus()
     job.collector.describe(job.snapshot, status)
     assert status.outputs[0]["first_output"] == START
     assert [event["event"] for event in status.events] == ["first output", "output complete"]
@@ -431,7 +431,7 @@ def test_the_status_can_be_written_as_json_whatever_the_names(tmp_path: Path, ha
     job.write("out_\udcff_rank0.gz", DAMAGED)
     os.mkfifo(tmp_path / "out" / "fifo")
     job.after(60)
-    status = Status()
+    status = NodeStatus()
     job.collector.describe(job.snapshot, status)
     text = json.dumps([status.outputs, status.events], ensure_ascii=False)
     text.encode()
@@ -439,7 +439,7 @@ def test_the_status_can_be_written_as_json_whatever_the_names(tmp_path: Path, ha
     assert list(json.loads(text)[0][0]["workers"]) == ["0"]
 
 
-class Refusing(FileHost):
+class Refusing(FileWatchHost):
     """Answers that a test likes, once it likes any."""
 
     answer: Exception | None = None
@@ -463,9 +463,9 @@ def test_a_group_that_hangs_has_no_series_and_all_of_them_afterwards(
 ) -> None:
     collector, host = refusing
     assert [group.files for group in collector.read().groups] == [1, 0]
-    host.answer = Hanging(host.clock.monotonic() - 1, "/mnt")
+    host.answer = WatchHanging(host.clock.monotonic() - 1, "/mnt")
     assert [group.files for group in collector.read().groups] == [1, 0]  # slow
-    host.answer = Hanging(host.clock.monotonic() - 60, "/mnt")
+    host.answer = WatchHanging(host.clock.monotonic() - 60, "/mnt")
     assert collector.read().groups == ()
     host.answer = None
     snapshot = collector.read()
@@ -488,7 +488,7 @@ def test_a_group_that_cannot_be_read_is_told_once(refusing: tuple[OutputsCollect
 
 def test_looks_in_another_process_tell_the_same(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", "{}\n{}\n", START)
-    host = FileHost(SystemClock(), process=True)
+    host = FileWatchHost(SystemClock(), process=True)
     try:
         collector = OutputsCollector(replace(make_context(make_manifest(tmp_path), FakeClock()), files=host))
         group = until(lambda: next(iter(collector.read().groups), None), "a look")
@@ -503,7 +503,7 @@ def test_a_watch_that_begins_anew_is_no_growth(tmp_path: Path) -> None:
     for number in range(1, 4):
         job.write("a.bin", 1000 * number)
         job.look(10)
-    owner_of = OwnerOf(partial(worker_rank, ranks={}), frozenset(), frozenset(), rest=True)
+    owner_of = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset(), frozenset(), rest=True)
     make = partial(OutputWatch, str(tmp_path / "out"), "b.bin", owner_of, START)
     group.watched = job.context.files.watch("again", make)  # as after the end of the helper: its first file is number 1
     job.write("b.bin", 50_000)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 
 from exporter.files.outputs import csv_reader
-from exporter.files.outputs.csv_reader import LineFile, file_name, is_ours
+from exporter.files.outputs.csv_reader import CsvFile, csv_file_name, is_sidecar_csv
 from tests.support.strategies import PATH_TEXT
 
 HEADER = "time,value"
@@ -22,7 +22,7 @@ Append = Callable[[str], None]
 def append(tmp_path: Path) -> Append:
     """Appends lines to ``out/x.csv``."""
     (tmp_path / "out").mkdir()
-    file = LineFile(str(tmp_path / "out"), "x.csv", HEADER, str(tmp_path / "lines"))
+    file = CsvFile(str(tmp_path / "out"), "x.csv", HEADER, str(tmp_path / "lines"))
 
     def add(lines: str) -> None:
         (tmp_path / "lines").write_text(lines, encoding="utf-8")
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_gone_on_with_once_there_is_room(
     small_disk: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "lines"
-    file = LineFile(str(small_disk), "x.csv", HEADER, str(source))
+    file = CsvFile(str(small_disk), "x.csv", HEADER, str(source))
     source.write_text("1,a\n")
     file.look(0.0)
     ballast = fill(small_disk)
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_gone_on_with_once_there_is_room(
 
 def test_a_disk_that_is_full_from_the_start_gets_its_header_later(small_disk: Path, tmp_path: Path) -> None:
     source = tmp_path / "lines"
-    file = LineFile(str(small_disk), "x.csv", HEADER, str(source))
+    file = CsvFile(str(small_disk), "x.csv", HEADER, str(source))
     ballast = fill(small_disk)
     source.write_text("1,a\n")
     with pytest.raises(OSError, match="No space left"):
@@ -163,7 +163,7 @@ def test_several_who_append_leave_whole_lines(tmp_path: Path) -> None:
     def run(number: int) -> None:
         source = tmp_path / f"lines-{number}"
         source.write_text(f"{number},{'x' * 50}\n" * 8)
-        file = LineFile(str(tmp_path), "x.csv", HEADER, str(source))
+        file = CsvFile(str(tmp_path), "x.csv", HEADER, str(source))
         for _ in range(100):
             file.look(0.0)
 
@@ -187,25 +187,27 @@ def test_several_who_append_leave_whole_lines(tmp_path: Path) -> None:
 @example("a" * 300)
 def test_the_file_of_any_node_is_a_plain_name_that_is_known_as_ours(node: str) -> None:
     for index in (1, 100_000):
-        name = file_name(node, index)
+        name = csv_file_name(node, index)
         assert re.fullmatch(r"gpu_metrics_[A-Za-z0-9_.-]+\.csv", name)
         assert len(name) < 160
-        assert is_ours(name)
-        assert is_ours(f"{name}.1")
+        assert is_sidecar_csv(name)
+        assert is_sidecar_csv(f"{name}.1")
 
 
 def test_the_file_of_a_hard_node_is_a_plain_name(hard_name: str) -> None:
-    assert re.fullmatch(r"gpu_metrics_[A-Za-z0-9_.-]+\.csv", file_name(hard_name, 3))
+    assert re.fullmatch(r"gpu_metrics_[A-Za-z0-9_.-]+\.csv", csv_file_name(hard_name, 3))
 
 
 def test_the_first_node_has_the_plain_name_and_each_other_one_its_own() -> None:
-    assert file_name("gn01", 0) == "gpu_metrics.csv"
-    assert file_name("gn02", 1) == "gpu_metrics_gn02.csv"
-    assert len({file_name("n[1]", 1), file_name("n(1)", 2), file_name("n_1_", 3), file_name("", 4)}) == 4
+    assert csv_file_name("gn01", 0) == "gpu_metrics.csv"
+    assert csv_file_name("gn02", 1) == "gpu_metrics_gn02.csv"
+    assert (
+        len({csv_file_name("n[1]", 1), csv_file_name("n(1)", 2), csv_file_name("n_1_", 3), csv_file_name("", 4)}) == 4
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["gpu_metrics.json", "my_gpu_metrics.csv", "gpu_metrics.csv.2", "gpu_metricsx.csv", "gpu_metrics_.csv"]
 )
 def test_other_names_are_not_ours(name: str) -> None:
-    assert not is_ours(name)
+    assert not is_sidecar_csv(name)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.files.outputs import folder_reader as folder_module
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch, NameTable
-from exporter.files.outputs.outputs_reader import OwnerOf
+from exporter.files.outputs.outputs_reader import FileOwnership
 
 START = 1_700_000_000.0
 
@@ -26,7 +26,7 @@ def rank_of(name: str) -> int | None:
 
 def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *, rest: bool = True) -> FolderWatch:
     others = frozenset(range(10)) - frozenset(ours)
-    return FolderWatch(str(directory), pattern, OwnerOf(rank_of, frozenset(ours), others, rest))
+    return FolderWatch(str(directory), pattern, FileOwnership(rank_of, frozenset(ours), others, rest))
 
 
 def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
@@ -34,7 +34,7 @@ def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
     return {owner: (found.files, found.bytes, found.newest) for owner, found in watch.totals.items() if found.files}
 
 
-def plain_scan(directory: Path, pattern: str, owner_of: OwnerOf) -> dict[int, tuple[int, int, float | None]]:
+def plain_scan(directory: Path, pattern: str, owner_of: FileOwnership) -> dict[int, tuple[int, int, float | None]]:
     """The same from one pass over everything."""
     found: dict[int, tuple[int, int, float | None]] = {}
     for name in os.listdir(directory):
@@ -521,7 +521,7 @@ def test_sums_are_those_of_a_plain_scan_after_anything(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int | str]], pattern: str, rest: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("out")
-    owner_of = OwnerOf(rank_of, frozenset({1, 2}), frozenset({3}), rest)
+    owner_of = FileOwnership(rank_of, frozenset({1, 2}), frozenset({3}), rest)
     watch, now = FolderWatch(str(directory), pattern, owner_of), START
     for kind, name, what in steps:
         if kind == "look":

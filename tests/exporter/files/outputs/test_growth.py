@@ -4,12 +4,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.outputs.growth import MOST_FILES, WINDOW_S, FilesGrowth, Growth
+from exporter.files.outputs.growth import MOST_FILES, WINDOW_S, GroupGrowth, StepGrowth
 
 
-def growth_of(*points: tuple[float, float]) -> Growth:
+def growth_of(*points: tuple[float, float]) -> StepGrowth:
     """Growth of changes that are seen at once."""
-    growth = Growth()
+    growth = StepGrowth()
     for t, value in points:
         growth.note(t, value, t)
     return growth
@@ -22,7 +22,7 @@ def test_growth_is_that_between_changes() -> None:
 
 def test_one_change_tells_no_growth() -> None:
     assert growth_of((0, 5000)).per_second(1) == 0
-    assert Growth().per_second(0) == 0
+    assert StepGrowth().per_second(0) == 0
 
 
 def test_growth_falls_once_a_change_is_overdue() -> None:
@@ -65,7 +65,7 @@ def test_the_same_change_told_twice_is_one() -> None:
 
 
 def test_silence_is_measured_by_our_own_clock() -> None:
-    growth = Growth()
+    growth = StepGrowth()
     for t in (0, 5, 10):
         growth.note(t, 100 * t, 1_000_000 + t)
     assert growth.per_second(1_000_015) == 100
@@ -99,7 +99,7 @@ def test_growth_of_a_buffered_writer_is_right_once_three_of_its_writes_were_seen
 ) -> None:
     buffer = max(1, round(rate * period))
     writes = flushes(rate, buffer, 1000.0, (looks + 1) * poll_s)
-    growth, seen, place, last = FilesGrowth(), 0, 0, (1000.0, 0)
+    growth, seen, place, last = GroupGrowth(), 0, 0, (1000.0, 0)
     for number in range(looks):
         now = 1000.0 + (number + phase) * poll_s
         while place < len(writes) and writes[place][0] <= now:
@@ -114,7 +114,7 @@ def test_growth_of_a_buffered_writer_is_right_once_three_of_its_writes_were_seen
 
 @given(st.lists(st.tuples(st.floats(-10, 1e6), st.floats(0, 1e12), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=60))
 def test_growth_is_never_negative(steps: list[tuple[float, float, float, float]]) -> None:
-    t, now, growth = 0.0, 0.0, Growth()
+    t, now, growth = 0.0, 0.0, StepGrowth()
     for gap, value, wait, later in steps:
         t, now = t + gap, now + wait
         growth.note(t, value, now)
@@ -122,7 +122,7 @@ def test_growth_is_never_negative(steps: list[tuple[float, float, float, float]]
 
 
 def test_files_that_appear_whole_are_growth_of_their_owner() -> None:
-    growth = FilesGrowth()
+    growth = GroupGrowth()
     for place in range(1, 6):
         growth.born(0, 10.0 * place, 1000 * place, 10.0 * place)
         growth.born(1, 10.0 * place + 3, 500 * place, 10.0 * place + 3)
@@ -130,28 +130,28 @@ def test_files_that_appear_whole_are_growth_of_their_owner() -> None:
 
 
 def test_owners_whose_files_do_not_appear_have_no_growth() -> None:
-    growth = FilesGrowth()
+    growth = GroupGrowth()
     growth.born(0, None, 0, 10.0)
     growth.born(0, 5.0, 700, 15.0)
     assert growth.per_second(15) == 0
 
 
 def test_a_change_that_was_not_told_is_made_up_for() -> None:
-    growth = FilesGrowth()
+    growth = GroupGrowth()
     growth.changed(1, 5, 500, (0, 0), 5)
     growth.changed(1, 15, 1500, (10, 1000), 15)
     assert growth.per_second(15) == 100
 
 
 def test_a_file_that_was_long_as_it_is_begins_with_its_first_change() -> None:
-    growth = FilesGrowth()
+    growth = GroupGrowth()
     growth.changed(1, 100_000, 1100, (5.0, 1000), 100_000)
     growth.changed(1, 100_010, 1200, (100_000, 1100), 100_010)
     assert growth.per_second(100_010) == 10
 
 
 def test_of_too_many_files_those_are_followed_that_changed_last() -> None:
-    growth = FilesGrowth()
+    growth = GroupGrowth()
     for file in range(MOST_FILES + 10):
         growth.changed(file, 10, 100, (0, 0), 10)
     assert growth.per_second(10) == pytest.approx(10 * MOST_FILES)

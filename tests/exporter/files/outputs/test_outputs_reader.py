@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.contract.worker_names import worker_rank
-from exporter.files.formats import Source, Verdict, check
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.files.formats import FileCheck, FileSource, check_file
 from exporter.files.outputs import outputs_reader
 from exporter.files.outputs.folder_reader import NOBODY
-from exporter.files.outputs.outputs_reader import OutputLook, OutputWatch, OwnerOf
+from exporter.files.outputs.outputs_reader import FileOwnership, OutputReading, OutputWatch
 
 START = 1_700_000_000.0
-EVERYTHING = OwnerOf(partial(worker_rank, ranks={}), frozenset({0, 1}), frozenset({2, 3}), rest=True)
+EVERYTHING = FileOwnership(partial(rank_in_file_name, ranks={}), frozenset({0, 1}), frozenset({2, 3}), rest=True)
 
 
 class Looks:
@@ -28,19 +28,19 @@ class Looks:
         self.watch = OutputWatch(str(directory), pattern, EVERYTHING, since)
         self.now = START
 
-    def look(self, after_s: float = 5.0) -> OutputLook:
+    def look(self, after_s: float = 5.0) -> OutputReading:
         """A look so many seconds later."""
         self.now += after_s
         return self.watch.look(self.now)
 
-    def after(self, seconds: float) -> OutputLook:
+    def after(self, seconds: float) -> OutputReading:
         """The last of the looks of so much time."""
         for _ in range(int(seconds / 5) - 1):
             self.look()
         return self.look()
 
 
-def records_of(look: OutputLook) -> int | None:
+def records_of(look: OutputReading) -> int | None:
     found = [owned.records for owned in look.owners.values() if owned.records is not None]
     return sum(found) if found else None
 
@@ -57,9 +57,9 @@ WHOLE = gzip.compress(b"some text" * 100)
 
 
 def test_a_name_tells_whose_a_file_is() -> None:
-    rank_of = partial(worker_rank, ranks={("worker", 0): 0, ("worker", 1): 1})
-    first = OwnerOf(rank_of, frozenset({0}), frozenset({1}), rest=True)
-    second = OwnerOf(rank_of, frozenset({1}), frozenset({0}), rest=False)
+    rank_of = partial(rank_in_file_name, ranks={("worker", 0): 0, ("worker", 1): 1})
+    first = FileOwnership(rank_of, frozenset({0}), frozenset({1}), rest=True)
+    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), rest=False)
     names = ["out_worker_0", "out_worker_1", "out_worker_7", "summary"]
     assert [first(name) for name in names] == [0, None, NOBODY, NOBODY]
     assert [second(name) for name in names] == [None, 1, None, None]
@@ -267,8 +267,8 @@ def test_the_clock_of_a_server_may_be_a_little_behind(tmp_path: Path) -> None:
 
 def test_files_of_a_worker_are_those_that_no_other_writes(tmp_path: Path) -> None:
     own = {"a_rank0": 0, "a_rank1": 1, "a_rank2": 2, "a_rank9": 9}
-    owner_of = OwnerOf(
-        partial(worker_rank, ranks={}), frozenset({0, 1}), frozenset({2}), rest=True, own_rank_of=own.get
+    owner_of = FileOwnership(
+        partial(rank_in_file_name, ranks={}), frozenset({0, 1}), frozenset({2}), rest=True, own_rank_of=own.get
     )
     watch = OutputWatch(str(tmp_path), "*", owner_of, START)
     for name in ("a_rank0", "a_rank1", "a_rank2", "b_part_1", "all"):
@@ -281,8 +281,8 @@ def test_files_of_a_worker_are_those_that_no_other_writes(tmp_path: Path) -> Non
 
 
 def test_of_a_directory_of_its_own_a_node_answers_for_all() -> None:
-    rank_of = partial(worker_rank, ranks={("worker", 0): 0, ("worker", 1): 1})
-    second = OwnerOf(rank_of, frozenset({1}), frozenset({0}), rest=False, local=True)
+    rank_of = partial(rank_in_file_name, ranks={("worker", 0): 0, ("worker", 1): 1})
+    second = FileOwnership(rank_of, frozenset({1}), frozenset({0}), rest=False, local=True)
     assert [second(name) for name in ("out_worker_0", "out_worker_1", "out_worker_7", "summary")] == [
         *(NOBODY, 1, NOBODY, NOBODY)
     ]
@@ -315,15 +315,15 @@ def test_what_was_written_during_a_look_into_it_is_looked_into_again(
 ) -> None:
     path, looked = write(tmp_path / "a.gz", DAMAGED), 0
 
-    def check_meanwhile(source: Source) -> Verdict:
+    def check_meanwhile(source: FileSource) -> FileCheck:
         nonlocal looked
         looked += 1
-        verdict = check(source)
+        verdict = check_file(source)
         if looked == 2:
             path.write_bytes(DAMAGED[:-1])
         return verdict
 
-    monkeypatch.setattr(outputs_reader, "check", check_meanwhile)
+    monkeypatch.setattr(outputs_reader, "check_file", check_meanwhile)
     looks = Looks(tmp_path)
     while looked < 2:
         assert looks.look().invalid_files == 0

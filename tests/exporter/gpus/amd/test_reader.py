@@ -12,18 +12,18 @@ import pytest
 from exporter.gpus.amd import values
 from exporter.gpus.amd.reader import METRICS_INTERVAL_S, TRIES, AmdReader
 from exporter.gpus.records import (
-    Driver,
-    DriverReplaced,
     DriverState,
     GpuActivity,
     GpuCondition,
+    GpuDriver,
+    GpuDriverReplaced,
     GpuFailed,
     GpuProcess,
     GpuReader,
     GpuUnavailable,
     ThrottleReason,
 )
-from exporter.gpus.vendors_reader import amd
+from exporter.gpus.vendors_reader import open_amd
 from tests.exporter.gpus.amd import fake_amdsmi as fake
 from tests.exporter.gpus.amd.fake_amdsmi import GIB, MIB, FakeAmdGpu, FakeAmdSmi, links, metrics, process
 from tests.exporter.gpus.gpu_reader_contract import GpuReaderContract, Make
@@ -73,18 +73,18 @@ class TestKeepsTheContract(GpuReaderContract):
 
 
 def test_the_list_of_vendors_has_it() -> None:
-    reader: GpuReader = amd()
+    reader: GpuReader = open_amd()
     assert isinstance(reader, AmdReader)
 
 
 def test_the_driver_and_rocm_are_told(install: Install) -> None:
     install(FakeAmdGpu())
-    assert AmdReader().open() == Driver("amd", "6.14.14", "7.0")
+    assert AmdReader().open() == GpuDriver("amd", "6.14.14", "7.0")
 
 
 def test_an_older_package_does_not_tell_rocms_version(install: Install) -> None:
     install(FakeAmdGpu(), without=("amdsmi_get_rocm_version",))
-    assert AmdReader().open() == Driver("amd", "6.14.14", None)
+    assert AmdReader().open() == GpuDriver("amd", "6.14.14", None)
 
 
 def test_a_machine_without_gpus_has_none(install: Install) -> None:
@@ -411,7 +411,7 @@ def test_a_library_that_can_no_longer_be_used_says_so(install: Install, status: 
     reader = opened()
     gpu = reader.gpus()[0]
     package.fake_broken = status
-    with pytest.raises(DriverReplaced):
+    with pytest.raises(GpuDriverReplaced):
         reader.activity(gpu)
 
 
@@ -590,7 +590,7 @@ def test_handles_that_cannot_be_had_are_a_failing_driver(install: Install, monke
 
 @pytest.mark.parametrize(("percent", "ratio"), [(0, 0.0), (100, 1.0), (101, None), (0xFFFF, None), ("N/A", None)])
 def test_a_share_is_at_most_the_whole(percent: object, ratio: float | None) -> None:
-    assert values.ratio(percent) == ratio
+    assert values.ratio_value(percent) == ratio
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_a_share_is_at_most_the_whole(percent: object, ratio: float | None) -> N
     [(2500, 1), (5000, 2), (8000, 3), (16000, 4), (32000, 5), (64000, 6), (16, 4), (32, 5), (64, 6), (0, None)],
 )
 def test_pcies_generation_follows_from_its_speed(speed: int, generation: int | None) -> None:
-    assert values.generation(speed) == generation
+    assert values.pcie_generation(speed) == generation
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from exporter.gpus.analysis.activity_history import (
     GAP_S,
     GROWTH_S,
     THROTTLE_S,
-    Clock,
-    Hold,
-    MemoryCourse,
-    Throttle,
+    ClockHistory,
+    ConditionTimer,
+    MemoryHistory,
+    ThrottleHistory,
 )
 
 START = 1_700_000_000.0
@@ -24,7 +24,7 @@ TOTAL = 80 * GIB
 
 
 def test_what_holds_at_every_look_has_lasted() -> None:
-    hold = Hold()
+    hold = ConditionTimer()
     assert (hold.lasted_s, hold.is_known(START)) == (0.0, False)
     for second in range(0, 100, 5):
         hold.look(START + second, True)
@@ -35,7 +35,7 @@ def test_what_holds_at_every_look_has_lasted() -> None:
 
 
 def test_a_moment_of_not_knowing_ends_nothing_and_a_long_one_does() -> None:
-    hold = Hold()
+    hold = ConditionTimer()
     hold.look(START, True)
     hold.look(START + 10, None)
     hold.look(START + 20, True)
@@ -48,7 +48,7 @@ def test_a_moment_of_not_knowing_ends_nothing_and_a_long_one_does() -> None:
 
 
 def test_what_held_before_a_gap_does_not_count() -> None:
-    hold = Hold()
+    hold = ConditionTimer()
     hold.look(START, True)
     hold.look(START + GAP_S + 1, True)
     assert hold.lasted_s == 0
@@ -57,7 +57,7 @@ def test_what_held_before_a_gap_does_not_count() -> None:
 
 
 def test_what_is_reset_begins_at_the_next_look() -> None:
-    hold = Hold()
+    hold = ConditionTimer()
     hold.look(START, True)
     hold.look(START + 10, True)
     hold.reset()
@@ -69,7 +69,7 @@ def test_what_is_reset_begins_at_the_next_look() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.none() | st.booleans()), max_size=60))
 def test_nothing_lasts_longer_than_it_was_looked_at(looks: list[tuple[float, bool | None]]) -> None:
-    hold, now, since = Hold(), START, None
+    hold, now, since = ConditionTimer(), START, None
     for passed, holds in looks:
         now += passed
         hold.look(now, holds)
@@ -81,7 +81,7 @@ def test_nothing_lasts_longer_than_it_was_looked_at(looks: list[tuple[float, boo
 
 
 def test_a_clock_is_the_mean_of_minutes_at_work() -> None:
-    clock = Clock()
+    clock = ClockHistory()
     for second in range(int(CLOCK_S)):
         clock.look(START + second, 1.5e9 if second % 10 < 5 else 1.7e9)
         assert clock.mean_hz is None or second >= CLOCK_S - 5
@@ -89,14 +89,14 @@ def test_a_clock_is_the_mean_of_minutes_at_work() -> None:
 
 
 def test_of_a_gpu_that_rests_there_is_no_clock_at_work() -> None:
-    clock = Clock()
+    clock = ClockHistory()
     for second in range(400):
         clock.look(START + second, None if second % 20 < 10 else 1.5e9)
     assert clock.mean_hz is None
 
 
 def test_a_clock_from_before_a_gap_does_not_count() -> None:
-    clock = Clock()
+    clock = ClockHistory()
     for second in range(200):
         clock.look(START + second, 1.5e9)
     assert clock.mean_hz == 1.5e9
@@ -106,7 +106,7 @@ def test_a_clock_from_before_a_gap_does_not_count() -> None:
 
 
 def test_throttling_is_a_share_of_the_last_minutes() -> None:
-    throttle = Throttle()
+    throttle = ThrottleHistory()
     assert throttle.shares is None
     for second in range(0, 900, 5):
         throttle.look(START + second, {"thermal": 7 + 0.3 * second, "power_cap": 50.0})
@@ -116,7 +116,7 @@ def test_throttling_is_a_share_of_the_last_minutes() -> None:
 
 
 def test_counters_that_fell_begin_anew() -> None:
-    throttle = Throttle()
+    throttle = ThrottleHistory()
     for second in range(0, 400, 10):
         throttle.look(START + second, {"thermal": 100.0 + second})
     assert throttle.shares is not None
@@ -128,7 +128,7 @@ def test_counters_that_fell_begin_anew() -> None:
 
 @given(st.lists(st.tuples(st.floats(-100, 400), st.floats(0, 1e6)), max_size=60))
 def test_a_share_is_a_ratio(looks: list[tuple[float, float]]) -> None:
-    throttle, now = Throttle(), START
+    throttle, now = ThrottleHistory(), START
     for passed, seconds in looks:
         now += passed
         throttle.look(now, {"thermal": seconds})
@@ -137,7 +137,7 @@ def test_a_share_is_a_ratio(looks: list[tuple[float, float]]) -> None:
 
 def full_at(used: Callable[[float], float], seconds: float, every: float = 5.0) -> float | None:
     """Second at which it will be full, as said in the end."""
-    course, t = MemoryCourse(), 0.0
+    course, t = MemoryHistory(), 0.0
     for step in range(int(seconds / every)):
         t = step * every
         course.look(START + t, used(t), TOTAL)
@@ -183,7 +183,7 @@ def test_a_new_leak_after_a_plateau_is_found() -> None:
 
 
 def test_growth_is_told_by_the_second() -> None:
-    course = MemoryCourse()
+    course = MemoryHistory()
     assert (course.span_s, course.growth, course.full_at(START)) == (0.0, None, None)
     for second in range(0, 900, 5):
         course.look(START + second, GIB * second / 100, TOTAL)
@@ -197,7 +197,7 @@ def test_a_leak_below_a_rhythm_is_found() -> None:
 
 
 def test_a_clock_that_is_set_back_begins_a_new_course() -> None:
-    course = MemoryCourse()
+    course = MemoryHistory()
     for second in range(0, 900, 5):
         course.look(START + second, GIB * second / 100, TOTAL)
     course.look(START - 50, GIB, TOTAL)
@@ -207,7 +207,7 @@ def test_a_clock_that_is_set_back_begins_a_new_course() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, 600), st.floats(-5, 10)), max_size=200))
 def test_a_moment_is_never_past_and_little_is_kept(steps: list[tuple[float, float]]) -> None:
-    course, now, used = MemoryCourse(), START, 10 * GIB
+    course, now, used = MemoryHistory(), START, 10 * GIB
     for passed, change in steps:
         now += passed
         used = min(TOTAL, max(0.0, used + change * GIB))

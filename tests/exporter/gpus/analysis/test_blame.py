@@ -4,24 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.gpus.analysis.blame import Blame, BlamedGpu, GpuError, pci_place
+from exporter.gpus.analysis.blame import FaultAttribution, GpuError, WorkerGpuRelation, normal_pci_address
 
-WHOLE = BlamedGpu("GPU-a", "0", pci="0000:3b:00.0", own=True, alone=True)
+WHOLE = WorkerGpuRelation("GPU-a", "0", pci="0000:3b:00.0", own=True, alone=True)
 PARTS = (
-    BlamedGpu("GPU-b", "1", pci="0000:5e:00.0"),
-    BlamedGpu("MIG-5", "1:0", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=5, own=True, alone=True),
-    BlamedGpu("MIG-6", "1:1", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=6),
+    WorkerGpuRelation("GPU-b", "1", pci="0000:5e:00.0"),
+    WorkerGpuRelation("MIG-5", "1:0", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=5, own=True, alone=True),
+    WorkerGpuRelation("MIG-6", "1:1", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=6),
 )
 
 
 def words(*told: GpuError) -> list[str]:
     """What is said of the errors that are those of a worker with process 7; process 8 is another worker's."""
-    return [text for _, text in Blame((WHOLE, *PARTS), {7}, {8}).errors(told)]
+    return [text for _, text in FaultAttribution((WHOLE, *PARTS), {7}, {8}).errors(told)]
 
 
 @pytest.mark.parametrize("pci", ["0000:3b:00", "0000:3B:00.0", "00000000:3b:00.0", "0:3b:00"])
 def test_a_place_on_the_bus_is_the_same_however_it_is_written(pci: str) -> None:
-    assert pci_place(pci) == "0000:3b:00"
+    assert normal_pci_address(pci) == "0000:3b:00"
 
 
 def test_of_a_gpu_that_is_not_known_what_names_the_worker_counts() -> None:
@@ -64,7 +64,9 @@ def test_a_gpu_that_is_not_divided_has_no_instances_whatever_the_driver_tells() 
 
 def losses(*uuids: str) -> list[tuple[str, float, str]]:
     """Which of these GPUs, lost one after the other, are told as lost by the worker."""
-    return Blame((WHOLE, *PARTS), {7}, {8}).losses({uuid: (9.0 - at, "lost") for at, uuid in enumerate(uuids)})
+    return FaultAttribution((WHOLE, *PARTS), {7}, {8}).losses(
+        {uuid: (9.0 - at, "lost") for at, uuid in enumerate(uuids)}
+    )
 
 
 def test_the_loss_of_a_gpu_is_that_of_its_worker_and_the_first_is_told_first() -> None:
@@ -77,7 +79,10 @@ def test_the_loss_of_a_divided_gpu_is_that_of_its_instances_and_told_once() -> N
 
 
 def test_the_loss_of_a_gpu_of_others_is_not_the_workers() -> None:
-    assert Blame((BlamedGpu("GPU-c", "2", alone=True),), {7}, {8}).losses({"GPU-c": (9.0, "lost")}) == []
+    assert (
+        FaultAttribution((WorkerGpuRelation("GPU-c", "2", alone=True),), {7}, {8}).losses({"GPU-c": (9.0, "lost")})
+        == []
+    )
 
 
 ERRORS = st.builds(
@@ -93,7 +98,7 @@ ERRORS = st.builds(
 
 @given(st.lists(ERRORS, max_size=6))
 def test_what_is_the_workers_is_in_order_and_nothing_that_names_it_is_lost(told: list[GpuError]) -> None:
-    found = Blame((WHOLE, *PARTS), {7}, {8}).errors(told)
+    found = FaultAttribution((WHOLE, *PARTS), {7}, {8}).errors(told)
     times = [error.time for error, _ in found]
     assert times == sorted(times)
     assert {error.xid for error in told if error.pid == 7} <= {error.xid for error, _ in found}

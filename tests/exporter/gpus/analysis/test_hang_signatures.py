@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpus.analysis.activity_history import GAP_S
-from exporter.gpus.analysis.hang_signatures import CONDITIONS, LOADING_S, Condition, GpuHealth, GpuSample, WorkerSample
+from exporter.gpus.analysis.hang_signatures import (
+    CONDITIONS,
+    LOADING_S,
+    ConditionDetector,
+    GpuSample,
+    WorkerGpuCondition,
+    WorkerSample,
+)
 
 START = 1_700_000_000.0
 GIB = 2**30
@@ -49,10 +56,10 @@ class Looks:
     """Workers by what they are like so many seconds after the beginning."""
 
     def __init__(self, *courses: Course) -> None:
-        self.health = GpuHealth(stall_timeout_s=STALL_S, launch_timeout_s=LAUNCH_S)
+        self.health = ConditionDetector(stall_timeout_s=STALL_S, launch_timeout_s=LAUNCH_S)
         self.courses = courses
         self.second = 0.0
-        self.found: dict[int, dict[str, Condition]] = {}
+        self.found: dict[int, dict[str, WorkerGpuCondition]] = {}
 
     def until(self, second: float) -> "Looks":
         while self.second <= second:
@@ -71,7 +78,7 @@ class Looks:
         return self.health.busy(rank, START + self.second - EVERY_S)
 
 
-def after(course: Course, seconds: float, name: str, rank: int = 0) -> Condition:
+def after(course: Course, seconds: float, name: str, rank: int = 0) -> WorkerGpuCondition:
     return Looks(course).until(seconds).found[rank][name]
 
 
@@ -105,10 +112,10 @@ def test_a_hung_collective_is_busy_without_progress_at_low_power() -> None:
     for name in ("busy_without_progress", "busy_without_progress_low_power"):
         assert looks.until(600 + STALL_S).state(name) is False
     looks.until(600 + STALL_S + 10)
-    assert looks.found[0]["busy_without_progress"] == Condition(
+    assert looks.found[0]["busy_without_progress"] == WorkerGpuCondition(
         "busy_without_progress", True, "GPU 0 at 95% and more for 5 min, no progress for 5 min"
     )
-    assert looks.found[0]["busy_without_progress_low_power"] == Condition(
+    assert looks.found[0]["busy_without_progress_low_power"] == WorkerGpuCondition(
         "busy_without_progress_low_power",
         True,
         "GPU 0 at 95% and more for 5 min, no progress for 5 min, GPU 0 at 132 W, 24% of what its work takes",
@@ -118,7 +125,9 @@ def test_a_hung_collective_is_busy_without_progress_at_low_power() -> None:
 def test_a_long_step_at_full_power_is_not_at_low_power() -> None:
     looks = Looks(hangs(like={"utilization": 1.0, "power_w": 580.0})).until(1200)
     assert looks.state("busy_without_progress") is True
-    assert looks.found[0]["busy_without_progress_low_power"] == Condition("busy_without_progress_low_power", False)
+    assert looks.found[0]["busy_without_progress_low_power"] == WorkerGpuCondition(
+        "busy_without_progress_low_power", False
+    )
 
 
 def test_progress_ends_it() -> None:
@@ -160,7 +169,7 @@ def test_work_that_rests_now_and_then_does_not_spin() -> None:
 
 def test_without_progress_in_the_log_nobody_can_tell_a_hang() -> None:
     found = after(hangs(stalled=None), 1500, "busy_without_progress")
-    assert found == Condition("busy_without_progress", None, "its log tells no progress")
+    assert found == WorkerGpuCondition("busy_without_progress", None, "its log tells no progress")
     assert after(hangs(last_rise=None), 1500, "busy_without_progress_low_power").state is None
 
 
@@ -217,14 +226,14 @@ def test_a_moment_without_a_reading_changes_nothing() -> None:
 def test_memory_that_is_held_without_use_is_told() -> None:
     found = Looks(hangs(like=IDLE))
     assert found.until(895).state("held_idle") is False
-    assert found.until(910).found[0]["held_idle"] == Condition(
+    assert found.until(910).found[0]["held_idle"] == WorkerGpuCondition(
         "held_idle", True, "memory held and no use for 5 min, no progress for 5 min"
     )
 
 
 def test_of_a_worker_whose_log_tells_nothing_it_is_told_too() -> None:
     found = after(hangs(like=IDLE, stalled=None, last_rise=None), 910, "held_idle")
-    assert found == Condition("held_idle", True, "memory held and no use for 5 min, its log tells no progress")
+    assert found == WorkerGpuCondition("held_idle", True, "memory held and no use for 5 min, its log tells no progress")
 
 
 def test_progress_without_the_gpu_is_not_held_idle() -> None:
@@ -234,7 +243,7 @@ def test_progress_without_the_gpu_is_not_held_idle() -> None:
 
 def test_a_server_without_requests_is_not_held_idle() -> None:
     found = after(hangs(like=IDLE, waits=True, stalled=None, last_rise=None), 2000, "held_idle")
-    assert found == Condition("held_idle", False, "it waits for requests")
+    assert found == WorkerGpuCondition("held_idle", False, "it waits for requests")
 
 
 def test_a_worker_that_has_done_everything_is_left_in_peace() -> None:
@@ -273,7 +282,9 @@ def test_a_gpu_without_a_process_of_its_worker_is_unused() -> None:
     absent = worker(0, gpu(0, used=False), gpu(1, used=True), gpu(2, used=False), start=START, last_rise=None)
     looks = Looks(lambda _: absent)
     assert looks.until(55).state("unused") is False
-    assert looks.until(60).found[0]["unused"] == Condition("unused", True, "no process of it on GPU 0, 2 for 60 s")
+    assert looks.until(60).found[0]["unused"] == WorkerGpuCondition(
+        "unused", True, "no process of it on GPU 0, 2 for 60 s"
+    )
 
 
 def test_a_gpu_that_is_used_no_more_is_unused_after_a_while() -> None:
@@ -294,7 +305,7 @@ def test_where_nobody_tells_of_processes_unused_is_not_known() -> None:
 def test_one_that_is_idle_while_its_peers_work_is_told() -> None:
     looks = Looks(hangs(like=IDLE), works(1), works(2), works(3))
     assert looks.until(600 + 175).state("idle_beside_peers") is False
-    assert looks.until(600 + 190).found[0]["idle_beside_peers"] == Condition(
+    assert looks.until(600 + 190).found[0]["idle_beside_peers"] == WorkerGpuCondition(
         "idle_beside_peers", True, "no use for 3 min while 3 of 3 peers on this node work, at 99%"
     )
     assert looks.state("idle_beside_peers", 1) is False
@@ -327,7 +338,7 @@ def throttled(**rates: float) -> Course:
 def test_heat_for_more_than_a_fifth_of_the_time_is_told() -> None:
     looks = Looks(throttled(thermal=0.34, power_cap=0.8, sync_boost=0.0))
     assert looks.until(200).state("throttled") is None
-    assert looks.until(320).found[0]["throttled"] == Condition(
+    assert looks.until(320).found[0]["throttled"] == WorkerGpuCondition(
         "throttled", True, "GPU 0 held down in the last 5 min: power_cap 80%, thermal 34%"
     )
 
@@ -339,7 +350,7 @@ def test_each_fault_of_the_machine_throttles(reason: str) -> None:
 
 
 def test_the_power_cap_alone_is_how_gpus_run() -> None:
-    assert after(throttled(power_cap=1.0, sync_boost=1.0), 400, "throttled") == Condition("throttled", False)
+    assert after(throttled(power_cap=1.0, sync_boost=1.0), 400, "throttled") == WorkerGpuCondition("throttled", False)
 
 
 def clocked(*megahertz: float, **changes: Any) -> Iterable[Course]:
@@ -352,7 +363,7 @@ def test_a_lower_clock_at_the_same_work_is_told() -> None:
     looks = Looks(*clocked(1800, 1810, 1790, 1200))
     assert looks.until(100).state("slow_clock", 3) is None
     looks.until(300)
-    assert looks.found[3]["slow_clock"] == Condition(
+    assert looks.found[3]["slow_clock"] == WorkerGpuCondition(
         "slow_clock", True, "GPU 3 at 1200 MHz, 33% below its peers (1800)"
     )
     assert [looks.state("slow_clock", rank) for rank in range(3)] == [False] * 3
@@ -386,7 +397,7 @@ def test_memory_that_grows_is_full_at_a_moment() -> None:
 
 def test_memory_that_stays_is_not_filling() -> None:
     looks = Looks(works())
-    assert looks.until(1000).found[0]["memory_filling"] == Condition("memory_filling", False)
+    assert looks.until(1000).found[0]["memory_filling"] == WorkerGpuCondition("memory_filling", False)
 
 
 def test_a_worker_that_is_gone_is_told_no_more() -> None:
@@ -462,7 +473,7 @@ SAMPLES = st.builds(
 
 @given(st.lists(st.tuples(st.floats(-10, 400), st.lists(SAMPLES, max_size=4)), max_size=20))
 def test_every_condition_has_evidence_and_nothing_else_has(looks: list[tuple[float, list[WorkerSample]]]) -> None:
-    health, now = GpuHealth(stall_timeout_s=20, launch_timeout_s=10), START
+    health, now = ConditionDetector(stall_timeout_s=20, launch_timeout_s=10), START
     for passed, samples in looks:
         now += passed
         for sample in samples:
@@ -482,7 +493,7 @@ def test_every_condition_has_evidence_and_nothing_else_has(looks: list[tuple[flo
 def test_a_worker_that_makes_progress_within_the_timeout_is_never_told_to_hang(
     looks: list[tuple[float, bool]],
 ) -> None:
-    health, rise = GpuHealth(stall_timeout_s=STALL_S, launch_timeout_s=LAUNCH_S), START
+    health, rise = ConditionDetector(stall_timeout_s=STALL_S, launch_timeout_s=LAUNCH_S), START
     for step, (utilization, rises) in enumerate(looks):
         now = START + 5 * step
         rise = now if rises or now - rise >= STALL_S - 10 else rise

@@ -11,16 +11,16 @@ from exporter.gpus.analysis.node_health import (
     ACTION_WORDS,
     DRIVER_WORDS,
     HEALTHS,
-    GpuFacts,
-    Judgement,
-    NodeHealth,
-    Reason,
-    since_start,
+    GpuHealthFacts,
+    HealthReason,
+    HealthResult,
+    NodeHealthTracker,
+    counter_offset,
 )
 from exporter.gpus.analysis.xid import XIDS
 
 START = 1_700_000_000.0
-SOUND = GpuFacts(
+SOUND = GpuHealthFacts(
     "0",
     ecc_corrected=3,
     ecc_uncorrected=0,
@@ -39,20 +39,20 @@ SOUND = GpuFacts(
 )
 
 
-def facts(**changes: Any) -> GpuFacts:
+def facts(**changes: Any) -> GpuHealthFacts:
     return dataclasses.replace(SOUND, **changes)
 
 
-def judged(*gpus: GpuFacts, driver: str = "ok", words: str | None = None) -> Judgement:
-    return NodeHealth().update(START, driver, gpus, words)
+def judged(*gpus: GpuHealthFacts, driver: str = "ok", words: str | None = None) -> HealthResult:
+    return NodeHealthTracker().update(START, driver, gpus, words)
 
 
 def test_gpus_with_nothing_wrong_are_healthy() -> None:
-    assert judged(SOUND, facts(index="1")) == Judgement("healthy")
+    assert judged(SOUND, facts(index="1")) == HealthResult("healthy")
 
 
 def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
-    assert judged(GpuFacts("0")) == Judgement("healthy")
+    assert judged(GpuHealthFacts("0")) == HealthResult("healthy")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_gpu_that_tells_nothing_is_not_ill() -> None:
     ],
 )
 def test_what_is_wrong_is_told(changes: dict[str, Any], severity: str, words: str) -> None:
-    assert judged(facts(**changes)) == Judgement(severity, (Reason("0", severity, words),))  # type: ignore[arg-type]
+    assert judged(facts(**changes)) == HealthResult(severity, (HealthReason("0", severity, words),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_every_action_that_the_driver_asks_for_is_a_failure(action: str) -> None
 
 
 def test_a_driver_that_hangs_is_the_nodes_failure_with_and_without_gpus() -> None:
-    reason = Reason(None, "failure", "the driver does not answer: nvmlDeviceGetCount for 12 s")
-    assert judged(driver="hanging", words="nvmlDeviceGetCount for 12 s") == Judgement("failure", (reason,))
+    reason = HealthReason(None, "failure", "the driver does not answer: nvmlDeviceGetCount for 12 s")
+    assert judged(driver="hanging", words="nvmlDeviceGetCount for 12 s") == HealthResult("failure", (reason,))
     assert judged(SOUND, driver="hanging").reasons[0].words == "the driver does not answer"
     assert judged(driver="version_mismatch").health == "warning"
 
 
 @pytest.mark.parametrize("driver", ["no_library", "no_driver", "no_permission"])
 def test_of_a_node_without_gpus_or_without_leave_to_ask_nothing_is_known(driver: str) -> None:
-    assert judged(driver=driver) == Judgement(None)
-    assert judged() == Judgement(None)
+    assert judged(driver=driver) == HealthResult(None)
+    assert judged() == HealthResult(None)
 
 
 def test_an_error_that_leaves_a_gpu_of_use_counts_as_long_as_the_driver_asks_for_recovery() -> None:
     asked = judged(facts(recovery_action="reset", xids={109: (1, START - 9e5)}))
-    assert asked == Judgement("failure", (Reason("0", "failure", "the driver asks for a reset of it"),))
+    assert asked == HealthResult("failure", (HealthReason("0", "failure", "the driver asks for a reset of it"),))
 
 
 SLOW = {"pcie_generation": 3}
@@ -170,7 +170,7 @@ IDLE = {"pcie_generation": 1, "utilization": 0.1}
     ],
 )
 def test_a_slow_link_is_told_after_two_readings_at_work(readings: list[dict[str, Any]], warns: bool) -> None:
-    node, found = NodeHealth(), Judgement(None)
+    node, found = NodeHealthTracker(), HealthResult(None)
     for minute, changes in enumerate(readings):
         for second in range(0, 60, 5):
             now = START + 60 * minute
@@ -180,7 +180,7 @@ def test_a_slow_link_is_told_after_two_readings_at_work(readings: list[dict[str,
 
 
 def test_a_gpu_that_has_begun_to_work_since_its_link_was_read_has_no_slow_one() -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     node.update(START, "ok", [facts(**IDLE)])
     for second in range(5, 60, 5):
         assert node.update(START + second, "ok", [facts(pcie_generation=1)]).health == "healthy"
@@ -203,7 +203,7 @@ COUNTERS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 )
 @pytest.mark.parametrize("every", [5.0, 60.0])
 def test_a_counter_that_rises_fast_is_a_warning(name: str, rate: int, health: str, every: float) -> None:
-    node, found = NodeHealth(), Judgement(None)
+    node, found = NodeHealthTracker(), HealthResult(None)
     for step in range(int(600 / every)):
         count = 1000 + rate * int(step * every // 60)
         found = node.update(START + step * every, "ok", [facts(**{name: count})])
@@ -212,14 +212,14 @@ def test_a_counter_that_rises_fast_is_a_warning(name: str, rate: int, health: st
 
 
 def test_the_words_of_a_rate_have_its_figure() -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     node.update(START, "ok", [facts(pcie_replays=0)])
     found = node.update(START + 60, "ok", [facts(pcie_replays=120)])
-    assert found.reasons == (Reason("0", "warning", "120 repeats on PCIe a minute in the last minutes"),)
+    assert found.reasons == (HealthReason("0", "warning", "120 repeats on PCIe a minute in the last minutes"),)
 
 
 def test_what_rose_long_ago_rises_no_more() -> None:
-    node, found = NodeHealth(), Judgement(None)
+    node, found = NodeHealthTracker(), HealthResult(None)
     for minute in range(30):
         found = node.update(START + 60 * minute, "ok", [facts(pcie_replays=min(minute, 5) * 100)])
         assert (found.health == "warning") == (1 <= minute < 15)
@@ -228,7 +228,7 @@ def test_what_rose_long_ago_rises_no_more() -> None:
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_a_counter_that_fell_or_a_clock_set_back_begins_anew(name: str) -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     node.update(START, "ok", [facts(**{name: 10**6})])
     assert node.update(START + 60, "ok", [facts(**{name: 0})]).health == "healthy"
     assert node.update(START - 3600, "ok", [facts(**{name: 10**6})]).health == "healthy"
@@ -236,56 +236,56 @@ def test_a_counter_that_fell_or_a_clock_set_back_begins_anew(name: str) -> None:
 
 
 def test_the_first_reading_is_no_rise_however_late_it_comes() -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     node.update(START, "ok", [facts(ecc_corrected=None)])
     assert node.update(START + 600, "ok", [facts(ecc_corrected=10**6)]).health == "healthy"
 
 
 def test_a_gpu_that_is_gone_and_comes_back_begins_anew() -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     node.update(START, "ok", [facts(ecc_corrected=0)])
     node.update(START + 30, "ok", [])
     assert node.update(START + 60, "ok", [facts(ecc_corrected=10**6)]).health == "healthy"
 
 
 def test_readings_that_are_kept_are_few() -> None:
-    node = NodeHealth()
+    node = NodeHealthTracker()
     for second in range(5000):
         node.update(START + second, "ok", [facts(pcie_replays=second)])
     assert len(node._histories["0"].pcie._readings) <= 64
 
 
 def test_errors_before_the_job_do_not_count() -> None:
-    base = since_start(None, None, 40)
+    base = counter_offset(None, None, 40)
     assert base == 40
-    assert since_start(base, 40, 42) == 40
+    assert counter_offset(base, 40, 42) == 40
 
 
 def test_errors_of_the_job_stay_when_the_driver_is_loaded_again() -> None:
-    base = since_start(40, 43, 1)
+    base = counter_offset(40, 43, 1)
     assert 1 - base == 4
 
 
 def test_what_was_kept_without_a_last_count_stays() -> None:
-    assert since_start(7, None, 3) == 7
+    assert counter_offset(7, None, 3) == 7
 
 
 @given(st.integers(0, 1000), st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=30))
 def test_the_count_since_the_start_is_the_sum_of_what_was_seen_to_rise(
     first: int, steps: list[tuple[bool, int]]
 ) -> None:
-    base, last, total = since_start(None, None, first), first, 0
+    base, last, total = counter_offset(None, None, first), first, 0
     for reloaded, errors in steps:
         count = errors if reloaded else last + errors
         # where more has come than was there before, nobody can tell that the driver was loaded again
         total += count - last if count >= last else count
-        base = since_start(base, last, count)
+        base = counter_offset(base, last, count)
         last = count
         assert count - base == total
 
 
 FACTS = st.builds(
-    GpuFacts,
+    GpuHealthFacts,
     index=st.sampled_from(["0", "1", "0:1"]),
     state=st.sampled_from(["ok", "lost", "reset_required", "hanging", "odd"]),
     words=st.none() | st.just("words"),
@@ -319,8 +319,8 @@ FACTS = st.builds(
         max_size=6,
     )
 )
-def test_health_is_the_worst_of_the_reasons(looks: list[tuple[float, str, list[GpuFacts]]]) -> None:
-    node, now = NodeHealth(), START
+def test_health_is_the_worst_of_the_reasons(looks: list[tuple[float, str, list[GpuHealthFacts]]]) -> None:
+    node, now = NodeHealthTracker(), START
     for passed, driver, gpus in looks:
         now += passed
         found = node.update(now, driver, gpus)

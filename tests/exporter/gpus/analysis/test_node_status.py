@@ -5,22 +5,22 @@ from typing import Any
 import pytest
 
 from exporter.gpus.analysis.node_status import (
-    account,
-    account_words,
+    account_gpus,
+    account_text,
     energy_words,
-    node_troubles,
+    node_gpu_problems,
     worker_devices,
-    worker_troubles,
+    worker_gpu_problems,
 )
 from tests.support.gpu_status import GIB, XID_31, XID_79, XID_NOISE, gpu, gpus, of_worker, use, uuid_of
 
 
 def told(entry: dict[str, Any], node: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(trouble.key, trouble.words) for trouble in worker_troubles(entry, worker_devices(entry, node), node)]
+    return [(trouble.key, trouble.words) for trouble in worker_gpu_problems(entry, worker_devices(entry, node), node)]
 
 
 def of_node(node: dict[str, Any]) -> list[str]:
-    return [trouble.words for trouble in node_troubles(node)]
+    return [trouble.words for trouble in node_gpu_problems(node)]
 
 
 def test_planned_gpus_come_first_then_others_that_are_used() -> None:
@@ -154,7 +154,7 @@ def test_sums_are_by_node_and_of_all() -> None:
         "cn01": {"gpus": gpus(gpu(0), gpu(1, memory_peak_bytes=99 * GIB, utilization_mean_ratio=0.7))},
         "cn03": {"gpus": {}},
     }
-    found = account(statuses)
+    found = account_gpus(statuses)
     assert found is not None
     assert (found["count"], found["names"], found["energy_j"]) == (3, {"NVIDIA H200": 3}, 7.2e6)
     assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (pytest.approx(0.7), 99 * GIB)
@@ -162,26 +162,26 @@ def test_sums_are_by_node_and_of_all() -> None:
     assert (first["node"], first["utilization_mean_ratio"], first["energy_j"]) == ("cn01", pytest.approx(0.8), 7.2e6)
     assert (second["node"], second["utilization_mean_ratio"], second["energy_j"]) == ("cn02", 0.5, None)
     assert [device["energy_j"] for device in first["gpus"]] == [3.6e6, 3.6e6]
-    assert account_words(found) == "3 x NVIDIA H200, 70 % busy, 2.0 kWh"
+    assert account_text(found) == "3 x NVIDIA H200, 70 % busy, 2.0 kWh"
 
 
 def test_a_job_without_gpus_has_no_account() -> None:
-    assert account({"cn01": {"gpus": {}}, "cn02": {}}) is None
+    assert account_gpus({"cn01": {"gpus": {}}, "cn02": {}}) is None
 
 
 def test_of_a_divided_gpu_its_instances_count_and_the_energy_of_the_whole() -> None:
     part = {"utilization_mean_ratio": None, "energy_job_j": None, "name": "NVIDIA H200 MIG 1g.18gb"}
-    found = account({"cn01": {"gpus": gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))}})
+    found = account_gpus({"cn01": {"gpus": gpus(gpu(0), gpu("0:0", **part), gpu("0:1", **part))}})
     assert found is not None
     assert (found["names"], found["energy_j"]) == ({"NVIDIA H200 MIG 1g.18gb": 2}, 3.6e6)
     assert (found["utilization_mean_ratio"], found["memory_peak_bytes"]) == (None, 30 * GIB)
-    assert account_words(found) == "2 x NVIDIA H200 MIG 1g.18gb, 1.0 kWh (whole GPU)"
+    assert account_text(found) == "2 x NVIDIA H200 MIG 1g.18gb, 1.0 kWh (whole GPU)"
 
 
 def test_events_of_the_only_node_need_not_name_it() -> None:
     event = {"time": 5.0, "level": "critical", "event": "GPU lost", "detail": "GPU 1"}
     one: dict[str, dict[str, Any]] = {"cn01": {"gpus": gpus(gpu(0))}}
-    found, more = account(one, [event]), account({**one, "cn02": {}}, [event])
+    found, more = account_gpus(one, [event]), account_gpus({**one, "cn02": {}}, [event])
     assert found is not None
     assert more is not None
     assert (found["events"][0]["node"], more["events"][0]["node"]) == ("cn01", None)
@@ -189,14 +189,14 @@ def test_events_of_the_only_node_need_not_name_it() -> None:
 
 def test_gpus_that_could_not_be_read_are_said_to_be_so() -> None:
     lone: dict[str, Any] = {"gpus": gpus(driver_state="no_driver", allocated=2)}
-    found = account({"cn01": lone})
+    found = account_gpus({"cn01": lone})
     assert found is not None
-    assert account_words(found) == "could not be read on cn01 (no_driver)"
+    assert account_text(found) == "could not be read on cn01 (no_driver)"
     statuses: dict[str, dict[str, Any]] = {f"cn{n}": lone for n in range(6)}
-    many = account({**statuses, "x": {"gpus": gpus(gpu(0))}})
+    many = account_gpus({**statuses, "x": {"gpus": gpus(gpu(0))}})
     assert many is not None
-    assert account_words(many).startswith("1 x NVIDIA H200, 90 % busy, 1.0 kWh, could not be read on cn0 (no_driver), ")
-    assert account_words(many).endswith("cn3 (no_driver) and 2 more nodes")
+    assert account_text(many).startswith("1 x NVIDIA H200, 90 % busy, 1.0 kWh, could not be read on cn0 (no_driver), ")
+    assert account_text(many).endswith("cn3 (no_driver) and 2 more nodes")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from exporter.gpus.analysis.xid import (
     PAGING_XIDS,
     XIDS,
     blames_device,
-    fatal_words,
+    fatal_xid_text,
     xid_class,
-    xid_of,
-    xid_words,
+    xid_code,
+    xid_meaning,
 )
 
 
@@ -48,15 +48,15 @@ def test_a_code_has_its_class(code: int, kind: str) -> None:
 
 
 def test_a_code_says_what_has_happened() -> None:
-    assert xid_words(79) == "fallen off the bus"
-    assert xid_words(31) == "invalid address"
+    assert xid_meaning(79) == "fallen off the bus"
+    assert xid_meaning(31) == "invalid address"
 
 
 @pytest.mark.parametrize("code", [0, -1, 1, 999, 10**9])
 def test_a_code_that_is_not_known_blames_nobody(code: int) -> None:
-    assert xid_of(code).kind == "noise"
+    assert xid_code(code).kind == "noise"
     assert not blames_device(code)
-    assert "does not know" in xid_words(code)
+    assert "does not know" in xid_meaning(code)
 
 
 def test_counters_begin_for_what_wakes_somebody_and_for_what_is_usual() -> None:
@@ -73,12 +73,12 @@ def test_a_program_is_blamed_for_what_is_over_with_it() -> None:
 
 @pytest.mark.parametrize("code", [46, 48, 62, 79, 94, 95, 119, 120, 140])
 def test_no_program_goes_on_after_some_errors_of_the_device(code: int) -> None:
-    assert fatal_words(code)
+    assert fatal_xid_text(code)
 
 
 @pytest.mark.parametrize("code", [54, 64, 74, 109, *range(144, 151), 155, 31, 43, 45, 999])
 def test_a_program_may_go_on_after_others(code: int) -> None:
-    assert not fatal_words(code)
+    assert not fatal_xid_text(code)
 
 
 def test_every_code_has_short_words_and_a_source() -> None:
@@ -94,4 +94,4 @@ def test_every_code_has_short_words_and_a_source() -> None:
 def test_any_code_has_a_class_and_words(code: int) -> None:
     assert xid_class(code) in ("hardware", "reset", "application", "noise")
     assert blames_device(code) == (xid_class(code) in ("hardware", "reset"))
-    assert xid_words(code)
+    assert xid_meaning(code)

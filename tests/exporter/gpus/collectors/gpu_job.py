@@ -86,7 +86,7 @@ class GpuJob:
             self._environment = scenario.environment(self._scenario_path)
             self._environment |= {"FAKENVML_PROCESSES": str(self._processes), "FAKENVML_CALLS": str(self._calls)}
         write_manifest(make_manifest(run_dir, *self.tasks, **{"check_interval_s": LOOK_S, **manifest}))
-        run_files.write_state(str(run_dir), "running")
+        run_files.write_job_state(str(run_dir), "running")
         self.wrappers = Wrappers(run_dir)
         self._started: list[subprocess.Popen[bytes]] = []
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Context
+from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Samples
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup
-from exporter.files.outputs.csv_reader import LineFile
+from exporter.files.outputs.csv_reader import CsvFile
 from exporter.gpus.collectors import csv_collector
-from exporter.gpus.collectors.csv_collector import HEADER, GpuMetricsCollector, lines_of
-from exporter.gpus.records import Gpu, GpuActivity, GpuLook, GpuState
+from exporter.gpus.collectors.csv_collector import HEADER, GpuMetricsCollector, csv_lines
+from exporter.gpus.records import Gpu, GpuActivity, GpuReading, GpuState
 from exporter.machine import file_host
-from exporter.machine.file_host import FileHost, Hanging
-from exporter.sidecar.background_reads import SUCCESS, Slot
+from exporter.machine.file_host import FileWatchHost, WatchHanging
+from exporter.sidecar.background_reads import SUCCESS, CollectorSlot
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import SOON_S, FakeClock, make_context, make_manifest, make_task, samples_of, until
 
@@ -43,12 +43,12 @@ def gpu(number: int, **changes: Any) -> GpuState:
     return GpuState(Gpu(f"GPU-{number}", str(number), "nvidia"), **{"activity": BUSY, **changes})
 
 
-def look_at(*states: GpuState, after_s: float = 0.0) -> GpuLook:
-    return GpuLook(START + after_s, "ok", gpus=states)
+def look_at(*states: GpuState, after_s: float = 0.0) -> GpuReading:
+    return GpuReading(START + after_s, "ok", gpus=states)
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[Context]:
+def context(tmp_path: Path) -> Iterator[CollectorContext]:
     """Of a job whose GPU 0 is its own and that has asked for the file."""
     (tmp_path / "out").mkdir()
     made = make_context(make_manifest(tmp_path, gpu_metrics=True), FakeClock())
@@ -65,11 +65,11 @@ def lines(run_dir: Path, name: str = "gpu_metrics.csv") -> list[str]:
 
 
 def test_a_line_has_the_moment_the_node_and_what_the_gpu_does() -> None:
-    assert lines_of(look_at(gpu(0)), ("GPU-0",), "gn01") == f"{MOMENT},gn01,0,87,60.00,80.00,412.3,64\n"
+    assert csv_lines(look_at(gpu(0)), ("GPU-0",), "gn01") == f"{MOMENT},gn01,0,87,60.00,80.00,412.3,64\n"
 
 
 def test_each_look_has_a_line_for_each_gpu_of_the_job_in_the_order_of_the_plan(
-    context: Context, tmp_path: Path
+    context: CollectorContext, tmp_path: Path
 ) -> None:
     context.board.own_gpus = ("GPU-2", "GPU-0")
     collector = GpuMetricsCollector(context)
@@ -81,7 +81,7 @@ def test_each_look_has_a_line_for_each_gpu_of_the_job_in_the_order_of_the_plan(
     assert [row[0] for row in rows] == [MOMENT, MOMENT, "2023-11-14T22:13:25Z", "2023-11-14T22:13:25Z"]
 
 
-def test_the_last_line_is_as_readers_take_it_apart(context: Context, tmp_path: Path) -> None:
+def test_the_last_line_is_as_readers_take_it_apart(context: CollectorContext, tmp_path: Path) -> None:
     GpuMetricsCollector(context).read()
     with open(tmp_path / "out" / "gpu_metrics.csv", newline="", encoding="utf-8") as source:
         *_, last = csv.DictReader(source)
@@ -91,44 +91,46 @@ def test_the_last_line_is_as_readers_take_it_apart(context: Context, tmp_path: P
 
 def test_a_field_that_is_not_known_is_empty() -> None:
     nothing = gpu(0, activity=GpuActivity())
-    assert lines_of(look_at(nothing), ("GPU-0",), "n").endswith(",n,0,,,,,\n")
+    assert csv_lines(look_at(nothing), ("GPU-0",), "n").endswith(",n,0,,,,,\n")
     idle = gpu(0, activity=GpuActivity(utilization_ratio=0.0, memory_used_bytes=0, power_instant_w=70.0))
-    assert lines_of(look_at(idle), ("GPU-0",), "n").endswith(",n,0,0,0.00,,70.0,\n")
+    assert csv_lines(look_at(idle), ("GPU-0",), "n").endswith(",n,0,0,0.00,,70.0,\n")
 
 
 @pytest.mark.parametrize("state", ["lost", "reset_required", "hanging"])
 def test_a_gpu_that_cannot_be_read_has_no_values_of_an_earlier_moment(state: Any) -> None:
     known = Gpu("GPU-0", "0", "nvidia", memory_total_bytes=80 << 30)
     found = GpuState(known, state=state, activity=BUSY)
-    assert lines_of(look_at(found), ("GPU-0",), "n").endswith(",n,0,,,80.00,,\n")
+    assert csv_lines(look_at(found), ("GPU-0",), "n").endswith(",n,0,,,80.00,,\n")
 
 
 def test_a_mig_instance_goes_by_its_own_index() -> None:
     part = GpuState(Gpu("MIG-1", "0:1", "nvidia", parent="GPU-0"), activity=BUSY)
-    assert lines_of(look_at(gpu(0), part), ("MIG-1",), "n").split(",")[2] == "0:1"
+    assert csv_lines(look_at(gpu(0), part), ("MIG-1",), "n").split(",")[2] == "0:1"
 
 
-def test_a_gpu_that_is_not_there_and_a_job_without_gpus_have_no_lines(context: Context, tmp_path: Path) -> None:
-    assert lines_of(look_at(gpu(0)), ("GPU-9",), "n") == ""
+def test_a_gpu_that_is_not_there_and_a_job_without_gpus_have_no_lines(
+    context: CollectorContext, tmp_path: Path
+) -> None:
+    assert csv_lines(look_at(gpu(0)), ("GPU-9",), "n") == ""
     context.board.own_gpus = ()
     GpuMetricsCollector(context).read()
     assert not (tmp_path / "out" / "gpu_metrics.csv").exists()
 
 
-def test_the_same_look_is_written_once(context: Context, tmp_path: Path) -> None:
+def test_the_same_look_is_written_once(context: CollectorContext, tmp_path: Path) -> None:
     collector = GpuMetricsCollector(context)
     for _ in range(3):
         collector.read()
     assert len(lines(tmp_path)) == 1
 
 
-def test_nothing_is_written_before_anybody_has_looked_at_gpus(context: Context, tmp_path: Path) -> None:
+def test_nothing_is_written_before_anybody_has_looked_at_gpus(context: CollectorContext, tmp_path: Path) -> None:
     context.board.gpus = None
     GpuMetricsCollector(context).read()
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_nothing_is_written_or_kept_open_unless_it_is_asked_for(context: Context, tmp_path: Path) -> None:
+def test_nothing_is_written_or_kept_open_unless_it_is_asked_for(context: CollectorContext, tmp_path: Path) -> None:
     silent = replace(context, manifest=replace(context.manifest, gpu_metrics=False))
     collector = GpuMetricsCollector(silent)
     collector.read()
@@ -136,7 +138,7 @@ def test_nothing_is_written_or_kept_open_unless_it_is_asked_for(context: Context
     assert collector.interval_s >= 3600
 
 
-def test_a_job_without_output_directory_has_no_file(context: Context) -> None:
+def test_a_job_without_output_directory_has_no_file(context: CollectorContext) -> None:
     elsewhere = replace(context, manifest=replace(context.manifest, groups=(PathGroup("scratch", "/", None),)))
     GpuMetricsCollector(elsewhere).read()
     assert not Path("/gpu_metrics.csv").exists()
@@ -144,7 +146,7 @@ def test_a_job_without_output_directory_has_no_file(context: Context) -> None:
 
 @pytest.mark.parametrize(("asked", "interval"), [(0.2, 1.0), (5.0, 5.0), (30.0, 30.0)])
 def test_it_is_written_each_check_interval_and_at_most_once_a_second(
-    asked: float, interval: float, context: Context
+    asked: float, interval: float, context: CollectorContext
 ) -> None:
     manifest = replace(context.manifest, check_interval_s=asked)
     assert GpuMetricsCollector(replace(context, manifest=manifest)).interval_s == interval
@@ -165,10 +167,10 @@ def test_each_node_but_the_first_has_a_file_of_its_own(tmp_path: Path, hard_name
 
 
 def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_ends(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    context: CollectorContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(tmp_path / "out")
-    slot = Slot(GpuMetricsCollector(context), context.clock)
+    slot = CollectorSlot(GpuMetricsCollector(context), context.clock)
     success = []
     with caplog.at_level(logging.INFO):
         for step in range(6):
@@ -188,15 +190,15 @@ def test_a_file_that_cannot_be_written_is_logged_when_that_begins_and_when_it_en
 
 
 def test_lines_that_are_late_come_whole_and_before_the_next(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, real = threading.Event(), LineFile.look
+    gate, real = threading.Event(), CsvFile.look
     monkeypatch.setattr(csv_collector, "WAIT_S", 0.05)
-    monkeypatch.setattr(LineFile, "look", lambda file, now: (gate.wait(20), real(file, now))[1])
+    monkeypatch.setattr(CsvFile, "look", lambda file, now: (gate.wait(20), real(file, now))[1])
     collector = GpuMetricsCollector(context)
     for step in range(3):  # the lines of the looks after the first are lost
         context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
-        with pytest.raises(Hanging):
+        with pytest.raises(WatchHanging):
             collector.read()
     gate.set()
     until(lambda: (tmp_path / "out" / "gpu_metrics.csv").exists(), "the late lines")
@@ -209,17 +211,17 @@ def test_lines_that_are_late_come_whole_and_before_the_next(
 def _reads(collector: GpuMetricsCollector) -> bool:
     try:
         collector.read()
-    except Hanging:
+    except WatchHanging:
         return False
     return True
 
 
 def test_another_process_writes_where_a_file_system_may_hang(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_host, "START_S", 60.0)
     monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)
-    files = FileHost(SystemClock(), process=True)
+    files = FileWatchHost(SystemClock(), process=True)
     collector = GpuMetricsCollector(replace(context, files=files))
     try:
         for step in range(3):
@@ -232,21 +234,21 @@ def test_another_process_writes_where_a_file_system_may_hang(
 
 
 def test_a_file_system_that_hangs_costs_the_file_alone(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: CollectorContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount = FuseMount(tmp_path)
     monkeypatch.setattr(file_host, "START_S", 60.0)
     monkeypatch.setattr(csv_collector, "WAIT_S", 0.3)
     (mount.folder / "gpu_metrics.csv").write_text(f"{HEADER}\n")
     manifest = replace(context.manifest, groups=(PathGroup("output", str(mount.point), None),))
-    files = FileHost(SystemClock(), process=True)
+    files = FileWatchHost(SystemClock(), process=True)
     try:
         collector = GpuMetricsCollector(replace(context, manifest=manifest, files=files))
         mount.say("swallow")
         for step in range(3):
             context.board.gpus = look_at(gpu(0), after_s=5.0 * step)
             began = time.monotonic()
-            with pytest.raises(Hanging, match=str(mount.point)):
+            with pytest.raises(WatchHanging, match=str(mount.point)):
                 collector.read()
             assert time.monotonic() - began < SOON_S
             monkeypatch.setattr(csv_collector, "WAIT_S", 60.0)  # nobody waits for it a second time

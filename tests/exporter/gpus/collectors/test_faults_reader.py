@@ -13,9 +13,9 @@ from exporter.contract import run_files
 from exporter.gpus.collectors import page as gpu_page
 from exporter.gpus.collectors.gpus_collector import XIDS
 from exporter.gpus.records import GpuEvent
-from exporter.machine.kernel_log import KernelEvent, OomVictim, Xid
-from exporter.workers.exit_facts_reader import gpu_facts
-from exporter.workers.exit_reason import exit_evidence, verdict
+from exporter.machine.kernel_log import KernelEvent, KernelXid, OomVictim
+from exporter.workers.exit_facts_reader import gpu_exit_facts
+from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, Node, divided, gpu, instance, uuid
 from tests.support.exporter import NODE, page_of, samples_of
 
@@ -274,19 +274,19 @@ def test_the_state_is_written_when_there_is_something_new_alone(tmp_path: Path) 
 def end_of(node: Node, rank: int, ran_s: float = 600.0) -> tuple[str, tuple[str, ...]]:
     """What is said of a worker that ends now with exit status 1."""
     start = node.clock.now - ran_s
-    faults = gpu_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), start)
+    faults = gpu_exit_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), start)
     record = {"start": start, "end": node.clock.now, "code": 1, "signal": None, **faults}
-    judged = verdict(exit_evidence(record))
+    judged = find_exit_reason(evidence_of_record(record))
     return judged.reason, judged.evidence
 
 
 def facts_of(node: Node, rank: int) -> list[str]:
     """Words of the errors that are this worker's."""
-    found = gpu_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), 0.0)
+    found = gpu_exit_facts(node.context, node.tasks[rank], node.board.pids.get(rank, frozenset()), 0.0)
     return [fault["words"] for fault in found.get("gpu_faults", ())]
 
 
-def log(node: Node, what: Xid) -> None:
+def log(node: Node, what: KernelXid) -> None:
     """The kernel's log tells of an error."""
     node.kernel.events = (*node.kernel.events, KernelEvent(node.clock.now, what))
 
@@ -441,7 +441,7 @@ def test_an_error_of_an_instance_is_that_of_the_worker_in_it(
     if by == "driver":
         node.host.told.append(GpuEvent(uuid(0), code, node.clock.now, gpu_instance=number))
     else:
-        log(node, Xid("0000:18:00", code, gpu_instance=number))
+        log(node, KernelXid("0000:18:00", code, gpu_instance=number))
     assert [end_of(node, rank)[0] for rank in (0, 1)] == reasons
 
 
@@ -528,7 +528,7 @@ def test_a_program_that_was_gone_before_it_was_seen_is_that_of_the_worker_alone_
 def test_without_a_look_at_the_gpus_nobody_is_blamed(tmp_path: Path) -> None:
     node = pair(tmp_path)
     node.xid(0, 79)
-    assert gpu_facts(node.context, node.tasks[0], frozenset(), 0.0) == {}
+    assert gpu_exit_facts(node.context, node.tasks[0], frozenset(), 0.0) == {}
 
 
 def test_errors_in_the_parts_of_a_gpu_that_others_have_are_theirs(
@@ -540,7 +540,7 @@ def test_errors_in_the_parts_of_a_gpu_that_others_have_are_theirs(
     for part, code in ((5, 94), (1, 13), (None, 79), (5, 95)):
         node.host.told.append(GpuEvent(uuid(0), code, node.clock.now, gpu_instance=part))
     node.kernel.events = tuple(
-        KernelEvent(node.clock.now, Xid("0000:18:00", code, 7, part)) for part, code in ((5, 31), (1, 32))
+        KernelEvent(node.clock.now, KernelXid("0000:18:00", code, 7, part)) for part, code in ((5, 31), (1, 32))
     )
     assert counts(node) == {"13": 1, "32": 1, "79": 1, "95": 1}
 
@@ -579,10 +579,10 @@ def test_a_loss_of_long_ago_is_told_beside_another_reason(tmp_path: Path) -> Non
     node.change(0, state="lost", words="GPU is lost")
     node.page(1)
     node.clock.advance(100)
-    found = gpu_facts(node.context, node.tasks[0], frozenset(), 0.0)
+    found = gpu_exit_facts(node.context, node.tasks[0], frozenset(), 0.0)
     assert found == {"gpu_lost": [{"time": node.clock.now - 100, "gpu": f"GPU 0 ({uuid(0)})", "words": "GPU is lost"}]}
     record = {"end": node.clock.now, "code": None, "signal": 15, "signals": [[node.clock.now, 15, 1]], **found}
-    judged = verdict(exit_evidence(record))
+    judged = find_exit_reason(evidence_of_record(record))
     assert judged.reason == "cancelled"
     assert judged.evidence[-1] == f"GPU 0 ({uuid(0)}) was lost 100 s before its end: GPU is lost"
 

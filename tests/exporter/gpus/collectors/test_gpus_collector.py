@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Status
-from exporter.collecting.saved_state import write_state
+from exporter.collecting.collector import NodeStatus
+from exporter.collecting.saved_state import save_state
 from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors import page as gpu_page
 from exporter.gpus.collectors.gpus_collector import DRIVER_STATE, HEALTH, VISIBLE, XIDS, GpusCollector
@@ -119,7 +119,7 @@ def test_lost_gpus_are_told_to_who_judges_ends(tmp_path: Path) -> None:
 def test_broken_totals_begin_anew(tmp_path: Path, broken: dict[str, object]) -> None:
     node = Node(tmp_path, gpu(0))
     identity = node.context.identity
-    write_state(tmp_path, identity.node, identity.job_id, identity.attempt, broken, kind="gpu_totals")
+    save_state(tmp_path, identity.node, identity.job_id, identity.attempt, broken, kind="gpu_totals")
     (entry,) = node.look().gpus
     assert entry.memory_peak_bytes == 70 * GIB
 
@@ -507,10 +507,10 @@ def test_power_is_the_average_or_else_that_of_the_moment(tmp_path: Path) -> None
 
 
 def test_reading_alone_adds_nothing_to_the_status(tmp_path: Path) -> None:
-    status = Status()
+    status = NodeStatus()
     node = place(tmp_path, plan=((),))
     node.gpus.describe(node.look(), status)
-    assert status == Status()
+    assert status == NodeStatus()
 
 
 def test_before_the_driver_has_said_which_gpus_there_are_nothing_is_shown(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exporter.collecting.collector import Status, WorkerProgress
+from exporter.collecting.collector import NodeStatus, WorkerProgress
 from exporter.gpus.collectors.workers_collector import (
     CONDITION,
     FOREIGN,
@@ -498,18 +498,18 @@ def test_what_was_seen_long_ago_tells_nothing_of_now(tmp_path: Path) -> None:
     snapshot = node.workers.read()
     assert page_of(node.workers, snapshot) == ""
     assert node.board.gpus_busy == {}
-    status = Status()
+    status = NodeStatus()
     node.workers.describe(snapshot, status)
-    assert status == Status(events=list(before))
+    assert status == NodeStatus(events=list(before))
 
 
 def test_before_the_first_look_and_without_gpus_there_is_nothing(tmp_path: Path) -> None:
     node = pair(tmp_path)
-    status = Status()
+    status = NodeStatus()
     snapshot = node.workers.read()
     node.workers.describe(snapshot, status)
     assert page_of(node.workers, snapshot) == ""
-    assert status == Status()
+    assert status == NodeStatus()
     node.host.gpus = []
     node.look()
     assert page_of(node.workers, node.workers.read()) == ""

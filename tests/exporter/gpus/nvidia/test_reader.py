@@ -12,10 +12,10 @@ import pytest
 
 from exporter.gpus.nvidia import reader as nvml
 from exporter.gpus.nvidia.activity import SLOW_EVERY_S
-from exporter.gpus.nvidia.calls import Library
+from exporter.gpus.nvidia.calls import NvmlLibrary
 from exporter.gpus.nvidia.events import MOST_SPOILED
 from exporter.gpus.nvidia.reader import NvmlReader
-from exporter.gpus.records import DriverReplaced, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuUnavailable
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriverReplaced, GpuFailed, GpuUnavailable
 from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver, Machine, Start, one, start
 from tests.fakenvml import ALL_LINKS, FieldValue, Scenario, compiler
 from tests.fakenvml.profiles import h200, mig, old, uuid_of
@@ -112,11 +112,11 @@ def test_a_driver_that_was_replaced_is_told(code: int, start: Start) -> None:
     machine = start(h200(1))
     machine.driver.change(lambda scenario: setattr(scenario, "broken", code))
     for part in (machine.reader.activity, machine.reader.processes, machine.reader.condition):
-        with pytest.raises(DriverReplaced):
+        with pytest.raises(GpuDriverReplaced):
             part(machine.gpu)
-    with pytest.raises(DriverReplaced):
+    with pytest.raises(GpuDriverReplaced):
         machine.reader.gpus()
-    with pytest.raises(DriverReplaced):
+    with pytest.raises(GpuDriverReplaced):
         machine.reader.wait_event(0.01)
 
 
@@ -427,12 +427,12 @@ def test_power_is_an_average_where_the_chip_gives_one(
         major._obj.value, minor._obj.value = capability
         return 0
 
-    function = Library.function
+    function = NvmlLibrary.function
 
-    def find(self: Library, name: str) -> Any:
+    def find(self: NvmlLibrary, name: str) -> Any:
         return told if name == "nvmlDeviceGetCudaComputeCapability" else function(self, name)
 
-    monkeypatch.setattr(Library, "function", find)
+    monkeypatch.setattr(NvmlLibrary, "function", find)
     found = start(one(fields={})).activity()
     assert (found.power_average_w, found.power_instant_w) == ((630, None) if average else (None, 630))
 

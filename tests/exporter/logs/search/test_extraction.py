@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs.search.extraction import Extractor, count, number
-from exporter.logs.patterns import Kind, Pattern, compile_pattern
+from exporter.logs.search.extraction import NumberExtractor, parse_count, parse_number
+from exporter.logs.patterns import PatternKind, Pattern, compile_pattern
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from exporter.logs.patterns import Kind, Pattern, compile_pattern
     ],
 )
 def test_a_count_is_digits_in_groups_of_three_or_in_none(text: bytes | None, expected: int | None) -> None:
-    assert count(text) == expected
+    assert parse_count(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,24 +48,24 @@ def test_a_count_is_digits_in_groups_of_three_or_in_none(text: bytes | None, exp
     ],
 )
 def test_a_number_is_what_programs_print(text: bytes | None, expected: float | None) -> None:
-    assert number(text) == expected
+    assert parse_number(text) == expected
 
 
 def test_not_a_number_is_a_number() -> None:
-    found = number(b"nan")
+    found = parse_number(b"nan")
     assert found is not None
     assert math.isnan(found)
 
 
 @given(st.floats(allow_nan=False))
 def test_a_number_is_read_as_it_was_written(written: float) -> None:
-    assert number(repr(written).encode()) == written
+    assert parse_number(repr(written).encode()) == written
 
 
 def counts(pattern: Pattern, record: bytes) -> tuple[int, int | None, int | None, int | None] | None:
     match = pattern.regex.search(record)
     assert match is not None
-    return Extractor(pattern).counts(match)
+    return NumberExtractor(pattern).counts(match)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def counts(pattern: Pattern, record: bytes) -> tuple[int, int | None, int | None
 def test_a_position_is_in_groups_by_name_or_by_number(
     regex: str, unit: str, record: bytes, expected: tuple[int, int | None, int | None, int | None] | None
 ) -> None:
-    assert counts(compile_pattern("p", regex, kind=Kind.POSITION, unit=unit), record) == expected
+    assert counts(compile_pattern("p", regex, kind=PatternKind.POSITION, unit=unit), record) == expected
 
 
 def values(pattern: Pattern, record: bytes) -> dict[str, float]:
     match = pattern.regex.search(record)
     assert match is not None
-    return dict(Extractor(pattern).values(match, record))
+    return dict(NumberExtractor(pattern).values(match, record))
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def values(pattern: Pattern, record: bytes) -> dict[str, float]:
 def test_a_value_has_the_name_of_its_group_or_of_its_pattern(
     regex: str, record: bytes, expected: dict[str, float]
 ) -> None:
-    assert values(compile_pattern("lr", regex, kind=Kind.VALUE), record) == expected
+    assert values(compile_pattern("lr", regex, kind=PatternKind.VALUE), record) == expected
 
 
 PAIRS = compile_pattern(
     "train",
     "iteration|(?P<skip>TP[1-9])",
-    kind=Kind.PAIRS,
+    kind=PatternKind.PAIRS,
     keys={"loss": "loss", "learning rate": "lr", "'grad'": "grad", "mem": "mem", "%": "share"},
 )
 

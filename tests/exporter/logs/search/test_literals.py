@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.logs.search.literals import behind_literals, bytes_before, is_literal_only, literals_of, needs_line_end, previous_bytes, required_literals, safe_length
+from exporter.logs.search.literals import patterns_after_literals, prefix_byte_mask, is_literal_only, find_literals, needs_line_end, bytes_before_literal, required_literals, safe_length
 
 
 def literals(pattern: str) -> set[str]:
@@ -76,7 +76,7 @@ def test_literals_decide_alone_only_where_nothing_else_is_asked_for(pattern: str
 
 
 def test_a_second_text_tells_patterns_apart_that_begin_alike() -> None:
-    found = literals_of(re.compile(rb"ERROR: .{0,80}(?:disk full|quota)"))
+    found = find_literals(re.compile(rb"ERROR: .{0,80}(?:disk full|quota)"))
     assert found.texts == (b"ERROR: ",)
     assert set(found.also) == {b"disk full", b"quota"}
 
@@ -130,7 +130,7 @@ def test_every_match_holds_one_of_the_literals(drawn: tuple[str, str], before: s
     regex = re.compile(pattern.encode(), re.MULTILINE)
     match = regex.search((before + sample).encode())
     assert match is not None
-    found = literals_of(regex)
+    found = find_literals(regex)
     for texts in (found.texts, found.also):
         assert not texts or any(text in match[0] for text in texts)
         assert all(texts)
@@ -214,7 +214,7 @@ def test_a_pattern_over_a_line_end_is_known(pattern: str, needs: bool) -> None:
 def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[bytes], no: list[bytes]) -> None:
     regex = re.compile(pattern.encode(), re.MULTILINE)
     (text,) = required_literals(regex)
-    behind = behind_literals(regex)[text]
+    behind = patterns_after_literals(regex)[text]
     tails = {tail: behind.match(text + tail, len(text)) is not None for tail in (*yes, *no)}
     assert tails == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}
 
@@ -223,7 +223,7 @@ def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[byte
     "pattern", ["QUEUE", r"QUEUE.*x", r"(\d+)/", r"QUEUE|STACK \d", r"Q\d+U", r"QUEUE(?=\d)", r"(?:QUEUE)+"]
 )
 def test_where_nothing_sure_follows_a_literal_nothing_is_asked_for(pattern: str) -> None:
-    assert not behind_literals(re.compile(pattern.encode()))
+    assert not patterns_after_literals(re.compile(pattern.encode()))
 
 
 PARTS = st.sampled_from(
@@ -258,7 +258,7 @@ RECORDS = st.lists(
 @settings(max_examples=600, deadline=None)
 def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern: str, text: str) -> None:
     regex, log = re.compile(pattern.encode(), re.MULTILINE), text.encode()
-    behind, texts = behind_literals(regex), required_literals(regex)
+    behind, texts = patterns_after_literals(regex), required_literals(regex)
     for record in re.finditer(rb"[^\n]+", log) if texts else ():
         if regex.search(record[0]):
             places = [
@@ -287,7 +287,7 @@ def test_what_is_asked_for_behind_a_literal_stands_there_in_every_match(pattern:
     ],
 )
 def test_the_byte_before_a_literal_is_known_where_it_is_one_of_a_few(pattern: str, expected: bytes) -> None:
-    assert previous_bytes(re.compile(pattern.encode())) == expected
+    assert bytes_before_literal(re.compile(pattern.encode())) == expected
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_the_byte_before_a_literal_is_known_where_it_is_one_of_a_few(pattern: st
     ],
 )
 def test_what_stands_before_a_literal_is_known_where_it_is_made_of_few_bytes(pattern: str, expected: bytes) -> None:
-    assert bytes_before(re.compile(pattern.encode())) == expected
+    assert prefix_byte_mask(re.compile(pattern.encode())) == expected
 
 
 @settings(max_examples=300)
@@ -313,7 +313,7 @@ def test_what_stands_before_a_literal_is_known_where_it_is_made_of_few_bytes(pat
 )
 def test_a_search_from_what_stands_before_the_first_literal_finds_the_same(pattern: str, text: str) -> None:
     regex, record = re.compile(pattern.encode(), re.MULTILINE), text.encode()
-    before = bytes_before(regex)
+    before = prefix_byte_mask(regex)
     assert before
     places = [place for literal in required_literals(regex) if (place := record.find(literal)) >= 0]
     if places:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.logs.search import pieces
-from exporter.logs.search.pieces import MOST_PIECES, SAMPLE_BYTES, choose, sample_of
+from exporter.logs.search.pieces import MOST_PIECES, SAMPLE_BYTES, plan_search, take_sample
 from exporter.logs.search.ordinary_text import LINES
 
 LITERALS = st.lists(st.text("abcE ", min_size=1, max_size=12).map(str.encode), max_size=150, unique=True)
@@ -26,7 +26,7 @@ def found_by(order: list[bytes], text: bytes) -> list[tuple[bytes, int, int]]:
 @example([b"E", b"EE", b"EEE", b"EEEE"], b"EEEE")
 def test_every_literal_has_one_piece_and_holds_it_there(literals: list[bytes], sample: bytes) -> None:
     stood_for = []
-    for plan in choose(sorted(literals), sample):
+    for plan in plan_search(sorted(literals), sample):
         assert set(plan.pieces) <= set(plan.order)
         assert len(plan.order) <= MOST_PIECES + 1
         for piece, members in plan.pieces.items():
@@ -40,7 +40,7 @@ def test_every_literal_has_one_piece_and_holds_it_there(literals: list[bytes], s
 @given(LITERALS, SAMPLES)
 @settings(max_examples=100, deadline=None)
 def test_what_is_looked_for_besides_the_pieces_stands_in_no_text(literals: list[bytes], sample: bytes) -> None:
-    for plan in choose(sorted(literals), sample):
+    for plan in plan_search(sorted(literals), sample):
         for text in set(plan.order) - set(plan.pieces):
             assert min(text) >= 0xF0
             with pytest.raises(UnicodeDecodeError):
@@ -50,7 +50,7 @@ def test_what_is_looked_for_besides_the_pieces_stands_in_no_text(literals: list[
 @given(LITERALS, SAMPLES)
 @settings(max_examples=100, deadline=None)
 def test_an_automaton_finds_each_of_its_pieces(literals: list[bytes], sample: bytes) -> None:
-    for plan in choose(sorted(literals), sample):
+    for plan in plan_search(sorted(literals), sample):
         for piece in plan.pieces:
             # another piece may begin in it, or be a part of it: then that one is found
             hits = found_by(plan.order, b"-" + piece + b"-")
@@ -59,18 +59,18 @@ def test_an_automaton_finds_each_of_its_pieces(literals: list[bytes], sample: by
 
 
 def test_nothing_to_look_for_needs_no_automaton() -> None:
-    assert choose([]) == []
+    assert plan_search([]) == []
 
 
 def test_what_many_literals_have_in_common_is_looked_for_once() -> None:
-    (plan,) = choose([f"Qxzconnection {number:x} lost".encode() for number in range(16, 96)])
+    (plan,) = plan_search([f"Qxzconnection {number:x} lost".encode() for number in range(16, 96)])
     assert len(plan.pieces) == 1
 
 
 def test_literals_that_are_many_and_unlike_are_shared_out() -> None:
     source = random.Random(7)
     literals = sorted({"".join(source.choices("bcdfghjklmnpqrstvwxz", k=8)).encode() for _ in range(400)})
-    plans = choose(literals)
+    plans = plan_search(literals)
     assert len(plans) > 2
     assert sorted(literal for plan in plans for members in plan.pieces.values() for literal, _ in members) == literals
 
@@ -78,15 +78,15 @@ def test_literals_that_are_many_and_unlike_are_shared_out() -> None:
 def test_texts_that_begin_alike_by_halves_of_bytes_do_not_make_an_automaton_too_large() -> None:
     codes = [0x21, 0x31, 0x41, 0x51, 0x61, 0x71]
     literals = sorted(bytes((a, b, c, 0x7E, d)) for a in codes for b in codes for c in codes for d in (0x30, 0x41))
-    for plan in choose(literals):
+    for plan in plan_search(literals):
         assert len(plan.order) <= MOST_PIECES + 1
 
 
 def test_what_a_log_is_full_of_stands_for_no_literal_that_has_rarer_parts() -> None:
     literals = [b"reader failed to zip", b"reader was quit", b"xylo reader", b"jam of readers"]
     (usual, log) = (b"the reader is at row 7\n" * 2000, b"failed quit xylo jam zip was of to\n" * 2000)
-    assert all(piece not in usual for plan in choose(literals, usual) for piece in plan.pieces)
-    assert all(piece in b"reader" for plan in choose(literals, log) for piece in plan.pieces)
+    assert all(piece not in usual for plan in plan_search(literals, usual) for piece in plan.pieces)
+    assert all(piece in b"reader" for plan in plan_search(literals, log) for piece in plan.pieces)
 
 
 def doubts(order: list[bytes], width: int, text: bytes) -> int:
@@ -111,8 +111,8 @@ def doubts(order: list[bytes], width: int, text: bytes) -> int:
 @given(st.lists(st.sampled_from("abdehop12 "), min_size=4, max_size=400).map("".join).map(str.encode))
 @settings(max_examples=60, deadline=None)
 def test_places_in_doubt_are_those_that_each_bucket_cannot_tell(text: bytes) -> None:
-    sample = pieces._Sample(text)
-    both = pieces._both(sample.halves(b"bead", 3), sample.halves(b"hope", 3))
+    sample = pieces._TextSample(text)
+    both = pieces._bitwise_and(sample.halves(b"bead", 3), sample.halves(b"hope", 3))
     counted = text + LINES
     alone = sum(
         all(
@@ -122,7 +122,7 @@ def test_places_in_doubt_are_those_that_each_bucket_cannot_tell(text: bytes) -> 
         )
         for at in range(len(counted) - 2)
     )
-    assert pieces._doubts(both) == alone
+    assert pieces._false_hits(both) == alone
 
 
 def test_the_order_has_the_doubts_that_were_planned() -> None:
@@ -130,7 +130,7 @@ def test_the_order_has_the_doubts_that_were_planned() -> None:
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(300)]
     text = " ".join(source.choices(words, k=4000)).encode()
     literals = sorted(f"{first} {second}".encode() for first, second in zip(words[::8], words[1::8], strict=False))
-    for plan in choose(literals, sample_of(text, len(text))):
+    for plan in plan_search(literals, take_sample(text, len(text))):
         width = min(4, min(map(len, plan.order)))
         if len(plan.order) > 2:
             base = (pieces._SLIM_US if len(plan.order) <= 32 else pieces._FAT_US)[width]
@@ -142,7 +142,7 @@ def test_the_order_has_the_doubts_that_were_planned() -> None:
 def test_a_sample_comes_from_all_over_a_text(size: int) -> None:
     text = bytes(place * 255 // max(1, size) for place in range(size))
     for buffer in (text, bytearray(text), memoryview(text)):
-        sample = sample_of(buffer, size)
+        sample = take_sample(buffer, size)
         assert len(sample) == min(size, SAMPLE_BYTES)
         if size > 1:
             assert sample[0] == text[0]

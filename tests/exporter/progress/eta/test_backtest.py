@@ -19,24 +19,24 @@ from exporter.progress.eta.backtest import (
     PRIOR_ERROR_WEIGHT,
     PRIOR_LOSSES,
     PRIOR_WEIGHT,
-    Checkpoint,
-    History,
-    Verdict,
+    BacktestHistory,
+    BacktestPoint,
+    ExpertTrust,
     expert_weights,
-    mixed,
-    segment,
+    mix_forecasts,
+    segment_between,
 )
-from exporter.progress.eta.experts import EXPERTS, Outlook, forecasts
+from exporter.progress.eta.experts import EXPERTS, ExpertSpeeds, expert_forecasts
 
-SAME = Outlook(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
+SAME = ExpertSpeeds(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
 
 
-def steady(count: int, outlook: Outlook = SAME, eta_factor: float = 1.0) -> History:
+def steady(count: int, outlook: ExpertSpeeds = SAME, eta_factor: float = 1.0) -> BacktestHistory:
     """A run of 1000 items of a second each, ``count`` checkpoints 5 apart."""
-    history = History()
+    history = BacktestHistory()
     for place in range(1, count + 1):
         items = 5.0 * place
-        history.add(Checkpoint(items, items, items, 1000 - items, eta_factor * (1000 - items), outlook), 0.0, 0.0)
+        history.add(BacktestPoint(items, items, items, 1000 - items, eta_factor * (1000 - items), outlook), 0.0, 0.0)
     return history
 
 
@@ -46,7 +46,7 @@ def test_there_is_a_first_weight_and_a_prior_loss_for_each_expert() -> None:
 
 
 def test_without_a_past_the_first_weights_hold() -> None:
-    verdict = History().judge(5.0, 5.0, 5.0, 995.0, 0.0)
+    verdict = BacktestHistory().judge(5.0, 5.0, 5.0, 995.0, 0.0)
     assert verdict.weights == FIRST_WEIGHTS
     assert verdict.error == pytest.approx(PRIOR_ERROR)
 
@@ -56,7 +56,7 @@ def test_the_expert_who_was_right_is_believed(right: int) -> None:
     values = [1.5] * 6
     values[right] = 1.0
     whole, speed, recent, linear, moving, exponential = values
-    outlook = Outlook(whole, speed, recent, moving, linear, 0.0, exponential, 0.0)
+    outlook = ExpertSpeeds(whole, speed, recent, moving, linear, 0.0, exponential, 0.0)
     verdict = steady(40, outlook).judge(400.0, 400.0, 400.0, 600.0, 0.0)
     assert verdict.weights[right] > 0.95
 
@@ -82,7 +82,7 @@ def test_weights_add_up_to_one_and_the_best_has_most(losses: list[float]) -> Non
 
 def test_forecasts_are_mixed_by_their_logarithms() -> None:
     outlook = SAME._replace(whole=4.0, speed=1.0)
-    assert mixed(outlook, 10.0, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(20.0)
+    assert mix_forecasts(outlook, 10.0, (0.5, 0.5, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(20.0)
 
 
 def test_checkpoints_are_bounded_and_the_first_one_stays() -> None:
@@ -97,7 +97,7 @@ def test_segments_join_neighbouring_checkpoints_of_the_last_part_of_the_work() -
     parts = history.segments(0.0)
     points = history.checkpoints
     late = [(a, b) for a, b in pairwise(points) if a.seconds >= 0.4 * points[-1].seconds]
-    assert parts == [segment(a.items, a.seconds, b.items, b.seconds) for a, b in late]
+    assert parts == [segment_between(a.items, a.seconds, b.items, b.seconds) for a, b in late]
 
 
 def test_the_past_is_found_by_its_work() -> None:
@@ -107,7 +107,7 @@ def test_the_past_is_found_by_its_work() -> None:
     assert history.since(1.0) is None
 
 
-def plainly_judged(history: History, now: Checkpoint, speed_items: float) -> Verdict:
+def plainly_judged(history: BacktestHistory, now: BacktestPoint, speed_items: float) -> ExpertTrust:
     """What judge() says of this moment, by forecasts() and without haste."""
     losses = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
     weights, error, error_weight = PRIOR_WEIGHT, PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
@@ -117,19 +117,19 @@ def plainly_judged(history: History, now: Checkpoint, speed_items: float) -> Ver
             continue
         u = math.log(since / point.items) - math.log(now.left / now.items)
         weight = (math.exp(-u * u / (2 * NEARNESS**2)) + FAR_WEIGHT) * (OLD_SPEED if point.items < speed_items else 1)
-        for index, said in enumerate(forecasts(point.outlook, since)):
+        for index, said in enumerate(expert_forecasts(point.outlook, since)):
             losses[index] += weight * (min(MOST_LOSS, abs(math.log(said / truth))) if said > 0 else MOST_LOSS)
         weights += weight
         if point.eta > 0 and now.at > point.at:
             error += weight * min(MOST_LOSS, abs(math.log(point.eta * since / point.left / (now.at - point.at))))
             error_weight += weight
-    return Verdict(expert_weights([loss / weights for loss in losses]), error / error_weight)
+    return ExpertTrust(expert_weights([loss / weights for loss in losses]), error / error_weight)
 
 
 PACES = st.floats(1e-3, 1e3)
 SLOPES = st.just(0.0) | st.floats(-0.1, 0.1)
-OUTLOOKS = st.builds(Outlook, PACES, PACES, PACES, PACES, PACES, SLOPES, PACES, SLOPES) | PACES.map(
-    lambda pace: Outlook(pace, 1.0, pace, 1.0, pace, 0.0, pace, 0.0)
+OUTLOOKS = st.builds(ExpertSpeeds, PACES, PACES, PACES, PACES, PACES, SLOPES, PACES, SLOPES) | PACES.map(
+    lambda pace: ExpertSpeeds(pace, 1.0, pace, 1.0, pace, 0.0, pace, 0.0)
 )
 
 
@@ -140,20 +140,20 @@ OUTLOOKS = st.builds(Outlook, PACES, PACES, PACES, PACES, PACES, SLOPES, PACES, 
     st.sampled_from([0.0, 100.0]),
 )
 def test_experts_are_judged_by_their_forecasts(
-    course: list[tuple[int, float, float, Outlook]], speed_items: float
+    course: list[tuple[int, float, float, ExpertSpeeds]], speed_items: float
 ) -> None:
-    history = History()
+    history = BacktestHistory()
     items = seconds = 0.0
     for rise, took, eta, outlook in course:
         items, seconds = items + rise, seconds + took
-        history.add(Checkpoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
-    now = Checkpoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
+        history.add(BacktestPoint(items, seconds, seconds, 5000 - items, eta, outlook), 0.0, 0.0)
+    now = BacktestPoint(items + 3, seconds + 4, seconds + 5, 4900 - items, 0.0, SAME)
     found = history.judge(now.items, now.seconds, now.at, now.left, speed_items)
     if course:
         plain = plainly_judged(history, now, speed_items)
         assert found.weights == pytest.approx(plain.weights, rel=1e-6)
         assert found.error == pytest.approx(plain.error)
-    again = History.restored(history.state())
+    again = BacktestHistory.restored(history.state())
     assert again.judge(now.items, now.seconds, now.at, now.left, speed_items) == found
 
 

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.blocks import WARM_UP_BLOCKS, Block, Blocks, leading_slow
+from exporter.progress.eta.blocks import WARM_UP_BLOCKS, WorkBlock, WorkBlocks, count_warmup_blocks
 
 
 def test_the_first_lines_are_blocks_of_their_own() -> None:
-    blocks = Blocks()
-    assert [blocks.add(2.0, 4.0) for _ in range(12)] == [Block(2.0, 4.0)] * 12
+    blocks = WorkBlocks()
+    assert [blocks.add(2.0, 4.0) for _ in range(12)] == [WorkBlock(2.0, 4.0)] * 12
 
 
 def test_the_number_of_blocks_grows_with_the_logarithm_of_the_run() -> None:
-    blocks = Blocks()
+    blocks = WorkBlocks()
     counts = []
     for line in range(1, 100_001):
         blocks.add(1.0, 1.0)
@@ -24,15 +24,15 @@ def test_the_number_of_blocks_grows_with_the_logarithm_of_the_run() -> None:
 
 
 def test_lines_of_one_moment_stay_together() -> None:
-    blocks = Blocks()
+    blocks = WorkBlocks()
     assert blocks.add(0.0, 5.0) is None
     assert blocks.close() is None
-    assert blocks.add(2.0, 5.0) == Block(2.0, 10.0)
+    assert blocks.add(2.0, 5.0) == WorkBlock(2.0, 10.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.integers(1, 1000)), max_size=300))
 def test_no_work_is_lost_between_blocks(lines: list[tuple[float, int]]) -> None:
-    blocks = Blocks()
+    blocks = WorkBlocks()
     closed = [block for line in lines if (block := blocks.add(*line)) is not None]
     assert sum(items for _, items in closed) + blocks.open_items == sum(items for _, items in lines)
     assert sum(seconds for seconds, _ in closed) + blocks.open_seconds == pytest.approx(sum(s for s, _ in lines))
@@ -40,22 +40,22 @@ def test_no_work_is_lost_between_blocks(lines: list[tuple[float, int]]) -> None:
 
 
 def test_the_slow_blocks_at_the_head_are_the_warm_up() -> None:
-    assert leading_slow([Block(s, 1.0) for s in (60.0, 5.0, 1.0, 1.1, 0.9)]) == 2
-    assert leading_slow([Block(s, 1.0) for s in (1.0, 5.0, 1.0, 1.1, 0.9)]) == 0
+    assert count_warmup_blocks([WorkBlock(s, 1.0) for s in (60.0, 5.0, 1.0, 1.1, 0.9)]) == 2
+    assert count_warmup_blocks([WorkBlock(s, 1.0) for s in (1.0, 5.0, 1.0, 1.1, 0.9)]) == 0
 
 
 def test_a_warm_up_is_told_once_with_the_blocks_behind_it() -> None:
-    blocks = Blocks()
+    blocks = WorkBlocks()
     told = []
     for seconds in (60.0, 1.0, 1.0, 1.0, 1.0):
         blocks.add(seconds, 2.0)
         told.append(blocks.warmed_up())
-    assert told == [None, None, [Block(1.0, 2.0)] * 2, None, None]
-    assert blocks.cold == Block(60.0, 2.0)
+    assert told == [None, None, [WorkBlock(1.0, 2.0)] * 2, None, None]
+    assert blocks.cold == WorkBlock(60.0, 2.0)
 
 
 def test_work_that_turns_slow_later_is_no_warm_up() -> None:
-    blocks = Blocks()
+    blocks = WorkBlocks()
     for line in range(40):
         blocks.add(1.0 if line < 20 else 3.0, 1.0)
         assert blocks.warmed_up() is None

@@ -4,17 +4,17 @@ import random
 
 import pytest
 
-from exporter.progress.eta.blocks import Block
-from exporter.progress.eta.changes import KEPT, Changes, Past, Speed
+from exporter.progress.eta.blocks import WorkBlock
+from exporter.progress.eta.changes import KEPT, PastSpeed, Speed, SpeedChanges
 
 
-def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> Changes:
+def after(*phases: tuple[int, float], spread: float = 0.05, seed: int = 1) -> SpeedChanges:
     """Blocks of one item: how many, and their seconds."""
     r = random.Random(seed)
-    changes = Changes()
+    changes = SpeedChanges()
     for count, seconds in phases:
         for _ in range(count):
-            changes.add(Block(seconds * r.lognormvariate(0, spread), 1.0))
+            changes.add(WorkBlock(seconds * r.lognormvariate(0, spread), 1.0))
     return changes
 
 
@@ -54,12 +54,12 @@ def test_a_slowdown_ends_when_the_work_is_as_fast_as_before() -> None:
 
 @pytest.mark.parametrize(("seconds", "blocks"), [(50.0, 7), (1.0, 20)], ids=["few blocks", "little work"])
 def test_a_short_burst_is_no_speed_to_compare_with(seconds: float, blocks: int) -> None:
-    usual, burst = Past(1.0, 60.0, 60, 0.05), Past(0.4, seconds, blocks, 0.05)
-    assert Changes(past=[usual, burst]).fastest_before(100.0) == usual
+    usual, burst = PastSpeed(1.0, 60.0, 60, 0.05), PastSpeed(0.4, seconds, blocks, 0.05)
+    assert SpeedChanges(past=[usual, burst]).fastest_before(100.0) == usual
 
 
 def test_the_slowdown_ratio_compares_with_the_fastest_earlier_speed() -> None:
-    assert Changes().slowdown_ratio(0.0) is None
+    assert SpeedChanges().slowdown_ratio(0.0) is None
     assert after((60, 1.0)).slowdown_ratio(60.0) is None
     assert after((60, 2.0), (60, 1.0), (30, 1.8)).slowdown_ratio(234.0) == pytest.approx(1.8, rel=0.1)
 
@@ -71,9 +71,9 @@ def test_only_the_latest_speeds_are_kept() -> None:
 def test_what_is_left_without_a_part_has_the_numbers_of_the_rest() -> None:
     whole, part = Speed(), Speed()
     for seconds in (1.0, 2.0):
-        whole.add(Block(seconds, 1.0), seconds)
+        whole.add(WorkBlock(seconds, 1.0), seconds)
     for seconds in (3.0, 5.0):
-        whole.add(Block(seconds, 1.0), seconds)
-        part.add(Block(seconds, 1.0), seconds)
+        whole.add(WorkBlock(seconds, 1.0), seconds)
+        part.add(WorkBlock(seconds, 1.0), seconds)
     rest = whole.less(part)
     assert (rest.pace, rest.blocks, rest.mean) == (1.5, 2, 1.5)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.clock import Clock, Rhythm
+from exporter.progress.eta.clock import LineClock, LineRhythm
 
 
 def times(lines: list[tuple[float, float | None]]) -> list[float]:
-    clock = Clock()
+    clock = LineClock()
     return [clock.read(t, arrival) for t, arrival in lines]
 
 
@@ -19,7 +19,7 @@ def test_stamps_count_when_lines_arrive_late_in_one_flush() -> None:
 
 
 def test_lines_that_were_there_before_reading_began_keep_their_times() -> None:
-    clock = Clock()
+    clock = LineClock()
     assert [clock.read(t, 10_000.0) for t in (0.0, 3000.0, 9990.0)] == [0, 3000, 9990]
     assert clock.at(10_000.0) == pytest.approx(10_000.0, abs=60)
 
@@ -31,7 +31,7 @@ def test_a_clock_that_is_set_takes_the_time_between_readings(offset: float) -> N
 
 @pytest.mark.parametrize("zone", [-36000.0, 7200.0, 34200.0])
 def test_stamps_of_another_zone_are_moved_to_the_clock_of_the_readings(zone: float) -> None:
-    clock = Clock()
+    clock = LineClock()
     for t in (1e6, 1e6 + 10, 1e6 + 20):
         clock.read(t + zone, t)
     assert clock.last == 20
@@ -39,7 +39,7 @@ def test_stamps_of_another_zone_are_moved_to_the_clock_of_the_readings(zone: flo
 
 
 def test_stamps_without_readings_that_jump_back_go_on_from_there() -> None:
-    clock = Clock()
+    clock = LineClock()
     for t in (7200.0, 7210.0, 3610.0, 3620.0):
         clock.read(t, None)
     assert clock.last == 20
@@ -51,19 +51,19 @@ def test_a_line_slightly_out_of_order_does_not_turn_time_back() -> None:
 
 
 def test_before_the_first_line_there_is_no_now() -> None:
-    assert Clock().at(5.0) == math.inf
+    assert LineClock().at(5.0) == math.inf
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.none() | st.floats(-1e9, 1e9))), st.floats(-1e9, 1e9))
 def test_time_never_goes_back(lines: list[tuple[float, float | None]], now: float) -> None:
-    clock = Clock()
+    clock = LineClock()
     read = [clock.read(t, arrival) for t, arrival in lines]
     assert read == sorted(read)
     assert clock.at(now) >= clock.last
 
 
 def test_silence_is_as_long_as_the_newest_line_usually_gets_old() -> None:
-    rhythm = Rhythm()
+    rhythm = LineRhythm()
     for _ in range(50):
         rhythm.line(gap=2.0, step=10.0, wait=60.0)
     assert rhythm.gap == pytest.approx(2.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exporter.progress.eta import Estimate, Estimator, Prior
+from exporter.progress.eta import EtaEstimate, EtaEstimator, RunPrior
 
 Line = tuple[float, float, float | None]
 
@@ -38,16 +38,16 @@ def run(
     return lines
 
 
-def fed(lines: list[Line], estimator: Estimator | None = None) -> Estimator:
-    estimator = estimator or Estimator()
+def fed(lines: list[Line], estimator: EtaEstimator | None = None) -> EtaEstimator:
+    estimator = estimator or EtaEstimator()
     for t, done, total in lines:
         estimator.update(t, done, total)
     return estimator
 
 
-def errors(lines: list[Line], estimator: Estimator | None = None) -> Iterator[tuple[float, float]]:
+def errors(lines: list[Line], estimator: EtaEstimator | None = None) -> Iterator[tuple[float, float]]:
     """Share done and error of the estimate as a share of the time left, at each 1 % of the lines."""
-    estimator = estimator or Estimator()
+    estimator = estimator or EtaEstimator()
     end = lines[-1][0]
     for index, (t, done, total) in enumerate(lines[:-1]):
         estimator.update(t, done, total)
@@ -56,7 +56,7 @@ def errors(lines: list[Line], estimator: Estimator | None = None) -> Iterator[tu
             yield done / lines[-1][1], found.seconds / (end - t) - 1
 
 
-def worst(lines: list[Line], after: float, estimator: Estimator | None = None, before: float = 0.95) -> float:
+def worst(lines: list[Line], after: float, estimator: EtaEstimator | None = None, before: float = 0.95) -> float:
     return max(abs(error) for share, error in errors(lines, estimator) if after <= share <= before)
 
 
@@ -70,8 +70,8 @@ ODD_LINES = st.lists(
 STEPS = st.lists(st.tuples(st.floats(0, 500), st.integers(-3, 40)), max_size=120)
 
 
-def fed_odd(lines: list[tuple[float, float, float | None, float | None, str | None]]) -> Estimator:
-    estimator = Estimator()
+def fed_odd(lines: list[tuple[float, float, float | None, float | None, str | None]]) -> EtaEstimator:
+    estimator = EtaEstimator()
     for t, done, total, arrival, word in lines:
         if word == "saving":
             estimator.pause(word, t, arrival)
@@ -111,13 +111,13 @@ def test_whatever_comes_in_an_estimate_is_finite_and_lies_in_its_interval(
 
 @given(STEPS)
 def test_zero_seconds_are_left_only_when_all_is_done(steps: list[tuple[float, int]]) -> None:
-    estimator = Estimator()
+    estimator = EtaEstimator()
     for t, done, total in from_steps([(seconds, max(0, rise)) for seconds, rise in steps], total=60):
         estimator.update(t, done, total)
         estimate = estimator.estimate(t + 1e6)
         assert total is not None
         if done >= total:
-            assert estimate == Estimate(0.0, 0.0, 0.0)
+            assert estimate == EtaEstimate(0.0, 0.0, 0.0)
         elif estimate is not None:
             assert estimate.seconds > 0
 
@@ -137,7 +137,7 @@ def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataOb
     cut = data.draw(st.integers(0, len(lines)))
     one = fed(lines[:cut])
     one.estimate(1e6)
-    other = Estimator.from_state(json.loads(json.dumps(one.state())))
+    other = EtaEstimator.from_state(json.loads(json.dumps(one.state())))
     for t, done, total in lines[cut:]:
         for estimator in (one, other):
             estimator.update(t, done, total)
@@ -147,7 +147,7 @@ def test_a_state_goes_on_exactly(steps: list[tuple[float, int]], data: st.DataOb
     assert one.state() == other.state()
 
 
-def told(estimator: Estimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
+def told(estimator: EtaEstimator, now: float, peers: float | None, busy: bool | None) -> list[object]:
     """All that one look asks for."""
     return [
         estimator.alarms(now, 120.0, busy),
@@ -169,7 +169,7 @@ DOINGS = st.sampled_from(["line", "line", "line", "same line", "new total", "sav
 def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
     steps: list[tuple[str, float, int, list[tuple[float, float | None, bool | None]]]], with_prior: bool
 ) -> None:
-    estimator = Estimator(fed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
+    estimator = EtaEstimator(fed(run(60, 9.0, pause_every=20, pause_s=100.0)).prior() if with_prior else None)
     t, done, total = 0.0, 0, 200
     for doing, seconds, rise, looks in steps:
         t += seconds
@@ -184,14 +184,14 @@ def test_what_is_said_is_what_one_that_knows_only_the_state_would_say(
             total += 20 if doing == "new total" else 0
             estimator.update(t, done, total)
         for after, peers, busy in looks:
-            fresh = Estimator.from_state(json.loads(json.dumps(estimator.state())))
+            fresh = EtaEstimator.from_state(json.loads(json.dumps(estimator.state())))
             assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
             assert told(estimator, t + after, peers, busy) == told(fresh, t + after, peers, busy)
 
 
-def comes_back(prior: Prior | None) -> bool:
+def comes_back(prior: RunPrior | None) -> bool:
     """Whether the next run can read it; there may be none."""
-    return prior is None or Prior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
+    return prior is None or RunPrior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
 
 
 @given(ODD_LINES)
@@ -211,7 +211,7 @@ def test_the_prior_of_odd_lines_can_be_read_again(
 def test_the_prior_of_any_run_can_be_read_again(
     steps: list[tuple[float, float]], total: float | None, start: float
 ) -> None:
-    estimator = Estimator()
+    estimator = EtaEstimator()
     t, done = start, 0.0
     for seconds, rise in [(0.0, 0.0), *steps]:
         t, done = t + seconds, done + rise
@@ -219,7 +219,9 @@ def test_the_prior_of_any_run_can_be_read_again(
         prior = estimator.prior("items")
         assert comes_back(prior)
         assert prior is None or prior.unit == "items"
-    assert comes_back(fed([(t + place * 7.3, place, 50) for place in range(50)], Estimator(estimator.prior())).prior())
+    assert comes_back(
+        fed([(t + place * 7.3, place, 50) for place in range(50)], EtaEstimator(estimator.prior())).prior()
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -247,21 +249,21 @@ def test_a_run_with_numbers_of_no_job_leaves_no_prior(rise: float) -> None:
     ids=["pauses and a step", "heavy tails", "drift"],
 )
 def test_a_state_of_a_long_run_goes_on_exactly_and_is_small(lines: list[Line]) -> None:
-    one, other = Estimator(), Estimator()
+    one, other = EtaEstimator(), EtaEstimator()
     for index, (t, done, total) in enumerate(lines):
         one.update(t, done, total)
         other.update(t, done, total)
         if index % 37 == 0:
             text = json.dumps(other.state())
             assert len(text) < 16_384
-            other = Estimator.from_state(json.loads(text))
+            other = EtaEstimator.from_state(json.loads(text))
             assert one.estimate(t + 1) == other.estimate(t + 1)
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 99}, {"version": 1}, {**Estimator().state(), "clock": [0] * 20}])
+@pytest.mark.parametrize("state", [{}, {"version": 99}, {"version": 1}, {**EtaEstimator().state(), "clock": [0] * 20}])
 def test_what_is_no_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="state"):
-        Estimator.from_state(state)
+        EtaEstimator.from_state(state)
 
 
 # What cannot be told
@@ -275,7 +277,7 @@ def test_without_a_total_there_is_no_estimate(total: float | None) -> None:
 
 
 def test_before_anything_is_known_there_is_no_estimate() -> None:
-    assert Estimator().estimate(0.0) is None
+    assert EtaEstimator().estimate(0.0) is None
     assert fed([(0.0, 5, 100)]).estimate(1.0) is None
     assert fed([(0.0, 5, 100), (10.0, 5, 100)]).estimate(11.0) is None
 
@@ -379,8 +381,8 @@ def test_rates_are_those_of_the_work_and_of_the_whole_run() -> None:
     assert estimator.average_rate(at) == pytest.approx(449 / (at - lines[0][0]))
     finished = fed(lines)
     assert finished.average_rate(lines[-1][0] + 1e6) == finished.average_rate(lines[-1][0])
-    assert Estimator().rate(0.0) is None
-    assert Estimator().average_rate(0.0) is None
+    assert EtaEstimator().rate(0.0) is None
+    assert EtaEstimator().average_rate(0.0) is None
 
 
 # Alarms
@@ -433,7 +435,7 @@ def test_a_pause_with_a_name_is_no_stall_and_no_slow_work() -> None:
 
 def test_a_pause_with_a_name_is_expected_from_its_first_time_on() -> None:
     lines = run(pause_every=100, pause_s=60.0)
-    named, plain = Estimator(), Estimator()
+    named, plain = EtaEstimator(), EtaEstimator()
     for t, done, total in lines[:150]:
         named.update(t, done, total)
         plain.update(t, done, total)
@@ -481,7 +483,7 @@ def test_the_last_run_helps_the_first_part_of_the_next() -> None:
     prior = fed(run(change=warm, pause_every=230, pause_s=120.0, seed=2)).prior()
     assert prior is not None
     lines = run(change=warm, pause_every=230, pause_s=120.0, seed=3)
-    with_prior = [abs(error) for share, error in errors(lines, Estimator(prior)) if share < 0.1]
+    with_prior = [abs(error) for share, error in errors(lines, EtaEstimator(prior)) if share < 0.1]
     without = [abs(error) for share, error in errors(lines) if share < 0.1]
     assert len(with_prior) > len(without)  # from the first line on
     assert sum(with_prior) / len(with_prior) < 0.5 * sum(without) / len(without)
@@ -490,7 +492,7 @@ def test_the_last_run_helps_the_first_part_of_the_next() -> None:
 def test_a_prior_that_is_wrong_is_dropped() -> None:
     prior = fed(run(seconds_per_item=6.0)).prior()
     lines = run()
-    assert worst(lines, after=0.05, estimator=Estimator(prior)) < 0.1
+    assert worst(lines, after=0.05, estimator=EtaEstimator(prior)) < 0.1
 
 
 def test_a_prior_goes_on_after_a_resume() -> None:
@@ -500,13 +502,13 @@ def test_a_prior_goes_on_after_a_resume() -> None:
     prior = fed(run(change=drift, seed=2)).prior()
     first, again = run(change=drift, seed=3), run(change=drift, seed=4)
     lines = first[:300] + [(t + 2000, done, total) for t, done, total in again[269:]]
-    late = [abs(error) for share, error in errors(lines, Estimator(prior)) if 0.31 < share < 0.5]
+    late = [abs(error) for share, error in errors(lines, EtaEstimator(prior)) if 0.31 < share < 0.5]
     assert max(late) < 0.06
 
 
 def test_a_prior_is_known_before_the_first_line_is_followed_by_another() -> None:
     prior = fed(run()).prior()
-    estimator = fed([(0.0, 0, 1000)], Estimator(prior))
+    estimator = fed([(0.0, 0, 1000)], EtaEstimator(prior))
     estimate = estimator.estimate(0.0)
     assert estimate is not None
     assert estimate.seconds == pytest.approx(2000, rel=0.05)

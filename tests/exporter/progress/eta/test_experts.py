@@ -6,16 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.experts import EXPERTS, Outlook, Segment, exponential_work, forecasts, linear_work, trends
+from exporter.progress.eta.experts import (
+    EXPERTS,
+    ExpertSpeeds,
+    WorkSegment,
+    expert_forecasts,
+    exponential_work,
+    fit_trends,
+    linear_work,
+)
 
 
-def segments(pace_at: list[float]) -> list[Segment]:
-    return [Segment(10.0 * place + 5, 10.0, pace, math.log(pace)) for place, pace in enumerate(pace_at)]
+def segments(pace_at: list[float]) -> list[WorkSegment]:
+    return [WorkSegment(10.0 * place + 5, 10.0, pace, math.log(pace)) for place, pace in enumerate(pace_at)]
 
 
 def test_each_expert_has_its_own_forecast() -> None:
-    outlook = Outlook(1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 6.0, 0.0)
-    assert dict(zip(EXPERTS, forecasts(outlook, 10.0), strict=True)) == {
+    outlook = ExpertSpeeds(1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 6.0, 0.0)
+    assert dict(zip(EXPERTS, expert_forecasts(outlook, 10.0), strict=True)) == {
         "whole run": 10.0,
         "present speed": 20.0,
         "last third": 30.0,
@@ -46,7 +54,7 @@ def test_work_ahead_is_never_negative(pace: float, slope: float, items: float) -
 
 def test_a_line_is_found_where_there_is_one() -> None:
     wobble = [0.99, 1.01, 1.0]
-    linear, exponential = trends(segments([(1 + 0.02 * k) * wobble[k % 3] for k in range(30)]), 0.0)
+    linear, exponential = fit_trends(segments([(1 + 0.02 * k) * wobble[k % 3] for k in range(30)]), 0.0)
     assert linear is not None
     assert exponential is not None
     assert linear.slope == pytest.approx(0.002, rel=0.1)
@@ -54,14 +62,14 @@ def test_a_line_is_found_where_there_is_one() -> None:
 
 
 def test_noise_and_few_segments_are_no_trend() -> None:
-    assert trends(segments([1.0, 1.4, 0.8, 1.2, 0.7, 1.3] * 4), 0.0) == (None, None)
-    assert trends(segments([1.0 + 0.1 * k for k in range(7)]), 0.0) == (None, None)
+    assert fit_trends(segments([1.0, 1.4, 0.8, 1.2, 0.7, 1.3] * 4), 0.0) == (None, None)
+    assert fit_trends(segments([1.0 + 0.1 * k for k in range(7)]), 0.0) == (None, None)
 
 
 def test_a_step_is_no_trend_and_a_trend_is_no_step() -> None:
     wobble = [0.99, 1.01, 1.0]
     step = segments([(1.0 if k < 20 else 1.7) * wobble[k % 3] for k in range(30)])
-    assert trends(step, 0.0) != (None, None)
-    assert trends(step, 200.0) == (None, None)
+    assert fit_trends(step, 0.0) != (None, None)
+    assert fit_trends(step, 200.0) == (None, None)
     drift = segments([(1 + 0.02 * k) * wobble[k % 3] for k in range(30)])
-    assert trends(drift, 200.0) == trends(drift, 0.0) != (None, None)
+    assert fit_trends(drift, 200.0) == fit_trends(drift, 0.0) != (None, None)

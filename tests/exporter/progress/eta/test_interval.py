@@ -4,19 +4,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.interval import Estimate, around, confidence, deviation, half_width, start_doubt
+from exporter.progress.eta.interval import (
+    EtaEstimate,
+    confidence,
+    half_width,
+    log_deviation,
+    start_doubt,
+    with_interval,
+)
 
 SHARES = st.floats(0, 3)
 
 
 @given(st.floats(0, 1e12), SHARES, st.floats(0, 1e9))
 def test_the_interval_holds_the_estimate(seconds: float, sd: float, overdue: float) -> None:
-    estimate = around(seconds, half_width(sd), overdue)
+    estimate = with_interval(seconds, half_width(sd), overdue)
     assert 0 <= estimate.low <= estimate.seconds <= estimate.high
 
 
 def test_an_overdue_line_moves_only_the_upper_end() -> None:
-    plain, late = around(100.0, 1.1, 0.0), around(100.0, 1.1, 50.0)
+    plain, late = with_interval(100.0, 1.1, 0.0), with_interval(100.0, 1.1, 50.0)
     assert late.low == plain.low
     assert late.high == plain.high + 100
 
@@ -24,10 +31,10 @@ def test_an_overdue_line_moves_only_the_upper_end() -> None:
 @pytest.mark.parametrize(
     ("less", "more"),
     [
-        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.20, 0.1, 100, 50, 0.0)),
-        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.05, 1.0, 100, 50, 0.0)),
-        (deviation(0.05, 1.0, 100, 50, 0.0), deviation(0.05, 1.0, 2, 50, 0.0)),
-        (deviation(0.05, 0.1, 100, 50, 0.0), deviation(0.05, 0.1, 100, 50, 0.2)),
+        (log_deviation(0.05, 0.1, 100, 50, 0.0), log_deviation(0.20, 0.1, 100, 50, 0.0)),
+        (log_deviation(0.05, 0.1, 100, 50, 0.0), log_deviation(0.05, 1.0, 100, 50, 0.0)),
+        (log_deviation(0.05, 1.0, 100, 50, 0.0), log_deviation(0.05, 1.0, 2, 50, 0.0)),
+        (log_deviation(0.05, 0.1, 100, 50, 0.0), log_deviation(0.05, 0.1, 100, 50, 0.2)),
         (start_doubt(50), start_doubt(2)),
     ],
     ids=["past errors", "varying work", "few steps left", "young run", "fewer blocks"],
@@ -48,4 +55,4 @@ def test_doubt_grows_with(less: float, more: float) -> None:
     ],
 )
 def test_confidence_is_width_and_evidence(width: float, blocks: int, stalled: bool, expected: str) -> None:
-    assert confidence(Estimate(100.0, 100 - 50 * width, 100 + 50 * width), blocks, stalled) == expected
+    assert confidence(EtaEstimate(100.0, 100 - 50 * width, 100 + 50 * width), blocks, stalled) == expected

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.interval import Estimate, leaning, peer_pace, slowest
+from exporter.progress.eta.interval import EtaEstimate, median_peer_pace, peer_adjustment, slowest_eta
 
 ESTIMATES = st.builds(
-    lambda low, more, most: Estimate(low + more, low, low + more + most), *[st.floats(0, 1e6) for _ in range(3)]
+    lambda low, more, most: EtaEstimate(low + more, low, low + more + most), *[st.floats(0, 1e6) for _ in range(3)]
 )
 
 
 @given(st.lists(st.none() | ESTIMATES, max_size=8))
-def test_a_job_ends_no_earlier_than_its_slowest_worker(estimates: list[Estimate | None]) -> None:
-    job = slowest(estimates)
+def test_a_job_ends_no_earlier_than_its_slowest_worker(estimates: list[EtaEstimate | None]) -> None:
+    job = slowest_eta(estimates)
     known = [estimate for estimate in estimates if estimate is not None]
     assert (job is None) == (not known)
     if job is not None:
@@ -24,12 +24,12 @@ def test_a_job_ends_no_earlier_than_its_slowest_worker(estimates: list[Estimate 
 
 
 def test_the_middle_of_three_workers_is_the_pace_of_all() -> None:
-    assert peer_pace([1.0, 9.0, 2.0, None]) == 2.0
-    assert peer_pace([1.0, 9.0, None]) is None
+    assert median_peer_pace([1.0, 9.0, 2.0, None]) == 2.0
+    assert median_peer_pace([1.0, 9.0, None]) is None
 
 
 def test_a_young_worker_leans_on_its_peers_and_an_old_one_does_not() -> None:
-    assert 4.0 * leaning(4.0, 1.0, 1) == pytest.approx(1.5, abs=0.1)
-    assert 4.0 * leaning(4.0, 1.0, 6) > 3.0
-    assert leaning(4.0, 1.0, 8) == 1.0
-    assert leaning(4.0, None, 1) == 1.0
+    assert 4.0 * peer_adjustment(4.0, 1.0, 1) == pytest.approx(1.5, abs=0.1)
+    assert 4.0 * peer_adjustment(4.0, 1.0, 6) > 3.0
+    assert peer_adjustment(4.0, 1.0, 8) == 1.0
+    assert peer_adjustment(4.0, None, 1) == 1.0

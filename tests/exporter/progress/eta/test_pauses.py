@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.pauses import KEPT, Ahead, Announced, Pause, Pauses, is_pause, kinds, pause_factor, period_of
-from exporter.progress.eta.prior import UsualPause
+from exporter.progress.eta.pauses import (
+    KEPT,
+    AnnouncedPauses,
+    ExpectedPauses,
+    Pause,
+    Pauses,
+    group_pauses,
+    is_pause,
+    pause_factor,
+    pause_period,
+)
+from exporter.progress.eta.prior import PriorPause
 
 
 def pauses(*seen: tuple[float, float], name: str | None = None, start: float = 0.0) -> Pauses:
@@ -43,25 +53,25 @@ def test_a_gap_of_a_few_usual_ones_is_no_pause_however_little_work_was_done() ->
     ids=["even", "nearly even", "two at multiples", "two elsewhere", "uneven", "at every line", "one"],
 )
 def test_what_is_periodic(done: list[float], period: float | None) -> None:
-    assert period_of(done, 1.0) == (None if period is None else pytest.approx(period))
+    assert pause_period(done, 1.0) == (None if period is None else pytest.approx(period))
 
 
 def test_multiples_of_a_small_distance_are_not_periodic() -> None:
-    assert period_of([10, 20, 50, 60, 110, 140, 230], 1.0) is None
+    assert pause_period([10, 20, 50, 60, 110, 140, 230], 1.0) is None
 
 
 def test_pauses_of_one_size_are_of_one_kind() -> None:
-    found = kinds([Pause(d, s, 0.0) for d, s in [(50, 5), (100, 60), (150, 5), (200, 70), (250, 6)]], 1.0)
+    found = group_pauses([Pause(d, s, 0.0) for d, s in [(50, 5), (100, 60), (150, 5), (200, 70), (250, 6)]], 1.0)
     assert [(kind.times, kind.period) for kind in found] == [(2, 100.0), (3, 100.0)]
 
 
 def test_pauses_of_one_name_are_of_one_kind_whatever_their_size() -> None:
     seen = [Pause(100, 5.0, 0.0, "saving"), Pause(150, 5.0, 0.0, "evaluating"), Pause(200, 50.0, 0.0, "saving")]
-    assert [(kind.name, kind.times) for kind in kinds(seen, 1.0)] == [("saving", 2), ("evaluating", 1)]
+    assert [(kind.name, kind.times) for kind in group_pauses(seen, 1.0)] == [("saving", 2), ("evaluating", 1)]
 
 
 def test_periodic_pauses_are_counted_to_the_end_but_not_at_it() -> None:
-    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(350, 600, 1.0) == Ahead(60.0, 0.0)
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(350, 600, 1.0) == ExpectedPauses(60.0, 0.0)
 
 
 def test_of_few_pauses_none_is_expected_just_before_the_end() -> None:
@@ -70,7 +80,7 @@ def test_of_few_pauses_none_is_expected_just_before_the_end() -> None:
 
 
 def test_a_periodic_pause_is_due_when_its_place_is_reached() -> None:
-    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(400, 600, 1.0) == Ahead(60.0, 30.0)
+    assert pauses((100, 30.0), (200, 30.0), (300, 30.0)).ahead(400, 600, 1.0) == ExpectedPauses(60.0, 30.0)
 
 
 def test_pauses_that_stay_away_are_no_longer_expected() -> None:
@@ -96,27 +106,27 @@ def test_a_long_pause_seen_once_is_rather_an_accident() -> None:
 
 def test_a_named_pause_is_expected_again_after_its_first_time() -> None:
     found = pauses((100, 30.0), name="evaluating")
-    assert found.ahead(150, 1000, 1.0) == Ahead(8 * 30.0, 0.0)
-    assert found.ahead(200, 1000, 1.0) == Ahead(8 * 30.0, 30.0)
+    assert found.ahead(150, 1000, 1.0) == ExpectedPauses(8 * 30.0, 0.0)
+    assert found.ahead(200, 1000, 1.0) == ExpectedPauses(8 * 30.0, 30.0)
     assert found.ahead(250, 1000, 1.0).seconds == 0.0
 
 
 def test_pauses_of_earlier_runs_are_expected_until_they_stay_away() -> None:
-    usual = Pauses(usual=(UsualPause(None, 30.0, 100.0),))
-    assert usual.ahead(50, 1000, 1.0) == Ahead(9 * 30.0, 0.0)
+    usual = Pauses(usual=(PriorPause(None, 30.0, 100.0),))
+    assert usual.ahead(50, 1000, 1.0) == ExpectedPauses(9 * 30.0, 0.0)
     assert usual.ahead(160, 1000, 1.0).seconds == 0.0
 
 
 def test_earlier_runs_tell_the_period_of_a_pause_seen_once() -> None:
-    found = Pauses(usual=(UsualPause(None, 30.0, 97.0),))
+    found = Pauses(usual=(PriorPause(None, 30.0, 97.0),))
     found.add(Pause(97, 40.0, 970.0), 1.0)
-    assert found.ahead(100, 1000, 1.0) == Ahead(9 * 40.0, 0.0)
+    assert found.ahead(100, 1000, 1.0) == ExpectedPauses(9 * 40.0, 0.0)
 
 
 def test_a_count_that_falls_forgets_places_but_not_the_longest_pause() -> None:
     found = pauses((100, 30.0), (200, 30.0), (300, 30.0))
     found.restart(50)
-    assert found.ahead(60, 600, 1.0) == Ahead(0.0, 0.0)
+    assert found.ahead(60, 600, 1.0) == ExpectedPauses(0.0, 0.0)
     assert found.largest == 30.0
 
 
@@ -125,7 +135,7 @@ def test_pauses_are_bounded() -> None:
 
 
 def test_announced_pauses_end_with_the_next_one_and_before_the_work_for_the_line() -> None:
-    announced = Announced()
+    announced = AnnouncedPauses()
     announced.begin("evaluating", 100.0)
     announced.begin("saving", 130.0)
     assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 30.0), ("saving", 10.0)]
@@ -133,7 +143,7 @@ def test_announced_pauses_end_with_the_next_one_and_before_the_work_for_the_line
 
 
 def test_an_announced_pause_that_is_said_to_have_ended_lasts_until_then() -> None:
-    announced = Announced()
+    announced = AnnouncedPauses()
     announced.begin("evaluating", 100.0)
     announced.end(120.0)
     assert announced.take(145.0, gap=45.0, expected=5.0) == [("evaluating", 20.0)]

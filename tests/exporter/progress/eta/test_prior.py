@@ -7,15 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta import Estimator
-from exporter.progress.eta.prior import FIRST_SPREAD, MOST_PAUSES, MOST_POINTS, Curve, Prior, UsualPause, belief
+from exporter.progress.eta import EtaEstimator
+from exporter.progress.eta.prior import (
+    FIRST_SPREAD,
+    MOST_PAUSES,
+    MOST_POINTS,
+    PriorPause,
+    RunPrior,
+    WorkCurve,
+    prior_weight,
+)
 
-PRIOR = Prior(
+PRIOR = RunPrior(
     2.0,
     0.1,
     30.0,
     5.0,
-    (UsualPause("evaluating", 60.0, 100.0), UsualPause(None, 5.0, 10.0)),
+    (PriorPause("evaluating", 60.0, 100.0), PriorPause(None, 5.0, 10.0)),
     1000.0,
     2600.0,
     ((0.0, 0.0), (100.0, 500.0), (1000.0, 2300.0)),
@@ -24,13 +32,13 @@ PRIOR = Prior(
 
 def test_a_prior_comes_back_from_json() -> None:
     for prior in (PRIOR, PRIOR._replace(unit="items", runs=7)):
-        assert Prior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
+        assert RunPrior.from_json(json.loads(json.dumps(prior.to_json()))) == prior
 
 
 def test_the_unit_of_a_prior_that_names_none_is_not_known() -> None:
     data = PRIOR._replace(unit="items").to_json()
     del data["unit"]
-    assert Prior.from_json(data).unit is None
+    assert RunPrior.from_json(data).unit is None
 
 
 NUMBERS = ("pace", "spread", "warm_up_seconds", "gap", "items", "seconds", "runs")
@@ -46,7 +54,7 @@ def test_numbers_that_no_run_can_have_are_refused(place: str, number: float) -> 
         "period": {"pauses": [[None, 60.0, number]]},
     }
     with pytest.raises(ValueError, match="not a prior"):
-        Prior.from_json({**PRIOR.to_json(), **odd.get(place, {place: number})})
+        RunPrior.from_json({**PRIOR.to_json(), **odd.get(place, {place: number})})
 
 
 @pytest.mark.parametrize(
@@ -70,19 +78,19 @@ def test_numbers_that_no_run_can_have_are_refused(place: str, number: float) -> 
 )
 def test_what_is_no_prior_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a prior"):
-        Prior.from_json(data)
+        RunPrior.from_json(data)
 
 
 SIZES = st.floats(-12, 15).map(lambda power: 10**power)
 MOMENTS = st.just(0.0) | SIZES
 PRIORS = st.builds(
-    Prior,
+    RunPrior,
     pace=SIZES,
     spread=SIZES,
     warm_up_seconds=MOMENTS,
     gap=MOMENTS,
     pauses=st.lists(
-        st.builds(UsualPause, st.sampled_from([None, "saving"]), MOMENTS, SIZES.map(lambda size: max(1.0, size))),
+        st.builds(PriorPause, st.sampled_from([None, "saving"]), MOMENTS, SIZES.map(lambda size: max(1.0, size))),
         max_size=2,
     ).map(tuple),
     items=MOMENTS,
@@ -97,10 +105,10 @@ PRIORS = st.builds(
 
 @given(PRIORS, st.lists(st.tuples(SIZES, st.integers(1, 100)), max_size=20), st.sampled_from([None, 12.0, 1000.0]))
 def test_whatever_is_taken_for_a_prior_breaks_no_estimate(
-    prior: Prior, steps: list[tuple[float, int]], items: float | None
+    prior: RunPrior, steps: list[tuple[float, int]], items: float | None
 ) -> None:
     prior = prior if items is None else prior._replace(items=items)  # as long as this run, or not
-    estimator = Estimator(Prior.from_json(json.loads(json.dumps(prior.to_json()))))
+    estimator = EtaEstimator(RunPrior.from_json(json.loads(json.dumps(prior.to_json()))))
     t = done = 0.0
     for seconds, rise in [(0.0, 0), *steps]:
         t, done = t + seconds, done + rise
@@ -108,15 +116,15 @@ def test_whatever_is_taken_for_a_prior_breaks_no_estimate(
         estimate = estimator.estimate(t)
         assert estimate is None or (all(map(math.isfinite, estimate)) and 0 <= estimate.low <= estimate.high)
     following = estimator.prior()
-    assert following is None or Prior.from_json(following.to_json()) == following
+    assert following is None or RunPrior.from_json(following.to_json()) == following
 
 
 def test_a_curve_ends_once_where_the_run_ended() -> None:
-    curve = Curve([(0.0, 0.0)])
+    curve = WorkCurve([(0.0, 0.0)])
     curve.add(40.0, 398.54431009, 100.0)
     assert curve.until(40.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443))
     assert curve.until(41.0, 398.54431009) == ((0.0, 0.0), (40.0, 398.5443), (41.0, 398.5443))
-    assert Curve().until(40.0, 398.5) == ()
+    assert WorkCurve().until(40.0, 398.5) == ()
 
 
 def test_work_follows_the_course_of_the_earlier_run() -> None:
@@ -132,23 +140,23 @@ def test_a_run_of_another_length_takes_only_the_pace() -> None:
 
 
 def test_the_prior_counts_less_as_the_runs_own_evidence_grows() -> None:
-    weights = [belief(PRIOR, 1.05, 0.05, doubt, blocks=10).weight for doubt in (0.3, 0.1, 0.03, 0.003)]
+    weights = [prior_weight(PRIOR, 1.05, 0.05, doubt, blocks=10).weight for doubt in (0.3, 0.1, 0.03, 0.003)]
     assert weights == sorted(weights, reverse=True)
     assert weights[0] > 0.8
     assert weights[-1] < 0.01
 
 
 def test_a_prior_that_is_contradicted_counts_for_nothing() -> None:
-    assert belief(PRIOR, 3.0, 0.1, 0.3, blocks=10).weight < 0.01
-    assert belief(PRIOR, 0.35, 0.1, 0.3, blocks=10).weight < 0.01
+    assert prior_weight(PRIOR, 3.0, 0.1, 0.3, blocks=10).weight < 0.01
+    assert prior_weight(PRIOR, 0.35, 0.1, 0.3, blocks=10).weight < 0.01
 
 
 def test_slow_first_lines_do_not_contradict_a_prior() -> None:
-    assert belief(PRIOR, 4.0, 0.25, 0.3, blocks=1).weight > 0.9
+    assert prior_weight(PRIOR, 4.0, 0.25, 0.3, blocks=1).weight > 0.9
 
 
 def test_the_prior_is_scaled_by_what_is_known_of_this_run() -> None:
-    scales = [belief(PRIOR, 1.2, measured, 0.1, blocks=10).scale for measured in (1.0, 0.1, 0.01)]
+    scales = [prior_weight(PRIOR, 1.2, measured, 0.1, blocks=10).scale for measured in (1.0, 0.1, 0.01)]
     assert scales == sorted(scales)
     assert 1.0 < scales[0] < 1.01
     assert scales[-1] == pytest.approx(1.2, rel=0.01)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.projection import Forecast, Patience, Standing
+from exporter.progress.eta.projection import EtaForecast, EtaOutlook, StallLimit
 
-FORECAST = Forecast(seconds=100.0, least=5.0, credit=30.0, width=1.25)
-STANDING = Standing(
+FORECAST = EtaForecast(seconds=100.0, least=5.0, credit=30.0, width=1.25)
+STANDING = EtaOutlook(
     unfinished=True,
-    patience=Patience(idle_s=20.0, usual_s=80.0),
+    patience=StallLimit(idle_s=20.0, usual_s=80.0),
     slow=False,
     slowdown=None,
     rate=2.0,
@@ -44,8 +44,8 @@ def test_busy_gpus_give_more_time_and_idle_ones_less(busy: bool | None, timeout:
 
 
 def test_a_pause_with_a_name_may_last_its_time_from_where_it_began() -> None:
-    assert Patience(20.0, 80.0, named_s=600.0, named_after_s=7.0).limit(10.0, None) == 607.0
-    assert Patience(20.0, 80.0, named_s=50.0, named_after_s=7.0).limit(10.0, None) == 87.0
+    assert StallLimit(20.0, 80.0, named_s=600.0, named_after_s=7.0).limit(10.0, None) == 607.0
+    assert StallLimit(20.0, 80.0, named_s=50.0, named_after_s=7.0).limit(10.0, None) == 87.0
 
 
 def test_the_rate_is_not_said_when_it_is_long_past() -> None:

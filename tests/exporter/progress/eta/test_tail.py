@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
-from exporter.progress.eta import Estimator
-from exporter.progress.eta.tail import Tail
+from exporter.progress.eta import EtaEstimator
+from exporter.progress.eta.tail import BatchTail
 
 
-def looked(*looks: tuple[float, float, float], pace: float = 2.0) -> Tail:
+def looked(*looks: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
     """Running, waiting, items left."""
-    tail = Tail()
+    tail = BatchTail()
     for running, waiting, left in looks:
         tail.look(running, waiting, left, pace)
     return tail
@@ -71,7 +71,7 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
     for seed in range(12):
         lines = batch(seed)
         for told, found in errors.items():
-            estimator = Estimator()
+            estimator = EtaEstimator()
             for t, done, running, waiting in lines[: int(share * len(lines))]:
                 estimator.update(t, done, len(lines))
                 if told:
@@ -86,7 +86,7 @@ def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
     told_slow = slow = 0
     for seed in range(4):
         lines = batch(seed, slots=150)
-        told, silent = Estimator(), Estimator()
+        told, silent = EtaEstimator(), EtaEstimator()
         for t, done, running, waiting in lines:
             told.update(t, done, len(lines))
             told.queue(running, waiting)
@@ -97,7 +97,7 @@ def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
 
 
 def test_the_last_requests_may_take_long() -> None:
-    told, silent = Estimator(), Estimator()
+    told, silent = EtaEstimator(), EtaEstimator()
     for done in range(1, 599):
         for estimator in (told, silent):
             estimator.update(2.0 * done, done, 600)

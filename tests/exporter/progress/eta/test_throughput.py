@@ -2,11 +2,11 @@
 
 import pytest
 
-from exporter.progress.eta.blocks import Throughput
+from exporter.progress.eta.blocks import RecentThroughput
 
 
 def after(*lines: tuple[float, float]) -> float | None:
-    throughput = Throughput()
+    throughput = RecentThroughput()
     for seconds, items in lines:
         throughput.add(seconds, items)
     return throughput.rate

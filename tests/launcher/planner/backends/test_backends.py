@@ -16,8 +16,8 @@ from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.backends import BACKENDS
-from launcher.planner.backends.base import Worker, merged, option_words, torch_environment
-from launcher.planner.backends.engine import divisors
+from launcher.planner.backends.base import BackendWorker, merge_configs, option_words, torch_environment
+from launcher.planner.backends.engine import divisors_text
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
     environment_of,
@@ -452,7 +452,7 @@ class Counted(tuple[Task, ...]):
 
 def test_the_tasks_of_a_worker_are_gone_through_once_however_many_there_are() -> None:
     tasks = Counted(Task("w", "w", 0, rank, rank, rank // 4, (rank % 4,), ()) for rank in range(64))
-    worker = Worker(Mock(), "w", tasks, {"dist_init": 8300})
+    worker = BackendWorker(Mock(), "w", tasks, {"dist_init": 8300})
     told = [torch_environment(worker, tasks[rank])["LOCAL_RANK"] for rank in range(64)]
     assert told == [str(rank % 4) for rank in range(64)]
     assert worker.nodes == tuple(range(16))
@@ -528,7 +528,7 @@ def test_a_helper_beside_an_engine_is_no_part_of_it() -> None:
 
 def test_configurations_are_merged_key_by_key() -> None:
     first = {"a": {"x": 1, "y": {"z": 1}}, "b": [1], "c": 1}
-    assert merged(first, {"a": {"y": {"w": 2}}, "b": [2], "c": {"d": 1}}) == {
+    assert merge_configs(first, {"a": {"y": {"w": 2}}, "b": [2], "c": {"d": 1}}) == {
         "a": {"x": 1, "y": {"z": 1, "w": 2}},
         "b": [2],
         "c": {"d": 1},
@@ -550,7 +550,7 @@ def test_options_as_words() -> None:
 
 
 def test_divisors_for_people() -> None:
-    assert [divisors(number) for number in (1, 2, 12)] == ["1", "1 or 2", "1, 2, 3, 4, 6 or 12"]
+    assert [divisors_text(number) for number in (1, 2, 12)] == ["1", "1 or 2", "1, 2, 3, 4, 6 or 12"]
 
 
 @pytest.mark.parametrize(

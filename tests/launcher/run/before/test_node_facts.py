@@ -19,7 +19,7 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import Plan
 from launcher.plan.ports import OFFSETS
-from launcher.programs.port_claims import claim, claimed
+from launcher.programs.port_claims import claim_ports, ports_claimed_here
 from launcher.run.before import node_facts
 from launcher.run.before.node_facts import (
     TOLD,
@@ -27,7 +27,7 @@ from launcher.run.before.node_facts import (
     busy_ports,
     interface_address,
     is_free,
-    own_ports,
+    ports_of_node,
     released_file,
 )
 from launcher.rundir.files import plan_files
@@ -214,7 +214,7 @@ def test_a_node_reads_a_small_file_and_not_the_plan(tmp_path: Path) -> None:
 
 def test_a_node_that_the_plan_does_not_need_has_no_ports() -> None:
     asked = {"ports": [[6100], []], "nodes": [0, 1, 0]}
-    assert [own_ports(asked, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
+    assert [ports_of_node(asked, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
 
 
 class Looking:
@@ -278,12 +278,12 @@ def test_ports_are_held_until_there_is_a_file(look: Callable[..., Looking]) -> N
     assert job.offset() == 17
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # warnings before a time limit are for the workers
         job.process.send_signal(number)
-    assert port + 17 in claimed()
+    assert port + 17 in ports_claimed_here()
     released_file(job.folder, 0, 1).touch()  # of another round
-    assert port + 17 in claimed()
+    assert port + 17 in ports_claimed_here()
     released_file(job.folder, 0, 0).touch()
     assert job.process.wait(30) == 0
-    assert port + 17 not in claimed()
+    assert port + 17 not in ports_claimed_here()
 
 
 def test_a_file_is_seen_on_a_network_that_remembers_what_was_not_there(
@@ -313,18 +313,18 @@ def test_a_file_is_seen_on_a_network_that_remembers_what_was_not_there(
     monkeypatch.setattr("launcher.run.before.node_facts.os.open", fresh)
     monkeypatch.setattr("launcher.run.before.node_facts.os.stat", remembered)
     monkeypatch.setattr("launcher.run.before.node_facts.time.sleep", pause)
-    node_facts.hold_until(released)
+    node_facts.hold_ports_until(released)
     assert len(pauses) == 3
 
 
 def test_a_folder_that_is_gone_has_no_file(tmp_path: Path) -> None:
-    assert not node_facts.is_there(tmp_path / "gone" / "released_a0_0")
+    assert not node_facts.file_exists(tmp_path / "gone" / "released_a0_0")
 
 
 def test_an_offset_with_a_port_that_is_in_use_or_given_to_a_task_is_passed_over(look: Callable[..., Looking]) -> None:
     with listening() as port:
         assert look(port, 0, 17).offset() == 17
-        held = claim([port + OFFSETS[2]])
+        held = claim_ports([port + OFFSETS[2]])
         assert look(port, 0, 17, OFFSETS[2], OFFSETS[3]).offset() == OFFSETS[3]
         held.clear()
 

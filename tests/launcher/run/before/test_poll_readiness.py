@@ -21,8 +21,14 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import ReadinessPlan, ReadyRule
 from launcher.run.before import poll_readiness
-from launcher.run.before.poll_readiness import Course, Poller, Question, Target, introduce
-from launcher.run.before.readiness import Standing
+from launcher.run.before.poll_readiness import (
+    ReadinessPoller,
+    ReadinessPublisher,
+    ReadinessRequest,
+    ReadinessTarget,
+    intro_lines,
+)
+from launcher.run.before.readiness import RuleStatus
 from tests.support.launcher import clean_environment, poll
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
@@ -123,7 +129,7 @@ def rule(kind: str = "http", port: int = 0, **over: Any) -> ReadyRule:
     return ReadyRule(**{"subject": "", "kind": kind, "node": 0, "port": port, **over})
 
 
-def step_until(poller: Poller, condition: Callable[[], bool], what: str) -> None:
+def step_until(poller: ReadinessPoller, condition: Callable[[], bool], what: str) -> None:
     """Let the poller go on until something holds."""
 
     def holds() -> bool:
@@ -133,8 +139,8 @@ def step_until(poller: Poller, condition: Callable[[], bool], what: str) -> None
     poll(holds, what)
 
 
-def ask(kind: str, port: int, **over: Any) -> tuple[Standing, bool]:
-    standing, late = Question(Target(rule(kind, port, **over), "127.0.0.1", port)).ask()
+def ask(kind: str, port: int, **over: Any) -> tuple[RuleStatus, bool]:
+    standing, late = ReadinessRequest(ReadinessTarget(rule(kind, port, **over), "127.0.0.1", port)).ask()
     return standing, late
 
 
@@ -145,7 +151,7 @@ def test_a_service_is_asked_for_its_path_without_a_proxy(monkeypatch: pytest.Mon
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     with serving(OK) as server:
-        assert ask("http", server.port, path="/v1/health?full=1") == (Standing(ready=True), False)
+        assert ask("http", server.port, path="/v1/health?full=1") == (RuleStatus(ready=True), False)
     (request,) = server.requests
     assert request.startswith(b"GET /v1/health?full=1 HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nConnection: close\r\n" in request
@@ -155,10 +161,10 @@ def test_the_engines_are_understood_over_the_wire() -> None:
     counts = {"prefill": 1, "decode": 1}
     entries = [{"endpoint": "generate", "component": name} for name in counts]
     with serving(answer({"instances": entries})) as dynamo:
-        assert ask("dynamo", dynamo.port, expected=counts) == (Standing(ready=True, seen=counts), False)
+        assert ask("dynamo", dynamo.port, expected=counts) == (RuleStatus(ready=True, seen=counts), False)
     with serving(answer({"stats": {"prefill_count": 1, "decode_count": 0, "regular_count": 0}})) as router:
         seen = {"prefill": 1, "decode": 0}
-        assert ask("sglang", router.port, expected=counts) == (Standing(ready=False, seen=seen), False)
+        assert ask("sglang", router.port, expected=counts) == (RuleStatus(ready=False, seen=seen), False)
         assert router.requests[0].startswith(b"GET /workers ")
     with serving(answer({"data": [{"id": "m"}]})) as vllm:
         assert ask("vllm", vllm.port)[0].ready
@@ -194,7 +200,7 @@ def test_a_bad_answer_is_not_ready_and_says_why(talk: Talk | bytes, detail: str)
     with serving(talk) as server:
         standing, late = ask("http", server.port, expected={"decode": 1})
     place = f"127.0.0.1:{server.port}"
-    assert standing == Standing(ready=False, seen={"decode": 0}, detail=detail.replace("PLACE", place))
+    assert standing == RuleStatus(ready=False, seen={"decode": 0}, detail=detail.replace("PLACE", place))
     assert not late
 
 
@@ -207,7 +213,7 @@ def test_nobody_there_is_a_refused_connection() -> None:
 
 def test_a_port_that_accepts_is_enough_for_tcp() -> None:
     with serving(hang) as server:
-        assert ask("tcp", server.port) == (Standing(ready=True), False)
+        assert ask("tcp", server.port) == (RuleStatus(ready=True), False)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "http"])
@@ -216,7 +222,7 @@ def test_a_host_that_does_not_take_the_connection_is_given_up(kind: str, monkeyp
     listening, port = silent_place()
     with listening:
         assert ask(kind, port) == (
-            Standing(ready=False, detail=f"no answer from 127.0.0.1:{port} in time"),
+            RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{port} in time"),
             True,
         )
 
@@ -225,14 +231,14 @@ def test_a_host_that_does_not_take_the_connection_is_given_up(kind: str, monkeyp
 def test_a_server_that_never_comes_to_an_end_is_given_up(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.3)
     with serving(talk) as server:
-        target = Target(rule("http"), "127.0.0.1", server.port)
-        poller = Poller([target], 60.0)
+        target = ReadinessTarget(rule("http"), "127.0.0.1", server.port)
+        poller = ReadinessPoller([target], 60.0)
         step_until(poller, lambda: poller.asked[0], "an answer")
-        assert poller.standings == [Standing(ready=False, detail=f"no answer from 127.0.0.1:{server.port} in time")]
+        assert poller.standings == [RuleStatus(ready=False, detail=f"no answer from 127.0.0.1:{server.port} in time")]
 
 
 def test_an_unknown_host_is_told() -> None:
-    standing = Question(Target(rule("http"), "no-such-host.invalid", 80)).ask().standing
+    standing = ReadinessRequest(ReadinessTarget(rule("http"), "no-such-host.invalid", 80)).ask().standing
     assert standing.detail.startswith("no-such-host.invalid:80 cannot be reached: ")
 
 
@@ -247,7 +253,7 @@ def test_a_path_that_is_none_is_told() -> None:
 def test_those_who_hang_cost_the_others_nothing() -> None:
     with serving(hang) as hanging, serving(OK) as good:
         hosts = [hanging.port] * 10 + [good.port] * 60
-        poller = Poller([Target(rule("http"), "127.0.0.1", port) for port in hosts], 60.0)
+        poller = ReadinessPoller([ReadinessTarget(rule("http"), "127.0.0.1", port) for port in hosts], 60.0)
         step_until(poller, lambda: all(standing.ready for standing in poller.standings[10:]), "the good ones")
         assert not any(poller.asked[:10])
 
@@ -255,7 +261,9 @@ def test_those_who_hang_cost_the_others_nothing() -> None:
 def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.2)
     with serving(hang) as hanging, serving(OK) as good:
-        poller = Poller([Target(rule(), "127.0.0.1", port) for port in [hanging.port] * 30 + [good.port]], 0.3)
+        poller = ReadinessPoller(
+            [ReadinessTarget(rule(), "127.0.0.1", port) for port in [hanging.port] * 30 + [good.port]], 0.3
+        )
         step_until(poller, lambda: all(poller.asked), "a first round")
         monkeypatch.setattr(poll_readiness, "ANSWER_S", 3600.0)
         before = len(good.requests)
@@ -265,7 +273,7 @@ def test_those_who_were_late_leave_threads_to_the_others(monkeypatch: pytest.Mon
 def test_a_port_that_others_wait_for_is_tried_every_second() -> None:
     with serving(OK) as server:
         pass
-    poller = Poller([Target(rule("tcp"), "127.0.0.1", server.port)], 3600.0)
+    poller = ReadinessPoller([ReadinessTarget(rule("tcp"), "127.0.0.1", server.port)], 3600.0)
     step_until(poller, lambda: poller.asked[0], "refused")
     with socket.create_server(("127.0.0.1", server.port)):
         step_until(poller, lambda: poller.standings[0].ready, "accepted")
@@ -273,8 +281,8 @@ def test_a_port_that_others_wait_for_is_tried_every_second() -> None:
 
 def test_all_are_asked_soon_once_one_of_them_is_not_ready_any_more() -> None:
     with serving(OK) as first, serving(OK) as second:
-        targets = [Target(rule(), "127.0.0.1", server.port) for server in (first, second)]
-        poller = Poller(targets, 3600.0)
+        targets = [ReadinessTarget(rule(), "127.0.0.1", server.port) for server in (first, second)]
+        poller = ReadinessPoller(targets, 3600.0)
         step_until(poller, lambda: all(standing.ready for standing in poller.standings), "the first round")
         second.talk = answer({}, "503 Busy")
         poller.pace(0.1)
@@ -284,7 +292,7 @@ def test_all_are_asked_soon_once_one_of_them_is_not_ready_any_more() -> None:
 def lines_of_a_step(targets: int) -> int:
     """Lines of the program that are run for one answer, among so many targets that wait for their turn."""
     with serving(OK) as server:
-        poller = Poller([Target(rule(), "127.0.0.1", server.port)] * targets, 3600.0)
+        poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)] * targets, 3600.0)
         step_until(poller, lambda: all(poller.asked), "a first round")
     count = 0
 
@@ -308,11 +316,11 @@ def test_a_step_costs_the_same_among_few_and_many() -> None:
 
 def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments: list[float] = []
-    monkeypatch.setattr(Course, "tell", lambda course, standings, now, complete: moments.append(now))
+    monkeypatch.setattr(ReadinessPublisher, "tell", lambda course, standings, now, complete: moments.append(now))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     steps = iter([True] * 5)
 
-    def step(poller: Poller, end: float = math.inf) -> bool:
+    def step(poller: ReadinessPoller, end: float = math.inf) -> bool:
         if next(steps, None) is None:
             monkeypatch.setattr(os, "getppid", lambda: -1)
             return False
@@ -320,7 +328,7 @@ def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.Mon
         return True
 
     ends: list[float] = []
-    monkeypatch.setattr(Poller, "step", step)
+    monkeypatch.setattr(ReadinessPoller, "step", step)
     with serving(OK) as server:
         write_job(tmp_path, *[{"subject": "", "kind": "http", "node": 0, "port": server.port}] * 2000)
         assert poll_readiness.main(["--run-dir", str(tmp_path)]) == 0
@@ -331,7 +339,7 @@ def test_news_of_many_rules_are_gathered(tmp_path: Path, monkeypatch: pytest.Mon
 def test_one_late_answer_does_not_make_a_ready_service_unready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poll_readiness, "ANSWER_S", 0.2)
     with serving(OK) as server:
-        poller = Poller([Target(rule(), "127.0.0.1", server.port)], 0.3)
+        poller = ReadinessPoller([ReadinessTarget(rule(), "127.0.0.1", server.port)], 0.3)
         step_until(poller, lambda: poller.standings[0].ready, "ready")
         server.talk = hang
         step_until(poller, lambda: poller._late[0], "a late answer")
@@ -346,21 +354,21 @@ def test_one_late_answer_does_not_make_a_ready_service_unready(monkeypatch: pyte
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(poll_readiness, "show", lines.append)
+    monkeypatch.setattr(poll_readiness, "log_raw_line", lines.append)
     return lines
 
 
 COUNTS = {"prefill": 4, "decode": 1}
 PLAN = ReadinessPlan((), timeout_s=1800.0, interval_s=5.0)
-FRONT = Target(rule("dynamo", 8000, expected=COUNTS), "cn01", 8000)
+FRONT = ReadinessTarget(rule("dynamo", 8000, expected=COUNTS), "cn01", 8000)
 
 
-def sees(prefill: int, decode: int) -> list[Standing]:
-    return [Standing(prefill >= 4 and decode >= 1, {"prefill": prefill, "decode": decode})]
+def sees(prefill: int, decode: int) -> list[RuleStatus]:
+    return [RuleStatus(prefill >= 4 and decode >= 1, {"prefill": prefill, "decode": decode})]
 
 
 def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path, said: list[str]) -> None:
-    course = Course(tmp_path, [FRONT], 0, PLAN)
+    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     course.tell(sees(0, 0), 100.0, complete=False)
     assert said == []
     course.tell(sees(0, 0), 101.0, complete=True)
@@ -379,7 +387,7 @@ def test_the_lines_are_those_that_readers_of_benchmark_logs_know(tmp_path: Path,
 
 
 def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path, said: list[str]) -> None:
-    course = Course(tmp_path, [FRONT], 0, PLAN)
+    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     course.tell(sees(4, 1), 100.0, complete=True)
     first = run_files.read_json(tmp_path / "readiness.json") or {}
     course.tell(sees(4, 0), 101.0, complete=True)
@@ -397,10 +405,10 @@ def test_a_worker_that_is_lost_is_told_at_once_and_its_return_too(tmp_path: Path
 
 
 def test_many_small_changes_make_one_line_for_each_interval(tmp_path: Path, said: list[str]) -> None:
-    targets = [Target(rule(subject=f"agg_w{index}", expected={"agg": 1}), "cn01", 80) for index in range(64)]
-    course = Course(tmp_path, targets, 0, PLAN)
+    targets = [ReadinessTarget(rule(subject=f"agg_w{index}", expected={"agg": 1}), "cn01", 80) for index in range(64)]
+    course = ReadinessPublisher(tmp_path, targets, 0, PLAN)
     for up in range(64):
-        standings = [Standing(index < up, {"agg": int(index < up)}) for index in range(64)]
+        standings = [RuleStatus(index < up, {"agg": int(index < up)}) for index in range(64)]
         course.tell(standings, 100.0 + up / 10, complete=True)
     assert said == [
         "Model is not ready, waiting for 0 prefills and 64 decodes to spin up.",
@@ -409,9 +417,9 @@ def test_many_small_changes_make_one_line_for_each_interval(tmp_path: Path, said
 
 
 def test_what_is_written_is_what_others_read(tmp_path: Path, said: list[str]) -> None:
-    etcd = Target(rule("tcp", 2379, subject="etcd", before="workers"), "cn01", 2379)
-    course = Course(tmp_path, [etcd, FRONT], 3, PLAN)
-    course.tell([Standing(ready=True), *sees(1, 1)], 100.0, complete=True)
+    etcd = ReadinessTarget(rule("tcp", 2379, subject="etcd", before="workers"), "cn01", 2379)
+    course = ReadinessPublisher(tmp_path, [etcd, FRONT], 3, PLAN)
+    course.tell([RuleStatus(ready=True), *sees(1, 1)], 100.0, complete=True)
     found = run_files.read_json(tmp_path / run_files.READINESS_FILE) or {}
     assert abs(float(str(found.pop("time"))) - time.time()) < 600
     assert found == {
@@ -451,7 +459,7 @@ def test_the_file_is_written_when_something_has_changed_and_now_and_then(
 ) -> None:
     written: list[object] = []
     monkeypatch.setattr(run_files, "write_json", lambda path, value, durable: written.append(value))
-    course = Course(tmp_path, [FRONT], 0, PLAN)
+    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in range(100, 159):
         course.tell(sees(0, 0), float(now), complete=True)
     assert len(written) == 1
@@ -472,7 +480,7 @@ def test_a_full_disk_is_told_once_and_got_over(
         write(path, value, durable=durable)
 
     monkeypatch.setattr(run_files, "write_json", write_or_not)
-    course = Course(tmp_path, [FRONT], 0, PLAN)
+    course = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
     for now in (100.0, 101.0, 102.0):
         course.tell(sees(4, 1), now, complete=True)
     full = False
@@ -485,12 +493,12 @@ def test_a_full_disk_is_told_once_and_got_over(
 
 
 def test_the_front_end_is_introduced_before_all_others() -> None:
-    etcd = Target(rule("tcp", before="workers", subject="etcd"), "fd00::1", 2379)
-    assert introduce([etcd, FRONT], 5.0) == [
+    etcd = ReadinessTarget(rule("tcp", before="workers", subject="etcd"), "fd00::1", 2379)
+    assert intro_lines([etcd, FRONT], 5.0) == [
         "Polling http://cn01:8000/health every 5 seconds...",
         "Polling 1 more in the same way...",
     ]
-    assert introduce([etcd], 2.5) == ["Polling tcp://[fd00::1]:2379 every 2.5 seconds..."]
+    assert intro_lines([etcd], 2.5) == ["Polling tcp://[fd00::1]:2379 every 2.5 seconds..."]
 
 
 # -- the program ---------------------------------------------------------------------------------
@@ -628,7 +636,7 @@ def test_workers_that_are_given_up_while_the_job_loads_are_not_waited_for(tmp_pa
     def give_up(attempt: int, **workers: str) -> None:
         run_files.write_json(tmp_path / run_files.GIVEN_UP_FILE, {"attempt": attempt, "workers": workers})
 
-    course = Course(tmp_path, [FRONT], 1, PLAN)
+    course = ReadinessPublisher(tmp_path, [FRONT], 1, PLAN)
     give_up(0, decode_w0="decode")
     course.tell(sees(3, 1), 100.0, complete=True)
     give_up(1, prefill_w3="prefill")

@@ -13,19 +13,19 @@ from exporter.contract.manifest import Task
 from launcher.plan.plan import Plan, ReadinessPlan, ReadyRule, RunFacts, TaskPlan
 from launcher.run.before.readiness import (
     MOST_NAMED,
-    Reply,
-    Standing,
+    RuleStatus,
+    ServerReply,
     describe_missing,
-    judge,
+    missing_text,
     parse_dynamo,
     parse_models,
     parse_sglang,
     paths_of,
-    present_words,
-    totals,
-    unreached,
-    waited_for,
-    without,
+    present_text,
+    rule_status,
+    unreached_status,
+    without_workers,
+    worker_totals,
 )
 from tests.support.launcher import plan_of
 
@@ -108,12 +108,12 @@ json_values = st.recursive(
 @example(b'{"stats": {"decode_count": 1' + b"0" * 5000 + b"}}", 200)
 def test_garbage_is_never_ready_and_never_raises(body: bytes, status: int) -> None:
     for kind in ("dynamo", "sglang"):
-        standing = judge(rule(kind, DISAGG), [Reply(status, body)])
+        standing = rule_status(rule(kind, DISAGG), [ServerReply(status, body)])
         assert not standing.ready
         assert standing.seen.keys() == DISAGG.keys()
         assert all(number >= 0 for number in standing.seen.values())
     if not parse_models(body):
-        assert not judge(rule("vllm"), [Reply(200, b""), Reply(status, body)]).ready
+        assert not rule_status(rule("vllm"), [ServerReply(200, b""), ServerReply(status, body)]).ready
 
 
 # -- rules ---------------------------------------------------------------------------------------
@@ -124,59 +124,59 @@ def test_garbage_is_never_ready_and_never_raises(body: bytes, status: int) -> No
     [
         (
             rule("dynamo", DISAGG),
-            [Reply(200, said({"instances": instances(*["prefill"] * 4)}))],
-            Standing(ready=False, seen={"prefill": 4, "decode": 0}),
+            [ServerReply(200, said({"instances": instances(*["prefill"] * 4)}))],
+            RuleStatus(ready=False, seen={"prefill": 4, "decode": 0}),
         ),
         (
             rule("dynamo", DISAGG),
-            [Reply(200, said({"instances": instances(*["prefill"] * 5, "decode")}))],
-            Standing(ready=True, seen={"prefill": 5, "decode": 1}),
+            [ServerReply(200, said({"instances": instances(*["prefill"] * 5, "decode")}))],
+            RuleStatus(ready=True, seen={"prefill": 5, "decode": 1}),
         ),
         (
             rule("sglang", {"agg": 2}),
-            [Reply(200, said({"stats": {"regular_count": 2}}))],
-            Standing(ready=True, seen={"agg": 2}),
+            [ServerReply(200, said({"stats": {"regular_count": 2}}))],
+            RuleStatus(ready=True, seen={"agg": 2}),
         ),
         (
             rule("dynamo", {"prefill": 1, "decode": 2, "agg": 2}),
-            [Reply(200, said({"instances": instances("prefill", *["backend"] * 3)}))],
-            Standing(ready=False, seen={"prefill": 1, "decode": 2, "agg": 1}),
+            [ServerReply(200, said({"instances": instances("prefill", *["backend"] * 3)}))],
+            RuleStatus(ready=False, seen={"prefill": 1, "decode": 2, "agg": 1}),
         ),
         (
             rule("dynamo", DISAGG),
-            [Reply(503, said({"instances": instances(*["prefill"] * 4, "decode")}))],
-            Standing(ready=False, seen={"prefill": 0, "decode": 0}, detail="/health answers 503"),
+            [ServerReply(503, said({"instances": instances(*["prefill"] * 4, "decode")}))],
+            RuleStatus(ready=False, seen={"prefill": 0, "decode": 0}, detail="/health answers 503"),
         ),
         (
             rule("sglang", DISAGG, path="/list"),
-            [Reply(200, b"OK")],
-            Standing(
+            [ServerReply(200, b"OK")],
+            RuleStatus(
                 ready=False,
                 seen={"prefill": 0, "decode": 0},
                 detail="/list answers something else than sglang does",
             ),
         ),
-        (rule("dynamo"), [Reply(200, said({"instances": []}))], Standing(ready=True)),
+        (rule("dynamo"), [ServerReply(200, said({"instances": []}))], RuleStatus(ready=True)),
         (
             rule("vllm", {"decode": 1}),
-            [Reply(200, b""), Reply(200, said({"object": "list", "data": [{"id": "m"}]}))],
-            Standing(ready=True, seen={"decode": 1}),
+            [ServerReply(200, b""), ServerReply(200, said({"object": "list", "data": [{"id": "m"}]}))],
+            RuleStatus(ready=True, seen={"decode": 1}),
         ),
         (
             rule("vllm", {"decode": 1}),
-            [Reply(200, b""), Reply(200, said({"data": []}))],
-            Standing(ready=False, seen={"decode": 0}, detail="/v1/models names no model"),
+            [ServerReply(200, b""), ServerReply(200, said({"data": []}))],
+            RuleStatus(ready=False, seen={"decode": 0}, detail="/v1/models names no model"),
         ),
-        (rule("vllm"), [Reply(500, b"")], Standing(ready=False, detail="/health answers 500")),
-        (rule("http", {"decode": 1}), [Reply(200, b"anything")], Standing(ready=True, seen={"decode": 1})),
-        (rule("http", path="/ping"), [Reply(302, b"")], Standing(ready=False, detail="/ping answers 302")),
-        (rule("tcp"), [], Standing(ready=True)),
+        (rule("vllm"), [ServerReply(500, b"")], RuleStatus(ready=False, detail="/health answers 500")),
+        (rule("http", {"decode": 1}), [ServerReply(200, b"anything")], RuleStatus(ready=True, seen={"decode": 1})),
+        (rule("http", path="/ping"), [ServerReply(302, b"")], RuleStatus(ready=False, detail="/ping answers 302")),
+        (rule("tcp"), [], RuleStatus(ready=True)),
     ],
 )
 def test_a_rule_holds_when_as_many_as_expected_are_there(
-    asked: ReadyRule, replies: list[Reply], standing: Standing
+    asked: ReadyRule, replies: list[ServerReply], standing: RuleStatus
 ) -> None:
-    assert judge(asked, replies) == standing
+    assert rule_status(asked, replies) == standing
 
 
 def test_a_rules_own_path_stands_for_the_first() -> None:
@@ -196,9 +196,9 @@ def test_a_rules_own_path_stands_for_the_first() -> None:
 def whole(*told: tuple[ReadyRule, dict[str, int]]) -> tuple[dict[str, int], dict[str, int], str]:
     """Seen, expected and who is waited for, when each rule sees so many."""
     rules = [asked for asked, _ in told]
-    standings = [Standing(all(seen.get(role, 0) >= n for role, n in r.expected.items()), seen) for r, seen in told]
-    seen, expected = totals(rules, standings)
-    return seen, expected, waited_for(rules, standings, seen, expected)
+    standings = [RuleStatus(all(seen.get(role, 0) >= n for role, n in r.expected.items()), seen) for r, seen in told]
+    seen, expected = worker_totals(rules, standings)
+    return seen, expected, missing_text(rules, standings, seen, expected)
 
 
 def test_the_front_end_that_knows_least_is_believed() -> None:
@@ -217,24 +217,24 @@ def test_workers_that_are_asked_themselves_add_up() -> None:
 
 
 def test_services_without_counts_are_waited_for_by_name() -> None:
-    ready, down = Standing(ready=True), Standing(ready=False)
+    ready, down = RuleStatus(ready=True), RuleStatus(ready=False)
     rules = [rule("tcp", subject="etcd"), rule("http", subject="nginx"), rule("http")]
-    assert waited_for(rules, [ready, down, down], {}, {}) == "nginx and the model"
-    assert waited_for(rules, [ready, ready, ready], {}, {}) == ""
+    assert missing_text(rules, [ready, down, down], {}, {}) == "nginx and the model"
+    assert missing_text(rules, [ready, ready, ready], {}, {}) == ""
     many = [rule("http", subject=f"w{index}") for index in range(20)]
-    assert waited_for(many, [down] * 20, {}, {}).endswith("w6 and w7 and 12 more")
+    assert missing_text(many, [down] * 20, {}, {}).endswith("w6 and w7 and 12 more")
 
 
 def test_a_front_end_is_not_waited_for_besides_its_workers() -> None:
     asked = rule("dynamo", DISAGG, subject="frontend_0")
-    standings = [unreached(asked, "connection refused by cn01:8000")]
-    assert waited_for([asked], standings, *totals([asked], standings)) == "4 prefills and 1 decodes"
+    standings = [unreached_status(asked, "connection refused by cn01:8000")]
+    assert missing_text([asked], standings, *worker_totals([asked], standings)) == "4 prefills and 1 decodes"
 
 
 def test_a_worker_that_is_asked_itself_is_named_only_where_nobody_counts_it_as_missing() -> None:
     workers = [rule("http", subject="prefill_w0"), rule("http", subject="decode_w0")]
-    down = Standing(ready=False)
-    assert waited_for(workers, [down, down], *totals(workers, [down, down])) == "prefill_w0 and decode_w0"
+    down = RuleStatus(ready=False)
+    assert missing_text(workers, [down, down], *worker_totals(workers, [down, down])) == "prefill_w0 and decode_w0"
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_a_worker_that_is_not_ready_is_missing_even_where_a_router_counts_it(
 ) -> None:
     rules = [rule("http", subject="prefill_w0"), rule("http", subject="decode_w0"), rule("sglang", DISAGG)]
     enough = all(counted[role] >= number for role, number in DISAGG.items())
-    standings = [Standing(ready=False), Standing(ready=False), Standing(enough, counted)]
-    assert totals(rules, standings) == (seen, DISAGG)
-    assert waited_for(rules, standings, *totals(rules, standings)) == waiting
+    standings = [RuleStatus(ready=False), RuleStatus(ready=False), RuleStatus(enough, counted)]
+    assert worker_totals(rules, standings) == (seen, DISAGG)
+    assert missing_text(rules, standings, *worker_totals(rules, standings)) == waiting
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=1, max_size=5), st.data())
@@ -266,9 +266,9 @@ def test_who_is_missing_is_counted_or_named_and_never_both(
     counted = {role: data.draw(st.integers(0, number + 1)) for role, number in counts.items()}
     enough = all(counted[role] >= number for role, number in counts.items())
     rules = [*(rule("http", subject=name) for name in up), rule("sglang", counts)]
-    standings = [*(Standing(ready) for ready in up.values()), Standing(enough, counted)]
-    seen, expected = totals(rules, standings)
-    waiting = waited_for(rules, standings, seen, expected)
+    standings = [*(RuleStatus(ready) for ready in up.values()), RuleStatus(enough, counted)]
+    seen, expected = worker_totals(rules, standings)
+    waiting = missing_text(rules, standings, seen, expected)
     missing = [max(of.count(False), len(of) - counted[role]) for role, of in (("prefill", prefill), ("decode", decode))]
     assert waiting == (f"{missing[0]} prefills and {missing[1]} decodes" if any(missing) else "")
 
@@ -281,11 +281,11 @@ def test_who_is_missing_is_counted_or_named_and_never_both(
 def test_nobody_waits_for_less_than_nobody(expected: dict[str, int], prefill: int, decode: int) -> None:
     asked = rule("dynamo", expected)
     body = said({"instances": instances(*["prefill"] * prefill, *["decode"] * decode)})
-    standing = judge(asked, [Reply(200, body)])
-    seen, wanted = totals([asked], [standing])
-    waiting = waited_for([asked], [standing], seen, wanted)
+    standing = rule_status(asked, [ServerReply(200, body)])
+    seen, wanted = worker_totals([asked], [standing])
+    waiting = missing_text([asked], [standing], seen, wanted)
     assert "-" not in waiting
-    assert "-" not in present_words(seen)
+    assert "-" not in present_text(seen)
     enough = prefill >= expected.get("prefill", 0) and decode >= sum(expected.values()) - expected.get("prefill", 0)
     assert standing.ready == enough == (waiting == "")
 
@@ -377,13 +377,13 @@ def test_nobody_waits_for_workers_that_are_given_up() -> None:
         ReadyRule("frontend_0", "dynamo", 0, 8000, "/health", {"decode": 2}),
     ]
     standings = [
-        Standing(ready=True, seen={"decode": 1}),
-        unreached(rules[1], "connection refused"),
-        Standing(ready=False, seen={"decode": 1, "prefill": 1}),
-        unreached(rules[3], "connection refused"),
+        RuleStatus(ready=True, seen={"decode": 1}),
+        unreached_status(rules[1], "connection refused"),
+        RuleStatus(ready=False, seen={"decode": 1, "prefill": 1}),
+        unreached_status(rules[3], "connection refused"),
     ]
-    assert without(rules, standings, {}) == (rules, standings)
-    asked, found = without(rules, standings, {"decode_w1": "decode"})
+    assert without_workers(rules, standings, {}) == (rules, standings)
+    asked, found = without_workers(rules, standings, {"decode_w1": "decode"})
     assert [standing.ready for standing in found] == [True, True, True, False]
     assert [rule.expected for rule in asked] == [{"decode": 1}, {}, {"decode": 1, "prefill": 1}, {"decode": 1}]
-    assert totals(asked, found) == ({"decode": 0, "prefill": 1}, {"decode": 1, "prefill": 1})
+    assert worker_totals(asked, found) == ({"decode": 0, "prefill": 1}, {"decode": 1, "prefill": 1})

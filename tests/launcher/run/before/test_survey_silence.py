@@ -17,8 +17,8 @@ import pytest
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
 from launcher.run.before.node_facts import TOLD, released_file
-from launcher.run.before.nodes_survey import Reservation, silence_words, survey
-from launcher.run.signals import Signals
+from launcher.run.before.nodes_survey import PortReservation, run_node_survey, silence_text
+from launcher.run.signals import OrchestratorSignals
 from tests.launcher.run.before.test_nodes_survey import facts_in, plan_with
 from tests.support.launcher import plan_of, poll
 
@@ -46,7 +46,7 @@ def test_of_nodes_with_a_process_each_one_that_has_ended_is_not_waited_for(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
     processes += [told_by("sh", "-c", f"{SAYS} sleep 300"), told_by("true"), told_by("sh", "-c", "read x; sleep 300")]
-    reservation = Reservation(processes)
+    reservation = PortReservation(processes)
     poll(lambda: reservation.have_told(2), "two of three nodes")
     assert not reservation.have_told(3)
     os.killpg(processes[2].pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def test_of_nodes_with_one_step_none_is_waited_for_once_it_has_ended(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
     processes.append(told_by("sh", "-c", f"{SAYS} sleep 300"))
-    reservation = Reservation(processes)
+    reservation = PortReservation(processes)
     poll(lambda: reservation.have_told(1), "one of two nodes")
     assert not reservation.have_told(2)
     os.killpg(processes[0].pid, signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_what_has_to_be_ended_has_gone_before_the_nodes_look_again(
     processes.append(told_by("sh", "-c", "trap 'sleep 0.3; exit 0' TERM; echo ready; while :; do sleep 0.1; done"))
     assert processes[0].stdout is not None
     assert processes[0].stdout.readline() == b"ready\n"
-    Reservation(processes, tmp_path / "released_a0_0").end(0.1)
+    PortReservation(processes, tmp_path / "released_a0_0").end(0.1)
     assert processes[0].returncode == 0
 
 
@@ -80,7 +80,7 @@ def test_nodes_are_not_waited_for_once_the_job_is_to_end(
 ) -> None:
     processes.append(told_by("sleep", "300"))
     begun = time.monotonic()
-    Reservation(processes, tmp_path / "released_a0_0").end(120.0, lambda: True)
+    PortReservation(processes, tmp_path / "released_a0_0").end(120.0, lambda: True)
     assert time.monotonic() - begun < 60.0
     assert (tmp_path / "released_a0_0").exists()
     assert processes[0].poll() is None
@@ -97,7 +97,7 @@ def test_nodes_are_not_waited_for_once_the_job_is_to_end(
 )
 def test_a_job_says_what_it_goes_on_with(interface: str | None, ports: bool, silent: list[str], words: str) -> None:
     plan = plan_with(6100) if ports else plan_of(local=True)
-    told = silence_words(dataclasses.replace(plan, network_interface=interface), silent)
+    told = silence_text(dataclasses.replace(plan, network_interface=interface), silent)
     assert told == f"Nothing is known of {words}"
 
 
@@ -129,7 +129,7 @@ def test_a_node_that_the_plan_does_not_need_does_not_answer_for_another(
         processes.append(told_by("sh", "-c", f"{SAYS} {late} sleep 300"))
         return processes
 
-    found, _ = survey(plan, facts, Mock(start_survey=start), Signals())
+    found, _ = run_node_survey(plan, facts, Mock(start_survey=start), OrchestratorSignals())
     assert found.port_offset == 34
     assert "Nothing is known" not in capfd.readouterr().out
 
@@ -145,7 +145,7 @@ def test_a_job_that_is_to_end_while_its_nodes_look_says_nothing_of_them(
     """It comes while they look, or while they are waited for to look again."""
     for name in ("SURVEY_S", "END_S"):
         monkeypatch.setattr(f"launcher.run.before.nodes_survey.{name}", 120.0)
-    facts, signals, begun = facts_in(tmp_path), Signals(), time.monotonic()
+    facts, signals, begun = facts_in(tmp_path), OrchestratorSignals(), time.monotonic()
     steps: Any = Deaf(facts, processes, tells=tells)
 
     def end_it() -> None:
@@ -154,7 +154,7 @@ def test_a_job_that_is_to_end_while_its_nodes_look_says_nothing_of_them(
 
     ending = threading.Thread(target=end_it)
     ending.start()
-    found, _ = survey(plan_with(6100, 6100), facts, steps, signals)
+    found, _ = run_node_survey(plan_with(6100, 6100), facts, steps, signals)
     ending.join()
     assert time.monotonic() - begun < 60.0
     assert (found, len(processes), processes[0].poll()) == (facts, 1, None)
