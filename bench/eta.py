@@ -20,8 +20,7 @@ from exporter.progress.eta import EtaEstimate
 from exporter.progress.eta import EtaEstimator as OneWorker
 
 SEED = 1
-LOOKS = 150
-"""Even moments of a run at which the estimators are asked."""
+LOOKS = 150  # even moments of a run at which the estimators are asked
 MOST_ERROR = 10.0
 
 

@@ -27,13 +27,10 @@ class Trace(NamedTuple):
     lines: list[Line]
     end: float | None
     watched: float
-    foreseeable: float
-    """From this moment on nothing happens any more that nobody could know."""
-    slow: tuple[tuple[float, float], ...] = ()
-    """When the work was truly slower than before."""
+    foreseeable: float  # from this moment on nothing happens any more that nobody could know
+    slow: tuple[tuple[float, float], ...] = ()  # when the work was truly slower than before
     stalls: tuple[tuple[float, float], ...] = ()
-    slow_is_open: bool = False
-    """Whether a slow-down alarm is neither right nor wrong here."""
+    slow_is_open: bool = False  # whether a slow-down alarm is neither right nor wrong here
 
 
 class Work:

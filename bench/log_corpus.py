@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SHARES = {"dense": 0.7, "typical": 0.2, "sparse": 0.001}
-"""Records of each profile that a pattern matches."""
-FLOOD = "flood"
-"""Profile in which every record is an error, as of a loop that tries again without a pause."""
+SHARES = {"dense": 0.7, "typical": 0.2, "sparse": 0.001}  # records of each profile that a pattern matches
+FLOOD = "flood"  # profile in which every record is an error, as of a loop that tries again without a pause
 
 _LIBRARY_LINES = (
     "{time} DEBUG prefetcher: row group {a} of part-{b:05d}.parquet is in the page cache ({c} us)",

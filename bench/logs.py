@@ -18,16 +18,11 @@ from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.findings import LogFindings
 
-BYTES = 64 << 20
-"""Of the log of each profile."""
-SIZES = {FLOOD: 16 << 20}
-"""Of those that are of another size."""
-PLAIN_BYTES = 4 << 20
-"""That much of it is given to the plain loop."""
-MTAIL_BYTES = 32 << 20
-"""And that much to mtail: with less its start would count."""
-REAL = "with all patterns"
-"""Of the names of the rows for what a sidecar searches for."""
+BYTES = 64 << 20  # of the log of each profile
+SIZES = {FLOOD: 16 << 20}  # of those that are of another size
+PLAIN_BYTES = 4 << 20  # that much of it is given to the plain loop
+MTAIL_BYTES = 32 << 20  # and that much to mtail: with less its start would count
+REAL = "with all patterns"  # of the names of the rows for what a sidecar searches for
 CHUNK = 1 << 20
 ROUNDS = 5
 FILES, LOOKS, LINES = 32, 40, 25
@@ -56,8 +51,7 @@ SEARCHED: tuple[Pattern, ...] = (
     compile_pattern("oom", r"ERROR.{0,80}(?:out of memory|OOM|CUDA failure)", kind=PatternKind.ERROR),
     compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=PatternKind.ERROR),
     compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=PatternKind.ERROR),
-)
-"""The same, with errors that the literals alone do not decide."""
+)  # the same, with errors that the literals alone do not decide
 MTAIL_PROGRAM = "\n".join(
     [
         *(f"gauge {name}" for name in ("documents", "step", "bar", "rate", "round", "loss", "running", "speed")),

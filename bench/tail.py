@@ -26,14 +26,10 @@ from exporter.logs.tail_reader import STILL_LOOKS, TRUSTED_LOOKS, LogTail
 
 FILES, LINES_PER_S = 32, 100
 SECONDS = 10.0
-QUICK_S, SLOW_S = 0.25, 1.0
-"""Between two looks: mtail's own interval, and a usual one of ours."""
-ONE_LOOK = 2 << 10
-"""About what a quick look finds."""
-SETTLING_LOOKS = STILL_LOOKS + 2
-"""After these a log to which nothing is written is known to be still, and is watched;"""
-IDLE_S = float(TRUSTED_LOOKS + 1)
-"""and in one of so many looks it is asked all the same."""
+QUICK_S, SLOW_S = 0.25, 1.0  # between two looks: mtail's own interval, and a usual one of ours
+ONE_LOOK = 2 << 10  # about what a quick look finds
+SETTLING_LOOKS = STILL_LOOKS + 2  # after these a log to which nothing is written is known to be still, and is watched;
+IDLE_S = float(TRUSTED_LOOKS + 1)  # and in one of so many looks it is asked all the same
 
 _WRITER = """
 import os, sys, time
@@ -50,8 +46,7 @@ while True:
     time.sleep(max(0, start + ticks / 10 - time.monotonic()))
 """
 
-Consume = Callable[[LogTail], None]
-"""Takes what one look at one log gives."""
+Consume = Callable[[LogTail], None]  # takes what one look at one log gives
 
 
 def measure() -> dict[str, Any]:

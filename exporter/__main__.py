@@ -4,8 +4,7 @@ import sys
 from importlib.util import find_spec
 
 OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
-SHA2 = (("_sha2",), ("_sha256", "_sha512"))
-"""Where an interpreter has its own SHA-2, by version."""
+SHA2 = (("_sha2",), ("_sha256", "_sha512"))  # where an interpreter has its own SHA-2, by version
 
 
 def leave_out_openssl() -> None:

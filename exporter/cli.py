@@ -28,8 +28,7 @@ USAGE = 2
 INTERRUPTED = 130
 START_AGAIN = 75
 """A sidecar ends with this that only a new process can replace; ``launcher.programs.supervisor`` starts one at once."""
-GPUS_CLOSE_S = 1.0
-"""How long a call to the driver may take at the end; one that hangs is left behind."""
+GPUS_CLOSE_S = 1.0  # how long a call to the driver may take at the end; one that hangs is left behind
 
 
 def main() -> None:

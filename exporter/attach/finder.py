@@ -25,12 +25,9 @@ from exporter.machine.procfs import read_pid_namespace
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersCollector
 
-SETTLE_S = 2.0
-"""A process that carries no number counts once it is this old: then those before it have been seen too."""
-COME_BACK_S = 3.0
-"""How long all workers must have ended for the job to be over: scripts start them again."""
-TICK_SLACK_S = 1.0
-"""How much a start may seem earlier than an end that came before it."""
+SETTLE_S = 2.0  # a process that carries no number counts once it is this old: then those before it have been seen too
+COME_BACK_S = 3.0  # how long all workers must have ended for the job to be over: scripts start them again
+TICK_SLACK_S = 1.0  # how much a start may seem earlier than an end that came before it
 
 _ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
 """Events that are told in the log too, in its words."""

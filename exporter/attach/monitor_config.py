@@ -19,8 +19,7 @@ SEVERITIES = ("critical", "warning", "info")
 _EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
 """Common names of patterns that the exporter has under its own."""
 
-Check = Callable[[Any], Any]
-"""Gives the value to use, or raises _Wrong or _WrongParts."""
+Check = Callable[[Any], Any]  # gives the value to use, or raises _Wrong or _WrongParts
 
 
 class _InvalidValue(Exception):
@@ -301,8 +300,7 @@ _MAPPINGS = {
     "alerts.email": '{address: "user@example.com"}',
     "alerts.slack": '{webhook: "https://hooks.slack.com/services/..."}',
     "alerts.terminal": "{enabled: true}",
-}
-"""What may stand where a mapping is wanted."""
+}  # what may stand where a mapping is wanted
 
 
 def _places() -> dict[str, str]:

@@ -8,8 +8,7 @@ from exporter.gpus.analysis.node_status import Told, account_gpus, account_text,
 from exporter.progress.work import JobWork, job_work, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, first_failure
 
-COMPLETE_SHARE = 0.99
-"""Share of the work that counts as all of it."""
+COMPLETE_SHARE = 0.99  # share of the work that counts as all of it
 REPORT_SCHEMA = 1
 EXIT_STATUS = {"COMPLETED": 0, "FAILED": 1, "INCOMPLETE": 8, "UNKNOWN": 9}
 """As those of ``gpujob report``, which shows the report."""

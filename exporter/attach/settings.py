@@ -45,12 +45,9 @@ class AttachSettings:
     num_workers: int
     output_dir: str
     log_dir: str
-    gpu_ids: tuple[int, ...] = ()
-    """Empty where the job uses no GPUs."""
-    checkpoint_dir: str | None = None
-    """None: where the outputs are."""
-    total_items: int = 0
-    """0: not known."""
+    gpu_ids: tuple[int, ...] = ()  # empty where the job uses no GPUs
+    checkpoint_dir: str | None = None  # None: where the outputs are
+    total_items: int = 0  # 0: not known
     check_interval: float = 10
     launch_timeout: float = 60
     stall_timeout: float = 300

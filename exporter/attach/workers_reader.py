@@ -18,12 +18,9 @@ MOST_PROCESSES = 65536
 MOST_ARGUMENT_BYTES = 65536
 MOST_PID_FILE_BYTES = 65536
 LARGEST_PID = 1 << 22
-UNFINISHED_S = 2.0
-"""A last pid without a separator behind it may be half of one while its file is this young."""
-CLOCK_SLACK_S = 10.0
-"""How far the clock of a file server may be behind."""
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's numbers of the batch, extern and interactive steps begin here (slurm.h)."""
+UNFINISHED_S = 2.0  # a last pid without a separator behind it may be half of one while its file is this young
+CLOCK_SLACK_S = 10.0  # how far the clock of a file server may be behind
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's numbers of the batch, extern and interactive steps begin here (slurm.h)
 
 PID_FILE_NAME = "worker_pids.txt"
 
@@ -40,8 +37,7 @@ _STARTERS = _words(
     parallel podman poetry prted prterun setsid singularity stdbuf strace su sudo taskset time timeout torchrun
     torch.distributed.launch torch.distributed.run uv xargs
     """
-)
-"""Programs that start others and stay beside them: they name the job, and what they have started does the work."""
+)  # programs that start others and stay beside them: they name the job, and what they have started does the work
 _BYSTANDERS = _words(
     """
     ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
@@ -51,8 +47,7 @@ _BYSTANDERS = _words(
     sbatch scancel scontrol scp screen script sed sftp sleep squeue srun ssh sshd sshfs sstat stat tail tar tee
     tensorboard tmux top touch vi view vim vimdiff visidata watch wc wget xxd zip zstd
     """
-)
-"""Programs whose command line may hold the name of a job that they only look at, copy or submit."""
+)  # programs whose command line may hold the name of a job that they only look at, copy or submit
 
 _NUMBER_FLAGS = _words("--worker-id --worker_id --worker --rank --shard --local_rank --local-rank")
 _NUMBER_VARIABLES = ("RANK", "LOCAL_RANK", "GPUJOB_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -76,18 +71,12 @@ class WorkerCandidate:
 
     pid: int
     start_ticks: int
-    start: float
-    """Epoch seconds."""
-    found_by: str
-    """``pid_file``, ``slurm_step`` or ``name``."""
-    number: int | None
-    """Which worker it is, from 0; None when only its place among the others tells."""
-    directory: str | None = None
-    """Where it works; None when that cannot be read."""
-    session: int | None = None
-    """The session that it was started in."""
-    command: str = ""
-    """The first words of its command line, for people."""
+    start: float  # epoch seconds
+    found_by: str  # `pid_file`, `slurm_step` or `name`
+    number: int | None  # which worker it is, from 0; None when only its place among the others tells
+    directory: str | None = None  # where it works; None when that cannot be read
+    session: int | None = None  # the session that it was started in
+    command: str = ""  # the first words of its command line, for people
 
     def is_akin(self, directory: str | None, session: int | None) -> bool:
         """Whether it works in this directory or comes from this session."""
@@ -102,8 +91,7 @@ class WorkerSearchResult:
     sightings: tuple[WorkerCandidate, ...] = ()
     gone: Mapping[int, str] = field(default_factory=dict)
     """Why the process that a file names for a worker is not it, by worker."""
-    problems: tuple[str, ...] = ()
-    """What is wrong with a file of pids."""
+    problems: tuple[str, ...] = ()  # what is wrong with a file of pids
 
 
 @dataclass(frozen=True)
@@ -111,11 +99,9 @@ class WorkerSearchCriteria:
     """Which workers are looked for."""
 
     job_name: str
-    gpus: tuple[tuple[int, ...], ...]
-    """GPUs of each worker, as many entries as there are workers."""
+    gpus: tuple[tuple[int, ...], ...]  # GPUs of each worker, as many entries as there are workers
     pid_file: Path
-    must_exist: bool = False
-    """Whether it is worth a word that there is no such file."""
+    must_exist: bool = False  # whether it is worth a word that there is no such file
     slurm_job_id: str | None = None
 
     @property

@@ -25,44 +25,33 @@ WORKER_LABELS = ("worker", "role", "rank")
 class WorkerProgress:
     """What the log of one worker says of its work."""
 
-    last_rise: float | None = None
-    """When its position last rose; None before it ever has, and where nothing tells."""
+    last_rise: float | None = None  # when its position last rose; None before it ever has, and where nothing tells
     stalled: bool | None = None
     """Whether it has stalled by the rhythm of its own log, whatever its GPUs do; None where no position is known."""
-    done: bool = False
-    """Whether nothing is left for it to do."""
-    waits: bool = False
-    """Whether it serves requests and has none."""
+    done: bool = False  # whether nothing is left for it to do
+    waits: bool = False  # whether it serves requests and has none
 
 
 @dataclass
 class Board:
     """What one collector has found and another shows."""
 
-    phase: str | None = None
-    """What the job is at instead of its work, as its logs say: checkpointing or evaluating."""
-    checkpoints: tuple[float, ...] = ()
-    """Moments at which its last checkpoint files were written, in order."""
+    phase: str | None = None  # what the job is at instead of its work, as its logs say: checkpointing or evaluating
+    checkpoints: tuple[float, ...] = ()  # moments at which its last checkpoint files were written, in order
     running: frozenset[int] = frozenset()
     """Ranks of this node's workers that are there while the job is running, not before or after that phase."""
-    gpus: "GpuReading | None" = None
-    """The last look at all GPUs that this sidecar sees."""
-    own_gpus: tuple[str, ...] = ()
-    """UUIDs of the job's own among them, in the order of the plan."""
+    gpus: "GpuReading | None" = None  # the last look at all GPUs that this sidecar sees
+    own_gpus: tuple[str, ...] = ()  # UUIDs of the job's own among them, in the order of the plan
     pids: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Processes of each worker by rank, descendants included,"""
-    starts: Mapping[int, float] = field(default_factory=dict)
-    """and when its latest run started."""
-    job_phase: str = "launching"
-    """Phase of the job as its page shows it."""
+    starts: Mapping[int, float] = field(default_factory=dict)  # and when its latest run started
+    job_phase: str = "launching"  # phase of the job as its page shows it
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
     """What the log of each worker says of its work, by rank."""
-    gpu_positions: Mapping[int, str] = field(default_factory=dict)
-    """Their UUIDs by the positions of the plan."""
+    gpu_positions: Mapping[int, str] = field(default_factory=dict)  # their UUIDs by the positions of the plan
     gpu_users: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Ranks of the workers that were last seen on a GPU, by its UUID."""
-    shared_gpus: frozenset[str] = frozenset()
-    """UUIDs of GPUs on which processes are that are not the job's."""
+    shared_gpus: frozenset[str] = frozenset()  # UUIDs of GPUs on which processes are that are not the job's
     gpus_lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     """GPUs that are lost or need a reset, by UUID: when that was first seen, and what the driver says of it."""
     gpus_busy: Mapping[int, bool] = field(default_factory=dict)
@@ -79,13 +68,11 @@ class CollectorContext:
     proc: str = "/proc"
     exits: ProcessExitWatch = field(default_factory=lambda: ProcessExitWatch(SystemClock()))
     """Told by the kernel when a process ends."""
-    kernel: KernelLog | None = None
-    """The kernel's log, where there is one to read."""
+    kernel: KernelLog | None = None  # the kernel's log, where there is one to read
     board: Board = field(default_factory=Board)
     files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), process=False))
     """What looks at files that may hang."""
-    gpus: "GpuHost | None" = None
-    """What reads the GPUs."""
+    gpus: "GpuHost | None" = None  # what reads the GPUs
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -98,19 +85,15 @@ class NodeStatus:
     """One node's status as JSON-ready values; each collector fills in what it knows."""
 
     job: dict[str, Any] = field(default_factory=dict)
-    workers: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By rank."""
+    workers: dict[int, dict[str, Any]] = field(default_factory=dict)  # by rank
     outputs: list[dict[str, Any]] = field(default_factory=list)
-    checkpoints: dict[str, Any] = field(default_factory=dict)
-    """Of the job, on its first node."""
+    checkpoints: dict[str, Any] = field(default_factory=dict)  # of the job, on its first node
     filesystems: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
-    """Of the job on this node, from its control group."""
+    memory: dict[str, Any] = field(default_factory=dict)  # of the job on this node, from its control group
     launch: dict[str, Any] = field(default_factory=dict)
     """Checks of the launch: what has been seen of every worker, and what has not."""
-    gpus: dict[str, Any] = field(default_factory=dict)
-    """Of the job on this node; empty where it has none."""
+    gpus: dict[str, Any] = field(default_factory=dict)  # of the job on this node; empty where it has none
     figures_of_merit: list[dict[str, Any]] = field(default_factory=list)
     """What the job has told of itself, on this node."""
 

@@ -31,14 +31,11 @@ class Identity:
     node: str
     node_index: int
     attempt: int
-    start: float | None = None
-    """Start of the job, epoch seconds, where the environment tells."""
-    end: float | None = None
-    """Time limit of the job as a moment, epoch seconds; None without a limit."""
+    start: float | None = None  # start of the job, epoch seconds, where the environment tells
+    end: float | None = None  # time limit of the job as a moment, epoch seconds; None without a limit
     first_gpu: int | None = None
     """Where the GPUs of this node begin among those that it sees, where one machine plays all nodes."""
-    supervised: bool = False
-    """Whether somebody starts this sidecar again when it ends with ``exporter.cli.START_AGAIN``."""
+    supervised: bool = False  # whether somebody starts this sidecar again when it ends with `exporter.cli.START_AGAIN`
 
     def constant_labels(self) -> dict[str, str]:
         """Labels that every series of this job carries."""

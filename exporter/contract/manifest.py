@@ -36,12 +36,10 @@ class Task:
     gpus: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     """Log files relative to the run directory; ``{node}`` stands for the host name, ``{run}`` for the run."""
-    critical: bool = True
-    """Whether its failure is that of the job."""
+    critical: bool = True  # whether its failure is that of the job
     later: bool = False
     """Whether it starts only once others are ready, as a benchmark does: it is no part of the launch."""
-    service: bool = False
-    """Whether it serves until the job is over: it has no work of its own to tell a position of."""
+    service: bool = False  # whether it serves until the job is over: it has no work of its own to tell a position of
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,7 @@ class PathGroup:
 
     name: str
     directory: str
-    pattern: str | None
-    """Glob of file names, or None when only the space of the directory is watched."""
+    pattern: str | None  # glob of file names, or None when only the space of the directory is watched
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,11 @@ class LogPattern:
 class Verification:
     """What the work must come to for a job that has ended well to be a success."""
 
-    complete_share: float = 0.99
-    """Share of the items of the job that is enough."""
+    complete_share: float = 0.99  # share of the items of the job that is enough
     outputs: int | None = None
     """Least number of output files; None: one of each worker, where their names tell whose they are."""
-    records_per_item: float | None = 1.0
-    """Records in the output files for each item; None when they are not counted."""
-    checksums: bool = False
-    """Whether checksums of the output files are written into the run directory."""
+    records_per_item: float | None = 1.0  # records in the output files for each item; None when they are not counted
+    checksums: bool = False  # whether checksums of the output files are written into the run directory
 
 
 @dataclass(frozen=True)
@@ -83,26 +77,19 @@ class Manifest:
 
     job_name: str
     user: str
-    cluster: str
-    """Name that the site gives the cluster; empty for Slurm's own name."""
+    cluster: str  # name that the site gives the cluster; empty for Slurm's own name
     partition: str
     nodes: int
     tasks: tuple[Task, ...]
     groups: tuple[PathGroup, ...] = ()
-    logs: PathGroup | None = None
-    """Log files beside those of the tasks, told apart by the worker number in their names."""
-    pack: str = "auto"
-    """Whose log lines the workers write; `auto` is found out from the lines."""
+    logs: PathGroup | None = None  # log files beside those of the tasks, told apart by the worker number in their names
+    pack: str = "auto"  # whose log lines the workers write; `auto` is found out from the lines
     progress: tuple[LogPattern, ...] = ()
     errors: tuple[LogPattern, ...] = ()
-    total_items: int | None = None
-    """Items of the whole job."""
-    total_epochs: int | None = None
-    """Epochs of each worker, where its logs do not say how many there are,"""
-    total_steps: int | None = None
-    """and steps."""
-    resumes: bool = False
-    """Whether the job goes on where output files of earlier ones end: they count as its own."""
+    total_items: int | None = None  # items of the whole job
+    total_epochs: int | None = None  # epochs of each worker, where its logs do not say how many there are,
+    total_steps: int | None = None  # and steps
+    resumes: bool = False  # whether the job goes on where output files of earlier ones end: they count as its own
     verify: Verification = Verification()
     time_limit_s: float | None = None
     check_interval_s: float = 5.0
@@ -111,12 +98,9 @@ class Manifest:
     checkpoint_interval_s: float | None = None
     """Seconds between two checkpoints, where they are not to be learned from the files."""
     linger_s: float = 30.0
-    kill_wait_s: float = 30.0
-    """Time between SIGTERM and SIGKILL when Slurm ends the job."""
-    gpu_metrics: bool = False
-    """Whether what the GPUs do is also written to ``gpu_metrics.csv`` in the output directory."""
-    announced: bool = False
-    """Whether the targets of the job are announced where a Prometheus looks for them."""
+    kill_wait_s: float = 30.0  # time between SIGTERM and SIGKILL when Slurm ends the job
+    gpu_metrics: bool = False  # whether what the GPUs do is also written to `gpu_metrics.csv` in the output directory
+    announced: bool = False  # whether the targets of the job are announced where a Prometheus looks for them
     listen_address: str = ":0"
     attached: bool = False
     """Whether the job was started by others: nobody writes exit records, and the phase is the sidecar's own finding."""

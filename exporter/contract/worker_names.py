@@ -4,10 +4,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-_SURE = ("worker", "rank")
-"""Before the number of a worker;"""
-_WORDS = (*_SURE, "shard", "proc", "gpu", "task", "part")
-"""and what stands before other numbers too."""
+_SURE = ("worker", "rank")  # before the number of a worker;
+_WORDS = (*_SURE, "shard", "proc", "gpu", "task", "part")  # and what stands before other numbers too
 _OF_A_NODE = re.compile(r"(?:^|[^A-Za-z])(?:node|host)[-_]?\d+(?!\d)", re.IGNORECASE)
 _LOCAL = re.compile(r"(?:^|[^A-Za-z])local[-_]?$", re.IGNORECASE)
 

@@ -7,13 +7,11 @@ from typing import Literal
 
 from exporter.gpus.records import DeviceState, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuProcess, GpuState
 
-NOW = float("-inf")
-"""A moment that has come, whatever the time is."""
+NOW = float("-inf")  # a moment that has come, whatever the time is
 Part = Literal["open", "gpus", "activity", "processes", "condition"]
 """What is asked for at once: the first two of the driver, the others of one GPU."""
 
-REMEMBERED_S = 3600.0
-"""How long it counts that a call did not come back."""
+REMEMBERED_S = 3600.0  # how long it counts that a call did not come back
 
 log = logging.getLogger("gpujob.gpus")
 
@@ -31,16 +29,11 @@ class DeviceTracker:
     read: dict[Part, tuple[float, float]] = field(default_factory=dict)
     """When each part was read, and the same in epoch seconds."""
     due: dict[Part, float] = field(default_factory=lambda: {"processes": NOW, "condition": NOW})
-    round: int = 0
-    """The last one in which its activity was asked for."""
-    given_up: int = 0
-    """Calls about it that have not come back."""
-    unanswered: int = 0
-    """How often in a row it hung, with no answer in between."""
-    hung: list[float] = field(default_factory=list)
-    """When it hung, of late."""
-    not_before: float = NOW
-    """It is asked for nothing until then."""
+    round: int = 0  # the last one in which its activity was asked for
+    given_up: int = 0  # calls about it that have not come back
+    unanswered: int = 0  # how often in a row it hung, with no answer in between
+    hung: list[float] = field(default_factory=list)  # when it hung, of late
+    not_before: float = NOW  # it is asked for nothing until then
 
     def shown(self, now: float, longest_s: Mapping[Part, float]) -> GpuState:
         """What is told of it: of one that is not well nothing else, and no part that is older than that."""

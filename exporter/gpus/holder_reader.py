@@ -12,8 +12,7 @@ class GpuProcessInfo(NamedTuple):
     name: str
     uid: int
     job_id: str | None = None
-    rank: int | None = None
-    """Of the worker that it belongs to, as its environment says."""
+    rank: int | None = None  # of the worker that it belongs to, as its environment says
 
 
 def read_gpu_process(pid: int, proc: str = "/proc") -> GpuProcessInfo | None:

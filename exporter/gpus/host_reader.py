@@ -25,21 +25,14 @@ from exporter.gpus.records import (
 )
 from exporter.machine.thread_name import name_thread
 
-CALL_S = 2.0
-"""How long one part of a look at one device may take."""
-OPEN_S = 30.0
-"""How long the driver may take to find its devices: without persistence mode each is started then."""
-SETTLED_S = 60.0
-"""A driver that is replaced after being read for so long is opened anew as soon as one that never was."""
-EVENT_WAIT_S = 0.5
-"""How long the thread for events waits in the driver, and so how long the end may take."""
+CALL_S = 2.0  # how long one part of a look at one device may take
+OPEN_S = 30.0  # how long the driver may take to find its devices: without persistence mode each is started then
+SETTLED_S = 60.0  # a driver that is replaced after being read for so long is opened anew as soon as one that never was
+EVENT_WAIT_S = 0.5  # how long the thread for events waits in the driver, and so how long the end may take
 MOST_EVENTS = 1000
-ABSENT_S = 60.0
-"""Until it is asked again whether there is a driver."""
-LEAST_RETRY_S, MOST_RETRY_S = 5.0, 300.0
-"""Until a driver that fails is opened again: doubled each time."""
-EARLY = 0.8
-"""A look counts as due at this share of its interval: those who look have clocks of their own."""
+ABSENT_S = 60.0  # until it is asked again whether there is a driver
+LEAST_RETRY_S, MOST_RETRY_S = 5.0, 300.0  # until a driver that fails is opened again: doubled each time
+EARLY = 0.8  # a look counts as due at this share of its interval: those who look have clocks of their own
 TELLING: tuple[DriverState, ...] = ("version_mismatch", "no_permission", "failing", "no_driver", "no_library")
 """Which of several reasons is told when no reader opens: the first."""
 

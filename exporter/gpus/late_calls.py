@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from exporter.gpus.device_state_reader import DeviceTracker, Part
 from exporter.gpus.records import GpuReader
 
-MOST_LATE = 3
-"""Threads that hang, before nothing more is asked."""
+MOST_LATE = 3  # threads that hang, before nothing more is asked
 
 
 @dataclass(eq=False)
@@ -21,10 +20,8 @@ class DriverCall:
     seat: DeviceTracker | None = None
     reader: GpuReader | None = None
     began: float = 0.0
-    late: bool = False
-    """Whether it was given up."""
-    blamed: bool = False
-    """Whether what it asks for is at fault, and not what hung before it."""
+    late: bool = False  # whether it was given up
+    blamed: bool = False  # whether what it asks for is at fault, and not what hung before it
     answer: float | None = None
     """When the driver answered another thread after this one was given up; None while it has not."""
 

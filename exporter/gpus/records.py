@@ -26,20 +26,15 @@ DeviceState = Literal["ok", "lost", "reset_required", "hanging"]
 class Gpu:
     """One GPU, or one MIG instance of it: a unit that a process can be given alone."""
 
-    uuid: str
-    """``GPU-...`` or ``MIG-...``; never changes, and is the same for everybody."""
-    index: str
-    """Position among those that this process sees; of a MIG instance ``0:1``, GPU and MIG device."""
+    uuid: str  # `GPU-...` or `MIG-...`; never changes, and is the same for everybody
+    index: str  # position among those that this process sees; of a MIG instance `0:1`, GPU and MIG device
     vendor: str
     name: str = ""
-    pci_bus_id: str | None = None
-    """``0000:3b:00.0`` in lower case; of a MIG instance that of its GPU."""
-    parent: str | None = None
-    """Of a MIG instance the UUID of its GPU."""
+    pci_bus_id: str | None = None  # `0000:3b:00.0` in lower case; of a MIG instance that of its GPU
+    parent: str | None = None  # of a MIG instance the UUID of its GPU
     gpu_instance: int | None = None
     """Of a MIG instance the number of the part of its GPU that it has, alone or with other instances."""
-    mig: bool = False
-    """Of a GPU: whether it is divided, and has nothing that processes use but its instances."""
+    mig: bool = False  # of a GPU: whether it is divided, and has nothing that processes use but its instances
     persistence: bool | None = None
     memory_total_bytes: int | None = None
 
@@ -55,8 +50,7 @@ class GpuActivity:
     power_average_w: float | None = None
     power_instant_w: float | None = None
     power_limit_w: float | None = None
-    energy_j: float | None = None
-    """Since the driver was loaded."""
+    energy_j: float | None = None  # since the driver was loaded
     temperature_c: float | None = None
     memory_temperature_c: float | None = None
     sm_clock_hz: float | None = None
@@ -83,8 +77,7 @@ class GpuProcess:
 
     pid: int
     memory_bytes: int | None = None
-    sm_ratio: float | None = None
-    """Share of the GPU's time in which a kernel of it ran, in the last seconds."""
+    sm_ratio: float | None = None  # share of the GPU's time in which a kernel of it ran, in the last seconds
     kind: Literal["compute", "graphics", "mps"] = "compute"
 
 
@@ -93,15 +86,13 @@ class GpuCondition:
     """How a GPU is: counters of faults and links, once a minute."""
 
     ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    """Since the driver was loaded (volatile)."""
+    ecc_uncorrected: int | None = None  # since the driver was loaded (volatile)
     rows_remapped_corrected: int | None = None
     rows_remapped_uncorrected: int | None = None
     row_remap_pending: bool | None = None
     row_remap_failure: bool | None = None
     pages_retired_corrected: int | None = None
-    pages_retired_uncorrected: int | None = None
-    """Single-bit and double-bit; of GPUs before Ampere."""
+    pages_retired_uncorrected: int | None = None  # Single-bit and double-bit; of GPUs before Ampere
     pages_pending: bool | None = None
     recovery_action: RecoveryAction | None = None
     pcie_replays: int | None = None
@@ -121,10 +112,8 @@ class GpuEvent:
 
     uuid: str
     xid: int
-    time: float
-    """Epoch seconds at which it was told; the driver gives no time of its own."""
-    pid: int | None = None
-    """Of the process that it names, as the kernel's log does."""
+    time: float  # epoch seconds at which it was told; the driver gives no time of its own
+    pid: int | None = None  # of the process that it names, as the kernel's log does
     gpu_instance: int | None = None
     """Of a GPU that is divided the part that has it (``Gpu.gpu_instance``), where one alone does."""
 
@@ -206,11 +195,9 @@ class GpuState:
 
     gpu: Gpu
     state: DeviceState = "ok"
-    words: str | None = None
-    """Of a device that is not ok: what the driver says."""
+    words: str | None = None  # of a device that is not ok: what the driver says
     activity: GpuActivity | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    """None: not read yet, or nobody tells."""
+    processes: tuple[GpuProcess, ...] | None = None  # None: not read yet, or nobody tells
     processes_time: float | None = None
     condition: GpuCondition | None = None
     condition_time: float | None = None
@@ -225,13 +212,11 @@ class GpuReading:
     words: str | None = None
     driver: GpuDriver | None = None
     gpus: tuple[GpuState, ...] = ()
-    events: tuple[GpuEvent, ...] = ()
-    """All since the reader began, the oldest first; at most the last thousand."""
+    events: tuple[GpuEvent, ...] = ()  # all since the reader began, the oldest first; at most the last thousand
     absent: Mapping[str, str] = field(default_factory=dict)
     replaced: bool = False
     """Whether the driver is another one than this process has opened, which a new process may be able to read."""
-    ready: bool = True
-    """False while the driver has not yet told which GPUs there are, nor that there are none."""
+    ready: bool = True  # false while the driver has not yet told which GPUs there are, nor that there are none
     tells_events: bool = False
     """Whether the driver would tell of an error; False where no GPU of this machine has events."""
 

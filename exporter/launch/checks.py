@@ -19,11 +19,9 @@ LEVELS: Mapping[str, Level] = {
     "output_dir": "issue",
     "output": "warning",
     "progress": "warning",
-}
-"""Every check, in the order in which a launch goes through them."""
+}  # every check, in the order in which a launch goes through them
 
-SETTLE_S = 5.0
-"""A worker has come up once it has lived for so long: what is wrong with its environment shows at once."""
+SETTLE_S = 5.0  # a worker has come up once it has lived for so long: what is wrong with its environment shows at once
 
 
 @dataclass(frozen=True)
@@ -32,27 +30,19 @@ class WorkerLaunchFacts:
 
     worker: str
     rank: int
-    gpus: tuple[int, ...] = ()
-    """What the plan gives it, by position on its node."""
+    gpus: tuple[int, ...] = ()  # what the plan gives it, by position on its node
     critical: bool = True
-    service: bool = False
-    """Whether it serves until the job is over: its log is not expected to tell a position."""
+    service: bool = False  # whether it serves until the job is over: its log is not expected to tell a position
     pid: int | None = None
     started: bool = False
     up: bool = False
     age_s: float | None = None
-    reason: str | None = None
-    """Why its last run ended; None while it runs."""
-    evidence: str = ""
-    """What tells that."""
-    devices: str | None = None
-    """``CUDA_VISIBLE_DEVICES`` of its process."""
-    devices_unset: bool = False
-    """Whether its environment could be read and names no devices: it sees all of them."""
-    misplaced: str | None = None
-    """What it uses of the GPUs instead of those of the plan, as the driver tells."""
-    device_files: int | None = None
-    """GPUs that it or a descendant has opened."""
+    reason: str | None = None  # why its last run ended; None while it runs
+    evidence: str = ""  # what tells that
+    devices: str | None = None  # `CUDA_VISIBLE_DEVICES` of its process
+    devices_unset: bool = False  # whether its environment could be read and names no devices: it sees all of them
+    misplaced: str | None = None  # what it uses of the GPUs instead of those of the plan, as the driver tells
+    device_files: int | None = None  # GPUs that it or a descendant has opened
     log_files: int = 0
     log_bytes: int = 0
     items: int | None = None
@@ -62,17 +52,13 @@ class WorkerLaunchFacts:
 class NodeLaunchFacts:
     """What has been seen of the node."""
 
-    output_dir: str | None = None
-    """None when the job has none to look at."""
+    output_dir: str | None = None  # none when the job has none to look at
     output_problem: str | None = None
     output_files: int | None = None
     """None when files of this node are not told apart from those of others, or none are expected."""
-    gives_progress: bool = False
-    """Whether there is a way to know of progress: otherwise silence means nothing."""
-    has_gpus: bool = False
-    """Whether the job asks for GPUs."""
-    tells_devices: bool = True
-    """Whether its launcher tells every worker its devices; others let them find theirs."""
+    gives_progress: bool = False  # whether there is a way to know of progress: otherwise silence means nothing
+    has_gpus: bool = False  # whether the job asks for GPUs
+    tells_devices: bool = True  # whether its launcher tells every worker its devices; others let them find theirs
 
 
 @dataclass(frozen=True)
@@ -133,8 +119,7 @@ def is_launch_verified(checks: Iterable[NodeLaunchCheck]) -> bool:
     return all(check.passed is True for check in checks if check.level == "issue")
 
 
-NOT_SEEN = ""
-"""What a worker lacks that could not be looked at: an answer that may still come, but never a fault."""
+NOT_SEEN = ""  # what a worker lacks that could not be looked at: an answer that may still come, but never a fault
 
 
 def _each(

@@ -38,16 +38,12 @@ VERIFIED = Family(
 )
 
 LOOK_S = 1.0
-AFTERWARDS_S = 60.0
-"""Between two reads that only give back the result."""
-LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05
-"""How often facts are asked for that are as young as the end of the job."""
-CLOCK_SLACK_S = 60.0
-"""How far the clock of a file server may be behind."""
+AFTERWARDS_S = 60.0  # between two reads that only give back the result
+LAST_LOOKS, BETWEEN_LAST_LOOKS_S = 20, 0.05  # how often facts are asked for that are as young as the end of the job
+CLOCK_SLACK_S = 60.0  # how far the clock of a file server may be behind
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-SOURCES = ("workers", "logs", "outputs")
-"""Collectors whose facts are read here."""
+SOURCES = ("workers", "logs", "outputs")  # collectors whose facts are read here
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from exporter.machine.procfs import read_children
 
-MOST_PROCESSES = 256
-"""Of one worker, whose open files are looked at."""
+MOST_PROCESSES = 256  # of one worker, whose open files are looked at
 
 _GPU = re.compile(r"/dev/nvidia\d+")
 

@@ -15,8 +15,7 @@ TIMEOUT = Family(
 )
 
 LOOK_S = 5.0
-NEVER_MIND_S = 3600.0
-"""On the other nodes, where there is nothing to read."""
+NEVER_MIND_S = 3600.0  # on the other nodes, where there is nothing to read
 
 
 class ReadinessCollector:

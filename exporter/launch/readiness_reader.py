@@ -21,12 +21,9 @@ class PublishedReadiness:
     """Whether the services of a job take work."""
 
     ready: bool
-    since: float | None
-    """When they became ready, epoch seconds; None while they are not."""
-    timeout_s: float
-    """How long the job gives them from its start."""
-    waiting: str
-    """Who is waited for, for people; empty when all are ready."""
+    since: float | None  # when they became ready, epoch seconds; None while they are not
+    timeout_s: float  # how long the job gives them from its start
+    waiting: str  # who is waited for, for people; empty when all are ready
     roles: tuple[RoleReadiness, ...]
 
 

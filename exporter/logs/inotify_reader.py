@@ -19,8 +19,7 @@ from exporter.machine.mounts import MountPoint, mount_of, mount_table
 
 LOCAL = frozenset(("btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"))
 """Types of file systems to which nobody writes but through this kernel."""
-MOST_WATCHES = 1024
-"""Of one follower: the kernel allows each user so many thousands of them."""
+MOST_WATCHES = 1024  # of one follower: the kernel allows each user so many thousands of them
 
 IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF = 0x2, 0x4, 0x400, 0x800
 IN_Q_OVERFLOW, IN_DONT_FOLLOW, IN_ONESHOT = 0x4000, 0x0200_0000, 0x8000_0000

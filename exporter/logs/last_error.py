@@ -12,20 +12,14 @@ from dataclasses import dataclass, field
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact
 
-MOST_BYTES = 256 * 1024
-"""Looked at from the end of the text."""
-LINE_LENGTH = 300
-"""Of the decisive line."""
+MOST_BYTES = 256 * 1024  # looked at from the end of the text
+LINE_LENGTH = 300  # of the decisive line
 TRACEBACK_LINES = 60
 MOST_LINE_LENGTH = 2048
-NEAR_LINES = 30
-"""What stands within so many lines of an error belongs to the same failure."""
-_MESSAGE_LINES = 15
-"""Lines after an exception that may still be its message, where nothing else is looked for."""
-_CHAIN_LINES = 50
-"""Lines after an exception within which the next one of its chain may be announced."""
-_ALIEN_LINES = 10
-"""Lines of others that may stand inside a traceback."""
+NEAR_LINES = 30  # what stands within so many lines of an error belongs to the same failure
+_MESSAGE_LINES = 15  # lines after an exception that may still be its message, where nothing else is looked for
+_CHAIN_LINES = 50  # lines after an exception within which the next one of its chain may be announced
+_ALIEN_LINES = 10  # lines of others that may stand inside a traceback
 
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])|\x9b[0-?]*[ -/]*[@-~]"
@@ -54,23 +48,15 @@ def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
 class LogError:
     """One error in a log. Its lines are without the marks of their rank, and without secrets."""
 
-    kind: str
-    """Class of the exception (``RuntimeError``), or what the line is: ``segmentation_fault``, ``nccl_timeout``."""
-    line: str
-    """The decisive line: of several that followed from each other, the first in time."""
+    kind: str  # class of the exception (`RuntimeError`), or what the line is: `segmentation_fault`, `nccl_timeout`
+    line: str  # the decisive line: of several that followed from each other, the first in time
     traceback: tuple[str, ...]
-    led_to: str | None
-    """What it led to: the last exception of its chain, or the crash right after it."""
-    source: str | None
-    """``train.py:12``, where the program raised it, as far as its traceback tells."""
-    offset: int
-    """Byte of the text at which the decisive line begins."""
-    line_index: int
-    """How many lines of the text stand before it."""
-    lines_from_end: int
-    """How many lines follow it."""
-    certain: bool
-    """False for a line that only speaks of an error, taken when there is nothing better."""
+    led_to: str | None  # what it led to: the last exception of its chain, or the crash right after it
+    source: str | None  # `train.py:12`, where the program raised it, as far as its traceback tells
+    offset: int  # byte of the text at which the decisive line begins
+    line_index: int  # how many lines of the text stand before it
+    lines_from_end: int  # how many lines follow it
+    certain: bool  # false for a line that only speaks of an error, taken when there is nothing better
 
 
 _ERROR, _CRASH, _SUMMARY, _HINT = "error", "crash", "summary", "hint"
@@ -101,8 +87,7 @@ class _Failure:
     since: int = 0
     source: str | None = None
     last_frame: str = ""
-    root: list[str] | None = None
-    """What torchrun's summary says of the process that failed first."""
+    root: list[str] | None = None  # what torchrun's summary says of the process that failed first
     head: list[str] = field(default_factory=list)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TRACEBACK_LINES // 2))
     left_out: int = 0

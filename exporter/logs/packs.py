@@ -15,21 +15,17 @@ from exporter.logs.search.findings import MARKS, UNITS
 from exporter.logs.patterns import PatternKind, Pattern, PatternError, compile_pattern
 
 GENERIC = "generic"
-LEVELS = (0, 1, 2, 3)
-"""How much evidence of a pack says: of any program, of a library, of a framework, of one program."""
+LEVELS = (0, 1, 2, 3)  # how much evidence of a pack says: of any program, of a library, of a framework, of one program
 LOOK_BYTES = 4 * 1024 * 1024
 """Of a log, looked at as a whole; what is chosen by then is final, unless it is what any program writes."""
-END_BYTES = 16 * 1024
-"""Looked at of each further piece of a log."""
+END_BYTES = 16 * 1024  # looked at of each further piece of a log
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3
 """Kinds of evidence, or records with it, that make the choice of one program's pack final."""
 SPREAD_BYTES = 64 * 1024
 """What was fed before evidence of another pack is no longer expected beside that of a single program."""
 
-RECORD_BYTES = 4096
-"""Of a record, looked at."""
-MOST_RECORDS = 10_000
-"""Looked at to find the nearest pack."""
+RECORD_BYTES = 4096  # of a record, looked at
+MOST_RECORDS = 10_000  # looked at to find the nearest pack
 
 _MACROS = {
     "@count@": r"\d{1,18}",
@@ -43,8 +39,7 @@ _KINDS = {
     "pairs": (PatternKind.PAIRS, {"name", "line", "keys"}, set[str]()),
     "mark": (PatternKind.MARK, {"name", "regex", "begins"}, set[str]()),
     "error": (PatternKind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
-}
-"""Of each table of patterns: its kind, the keys that it needs, and those that it may have."""
+}  # of each table of patterns: its kind, the keys that it needs, and those that it may have
 _HEAD = {"name": str, "title": str, "about": str, "level": int, "detect": list, "also": list, "also_unit": str}
 _GROUPS = {
     PatternKind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
@@ -52,8 +47,7 @@ _GROUPS = {
     PatternKind.PAIRS: {"rank", "skip"},
     PatternKind.MARK: set[str](),
     PatternKind.ERROR: set[str](),
-}
-"""Named groups that a pattern may have; those of a value are names of values."""
+}  # named groups that a pattern may have; those of a value are names of values
 _SEVERITIES = ("critical", "warning", "info")
 _POSITION_KEYS = {"pattern", "unit", "done", "total", "epoch", "epochs", "rank", "resumed"}
 _GIVES = {"position", "values", "rank", "begins", "ends", "errors"}
@@ -70,8 +64,7 @@ class PackSample:
     text: bytes
     positions: tuple[Mapping[str, Any], ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
-    rank: int | None = None
-    """Data-parallel rank whose values these are."""
+    rank: int | None = None  # Data-parallel rank whose values these are
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -85,15 +78,11 @@ class Pack:
     title: str
     about: str
     level: int
-    patterns: tuple[Pattern, ...]
-    """Those for positions in the order in which they are preferred."""
-    detect: tuple[Pattern, ...]
-    """Each is another kind of evidence that a log is this producer's."""
+    patterns: tuple[Pattern, ...]  # those for positions in the order in which they are preferred
+    detect: tuple[Pattern, ...]  # each is another kind of evidence that a log is this producer's
     samples: tuple[PackSample, ...]
-    also: tuple[str, ...] = ()
-    """Packs of what this producer builds upon: their lines stand in its logs."""
-    also_unit: str | None = None
-    """What the positions of those packs count here."""
+    also: tuple[str, ...] = ()  # packs of what this producer builds upon: their lines stand in its logs
+    also_unit: str | None = None  # what the positions of those packs count here
 
 
 def parse_pack(text: str, name: str, *, later: bool = False) -> Pack:

@@ -7,8 +7,7 @@ from exporter.logs.packs import Pack, resolve_inheritance, parse_pack
 from exporter.logs.patterns import Pattern
 
 PACKS = Path(__file__).resolve().parents[1] / "packs"
-ERRORS = "errors"
-"""The file of error patterns, which hold for the logs of every producer."""
+ERRORS = "errors"  # the file of error patterns, which hold for the logs of every producer
 
 
 def pack_names() -> tuple[str, ...]:

@@ -50,24 +50,15 @@ class Pattern:
 
     name: str
     kind: PatternKind
-    text: bytes
-    """The regular expression."""
-    unit: str | None = None
-    """Of a position or a resume: one of ``findings.UNITS``."""
-    severity: str | None = None
-    """Of an error: critical, warning or info."""
-    error_class: str | None = None
-    """Of an error: its coarse class, such as ``cuda_oom`` or ``network``."""
-    begins: bool = True
-    """Of a mark: whether that which it names begins or ends."""
-    keys: tuple[tuple[bytes, str], ...] = ()
-    """Of pairs: each key as the log has it, and the name of its value."""
-    epoch_base: int = 0
-    """Of a position: the number that the log gives to the first epoch."""
-    sets: tuple[tuple[str, float], ...] = ()
-    """Of a value: those that a match means whatever its groups hold, by name."""
-    own: bool = False
-    """Whether the user gave it: nobody has seen what it costs."""
+    text: bytes  # the regular expression
+    unit: str | None = None  # of a position or a resume: one of `findings.UNITS`
+    severity: str | None = None  # of an error: critical, warning or info
+    error_class: str | None = None  # of an error: its coarse class, such as `cuda_oom` or `network`
+    begins: bool = True  # of a mark: whether that which it names begins or ends
+    keys: tuple[tuple[bytes, str], ...] = ()  # of pairs: each key as the log has it, and the name of its value
+    epoch_base: int = 0  # of a position: the number that the log gives to the first epoch
+    sets: tuple[tuple[str, float], ...] = ()  # of a value: those that a match means whatever its groups hold, by name
+    own: bool = False  # whether the user gave it: nobody has seen what it costs
 
     @cached_property
     def regex(self) -> re.Pattern[bytes]:

@@ -12,10 +12,8 @@ from exporter.contract.manifest import Manifest, Task
 from exporter.machine.folders import list_files
 from exporter.logs.tail_reader import rotated_from
 
-SETTLED_S = 2.0
-"""A folder changed within this time may have been changed again without a new mtime."""
-RESCAN_S = 60.0
-"""After so long a folder is read again whatever its mtime says: not every file system keeps it."""
+SETTLED_S = 2.0  # a folder changed within this time may have been changed again without a new mtime
+RESCAN_S = 60.0  # after so long a folder is read again whatever its mtime says: not every file system keeps it
 
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)\Z")
 

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Iterator, Sequence
 
-PART_BYTES = 64 * 1024
-"""Copied at once to count record ends: what stays in the cache."""
+PART_BYTES = 64 * 1024  # copied at once to count record ends: what stays in the cache
 
-COPIED_BYTES = 16 * 1024
-"""Up to here the text of a chunk is a copy of its own."""
+COPIED_BYTES = 16 * 1024  # up to here the text of a chunk is a copy of its own
 
 NEAR_BYTES, FARTHER = 4 * 1024, 8
 """End of a chunk in which literals are looked for backwards first, and how many times as much is next."""

@@ -12,8 +12,7 @@ REDACTED = "<redacted>"
 
 _WORD = re.compile(
     r"passw|passphrase|secret|credential|token|auth|cookie|bearer|jwt|key|pass|pwd|signature|sig", re.IGNORECASE
-)
-"""What a name of a secret may hold; looked for first, since most lines hold none of them."""
+)  # what a name of a secret may hold; looked for first, since most lines hold none of them
 _NAME_CHARACTERS = re.compile(r"[\w.-]*")
 _LONGEST_NAME = 100
 _WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -22,8 +21,7 @@ _KEY_OWNERS = frozenset(
     {"api", "access", "secret", "private", "encryption", "signing", "license", "ssh", "account", "auth", "master"}
     | {"service", "subscription", "deploy", "client", "storage", "hf", "wandb", "openai", "anthropic", "azure", "aws"}
     | {"gcp", "google", "cohere", "mistral", "together", "groq", "neptune", "comet", "ngc", "nvidia", "databricks"}
-)
-"""Words before ``key`` that make it a secret one; ``sort_key`` and ``cache_key`` are none."""
+)  # words before `key` that make it a secret one; `sort_key` and `cache_key` are none
 _PASS_OWNERS = frozenset({"db", "user", "smtp", "mail", "proxy", "root", "admin", "pg", "mysql", "redis", "ftp"})
 _WEAK = frozenset({"token", "jwt", "auth", "cookie", "bearer", "apikey", "authtoken", "accesskey"})
 _HEADERS = frozenset({"authorization", "cookie"})
@@ -45,8 +43,7 @@ _ORDINARY = re.compile(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
     r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto)$"
-)
-"""What training logs have under ``token``: numbers, and the words of a vocabulary such as ``<pad>``."""
+)  # what training logs have under `token`: numbers, and the words of a vocabulary such as `<pad>`
 _BARE_SCHEME = re.compile(
     r"\b(Bearer\s{1,4})(?!<redacted>)[^\s\"'\\,;]{6,}|\b(Basic\s)(?=[A-Za-z+/]{0,200}[\d=])[A-Za-z0-9+/]{12,}={0,2}"
 )

@@ -24,25 +24,18 @@ from typing import Any, NamedTuple
 
 from exporter.logs.inotify_reader import InotifyWatches, InotifyWatch
 
-CHUNK_BYTES = 1 << 20
-"""Read at once, and the longest record that is passed on whole."""
-MARK_BYTES = 128
-"""Text before our position that tells whether the file is still the one that was read."""
-COPY_MARK_BYTES = 64
-"""Of a file with another inode at least so much must agree: short texts agree by chance."""
-SETTLED_S = 2.0
-"""A file that was written to within this time may have been written to again without a new mtime."""
-GONE_S = 60.0
-"""So long after the last that was written to it a deleted file with no other at its path is kept open."""
+CHUNK_BYTES = 1 << 20  # read at once, and the longest record that is passed on whole
+MARK_BYTES = 128  # text before our position that tells whether the file is still the one that was read
+COPY_MARK_BYTES = 64  # of a file with another inode at least so much must agree: short texts agree by chance
+SETTLED_S = 2.0  # a file that was written to within this time may have been written to again without a new mtime
+GONE_S = 60.0  # so long after the last that was written to it a deleted file with no other at its path is kept open
 SPARE_BUFFERS = 4
 STILL_LOOKS = 4
 """So many looks find nothing new before a file is watched: one that is written to every few seconds is not worth it."""
-TRUSTED_LOOKS = 30
-"""So many looks go by the watch before the file itself is asked again: some changes make no event."""
+TRUSTED_LOOKS = 30  # so many looks go by the watch before the file itself is asked again: some changes make no event
 
 RETURN = 13
-ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")
-"""What a number or a date adds to the name of a log."""
+ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # what a number or a date adds to the name of a log
 SEPARATED_NUMBER = re.compile(r"[._-](\d{1,5})")
 DIGIT = re.compile(r"\d")
 KINDS = {
@@ -53,8 +46,7 @@ KINDS = {
     stat.S_IFBLK: "is a device",
 }
 
-_spare: list[bytearray] = []
-"""Buffers that no look is using: one for each thread that reads logs."""
+_spare: list[bytearray] = []  # buffers that no look is using: one for each thread that reads logs
 
 
 class TailedRecords(NamedTuple):
@@ -67,8 +59,7 @@ class TailedRecords(NamedTuple):
 
     buffer: bytearray
     end: int
-    offset: int
-    """Byte of the file at which the piece begins."""
+    offset: int  # byte of the file at which the piece begins
 
 
 class LogTail:

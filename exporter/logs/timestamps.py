@@ -6,18 +6,13 @@ from functools import lru_cache
 
 DAY_S = 86400
 YEAR_S = 31_556_952
-ZONE_STEP_S = 900
-"""Zones are whole quarters of an hour from UTC,"""
-WEST_MOST_S, EAST_MOST_S = 12 * 3600, 14 * 3600
-"""and none is further from it than these."""
-EPOCH_LEAST, EPOCH_MOST = 946_684_800, 4_102_444_800
-"""A bare number is a time only between the years 2000 and 2100."""
+ZONE_STEP_S = 900  # zones are whole quarters of an hour from UTC,
+WEST_MOST_S, EAST_MOST_S = 12 * 3600, 14 * 3600  # and none is further from it than these
+EPOCH_LEAST, EPOCH_MOST = 946_684_800, 4_102_444_800  # a bare number is a time only between the years 2000 and 2100
 
-HEAD_BYTES = 160
-"""A record that may hold a time has its first digits before this."""
+HEAD_BYTES = 160  # a record that may hold a time has its first digits before this
 CACHED_MINUTES = 512
-ZONE_BYTES = 8
-"""A zone, and the byte behind it by which it is none."""
+ZONE_BYTES = 8  # a zone, and the byte behind it by which it is none
 
 _MAYBE = re.compile(rb"\d:\d\d|\d{10}|\dT\d{4}")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;]{0,16}[A-Za-z]")

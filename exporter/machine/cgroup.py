@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from exporter.contract import oom_kills
 
-V1_UNLIMITED = 1 << 60
-"""v1 writes "no limit" as the largest multiple of the page size; no machine has this much either."""
+V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest multiple of the page size; no machine has this much either
 LARGEST_FILE = 16384
 PF_EXITING = 0x4
 
@@ -62,12 +61,9 @@ class CgroupMemory:
     peak_bytes: int | None
     working_set_bytes: int | None
     """What is used without the page cache, all of which the kernel takes back before it kills."""
-    oom_kills: int | None
-    """In v2 with those of all cgroups below; in v1 of this cgroup alone."""
-    pressure_some_s: float | None
-    """Time in which some process waited for memory."""
-    pressure_full_s: float | None
-    """Time in which all of them did."""
+    oom_kills: int | None  # in v2 with those of all cgroups below; in v1 of this cgroup alone
+    pressure_some_s: float | None  # time in which some process waited for memory
+    pressure_full_s: float | None  # time in which all of them did
 
 
 def common_ancestor(first: MemoryCgroup, second: MemoryCgroup) -> MemoryCgroup:

@@ -16,8 +16,7 @@ from _queue import SimpleQueue  # `queue` around it costs more memory than this 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-HEAD = struct.Struct("=IIB")
-"""Before each message: length of what follows, number of the watch, kind."""
+HEAD = struct.Struct("=IIB")  # before each message: length of what follows, number of the watch, kind
 READY, PLACE, ANSWER, ERROR, FAILURE = range(5)
 """Kinds: the helper is up; where the directory really is; the answer of a look; an OSError; another exception."""
 PR_SET_PDEATHSIG = 1

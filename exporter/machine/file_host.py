@@ -33,12 +33,9 @@ from exporter.machine.file_helper import (
 from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, mount_table
 from exporter.machine.procfs import ENDED, READ, STAT_BYTES, parse_process_stat
 
-LOOK_WAIT_S = 1.0
-"""How long a collector waits for all of its watches together."""
-START_S = 5.0
-"""How long the helper may take to be up before looks fail for want of it."""
-LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0
-"""Before the helper is started again: doubled each time that it ends soon."""
+LOOK_WAIT_S = 1.0  # how long a collector waits for all of its watches together
+START_S = 5.0  # how long the helper may take to be up before looks fail for want of it
+LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is started again: doubled each time that it ends soon
 SOON_S = 60.0
 
 log = logging.getLogger("gpujob.files")

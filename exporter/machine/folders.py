@@ -48,8 +48,7 @@ def read_mtime(path: Path) -> float | None:
         return None
 
 
-RECENT_S = 5.0
-"""For so long after a change of the folder each look has news."""
+RECENT_S = 5.0  # for so long after a change of the folder each look has news
 LOOK_ANYWAY_EVERY = 5
 
 

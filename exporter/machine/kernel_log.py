@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from exporter.contract.clock import Clock
 
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the host's pid namespace (PROC_PID_INIT_INO of the kernel)."""
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # inode of the host's pid namespace (PROC_PID_INIT_INO of the kernel)
 LARGEST_RECORD = 8192
 RECORDS_PER_LOOK = 10_000
 KEPT = 1000
@@ -26,8 +25,7 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9A-Fa-f:.]+)(?: GPU-I:(?P<instance>\d+))?(?: GPU-CI:\d+)?\): (?P<code>\d+)"
     r"(?:, pid='?(?P<pid>\d+))?"
 )
-_MARKS = (b"oom-kill:", b"Killed process ", b"NVRM: Xid ")
-"""Literals, one of which is in every line of interest."""
+_MARKS = (b"oom-kill:", b"Killed process ", b"NVRM: Xid ")  # Literals, one of which is in every line of interest
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,7 @@ class KernelXid:
     pci: str
     code: int
     pid: int | None = None
-    gpu_instance: int | None = None
-    """Of a GPU that is divided (MIG) the part that has the error."""
+    gpu_instance: int | None = None  # of a GPU that is divided (MIG) the part that has the error
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ NETWORK = frozenset((
     "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs", "yas",
 ))  # fmt: skip
 """Types of file systems whose answers come from another machine or another process; ``fuse.NAME`` are too."""
-_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")
-"""What is mounted below these is no place for a job's files."""
+_KERNELS_OWN = ("/proc/", "/sys/", "/dev/")  # what is mounted below these is no place for a job's files
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -26,8 +25,7 @@ class MountPoint(NamedTuple):
     point: str
     fstype: str
     source: str
-    device: int | None = None
-    """``st_dev`` of its files; those of a btrfs have others."""
+    device: int | None = None  # `st_dev` of its files; those of a btrfs have others
 
     @property
     def remote(self) -> bool:

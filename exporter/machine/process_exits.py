@@ -27,11 +27,9 @@ class ProcessEnd:
     """The end of one process."""
 
     pid: int
-    start_ticks: int | None
-    """As it was given to ``watch``."""
+    start_ticks: int | None  # as it was given to `watch`
     moment: float
-    status: int | None
-    """Wait status as ``os.waitstatus_to_exitcode`` takes it; None while nobody tells."""
+    status: int | None  # wait status as `os.waitstatus_to_exitcode` takes it; None while nobody tells
     source: Literal["pidfd", "zombie"] | None
 
 

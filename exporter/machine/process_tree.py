@@ -31,18 +31,13 @@ from exporter.machine.procfs import (
 )
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_NOT_KEPT, _DENIED = -1, -2
-"""In place of a descriptor."""
+_NOT_KEPT, _DENIED = -1, -2  # in place of a descriptor
 
-MOST_PROCESSES = 64
-"""Of one worker that ``details`` looks at."""
-MOST_LINKS = 200
-"""Open files that it asks the kernel to name; the worker itself gets at most half of them."""
+MOST_PROCESSES = 64  # of one worker that `details` looks at
+MOST_LINKS = 200  # open files that it asks the kernel to name; the worker itself gets at most half of them
 MOST_PATHS = 100
-MOST_PSS_S = 0.3
-"""CPU time after which a sum of proportional memory is given up."""
-PSS_REST = 2000
-"""A look at the proportional memory is followed by so many times its cost of rest: it takes 17 ms a GiB."""
+MOST_PSS_S = 0.3  # CPU time after which a sum of proportional memory is given up
+PSS_REST = 2000  # a look at the proportional memory is followed by so many times its cost of rest: it takes 17 ms a GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +60,13 @@ class ProcessTreeDetails:
     None and empty where the kernel denies it. Sums are over those that may be read.
     """
 
-    pss_bytes: int | None
-    """Memory, each shared page divided among those that share it."""
+    pss_bytes: int | None  # Memory, each shared page divided among those that share it
     open_files: int | None
     voluntary_switches: int | None
     """Context switches of the first threads, since they were first looked at; these two never fall."""
     involuntary_switches: int | None
-    paths: tuple[str, ...]
-    """Files that the worker itself has open."""
-    devices: tuple[str, ...]
-    """``/dev/nvidia*`` that any of them has open."""
+    paths: tuple[str, ...]  # files that the worker itself has open
+    devices: tuple[str, ...]  # `/dev/nvidia*` that any of them has open
 
 
 def _may_stay_open(fd: int) -> bool:
@@ -243,8 +235,7 @@ class ProcessTree:
     WHOLE_TREE_EVERY = 5
     """Looks between two whole ones. These search all processes for descendants, the others read the worker's own
     list; and these read the bytes of every process, the others of those alone that have run for a tick or more."""
-    SHARED_S = 0.5
-    """Looks that follow each other so fast, as those at all workers of a node, share one such search."""
+    SHARED_S = 0.5  # looks that follow each other so fast, as those at all workers of a node, share one such search
 
     def __init__(self, pid: int, start_ticks: int | None = None, proc: str = "/proc") -> None:
         self._proc = proc

@@ -33,8 +33,7 @@ class ProcessStat(NamedTuple):
     state: str
     parent: int
     own_ticks: int
-    reaped_ticks: int
-    """CPU of the children that it has waited for, and of theirs."""
+    reaped_ticks: int  # CPU of the children that it has waited for, and of theirs
     threads: int
     start_ticks: int
     rss_pages: int

@@ -3,8 +3,7 @@
 import threading
 from pathlib import Path
 
-LONGEST = 15
-"""The kernel's limit (PR_SET_NAME)."""
+LONGEST = 15  # the kernel's limit (PR_SET_NAME)
 
 
 def name_thread(name: str) -> None:

@@ -101,12 +101,9 @@ COMMON_ERRORS = frozenset(
 )
 """Counted from 0 on, as are those of the job file, so that the first one is an increase. The others of each worker
 appear once seen: two dozen series for each worker that nearly always are 0 would be half of the page."""
-SAVE_INTERVAL_S = 30.0
-"""What was read after the last save is read again after a restart: nothing is counted twice."""
-HISTORY_S = 2.0
-"""Earlier runs are waited for so long: they help in the first minutes only."""
-LOOK_S = 2.0
-"""One look reads for about so long; what is left then waits for the next one."""
+SAVE_INTERVAL_S = 30.0  # what was read after the last save is read again after a restart: nothing is counted twice
+HISTORY_S = 2.0  # earlier runs are waited for so long: they help in the first minutes only
+LOOK_S = 2.0  # one look reads for about so long; what is left then waits for the next one
 
 log = logging.getLogger("gpujob.logs")
 
@@ -118,8 +115,7 @@ class LogsSnapshot:
     workers: tuple[WorkerLogFacts, ...]
     pace: pace.JobOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()
-    """What the user should be told of the patterns."""
+    notes: tuple[str, ...] = ()  # what the user should be told of the patterns
 
 
 class LogsCollector:

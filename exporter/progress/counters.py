@@ -7,10 +7,8 @@ from exporter.logs.search.findings import ADDED_UP
 
 JITTER_RECORDS = 16
 """A count that stays this many records a little below its highest has begun again; fewer are records out of order."""
-DEEP_FALL_RECORDS = 2
-"""Far below the highest it has begun again as soon as a second record says so:"""
-DEEP_FALL_STEPS = 64
-"""below half of it, or by more of its steps than records of many threads can be out of order."""
+DEEP_FALL_RECORDS = 2  # far below the highest it has begun again as soon as a second record says so:
+DEEP_FALL_STEPS = 64  # below half of it, or by more of its steps than records of many threads can be out of order
 ASIDE_MOST_S = 1800.0
 """A count that goes on beside the one in force for this long, while that one is silent, is the work itself."""
 RANK_FRESH_S = 600.0
@@ -21,16 +19,12 @@ RANK_FRESH_S = 600.0
 class EpochCounter:
     """Batches of all epochs in one count, where the counter in the log begins again at each epoch."""
 
-    base: int
-    """Number of the first epoch, as the log counts them."""
-    index: int | None = None
-    """Epochs before the present one."""
-    past: float = 0
-    """Batches of the epochs before, which need not all be of one size."""
+    base: int  # number of the first epoch, as the log counts them
+    index: int | None = None  # epochs before the present one
+    past: float = 0  # batches of the epochs before, which need not all be of one size
     size: float | None = None
     batch: float = 0
-    step: float = 0
-    """The last rise within an epoch; 0 before one."""
+    step: float = 0  # the last rise within an epoch; 0 before one
 
     def where(self, epoch: int, epochs: int | None) -> int:
         """Epochs before this one; learns from its number when the first is not called what was said."""
@@ -90,20 +84,14 @@ class LogCounter:
     done: float | None = None
     total: float | None = None
     seen: float = 0.0
-    begins: bool = True
-    """Whether the next position is the first of a run, or the first after a resume."""
-    base: float | None = 0.0
-    """What that first one is counted from; None when only what follows it can be."""
+    begins: bool = True  # whether the next position is the first of a run, or the first after a resume
+    base: float | None = 0.0  # what that first one is counted from; None when only what follows it can be
     step: float = 0.0
-    low: float | None = None
-    """The first of the records in a row that stayed below ``done``,"""
-    lows: int = 0
-    """and how many they are."""
+    low: float | None = None  # the first of the records in a row that stayed below `done`,
+    lows: int = 0  # and how many they are
     aside_since: float | None = None
-    epoch: int | None = None
-    """The epoch in which it was, as the log counts them."""
-    first: float | None = None
-    """Its first position in a run in which it begins at nothing: as seen, or one step."""
+    epoch: int | None = None  # the epoch in which it was, as the log counts them
+    first: float | None = None  # its first position in a run in which it begins at nothing: as seen, or one step
 
     @property
     def ended(self) -> bool:
@@ -169,18 +157,13 @@ class RankCounters:
     unit: str
     source: str | None = None
     has_total: bool = False
-    passed: bool = False
-    """Whether it ended and gave way to another."""
-    whole: bool = False
-    """Whether it counts over all epochs, although its records name the epoch."""
-    of_epoch: bool = False
-    """Whether its records have named the epoch, by a pattern of its own."""
-    offset: int | None = None
-    """Where its last record begins."""
+    passed: bool = False  # whether it ended and gave way to another
+    whole: bool = False  # whether it counts over all epochs, although its records name the epoch
+    of_epoch: bool = False  # whether its records have named the epoch, by a pattern of its own
+    offset: int | None = None  # where its last record begins
     counts: dict[int | None, LogCounter] = field(default_factory=dict)
     epochs: dict[int | None, EpochCounter] = field(default_factory=dict)
-    highest: float = 0.0
-    """Highest count of the slowest rank in this run."""
+    highest: float = 0.0  # highest count of the slowest rank in this run
 
     def present(self) -> list[LogCounter]:
         """Counts of the ranks that are not gone, in this run if any has counted in it."""

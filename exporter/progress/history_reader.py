@@ -27,23 +27,18 @@ _NAME_LENGTH = 64
 _HASH_LENGTH = 12
 
 log = logging.getLogger("gpujob.history")
-_told: set[Path] = set()
-"""Files of which has been said that they hold something else."""
+_told: set[Path] = set()  # files of which has been said that they hold something else
 
 
 @dataclass(frozen=True)
 class RunHistory:
     """One run of a job that completed."""
 
-    time: float
-    """When it ended, epoch seconds."""
+    time: float  # when it ended, epoch seconds
     workers: int
-    total: int | None
-    """Items of the whole job, where they were known."""
-    seconds: float
-    """How long it took."""
-    prior: Mapping[str, Mapping[str, Any]]
-    """What is known beforehand of the workers of each role; JSON-ready."""
+    total: int | None  # items of the whole job, where they were known
+    seconds: float  # how long it took
+    prior: Mapping[str, Mapping[str, Any]]  # what is known beforehand of the workers of each role; JSON-ready
 
 
 def build_run_history(

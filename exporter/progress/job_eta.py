@@ -40,8 +40,7 @@ LAG = Family(
 )
 FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
 
-STEP_S = 2.0
-"""Stops closer to each other than twice this cannot be told apart: clocks of nodes, buffers of logs."""
+STEP_S = 2.0  # stops closer to each other than twice this cannot be told apart: clocks of nodes, buffers of logs
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class JobOutlook:
     checkpoint_next: float | None = None
     checkpoint_fits: bool | None = None
     lags: Mapping[int, float] = field(default_factory=dict)
-    first_to_stop: int | None = None
-    """Rank of the worker whose progress ended first, of those that have stalled."""
+    first_to_stop: int | None = None  # rank of the worker whose progress ended first, of those that have stalled
 
 
 def job_outlook(

@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 from exporter.progress.eta import EtaEstimate
 
-Z_OF_QUANTILE = 1.2815515655446004
-"""Standard normal deviate of the quantiles 0.1 (below the middle) and 0.9 (above it)."""
+Z_OF_QUANTILE = 1.2815515655446004  # standard normal deviate of the quantiles 0.1 (below the middle) and 0.9 (above it)
 LEAST_SPREAD, MOST_SPREAD = 0.01, 3.0
 """Standard deviation of the logarithm of the time left: no estimate is surer, or tells less, than these."""
-LEAST_S = 1e-3
-"""Times shorter than this are as good as none."""
-SUREST = 1e-6
-"""What has not ended yet is neither certain nor impossible."""
+LEAST_S = 1e-3  # times shorter than this are as good as none
+SUREST = 1e-6  # what has not ended yet is neither certain nor impossible
 SAVES_TO_LEARN_FROM = 3
 OVERDUE_MOST = 0.5
 """A checkpoint that is later than this part of the interval: the rhythm is broken, and the next one unknown."""
@@ -65,8 +62,7 @@ def checkpoint_meets_deadline(deadline: float | None, moment: float | None) -> b
     return None if deadline is None or moment is None else moment <= deadline
 
 
-LEAST_WORKERS = 3
-"""Of two, neither is the one out of line."""
+LEAST_WORKERS = 3  # of two, neither is the one out of line
 
 
 class WorkerPosition(NamedTuple):
@@ -75,8 +71,7 @@ class WorkerPosition(NamedTuple):
     rank: int
     done: float
     total: float | None
-    kind: str
-    """Workers of one kind, such as a role and a unit, do alike work and can be compared."""
+    kind: str  # workers of one kind, such as a role and a unit, do alike work and can be compared
 
 
 def lags(workers: Sequence[WorkerPosition]) -> dict[int, float]:

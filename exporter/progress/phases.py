@@ -11,10 +11,8 @@ PHASES = ("checkpointing", "evaluating")
 """Marks that are a phase of the job, the one that is believed first at the head."""
 BELIEVED_S = 1800.0
 """A mark that nothing has ended is believed for this long, while none of its kind has been seen to end;"""
-LONGEST_TIMES, BELIEVED_LEAST_S = 3, 300.0
-"""else for three times the longest of the kind, and never less than this."""
-SAME_S = 60.0
-"""A mark that comes again within this time, as one for each file of a checkpoint, is the same one."""
+LONGEST_TIMES, BELIEVED_LEAST_S = 3, 300.0  # else for three times the longest of the kind, and never less than this
+SAME_S = 60.0  # a mark that comes again within this time, as one for each file of a checkpoint, is the same one
 KEPT = 32
 
 
@@ -22,8 +20,7 @@ KEPT = 32
 class WorkerActivities:
     """The marks of one worker."""
 
-    since: dict[str, float] = field(default_factory=dict)
-    """When each mark that has not ended began."""
+    since: dict[str, float] = field(default_factory=dict)  # when each mark that has not ended began
     begun: dict[str, deque[float]] = field(default_factory=dict)
     """Moments at which the last ones of each name began, or ended where a log tells the end only."""
     durations: dict[str, deque[float]] = field(default_factory=dict)

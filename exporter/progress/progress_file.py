@@ -18,22 +18,18 @@ from dataclasses import dataclass, field
 from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
 
 MOST_RECORD_BYTES = 64 * 1024
-MOST_NAMES = 32
-"""Names of values of one worker: each is a series."""
-WHOLE_TEXT_BYTES = 256 * 1024
-"""Up to here every record of a text counts."""
+MOST_NAMES = 32  # names of values of one worker: each is a series
+WHOLE_TEXT_BYTES = 256 * 1024  # up to here every record of a text counts
 END_BYTES = 64 * 1024
 """Of a longer one its last records count, and the last before them that tells of a resume: a worker that
 writes without end must not cost its node more than others."""
 
-PATTERN = "progress_file"
-"""Name of the pattern of its positions."""
+PATTERN = "progress_file"  # name of the pattern of its positions
 WORKING = "working"
 
 _MOST_COUNT = 10**18 - 1
 _COUNTS = ("done", "total", "epoch", "epochs", "rank")
-_OF = (("done", "total"), ("epoch", "epochs"))
-"""Of which each first one is a part of the second."""
+_OF = (("done", "total"), ("epoch", "epochs"))  # of which each first one is a part of the second
 _WORDS = ("unit", "phase")
 _KEYS = {*_COUNTS, *_WORDS, "resumed"}
 _UNIT_OF = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
@@ -50,20 +46,16 @@ class ProgressUpdate:
     values: dict[str, LogValue] = field(default_factory=dict)
     mark: ActivityMark | None = None
     """Begins for the phases of ``parse_updates.MARKS``; any other phase is the work itself, and ends what has begun."""
-    rank: int | None = None
-    """Whose values these are."""
+    rank: int | None = None  # whose values these are
 
 
 @dataclass
 class ProgressUpdates(LogFindings):
     """What a piece of the file says."""
 
-    records: int = 0
-    """Records looked at, blank ones left out."""
-    unusable: int = 0
-    """Those of them that are no update."""
-    phase: str | None = None
-    """What the worker is at after them, if not at its work."""
+    records: int = 0  # records looked at, blank ones left out
+    unusable: int = 0  # those of them that are no update
+    phase: str | None = None  # what the worker is at after them, if not at its work
 
 
 def parse_update(record: bytes, offset: int) -> ProgressUpdate | None:

@@ -5,22 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-FIRSTS = 5.0
-"""A worker that begins anew says first about what it has said first before; hardly so many times that,"""
-REACHED = 0.5
-"""and not so much of what it had reached: checkpoints are seldom older."""
-SOON_S = 600.0
-"""A first position that comes later may be work, whatever its size."""
+FIRSTS = 5.0  # a worker that begins anew says first about what it has said first before; hardly so many times that,
+REACHED = 0.5  # and not so much of what it had reached: checkpoints are seldom older
+SOON_S = 600.0  # a first position that comes later may be work, whatever its size
 LARGE_SHARE, LARGE = 0.02, 50.0
 """Share of the total, or without one the number, from which a first position may be that of a resume."""
-FASTER = 3.0
-"""So many times as fast as it is now a worker may have been before its first position."""
+FASTER = 3.0  # so many times as fast as it is now a worker may have been before its first position
 STEPS = 1.5
 """So many times its largest step a worker that begins at nothing may say first: batches are seldom less alike."""
-STAMP_S = 1.0
-"""Many logs tell their time in whole seconds: a record may be so much later than it says."""
-RISES = 3
-"""After so many it is known how fast a worker is: of a pause between two of them the others tell."""
+STAMP_S = 1.0  # many logs tell their time in whole seconds: a record may be so much later than it says
+RISES = 3  # after so many it is known how fast a worker is: of a pause between two of them the others tell
 
 
 class EarlierProgress(NamedTuple):
@@ -29,8 +23,7 @@ class EarlierProgress(NamedTuple):
     unit: str
     done: float
     total: float | None = None
-    first: float | None = None
-    """The first position of a run that has begun at nothing; None where that is not known."""
+    first: float | None = None  # the first position of a run that has begun at nothing; None where that is not known
 
 
 def earlier_positions(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, EarlierProgress]:
@@ -101,16 +94,12 @@ class UndecidedStart:
     """
 
     done: float
-    after_s: float
-    """Seconds from the start of the run to the first position."""
-    since: float
-    """When that was."""
+    after_s: float  # seconds from the start of the run to the first position
+    since: float  # when that was
     last: float
     last_at: float
-    pace: float = 0.0
-    """The fastest so far, per second."""
-    step: float = 0.0
-    """The largest so far, from one record to the next."""
+    pace: float = 0.0  # the fastest so far, per second
+    step: float = 0.0  # the largest so far, from one record to the next
     rises: int = 0
 
     @classmethod
@@ -148,8 +137,7 @@ class UndecidedStart:
         return self.done <= max(FASTER * (self.after_s + STAMP_S) * self.pace, STEPS * self.step)
 
 
-Key = tuple[str, int | None]
-"""Pattern and data-parallel rank of a count."""
+Key = tuple[str, int | None]  # pattern and data-parallel rank of a count
 
 
 class UndecidedStarts:

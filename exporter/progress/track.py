@@ -35,8 +35,7 @@ def items_of_rank(total_of_job: int | None, tasks: Iterable[tuple[str, str, int,
 
 
 EPOCH_BASE = 1
-EVALUATING_MOST_S = 3600.0
-"""An evaluation that nothing has ended by then is no longer believed."""
+EVALUATING_MOST_S = 3600.0  # an evaluation that nothing has ended by then is no longer believed
 MOST_RANKS = 4096
 
 
@@ -504,8 +503,7 @@ _STATE = (
 )
 _PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
 
-ADDED_ENDINGS = ("_per_second", "_requests")
-"""Names of values of which each data-parallel rank has its own part end so."""
+ADDED_ENDINGS = ("_per_second", "_requests")  # names of values of which each data-parallel rank has its own part end so
 
 
 def combine_ranks(name: str, values: Mapping[int | None, LogValue], now: float, fresh_s: float) -> float | None:

@@ -9,24 +9,19 @@ from exporter.logs.search.findings import ADDED_UP, UNITS
 ITEMS = UNITS[0]
 BARS = frozenset(("bar", "plain_bar"))
 """Patterns of progress bars. Those of tqdm count iterations, be they items or batches, and do not say which."""
-BATCH_LEAST = 1.5
-"""Bars that come to less than the items of the job by this factor count batches of them."""
+BATCH_LEAST = 1.5  # bars that come to less than the items of the job by this factor count batches of them
 
 
 @dataclass(frozen=True)
 class JobWork:
     """How far a job is. Everything is None before the first position, and where workers count different things."""
 
-    units: tuple[str, ...] = ()
-    """What the positions count, each once; none before the first position."""
+    units: tuple[str, ...] = ()  # what the positions count, each once; none before the first position
     done: int | None = None
-    expected: int | None = None
-    """As the logs of the workers say, whatever the job file does."""
+    expected: int | None = None  # as the logs of the workers say, whatever the job file does
     processed: int | None = None
-    whole: bool = False
-    """Whether every worker has a position."""
-    bars: bool = False
-    """Whether the positions are those of progress bars."""
+    whole: bool = False  # whether every worker has a position
+    bars: bool = False  # whether the positions are those of progress bars
 
     @property
     def unit(self) -> str | None:

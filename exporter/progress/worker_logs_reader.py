@@ -24,18 +24,14 @@ from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
 from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
 
-VALUE_FRESH_S = 900.0
-"""A logged value older than this is no longer shown: silence is not the last value."""
+VALUE_FRESH_S = 900.0  # a logged value older than this is no longer shown: silence is not the last value
 MOST_VALUES, MOST_RANKS = 64, 512
 """Names of values of one worker, of which each is a series; and ranks that say one of them."""
-UNMATCHED_AFTER_S = 120.0
-"""A log that has told nothing for so long since its first text is one that no pattern is for."""
-SAMPLE_BYTES = 16 << 10
-"""Kept of such a log, to say what it looks like."""
+UNMATCHED_AFTER_S = 120.0  # a log that has told nothing for so long since its first text is one that no pattern is for
+SAMPLE_BYTES = 16 << 10  # kept of such a log, to say what it looks like
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 """A log is asked for its pack with each of its first pieces, then with so much text or after so long."""
-LOOK_BYTES = 256 << 20
-"""Read of one file in one look at most."""
+LOOK_BYTES = 256 << 20  # read of one file in one look at most
 LATE_S = 600.0
 """A line that has just been written and says an older time has another clock, or another zone than the others."""
 SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
@@ -44,10 +40,8 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 """Values of an LLM server that tell when its last batch begins to run dry."""
 GENERATED, TAKEN_IN = "generation_tokens_per_second", "input_tokens_per_second"
 """Values of an LLM server that tell its pace."""
-TOKENS_FRESH_S = 30.0
-"""A pace older than this is not that of now: an engine without requests writes none."""
-LOG, PROGRESS_FILE = 0, 1
-"""Order of sources: what a worker writes for us counts before what its log says."""
+TOKENS_FRESH_S = 30.0  # a pace older than this is not that of now: an engine without requests writes none
+LOG, PROGRESS_FILE = 0, 1  # order of sources: what a worker writes for us counts before what its log says
 
 
 class WorkerLogFacts(NamedTuple):
@@ -61,8 +55,7 @@ class WorkerLogFacts(NamedTuple):
     position: float | None = None
     expected: float | None = None
     processed: float | None = None
-    first: float | None = None
-    """The first position of a run that begins at nothing."""
+    first: float | None = None  # the first position of a run that begins at nothing
     epoch: int | None = None
     last_rise: float | None = None
     rate: float | None = None
@@ -71,31 +64,20 @@ class WorkerLogFacts(NamedTuple):
     confidence: str | None = None
     stalled: bool | None = None
     slowdown: float | None = None
-    phase: str | None = None
-    """What the worker is at instead of its work, as its log says."""
-    checkpoints: tuple[float, ...] = ()
-    """When its last checkpoints were begun, as its log says,"""
-    checkpoint_seconds: tuple[float, ...] = ()
-    """and how long they took."""
-    values: tuple[tuple[str, float, float], ...] = ()
-    """(name, value, time) of each value that is fresh."""
-    output_tokens_rate: float | None = None
-    """Tokens per second that an LLM server makes at present,"""
-    input_tokens_rate: float | None = None
-    """and reads; None where its log does not say."""
-    errors: tuple[tuple[str, str, int], ...] = ()
-    """(pattern, severity, records) of each error pattern."""
+    phase: str | None = None  # what the worker is at instead of its work, as its log says
+    checkpoints: tuple[float, ...] = ()  # when its last checkpoints were begun, as its log says,
+    checkpoint_seconds: tuple[float, ...] = ()  # and how long they took
+    values: tuple[tuple[str, float, float], ...] = ()  # (name, value, time) of each value that is fresh
+    output_tokens_rate: float | None = None  # tokens per second that an LLM server makes at present,
+    input_tokens_rate: float | None = None  # and reads; None where its log does not say
+    errors: tuple[tuple[str, str, int], ...] = ()  # (pattern, severity, records) of each error pattern
     bytes_read: int = 0
     lines: int = 0
     lag_bytes: int = 0
-    problems: tuple[str, ...] = ()
-    """Files that cannot be read, and why."""
-    prior: RunPrior | None = None
-    """What a later run of the same job may expect."""
-    unmatched: str | None = None
-    """What its log looks like, when it has told nothing for some minutes,"""
-    unmatched_at: float | None = None
-    """and since when that is so."""
+    problems: tuple[str, ...] = ()  # files that cannot be read, and why
+    prior: RunPrior | None = None  # what a later run of the same job may expect
+    unmatched: str | None = None  # what its log looks like, when it has told nothing for some minutes,
+    unmatched_at: float | None = None  # and since when that is so
     ended: bool = False
 
 
@@ -106,12 +88,9 @@ class _LogSource:
     tail: LogTail
     order: int = LOG
     stamps: TimestampReader = field(default_factory=TimestampReader)
-    zone_s: float | None = None
-    """To be added to times in it, once it is known."""
-    live: bool = False
-    """Whether it has been read to its end before: what comes now has just been written."""
-    lasting: bool = False
-    """Whether it is of all runs of the worker, not of one."""
+    zone_s: float | None = None  # to be added to times in it, once it is known
+    live: bool = False  # whether it has been read to its end before: what comes now has just been written
+    lasting: bool = False  # whether it is of all runs of the worker, not of one
 
 
 class WorkerLogs:

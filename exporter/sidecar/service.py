@@ -22,22 +22,14 @@ from exporter.sidecar.job_collector import JobCollector
 from exporter.sidecar.sidecar import ScrapeLog, Sidecar
 from exporter.workers.collector import WorkersCollector
 
-FINAL_READ_S = 10.0
-"""How long the last read of all collectors may take."""
-KILL_MARGIN_S = 4.0
-"""Kept free of KillWait for the last read and the end."""
-LAST_READ_S = 0.6
-"""The same after a signal."""
-LAST_WRITE_S = 2.0
-"""How long the final values may then take into a run directory that answers."""
-NOTICE_S = 0.75
-"""How long after a signal the orchestrator's notice that the job is being stopped may take."""
-BURST_S = 0.5
-"""Signals so close together are one: Slurm sends several at a time limit."""
-WATCH_S = 0.25
-"""Between two looks at the phase of the job."""
-MOST_BODY_BYTES = 64 * 1024
-"""Of a request that tells something."""
+FINAL_READ_S = 10.0  # how long the last read of all collectors may take
+KILL_MARGIN_S = 4.0  # kept free of KillWait for the last read and the end
+LAST_READ_S = 0.6  # the same after a signal
+LAST_WRITE_S = 2.0  # how long the final values may then take into a run directory that answers
+NOTICE_S = 0.75  # how long after a signal the orchestrator's notice that the job is being stopped may take
+BURST_S = 0.5  # signals so close together are one: Slurm sends several at a time limit
+WATCH_S = 0.25  # between two looks at the phase of the job
+MOST_BODY_BYTES = 64 * 1024  # of a request that tells something
 
 log = logging.getLogger("gpujob.service")
 

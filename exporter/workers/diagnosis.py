@@ -24,11 +24,9 @@ MOST_PEERS = 256
 MOST_JSON_BYTES = 1 << 20
 MOST_TEXT_BYTES = 256 * 1024
 
-RECENT_SAMPLES = 30
-"""Kept as they come, about one a second."""
+RECENT_SAMPLES = 30  # kept as they come, about one a second
 OLDER_SAMPLES = 54
-OLDER_EVERY = 5
-"""One of so many is kept of what came before: 5 minutes in all."""
+OLDER_EVERY = 5  # one of so many is kept of what came before: 5 minutes in all
 
 
 class LogEndView(Protocol):
@@ -119,13 +117,10 @@ class NodeSituation:
     """What the sidecar of the node knew at the time; a launcher without one gives what it has."""
 
     time: float
-    status: Mapping[str, Any]
-    """Of the node, as ``/status`` shows it."""
+    status: Mapping[str, Any]  # of the node, as `/status` shows it
     course: Sequence[Mapping[str, float]] = ()
-    details: Mapping[str, Any] | None = None
-    """Open files and what else was last known of the process."""
-    stacks: Mapping[str, str] | None = None
-    """Of processes that still run, by what they are."""
+    details: Mapping[str, Any] | None = None  # open files and what else was last known of the process
+    stacks: Mapping[str, str] | None = None  # of processes that still run, by what they are
 
 
 def build_failure_diagnosis(

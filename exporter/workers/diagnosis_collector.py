@@ -27,8 +27,7 @@ from exporter.workers.diagnosis_reader import RunFiles, has_diagnosis, read_run_
 from exporter.workers.exit_reason import CONSEQUENCES
 
 LOOK_S = 1.0
-STACK_PEERS = 4
-"""Workers of this node, beside the one that failed, whose stacks are taken."""
+STACK_PEERS = 4  # workers of this node, beside the one that failed, whose stacks are taken
 STACKS_OF_WORKER = 2
 STACKS_TIMEOUT_S = 2.0
 

@@ -20,27 +20,21 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.logs.places_reader import log_paths, run_suffix
 
-MOST_LOG_BYTES = 64 * 1024
-"""Of each log, from its end."""
+MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
-MOST_COUNTED_BYTES = 8 << 20
-"""Lines before the end of a log are counted where there are no more bytes than this."""
-SMALL_TEXT_BYTES = 4096
-"""Tried where a disk has no room for more."""
+MOST_COUNTED_BYTES = 8 << 20  # lines before the end of a log are counted where there are no more bytes than this
+SMALL_TEXT_BYTES = 4096  # tried where a disk has no room for more
 
 
 @dataclass(frozen=True)
 class LogEnd:
     """The end of one log, beginning with a whole line where it has several."""
 
-    name: str
-    """Relative to the run directory, if it is there."""
+    name: str  # relative to the run directory, if it is there
     size_bytes: int
     text: bytes
-    start: int
-    """Byte of the file at which the text begins."""
-    lines_before: int | None
-    """Lines of the file before the text; None when there is too much to count."""
+    start: int  # byte of the file at which the text begins
+    lines_before: int | None  # lines of the file before the text; None when there is too much to count
 
 
 @dataclass(frozen=True)
@@ -50,13 +44,11 @@ class RunFiles:
     worker: str
     role: str
     rank: int
-    ranks: int
-    """Ranks of its worker."""
+    ranks: int  # ranks of its worker
     node: str
     attempt: int
     restart: int
-    start: Mapping[str, Any]
-    """Start record; empty without one, as the next two."""
+    start: Mapping[str, Any]  # start record; empty without one, as the next two
     ended: Mapping[str, Any]
     state: Mapping[str, Any]
     logs: tuple[LogEnd, ...]

@@ -24,8 +24,7 @@ REASONS = (
     "node_failure",
     "launch_failed",
     "killed_unknown",
-)
-"""Every exit reason, in the order in which the documentation lists them."""
+)  # every exit reason, in the order in which the documentation lists them
 
 CONSEQUENCES = frozenset({"completed", "terminated_peer", "time_limit", "preempted", "cancelled"})
 """Reasons that are nobody's fault: not the cause of a job's failure."""
@@ -39,30 +38,25 @@ _CRASHES = {
     signal.SIGSYS,
     signal.SIGTRAP,
 }
-CLOCK_SKEW_S = 5.0
-"""Difference that the clocks of two nodes may have."""
+CLOCK_SKEW_S = 5.0  # difference that the clocks of two nodes may have
 _ASKS_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
 _KILLS = _CRASHES | _ASKS_TO_END | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
 _KILLS |= {signal.SIGUSR1, signal.SIGUSR2}
 """Signals that a shell tells as 128 and their number; other statuses above 128 are a program's own."""
 SIGNAL_COUNTS_S = 600.0
 """How long before an end a signal from outside may be its reason: one that a worker has lived with is none."""
-DISK_FULL_BYTES = 1 << 20
-"""Less than this left is a full disk: a log cannot say so, since it could not be written."""
+DISK_FULL_BYTES = 1 << 20  # less than this left is a full disk: a log cannot say so, since it could not be written
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
 """Log classes that are reasons, those that lead to others first."""
-GPU_XID = "gpu_xid"
-"""Log class of what the driver says of a GPU; whether the device is at fault is in the line itself."""
+GPU_XID = "gpu_xid"  # log class of what the driver says of a GPU; whether the device is at fault is in the line itself
 PEER_LOST = "peer_lost"
 """Log class of a worker that has lost another one: a consequence when there was an earlier failure."""
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
 """How long before an end a GPU fault may be its cause, and how much later the kernel may say so."""
 PEER_WINDOW_S = 60.0
 """How long after the failure of a peer a lost connection, or a SIGTERM from nowhere, counts as its consequence."""
-LIMIT_OVERRUN_S = 300.0
-"""How late Slurm may be: it looks every half minute, and sites allow some overrun."""
-TIME_LIMIT_MARGIN_S = 60.0
-"""Slurm warns, signals and kills around the limit, OverTimeLimit and KillWait included."""
+LIMIT_OVERRUN_S = 300.0  # how late Slurm may be: it looks every half minute, and sites allow some overrun
+TIME_LIMIT_MARGIN_S = 60.0  # Slurm warns, signals and kills around the limit, OverTimeLimit and KillWait included
 
 
 @dataclass(frozen=True)
@@ -111,8 +105,7 @@ class LostGpu(_GpuIncident):
     """A GPU that the worker uses was seen to be lost, or to need a reset, and still was so when it ended."""
 
     gpu: str
-    words: str
-    """The driver's."""
+    words: str  # the driver's
 
     def told(self, end: float | None) -> str:
         """In words, by the end of the worker."""
@@ -133,10 +126,8 @@ class LogEvidence:
     """What the end of a worker's log says. ``classes`` are names of error patterns that nothing has followed."""
 
     classes: tuple[str, ...] = ()
-    line: str | None = None
-    """The decisive line: ``RuntimeError: shape mismatch``."""
-    place: str | None = None
-    """Where it stands, for people."""
+    line: str | None = None  # the decisive line: `RuntimeError: shape mismatch`
+    place: str | None = None  # where it stands, for people
 
 
 @dataclass(frozen=True)
@@ -156,35 +147,23 @@ class ExitEvidence:
     signal: int | None = None
     core: bool = False
     end: float | None = None
-    source: str = "wrapper"
-    """Who tells the status: its parent, or the kernel when there is no (more) wrapper."""
-    attached: bool = False
-    """Whether the job was started by others, so that there never was a wrapper."""
+    source: str = "wrapper"  # who tells the status: its parent, or the kernel when there is no (more) wrapper
+    attached: bool = False  # whether the job was started by others, so that there never was a wrapper
     launch_error: str | None = None
-    oom_kills: int | None = None
-    """Kills by the kernel's OOM killer in the worker's own cgroup during its life."""
-    oom_victim: str | None = None
-    """The kernel log's words when it names a process of the worker as a victim."""
-    forwarded: tuple[int, ...] = ()
-    """Signals that reached the wrapper from outside before the worker ended."""
-    wrapper: str | None = None
-    """How the wrapper ended that left no record."""
+    oom_kills: int | None = None  # kills by the kernel's OOM killer in the worker's own cgroup during its life
+    oom_victim: str | None = None  # the kernel log's words when it names a process of the worker as a victim
+    forwarded: tuple[int, ...] = ()  # signals that reached the wrapper from outside before the worker ended
+    wrapper: str | None = None  # how the wrapper ended that left no record
     log: LogEvidence = LogEvidence()
     gpu_faults: tuple[GpuFault, ...] = ()
     gpu_losses: tuple[LostGpu, ...] = ()
-    disk_available_bytes: int | None = None
-    """Space that was left in the run directory when it ended."""
+    disk_available_bytes: int | None = None  # space that was left in the run directory when it ended
     stop: JobStop | None = None
-    node: str | None = None
-    """Where it ran."""
-    peer: FailedPeer | None = None
-    """The first other worker that failed."""
-    job_end: float | None = None
-    """Time limit of the job as a moment."""
-    survivors: int = 0
-    """Processes of the worker that were still there after its end."""
-    service: bool = False
-    """Whether it had to serve until it is told to end."""
+    node: str | None = None  # where it ran
+    peer: FailedPeer | None = None  # the first other worker that failed
+    job_end: float | None = None  # time limit of the job as a moment
+    survivors: int = 0  # processes of the worker that were still there after its end
+    service: bool = False  # whether it had to serve until it is told to end
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ PRESSURE = Family(
     kind="counter",
 )
 
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0
-"""The kernel sums up the whole tree of control groups for each look."""
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0  # the kernel sums up the whole tree of control groups for each look
 LISTED_XIDS = 50
 
 
@@ -52,12 +51,10 @@ class MemorySnapshot:
     cgroup: MemoryCgroup | None = None
     facts: CgroupMemory | None = None
     oom_kills: int | None = None
-    kmsg: str = "available"
-    """Or why the kernel's log is not."""
+    kmsg: str = "available"  # or why the kernel's log is not
     oom_victims: Mapping[int, float] = field(default_factory=dict)
     """When the OOM killer took a process of the job, by pid."""
-    xids: tuple[dict[str, Any], ...] = ()
-    """Errors of this node's GPUs since the job's start."""
+    xids: tuple[dict[str, Any], ...] = ()  # errors of this node's GPUs since the job's start
 
 
 @dataclass

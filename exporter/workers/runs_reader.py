@@ -29,20 +29,14 @@ from exporter.workers.exit_reason import (
 )
 from exporter.workers.log_evidence import log_evidence
 
-NO_RECORD_GRACE_S = 3.0
-"""A process that is gone gets this long for its exit record to appear."""
-NOTICE_GRACE_S = 3.0
-"""An end by a signal from outside gets this long for the launcher's notice to appear."""
-STATUS_GRACE_S = 1.0
-"""How long the kernel may take to tell the status of a process that is not our child."""
+NO_RECORD_GRACE_S = 3.0  # a process that is gone gets this long for its exit record to appear
+NOTICE_GRACE_S = 3.0  # an end by a signal from outside gets this long for the launcher's notice to appear
+STATUS_GRACE_S = 1.0  # how long the kernel may take to tell the status of a process that is not our child
 LOG_TAIL_BYTES = 64 * 1024
-DETAILS_EVERY_S = 30.0
-"""Between two looks at what is dear: proportional memory, open files, context switches."""
-QUICK_END_S = 10.0
-"""A worker that ends as soon as this may have left itself running in the background."""
+DETAILS_EVERY_S = 30.0  # between two looks at what is dear: proportional memory, open files, context switches
+QUICK_END_S = 10.0  # a worker that ends as soon as this may have left itself running in the background
 
-Tell = Callable[[float | None, str, str, Task, str], None]
-"""Where events go: when, level, what, whose, detail."""
+Tell = Callable[[float | None, str, str, Task, str], None]  # where events go: when, level, what, whose, detail
 
 
 @dataclass(frozen=True)
@@ -85,22 +79,18 @@ class _WorkerRun:
     start: float | None = None
     start_ticks: int | None = None
     found_by: str | None = None
-    visible: bool = True
-    """Whether its pid means anything here: not so in another pid namespace."""
+    visible: bool = True  # whether its pid means anything here: not so in another pid namespace
     session: int | None = None
     tree: ProcessTree | None = None
-    pids: frozenset[int] = frozenset()
-    """The worker and its descendants at the last look that found it."""
+    pids: frozenset[int] = frozenset()  # the worker and its descendants at the last look that found it
     wrapper: tuple[int, int | None] | None = None
     """Pid and start of its wrapper, as long as that is there: it has not said its last word."""
-    wrapper_told: bool = False
-    """Whether the kernel tells of the wrapper's end."""
+    wrapper_told: bool = False  # whether the kernel tells of the wrapper's end
     sample: ProcessTreeSample | None = None
     details: ProcessTreeDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
-    exit_seen: bool = False
-    """Whether its exit record is there, also while its verdict waits for a notice."""
+    exit_seen: bool = False  # whether its exit record is there, also while its verdict waits for a notice
     ended: WorkerExit | None = None
 
 

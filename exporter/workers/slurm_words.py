@@ -18,11 +18,9 @@ _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
 
-LONGEST_GRACE_S = 3600.0
-"""No grace time of a partition or QOS is longer in practice."""
+LONGEST_GRACE_S = 3600.0  # no grace time of a partition or QOS is longer in practice
 
-TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")
-"""Exit reason and words."""
+TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")  # exit reason and words
 _REASONS = {
     "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": ("preempted", "Slurm: preempted by another job"),

@@ -55,8 +55,7 @@ SECTION_OF = {
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
-}
-"""Section of each key of a job or cluster file; that of any other one is Job."""
+}  # section of each key of a job or cluster file; that of any other one is Job
 TOPOLOGY_CODES = (
     ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|there is none)")),
     ("topology-mixed", re.compile(r"resources\.agg_workers: .* agg beside ")),

@@ -17,15 +17,11 @@ from launcher.check.finding import CheckFinding
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan, RunFacts
 
-MOST_FILES = 200
-"""Files of one pattern that are looked into."""
-MOST_BYTES = 1 << 20
-"""Of one file; of its unpacked text too."""
+MOST_FILES = 200  # files of one pattern that are looked into
+MOST_BYTES = 1 << 20  # of one file; of its unpacked text too
 TAIL_BYTES = 64 * 1024
-MOST_ROWS = 20
-"""Of a table, whose fields are counted."""
-MOST_NAMES = 3
-"""Files that one message names."""
+MOST_ROWS = 20  # of a table, whose fields are counted
+MOST_NAMES = 3  # files that one message names
 
 _GZIP = b"\x1f\x8b"
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -39,8 +35,7 @@ class InputEntry:
     pattern: str
     per_worker: bool
     paths: tuple[Path, ...]
-    missing: tuple[str, ...]
-    """Paths, or globs, that name nothing."""
+    missing: tuple[str, ...]  # Paths, or globs, that name nothing
 
 
 def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
@@ -265,5 +260,4 @@ PARSERS: dict[str, Callable[[str, str | None, bool], str | None]] = {
     ".tsv": table_problem,
     ".yaml": yaml_problem,
     ".yml": yaml_problem,
-}
-"""By the end of a file's name: (text, its last part, whether the text is all of it) to what is wrong with it."""
+}  # by the end of a file's name: (text, its last part, whether the text is all of it) to what is wrong with it

@@ -19,8 +19,7 @@ for number, name in enumerate(sys.argv[1:]):
         missing.append(number)
 print()
 print({_ANSWER!r}, *missing)
-"""
-"""Tells by their numbers which modules are not found, on a line of its own: start-up files print what they like."""
+"""  # tells by their numbers which modules are not found, on a line of its own: start-up files print what they like
 
 
 class InterpreterSilent(Exception):

@@ -22,13 +22,10 @@ from launcher.steps.slurm_steps import run_command
 
 SLURM_TIMEOUT_S = 10.0
 HTTP_TIMEOUT_S = 3.0
-LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
-"""A share of a disk says little once it has a terabyte free."""
-LEAST_FREE_MEMORY_SHARE = 0.9
-"""Of a GPU that nobody else uses; the driver keeps a little for itself."""
+LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40  # a share of a disk says little once it has a terabyte free
+LEAST_FREE_MEMORY_SHARE = 0.9  # of a GPU that nobody else uses; the driver keeps a little for itself
 GIB = 1 << 30
-MOST_ERROR = 200
-"""Characters of an error of Slurm that an item has."""
+MOST_ERROR = 200  # characters of an error of Slurm that an item has
 _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
 """How Slurm's commands say that this machine belongs to no cluster."""
 
@@ -216,8 +213,7 @@ class SlurmPartition:
     up: bool
     time_limit_s: float | None
     nodes: int
-    gpus: int
-    """Most GPUs of a node."""
+    gpus: int  # most GPUs of a node
 
 
 def parse_partitions(text: str) -> dict[str, SlurmPartition]:

@@ -13,10 +13,8 @@ from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, RunFacts, TaskPlan
 from launcher.plan.ports import TABLE
 from launcher.planner.planned_job import PlannedJob
 
-LIKENESS = 0.7
-"""Of a word to the name of a placeholder, by difflib, from which on it was meant to be that one."""
-HIDDEN_PORTS = ("public", "internal")
-"""Ports of the table that a process knows as its ``http`` one."""
+LIKENESS = 0.7  # of a word to the name of a placeholder, by difflib, from which on it was meant to be that one
+HIDDEN_PORTS = ("public", "internal")  # ports of the table that a process knows as its `http` one
 
 _WORD = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 _HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
@@ -29,8 +27,7 @@ class FilledText:
     place: str
     text: str
     values: PlaceholderValues
-    stage: str = ""
-    """That of the process whose command, arguments or variables it is in; empty for other texts."""
+    stage: str = ""  # that of the process whose command, arguments or variables it is in; empty for other texts
 
 
 def check_placeholders(subject: PlannedJob) -> list[CheckFinding]:

@@ -14,12 +14,9 @@ from launcher.jobfile.jobfile import ClusterSpec, find_cluster_file, parse_clust
 from launcher.planner.planned_job import PlannedJob, plan_job
 from launcher.sweep.points import expand_sweep, is_sweep
 
-ROUNDS = 8
-"""Taking a part out can show one more mistake."""
-IDLE = "true"
-"""A command that does nothing."""
-SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}
-"""What stands in for a key that a file cannot do without."""
+ROUNDS = 8  # taking a part out can show one more mistake
+IDLE = "true"  # a command that does nothing
+SUPPLIED = {"name": "job", "workers": [{"command": IDLE}]}  # what stands in for a key that a file cannot do without
 
 _PLACE = re.compile(r"([A-Za-z_][\w-]*(?:\.[^.:\[\]]+|\[\d+\])*): ")
 _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 NOT_OF_THE_FILE = ("no-slurm",)
 """Codes of what a start is refused for and a plan is not doubtful for: it can be made anywhere."""
-SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")
-"""Codes of what only `submit` refuses."""
+SUBMIT_ALONE = ("backslash", "no-setup-script", "signal-early")  # codes of what only `submit` refuses
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")

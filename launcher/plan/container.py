@@ -16,16 +16,14 @@ from launcher.plan.plan import Plan, RunFacts, TaskPlan
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
 OURS = "/opt/gpujob-launcher"
 """Where our packages are in a container: nothing of an image is there, and nothing of it is hidden."""
-PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder of our packages here."""
+PACKAGES = Path(__file__).resolve().parents[2]  # the folder of our packages here
 BOOT = f"import sys; sys.path.insert(0, {OURS!r}); from launcher.programs.wrapper import main; main(sys.argv[1:])"
 """Program of an interpreter that knows nothing of us. The wrapper needs the standard library alone."""
 
 _ENROOT_OF_STEP = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
-)
-"""Text for sh that starts a rank of MPI with the variables by which Slurm tells it where the others are."""
+)  # text for sh that starts a rank of MPI with the variables by which Slurm tells it where the others are
 
 
 @dataclass(frozen=True)

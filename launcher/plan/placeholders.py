@@ -24,16 +24,13 @@ VARIABLES = {
     "output_dir": "GPUJOB_OUTPUT_DIR",
     "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
     "log_dir": "GPUJOB_LOG_DIR",
-}
-"""Variable of a task that holds the value of each placeholder."""
+}  # variable of a task that holds the value of each placeholder
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
 """Placeholders of a node's address and of a port, by a number."""
-_SAFE = re.compile(r"[A-Za-z0-9._:%-]+")
-"""Hosts, addresses and ports: text that means nothing to a shell."""
-_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None
-"""The job whose tasks were filled last, and its values."""
+_SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # Hosts, addresses and ports: text that means nothing to a shell
+_latest: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # the job whose tasks were filled last, and its values
 
 
 class PlaceholderValues(dict[str, str]):

@@ -11,37 +11,28 @@ from exporter.contract.manifest import Manifest, Task
 
 PLAN_SCHEMA = 1
 PLAN_FILE = "plan.json"
-DEFAULT_KILL_WAIT_S = 30.0
-"""Slurm's own default of KillWait."""
+DEFAULT_KILL_WAIT_S = 30.0  # Slurm's own default of KillWait
 
-MOST_NAME_BYTES = 100
-"""Of a job's name in the name of its run directory, which has 255 in all."""
+MOST_NAME_BYTES = 100  # of a job's name in the name of its run directory, which has 255 in all
 
 INFRA, WORKERS, FRONTENDS, BALANCER, BENCHMARK = STAGES = ("infra", "workers", "frontends", "balancer", "benchmark")
 """Stages of a job, in the order in which they start."""
-PREFILL, DECODE = "prefill", "decode"
-"""Roles of disaggregated serving: each is of no use without the other."""
-COUNTING = ("dynamo", "sglang")
-"""Kinds of readiness whose answers count the registered workers."""
+PREFILL, DECODE = "prefill", "decode"  # roles of disaggregated serving: each is of no use without the other
+COUNTING = ("dynamo", "sglang")  # kinds of readiness whose answers count the registered workers
 
 
 @dataclass(frozen=True)
 class ReadyRule:
     """How to ask whether a process, or all that a front end knows of, is ready."""
 
-    subject: str
-    """The worker that is asked for; empty for the model as a whole."""
-    kind: str
-    """dynamo, sglang, vllm, http (status 200) or tcp (accepts)."""
-    node: int
-    """Index of the node that is asked."""
-    port: int
-    """Before the job's offset."""
+    subject: str  # the worker that is asked for; empty for the model as a whole
+    kind: str  # dynamo, sglang, vllm, http (status 200) or tcp (accepts)
+    node: int  # index of the node that is asked
+    port: int  # before the job's offset
     path: str = ""
     expected: Mapping[str, int] = field(default_factory=dict)
     """Workers by role that must have registered; empty when the answer alone counts."""
-    before: str = "benchmark"
-    """Stage that does not begin before it holds."""
+    before: str = "benchmark"  # stage that does not begin before it holds
 
 
 @dataclass(frozen=True)
@@ -75,28 +66,20 @@ class TaskPlan:
     critical: bool = True
     restart_max: int = 0
     restart_backoff_s: float = 10.0
-    stage: str = WORKERS
-    """When it is started: a stage begins once all of the one before it are ready."""
-    service: bool = False
-    """Whether it serves until the job is over: an end of its own is a failure, whatever its code."""
-    step: str = ""
-    """Name of its Slurm step; tasks of one name are started together as one step (MPI)."""
-    leader_node: int = 0
-    """Index of the first node of its worker."""
-    worker_size: int = 1
-    """Processes of its worker."""
-    worker_nodes: int = 1
-    """Nodes of its worker."""
+    stage: str = WORKERS  # when it is started: a stage begins once all of the one before it are ready
+    service: bool = False  # whether it serves until the job is over: an end of its own is a failure, whatever its code
+    step: str = ""  # name of its Slurm step; tasks of one name are started together as one step (MPI)
+    leader_node: int = 0  # index of the first node of its worker
+    worker_size: int = 1  # processes of its worker
+    worker_nodes: int = 1  # nodes of its worker
     ports: Mapping[str, int] = field(default_factory=dict)
     """Ports by what they are for, before the job's offset; ``{NAME_port}`` in commands."""
-    narrowed: bool = True
-    """Whether it sees the GPUs of the plan alone; else all of its node."""
+    narrowed: bool = True  # whether it sees the GPUs of the plan alone; else all of its node
     visible: tuple[int, ...] = ()
     """GPUs of its node that it sees where they are more than its own: all of its worker there."""
     metrics: str | None = None
     """``NAME_port/path`` where its program serves metrics of its own, as in ``http_port/metrics``."""
-    contained: bool = False
-    """Whether it runs in the job's container."""
+    contained: bool = False  # whether it runs in the job's container
 
 
 @dataclass(frozen=True)
@@ -113,8 +96,7 @@ class Plan:
     job_dir: str
     workdir: str
     logs_dir: str
-    run_dir_name: str
-    """Name of the run directory with ``{job_id}`` in it."""
+    run_dir_name: str  # name of the run directory with `{job_id}` in it
     target_dir: str | None
     slurm: Mapping[str, Any]
     monitoring: bool
@@ -122,18 +104,14 @@ class Plan:
     linger_s: float
     kill_wait_s: float
     python: str
-    resolved: Mapping[str, Any]
-    """The job file as it was understood, secrets left out."""
-    world_size: int = 0
-    """Processes of the workers."""
+    resolved: Mapping[str, Any]  # the job file as it was understood, secrets left out
+    world_size: int = 0  # processes of the workers
     readiness: ReadinessPlan | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
     """Files of the run directory by name, with placeholders that only the orchestrator can fill."""
     container: ContainerPlan | None = None
-    setup: Mapping[str, Any] = field(default_factory=dict)
-    """Modules, script and preamble of the batch script."""
-    secrets: tuple[str, ...] = ()
-    """Names of variables whose values are in a file of their own, for the owner alone."""
+    setup: Mapping[str, Any] = field(default_factory=dict)  # Modules, script and preamble of the batch script
+    secrets: tuple[str, ...] = ()  # names of variables whose values are in a file of their own, for the owner alone
     network_interface: str | None = None
     """Interface whose addresses the workers use for each other; host names without one."""
 
@@ -148,14 +126,11 @@ class RunFacts:
 
     job_id: str
     run_dir: Path
-    hosts: tuple[str, ...]
-    """Host names in the order of the plan's nodes."""
+    hosts: tuple[str, ...]  # host names in the order of the plan's nodes
     attempt: int = 0
     start: float = 0.0
-    addresses: tuple[str, ...] = ()
-    """By which the nodes reach each other, where that is not by their host names."""
-    port_offset: int = 0
-    """Added to every port of the plan: another job may be on the same node."""
+    addresses: tuple[str, ...] = ()  # by which the nodes reach each other, where that is not by their host names
+    port_offset: int = 0  # added to every port of the plan: another job may be on the same node
 
     def address(self, node_index: int) -> str:
         """Host name or IP address of a node."""

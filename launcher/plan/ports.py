@@ -36,13 +36,11 @@ TABLE: Mapping[str, PortKind] = {
     "dp_rpc": PortKind(8650, 1, "calls between the ranks of data parallelism"),
     "nccl": PortKind(17500, 1, "NCCL of a worker"),
     "vllm": PortKind(20000, 50, "VLLM_PORT: what vLLM takes by itself"),
-}
-"""Bases are those that the engines and srtctl use, so that what people know by heart stays true."""
+}  # bases are those that the engines and srtctl use, so that what people know by heart stays true
 
 SURVEY_FILE, PORTS_FILE = "survey.json", "ports.json"
 """What the nodes are asked for before the start, ports as they are in the plan, and which ports the job has."""
-EPHEMERAL = 32768
-"""Where Linux begins to hand out ports by itself (ip_local_port_range)."""
+EPHEMERAL = 32768  # where Linux begins to hand out ports by itself (ip_local_port_range)
 END = 65536
 
 OFFSETS = (0, 17, 34, 544, 561, 578, 4046, 4063, 4080, 4590, 4607, 4624, 8092, 8109, 8126, 8636)

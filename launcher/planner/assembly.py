@@ -33,11 +33,9 @@ from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
 _PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
-CLIENTS = "http"
-"""Name of the port of a front end that clients use, whichever of the table it is."""
+CLIENTS = "http"  # name of the port of a front end that clients use, whichever of the table it is
 
-Group = tuple[Role, tuple[Task, ...]]
-"""A worker before its ports are known: its role and its processes."""
+Group = tuple[Role, tuple[Task, ...]]  # a worker before its ports are known: its role and its processes
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Assembly:
 
     tasks: tuple[TaskPlan, ...]
     readiness: ReadinessPlan | None = None
-    templates: dict[str, str] = field(default_factory=dict)
-    """Files of the run directory with placeholders, by name."""
+    templates: dict[str, str] = field(default_factory=dict)  # files of the run directory with placeholders, by name
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,7 @@ class PlannedService:
 
     task: Task
     stage: str
-    needs: tuple[str, ...] = ()
-    """Ports by the names of ``launcher.plan.ports``."""
+    needs: tuple[str, ...] = ()  # ports by the names of `launcher.plan.ports`
 
 
 def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, layout: Topology, *, local: bool = False) -> Assembly:

@@ -21,14 +21,11 @@ class JobParts:
     """The parts of a job that must fit together."""
 
     roles: Sequence[Role]
-    backends: Mapping[str, Backend]
-    """By role."""
-    served: Sequence[BackendWorker]
-    """Workers that the front end stands before."""
+    backends: Mapping[str, Backend]  # by role
+    served: Sequence[BackendWorker]  # workers that the front end stands before
     frontend: Frontend | None
     benchmark: BenchmarkSpec | None
-    endpoint: Endpoint | None
-    """Where clients send requests."""
+    endpoint: Endpoint | None  # where clients send requests
 
 
 def assembly_problems(setting: BackendContext, parts: JobParts, services: Collection[str]) -> list[str]:

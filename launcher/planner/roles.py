@@ -14,13 +14,10 @@ class Role:
 
     name: str
     count: int
-    gpus: int
-    """GPUs of one worker."""
+    gpus: int  # GPUs of one worker
     options: RoleSpec
-    gpus_key: str
-    """Key of the file that says how many GPUs a worker has, for errors."""
-    nodes: int | None = None
-    """Nodes that the file gives to the role; 0: it shares those of prefill."""
+    gpus_key: str  # key of the file that says how many GPUs a worker has, for errors
+    nodes: int | None = None  # nodes that the file gives to the role; 0: it shares those of prefill
 
     @property
     def nodes_key(self) -> str:

@@ -23,8 +23,7 @@ from launcher.plan.plan import (
 )
 from launcher.planner.topology import Topology
 
-CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)
-"""Services around them (etcd, nats, nginx) are of the nodes."""
+CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # services around them (etcd, nats, nginx) are of the nodes
 
 
 def slurm_options(spec: JobSpec, cluster: ClusterSpec, layout: Topology) -> dict[str, Any]:

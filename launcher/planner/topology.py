@@ -19,19 +19,16 @@ from launcher.planner.roles import Role, roles_of
 
 Granularity = Literal["node", "gpu"]
 
-MOST_NODES = 100_000
-"""Of a job: what is more is a slip of the finger."""
+MOST_NODES = 100_000  # of a job: what is more is a slip of the finger
 
 
 @dataclass(frozen=True)
 class Topology:
     """Where everything of a job runs; nodes by their index in the allocation."""
 
-    nodes: int
-    """Nodes that Slurm is asked for."""
+    nodes: int  # nodes that Slurm is asked for
     roles: tuple[Role, ...]
-    tasks: tuple[Task, ...]
-    """Processes of the workers by rank, from 0 on."""
+    tasks: tuple[Task, ...]  # processes of the workers by rank, from 0 on
     infra_node: int = 0
     frontend_nodes: tuple[int, ...] = (0,)
     """Nodes for front ends, in the order in which they are used; the balancer stands on the first."""
@@ -69,8 +66,7 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
     )
 
 
-Share = tuple[int, range]
-"""A node and the GPUs of it that a worker has."""
+Share = tuple[int, range]  # a node and the GPUs of it that a worker has
 
 
 def _shares(

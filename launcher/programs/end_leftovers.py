@@ -15,12 +15,9 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.machine.procfs import ENDED, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
 
-TASK = "GPUJOB_WORKER"
-"""Variable that each task has, and a shell that somebody has opened in the job has not."""
-RUN = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")
-"""Variables that tell one attempt of a job from all others."""
-END_S = 8.0
-"""Between SIGTERM and SIGKILL."""
+TASK = "GPUJOB_WORKER"  # variable that each task has, and a shell that somebody has opened in the job has not
+RUN = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that tell one attempt of a job from all others
+END_S = 8.0  # between SIGTERM and SIGKILL
 LOOK_S = 0.1
 
 

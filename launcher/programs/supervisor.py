@@ -17,10 +17,8 @@ import time
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # a run this long resets the back-off
 DONE = (0, 2)
-START_AGAIN = 75
-"""That of a sidecar that only a new process can replace (``exporter.cli.START_AGAIN``)."""
-SUPERVISED = {"GPUJOB_SUPERVISED": "1"}
-"""Tells the program that such a wish is heard."""
+START_AGAIN = 75  # that of a sidecar that only a new process can replace (`exporter.cli.START_AGAIN`)
+SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # tells the program that such a wish is heard
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
 """A warning before the time limit reaches every step, and is for the workers."""

@@ -6,11 +6,9 @@ from typing import Any
 from launcher.verify.benchmark_results import LATENCIES
 from launcher.words import plain_text
 
-SHOWN = 40
-"""Rows of the table for people."""
+SHOWN = 40  # rows of the table for people
 
-FAILED = "failed"
-"""Head and key of the requests that were not completed, where some were not."""
+FAILED = "failed"  # head and key of the requests that were not completed, where some were not
 
 COLUMNS = (
     ("concurrency", "concurrency", 1.0, ".0f"),
@@ -25,8 +23,7 @@ COLUMNS = (
         for ours in dict.fromkeys(LATENCIES.values())
         for statistic in ("median", "p99")
     ),
-)
-"""Head, key, factor and format of each column that the table may have."""
+)  # Head, key, factor and format of each column that the table may have
 
 
 def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -19,8 +19,7 @@ from exporter.gpus.analysis.xid import NOISE
 from exporter.gpus.records import GIB
 from launcher.words import clock_text, plain_text
 
-EVENTS_SHOWN = 20
-"""Events that the text tells; more of them are in the JSON."""
+EVENTS_SHOWN = 20  # events that the text tells; more of them are in the JSON
 
 
 def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[dict[str, Any]]:

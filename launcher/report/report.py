@@ -35,8 +35,7 @@ from launcher.verify.verify import VerificationCheck
 REPORT_SCHEMA = 1
 REPORT_TEXT_FILE = "report.md"
 
-Runs = dict[int, list[dict[str, Any]]]
-"""Runs of tasks by rank, oldest first."""
+Runs = dict[int, list[dict[str, Any]]]  # runs of tasks by rank, oldest first
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,8 @@ class _RunDirContents:
 
     manifest: Manifest
     orchestrator: Mapping[str, Any]
-    statuses: Mapping[str, Mapping[str, Any]]
-    """The last ones of the sidecars, by node."""
-    published: Mapping[str, Any]
-    """Phase of the job, and why it is being stopped."""
+    statuses: Mapping[str, Mapping[str, Any]]  # the last ones of the sidecars, by node
+    published: Mapping[str, Any]  # phase of the job, and why it is being stopped
 
     @classmethod
     def read(cls, run_dir: Path, coming: int | None = None) -> "_RunDirContents":

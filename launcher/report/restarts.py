@@ -6,8 +6,7 @@ from typing import Any
 from exporter.workers.exit_reason import PEER_WINDOW_S, first_failure
 from launcher.words import end_line, plain_text
 
-RESTARTS_SHOWN = 8
-"""Ends that the text tells; the others are in the JSON."""
+RESTARTS_SHOWN = 8  # ends that the text tells; the others are in the JSON
 
 
 def restart_causes(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 from exporter.logs.places_reader import read_last_bytes
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, first_failure
 
-UNFINISHED = ("PENDING", "RUNNING")
-"""States of a job that has not ended."""
+UNFINISHED = ("PENDING", "RUNNING")  # states of a job that has not ended
 EXIT_STATUS = {
     "COMPLETED": 0,
     "FAILED": 1,
@@ -22,8 +21,7 @@ EXIT_STATUS = {
     "UNKNOWN": 9,
     "RUNNING": 10,
     "PENDING": 10,
-}
-"""Exit status of `run`, `report` and `watch --until done` by state of the job."""
+}  # exit status of `run`, `report` and `watch --until done` by state of the job
 
 _STATE_OF_REASON = {
     "host_oom": "OUT_OF_MEMORY",
@@ -44,8 +42,7 @@ REASON_OF_STATE = {
     "PREEMPTED": "preempted",
     "CANCELLED": "cancelled",
     "FAILED": "terminated_peer",
-}
-"""Exit reason that the workers of a job inherit when Slurm alone tells how it ended."""
+}  # exit reason that the workers of a job inherit when Slurm alone tells how it ended
 BATCH_LOST = "the batch step has ended and has left no report: was the guard of the orchestrator killed?"
 
 _NO_REPORT = (b"the report cannot be made", b"cannot write the report")

@@ -10,14 +10,10 @@ from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.words import clock_text, duration_text, end_line, first_names, plain_text, worker_text
 
-FLAWS_SHOWN = 20
-"""Damaged files that the text names; the others are in the JSON."""
-EARLIER_SHOWN = 8
-"""Reports of earlier attempts that the text names."""
-MISSING_SHOWN = 4
-"""Workers that were not ready in time which the line on the cause names."""
-TOLERATED_SHOWN = 8
-"""Failed workers that the job could do without; the others are in the JSON."""
+FLAWS_SHOWN = 20  # damaged files that the text names; the others are in the JSON
+EARLIER_SHOWN = 8  # reports of earlier attempts that the text names
+MISSING_SHOWN = 4  # workers that were not ready in time which the line on the cause names
+TOLERATED_SHOWN = 8  # failed workers that the job could do without; the others are in the JSON
 
 
 def _is_issue(check: Mapping[str, Any]) -> bool:

@@ -45,16 +45,11 @@ def write_missing_diagnosis(
 
 
 FINAL_VALUES_S = 15.0
-LAST_VALUES_S = 0.7
-"""The same while KillWait is running."""
-VERIFY_S = 60.0
-"""How long output files may be read for their records while the nodes wait,"""
-LEAST_VERIFY_S = 2.0
-"""at least so long,"""
-LIMIT_MARGIN_S = 15.0
-"""and else so much shorter than up to the time limit: the report has to be written before it."""
-REQUEUE_S = 60.0
-"""How long Slurm may take to end a job that goes back into the queue."""
+LAST_VALUES_S = 0.7  # the same while KillWait is running
+VERIFY_S = 60.0  # how long output files may be read for their records while the nodes wait,
+LEAST_VERIFY_S = 2.0  # at least so long,
+LIMIT_MARGIN_S = 15.0  # and else so much shorter than up to the time limit: the report has to be written before it
+REQUEUE_S = 60.0  # how long Slurm may take to end a job that goes back into the queue
 
 
 def verification_s(limit_end: float | None, now: float) -> float:

@@ -5,8 +5,7 @@ import time
 
 from launcher.plan.plan import BALANCER, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
 
-PORT = "http"
-"""What a front end or balancer calls the port that clients use."""
+PORT = "http"  # what a front end or balancer calls the port that clients use
 
 
 def place_lines(plan: Plan, facts: RunFacts) -> list[str]:

@@ -11,14 +11,10 @@ from launcher.plan.plan import RunFacts
 from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
 
-KILL_MARGIN_S = 3.0
-"""Kept free of KillWait for the report,"""
-MOST_KILL_MARGIN = 0.4
-"""and no more than this share of it."""
-QUESTION_S = 3.0
-"""The longest wait for an answer about the end of the job, with some margin."""
-OWN_TEARDOWN_S = 8.0
-"""Between SIGTERM and SIGKILL when the job ends itself and no KillWait is running."""
+KILL_MARGIN_S = 3.0  # kept free of KillWait for the report,
+MOST_KILL_MARGIN = 0.4  # and no more than this share of it
+QUESTION_S = 3.0  # the longest wait for an answer about the end of the job, with some margin
+OWN_TEARDOWN_S = 8.0  # between SIGTERM and SIGKILL when the job ends itself and no KillWait is running
 
 
 def teardown_limit_s(kill_wait_s: float) -> float:

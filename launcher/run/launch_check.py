@@ -14,13 +14,10 @@ from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
 from launcher.plan.plan import Plan, RunFacts
 
 CHECKLIST_SCHEMA = 1
-MARGIN_S = 15.0
-"""After the launch timeout, for a sidecar that came late and for the way of its status to here."""
+MARGIN_S = 15.0  # after the launch timeout, for a sidecar that came late and for the way of its status to here
 LOOK_S = 1.0
-NODES_PER_S = 100
-"""Status files read in a second: a large job is looked at less often."""
-MOST_LINES = 20
-"""Faults of one check that are shown; the rest is counted."""
+NODES_PER_S = 100  # status files read in a second: a large job is looked at less often
+MOST_LINES = 20  # faults of one check that are shown; the rest is counted
 
 SIDECAR = "sidecar"
 _LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}

@@ -34,15 +34,13 @@ from launcher.steps.batch_script import component_ids, without_outer_components
 from launcher.steps.slurm_steps import SIGNAL_TIMEOUT_S, read_steps, signal_steps
 from launcher.steps.srun_lines import SIDECARS
 
-FINAL_VALUES_S = 4.0
-"""How long the sidecars may take for their last values."""
+FINAL_VALUES_S = 4.0  # how long the sidecars may take for their last values
 
 
 class LeftoverTasks(Protocol):
     """What the orchestrator has left running."""
 
-    look_s: float
-    """Between two looks at it."""
+    look_s: float  # between two looks at it
 
     def tell(self, number: int, *, sidecars: bool) -> int:
         """Send a signal to it, to the sidecars where that is said; to how many. 0 is no signal (kill(2))."""

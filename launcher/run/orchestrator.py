@@ -42,8 +42,7 @@ from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
 
 TICK_S = 0.2
-STATUSES_S = 5.0
-"""Between two looks at what the sidecars have written: they write it as often."""
+STATUSES_S = 5.0  # between two looks at what the sidecars have written: they write it as often
 
 
 class Orchestrator:

@@ -23,16 +23,12 @@ from launcher.rundir.targets import (
 )
 from launcher.steps.steps import Steps
 
-START_TIMEOUT_S = 30.0
-"""How long the workers wait for the sidecars to listen; then the job goes on without them."""
-TARGETS_EVERY_S = 5.0
-"""Between two looks for sidecars that came late or came back elsewhere: one file for each node."""
-KILLED_S = 2.0
-"""How long the end of one that was killed is waited for: it may hang in a system call."""
+START_TIMEOUT_S = 30.0  # how long the workers wait for the sidecars to listen; then the job goes on without them
+TARGETS_EVERY_S = 5.0  # between two looks for sidecars that came late or came back elsewhere: one file for each node
+KILLED_S = 2.0  # how long the end of one that was killed is waited for: it may hang in a system call
 END_S = 5.0
 MOST_STARTS = 3
-CANNOT_WORK = 2
-"""Status of a sidecar that cannot work as it is configured: another start would end alike."""
+CANNOT_WORK = 2  # status of a sidecar that cannot work as it is configured: another start would end alike
 
 
 class Sidecars:

@@ -7,14 +7,11 @@ from launcher.run.job_state import JobState
 from launcher.run.signals import OrchestratorSignals
 from launcher.steps.steps import ExternalEnd, Steps
 
-NOTICE_GRACE_S = 3.0
-"""An end by a signal from outside gets this long for the signal to reach this process too."""
-ANNOUNCED_GRACE_S = 10.0
-"""The same, where the place may be ending the job and has not said why."""
+NOTICE_GRACE_S = 3.0  # an end by a signal from outside gets this long for the signal to reach this process too
+ANNOUNCED_GRACE_S = 10.0  # the same, where the place may be ending the job and has not said why
 ASK_AFTER_S, ASK_AGAIN_S = 0.5, 1.0
 """How long that signal may take before the place is asked for the reason, and asked once more."""
-SIGNAL_LATE_S = 90.0
-"""After the end of a grace time: slurmctld looks every half minute."""
+SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld looks every half minute
 
 
 class SlurmEndQuery:

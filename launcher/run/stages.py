@@ -14,13 +14,11 @@ from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
 from launcher.words import first_names
 
-LOOK_S = 0.5
-"""Between two looks at what is ready."""
+LOOK_S = 0.5  # between two looks at what is ready
 NAMED_AS_CAUSE = 2
 """Workers that the sentence on who is missing names: it stands beside every worker that ends with the job."""
 _NOT_READY = " is not ready: "
-START_AGAIN_S = 5.0
-"""After the end of what polls, which nobody has asked for."""
+START_AGAIN_S = 5.0  # after the end of what polls, which nobody has asked for
 
 
 class ReadinessState:

@@ -8,8 +8,7 @@ from exporter.progress.work import job_work
 
 OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
 """Of workers the orchestrator itself tells."""
-MILESTONES = 10
-"""Parts of the work of which each is an event when it is done."""
+MILESTONES = 10  # parts of the work of which each is an event when it is done
 
 
 class StatusEvents:

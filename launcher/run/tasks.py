@@ -20,12 +20,10 @@ from launcher.run.slurm_end import ASK_AFTER_S, ASK_AGAIN_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
 from launcher.steps.steps import RunningTask, Steps
 
-RECORD_GRACE_S = 2.0
-"""How long after the end of a step its exit record may take to be seen here (network file systems)."""
+RECORD_GRACE_S = 2.0  # how long after the end of a step its exit record may take to be seen here (network file systems)
 _ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")
 """Reasons of ends by a signal from outside, as long as nobody has said why the job is being ended."""
-LOOK_INTO_STEPS_S = 1.0
-"""Between two looks for tasks that have ended in a step that goes on."""
+LOOK_INTO_STEPS_S = 1.0  # between two looks for tasks that have ended in a step that goes on
 
 
 @dataclass
@@ -33,14 +31,10 @@ class TaskGroup:
     """Tasks that are started together, and again together: all those of a worker, or of a step."""
 
     tasks: tuple[TaskPlan, ...]
-    restart: int = 0
-    """The present run."""
-    failed: bool = False
-    """Whether one of its tasks has failed in this run."""
-    due: float | None = None
-    """When it is started again, by the monotonic clock."""
-    kill_at: float | None = None
-    """Until when its other tasks have time to end, once one has failed."""
+    restart: int = 0  # the present run
+    failed: bool = False  # whether one of its tasks has failed in this run
+    due: float | None = None  # when it is started again, by the monotonic clock
+    kill_at: float | None = None  # until when its other tasks have time to end, once one has failed
 
 
 def task_groups(tasks: Iterable[TaskPlan]) -> list[TaskGroup]:

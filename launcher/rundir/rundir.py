@@ -22,8 +22,7 @@ from launcher.rundir.secrets_file import write_secrets
 
 PRIVATE = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
 """Files that hold what the job file says, and so perhaps keys: for the owner alone."""
-SWEEP_FILE = "sweep.json"
-"""What the directory of a sweep has, with the run directories of its points in it."""
+SWEEP_FILE = "sweep.json"  # what the directory of a sweep has, with the run directories of its points in it
 
 
 def staging_name() -> str:

@@ -10,8 +10,7 @@ from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
 
 SCRAPE_JOB = "gpujob-sidecar"
 """Value of the targets' ``job`` label, whatever the scrape configuration is called: rules count on it."""
-ENGINE_JOB = "gpujob-engine"
-"""The same of what the workers' programs tell of themselves: no rule of ours is about it."""
+ENGINE_JOB = "gpujob-engine"  # the same of what the workers' programs tell of themselves: no rule of ours is about it
 
 
 def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:

@@ -9,8 +9,7 @@ from exporter.logs.tail_reader import CHUNK_BYTES
 from launcher.errors import LauncherError
 
 PROBE_BYTES = 64 << 10
-MOST_CONTROLS = 0.05
-"""Share of control characters above which a file is no text."""
+MOST_CONTROLS = 0.05  # share of control characters above which a file is no text
 
 _CONTROLS = bytes(code for code in range(32) if code not in b"\b\t\n\v\f\r\x1b")
 _COMPRESSED = {
@@ -21,8 +20,7 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-Read = Callable[[int, int], bytes]
-"""Gives so many bytes of a log from an offset on, less where it ends."""
+Read = Callable[[int, int], bytes]  # gives so many bytes of a log from an offset on, less where it ends
 
 
 class UnreadableLog(LauncherError):

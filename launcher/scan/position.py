@@ -22,12 +22,10 @@ class WorkPosition:
     done: float
     total: float | None
     unit: str
-    pattern: str | None
-    """None where only a resume has been told so far."""
+    pattern: str | None  # none where only a resume has been told so far
     epoch: int | None
     epochs: int | None
-    aside: bool
-    """Whether what moves last is another counter, such as that of an evaluation."""
+    aside: bool  # whether what moves last is another counter, such as that of an evaluation
 
 
 class PositionFollower:

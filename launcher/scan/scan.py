@@ -30,14 +30,10 @@ from launcher.scan.log_file import (
 from launcher.scan.position import ExpectedTotals, PositionFollower, WorkPosition
 from launcher.scan.suggestions import ProgressCandidate, progress_lines
 
-COUNT_ALL_BYTES = 64 << 20
-"""Up to this size every match of every pattern is counted; above it, those of errors alone."""
-SEGMENT_BYTES = 64 << 20
-"""Searched as one look: what is kept of a log while it is read does not grow with it."""
-EDGE_BYTES = 256 << 10
-"""Of the beginning and of the end of a log, where lines without a match are looked for."""
-MOST_TEXT = 200
-"""Characters of a record, or of a group, that are shown."""
+COUNT_ALL_BYTES = 64 << 20  # up to this size every match of every pattern is counted; above it, those of errors alone
+SEGMENT_BYTES = 64 << 20  # searched as one look: what is kept of a log while it is read does not grow with it
+EDGE_BYTES = 256 << 10  # of the beginning and of the end of a log, where lines without a match are looked for
+MOST_TEXT = 200  # characters of a record, or of a group, that are shown
 NO_TOTALS = ExpectedTotals()
 _RECORD_END = re.compile(rb"[\r\n]")
 
@@ -49,12 +45,9 @@ class ScanRecord:
     """One record of a log."""
 
     offset: int
-    text: str
-    """As a terminal would show it, cut."""
-    line: int = 0
-    """Counted from 1; a line ends at a newline, so the states of a progress bar stand in one."""
-    unfinished: bool = False
-    """Whether nothing ends it: it may be half written."""
+    text: str  # as a terminal would show it, cut
+    line: int = 0  # counted from 1; a line ends at a newline, so the states of a progress bar stand in one
+    unfinished: bool = False  # whether nothing ends it: it may be half written
 
 
 @dataclass
@@ -67,19 +60,15 @@ class PatternResult:
     unit: str | None = None
     severity: str | None = None
     begins: bool | None = None
-    matches: int | None = None
-    """Records that match; None where they were not counted."""
+    matches: int | None = None  # records that match; None where they were not counted
     done: int | None = None
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
     rank: int | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    """Last number under each name."""
-    groups: dict[str, str | None] = field(default_factory=dict)
-    """Of the last match, by name or number."""
-    last: ScanRecord | None = None
-    """Record of the last match; None where there is none."""
+    values: dict[str, float] = field(default_factory=dict)  # last number under each name
+    groups: dict[str, str | None] = field(default_factory=dict)  # of the last match, by name or number
+    last: ScanRecord | None = None  # record of the last match; None where there is none
 
 
 @dataclass
@@ -87,8 +76,7 @@ class UnmatchedRecord:
     """A record that looks like progress, and in which no pattern finds any."""
 
     record: ScanRecord
-    suggestion: tuple[str, str] | None
-    """Name and regular expression of a pattern that would."""
+    suggestion: tuple[str, str] | None  # name and regular expression of a pattern that would
 
 
 @dataclass
@@ -97,32 +85,24 @@ class LogScan:
 
     path: str
     size: int
-    problem: str | None = None
-    """Why it was not searched."""
+    problem: str | None = None  # why it was not searched
     records: int = 0
     lines: int = 0
     pack: str = GENERIC
-    chosen: bool = False
-    """Whether the lines have told the pack, not the user."""
-    evidence: ScanRecord | None = None
-    """The first record that speaks for the pack that was chosen."""
-    position: WorkPosition | None = None
-    """Where the work stands, without a last record that nothing ends."""
+    chosen: bool = False  # whether the lines have told the pack, not the user
+    evidence: ScanRecord | None = None  # the first record that speaks for the pack that was chosen
+    position: WorkPosition | None = None  # where the work stands, without a last record that nothing ends
     unfinished: ScanRecord | None = None
     """A last record that nothing ends: a sidecar takes it when it ends, or the worker has ended."""
     found: list[PatternResult] = field(default_factory=list)
     unmatched: list[UnmatchedRecord] = field(default_factory=list)
-    nearest: tuple[str, str] | None = None
-    """Of a log in which nothing was found: the pack that comes nearest, and why."""
+    nearest: tuple[str, str] | None = None  # of a log in which nothing was found: the pack that comes nearest, and why
     notes: tuple[str, ...] = ()
     timeouts: dict[str, int] = field(default_factory=dict)
     """Records that a pattern was not searched in to the end, since that took too long."""
-    search_cpu_s: float = 0.0
-    """Of reading and searching, as a sidecar does it."""
-    choose_cpu_s: float = 0.0
-    """Of finding out the pack."""
-    count_cpu_s: float = 0.0
-    """Of counting records and matches, and of finding the places of the last ones."""
+    search_cpu_s: float = 0.0  # of reading and searching, as a sidecar does it
+    choose_cpu_s: float = 0.0  # of finding out the pack
+    count_cpu_s: float = 0.0  # of counting records and matches, and of finding the places of the last ones
 
     @property
     def bytes_per_s(self) -> float | None:

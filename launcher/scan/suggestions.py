@@ -12,8 +12,7 @@ from exporter.logs.patterns import PatternError, PatternKind
 from exporter.logs.search.findings import UNITS
 
 MOST_SHOWN = 5
-MOST_TRIED = 200
-"""Forms of records that are looked at: a log can have a new one in each line."""
+MOST_TRIED = 200  # forms of records that are looked at: a log can have a new one in each line
 MOST_LINE = 400
 
 _DIGITS = re.compile(rb"\d+")
@@ -27,8 +26,7 @@ _FORMS = tuple(
         rf"(?<![\w.])(?P<done>{_COUNT})(?![\w.%])",
         r"(?<![\w.])(?P<percent>\d{1,3})(?:\.\d{1,6})?(?P<behind> ?%)",
     )
-)
-"""The forms of progress, the surest first."""
+)  # the forms of progress, the surest first
 _NAME_OF = {word: word for word in UNIT_OF} | {"iter": "step", "iteration": "step", "iterations": "steps"}
 _COUNTED = {*_NAME_OF, "round", "rounds", "sample", "samples", "example", "examples", "document", "documents"}
 """Words of which a number is a count even when nothing says how many there are in all."""

@@ -12,10 +12,8 @@ from launcher.scan.position import WorkPosition
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, UnmatchedRecord
 
 SCHEMA = 1
-RECORD_CELLS = 100
-"""Characters of a record in the table."""
-LEAST_BYTES = 1 << 20
-"""Of a log whose speed is shown: in a smaller one the patterns are hardly warm."""
+RECORD_CELLS = 100  # characters of a record in the table
+LEAST_BYTES = 1 << 20  # of a log whose speed is shown: in a smaller one the patterns are hardly warm
 
 
 def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from launcher.steps.steps import sees_planned_gpus_only, task_gpu_positions
 
 JOB_ID = "{job_id}"
 """Stands for what is known once the job is submitted; ``{port}`` for a port that is chosen on its node."""
-AT_ONCE = 64
-"""Entries of a list that become text together."""
+AT_ONCE = 64  # entries of a list that become text together
 
 
 def planned_facts(plan: Plan, hosts: Sequence[str] = ()) -> RunFacts:

@@ -15,8 +15,7 @@ from launcher.steps.hostlist import fold_hostlist
 
 WIDTH = 80
 IDLE, SAME = ".", ":"
-FEW = 4
-"""Rows of one shape that are all drawn; of more the first stands for the others."""
+FEW = 4  # rows of one shape that are all drawn; of more the first stands for the others
 MOST_HOST_WIDTH = 24
 
 
@@ -25,10 +24,8 @@ class _NodeRow:
     """One node, or several on which everything is the same."""
 
     hosts: tuple[str, ...]
-    cells: tuple[str, ...]
-    """Label of each GPU's worker."""
-    names: tuple[str, ...]
-    """Workers and services, in the order of their ranks."""
+    cells: tuple[str, ...]  # label of each GPU's worker
+    names: tuple[str, ...]  # workers and services, in the order of their ranks
     shape: tuple[tuple[str, int], ...]
     """Role of each name, and of each GPU by its place among the names: what rows must share to be told as one."""
 

@@ -38,8 +38,7 @@ class SourceNames:
 
     job: str
     cluster: str | None
-    found_by: str
-    """How the cluster file was found."""
+    found_by: str  # how the cluster file was found
 
 
 def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceNames:

@@ -31,12 +31,10 @@ LEAKING = (
     "SLURM_TRES_PER_TASK",
     "SLURM_UMASK",
     "SBATCH_",
-)
-"""Beginnings of variables of the batch step that an inner srun would take for its own options."""
+)  # beginnings of variables of the batch step that an inner srun would take for its own options
 _COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
 """Variables that tell the components of a heterogeneous job."""
-KEPT = ("GPUJOB_HISTORY_DIR",)
-"""Variables that begin so and are the user's: the sidecars read them too."""
+KEPT = ("GPUJOB_HISTORY_DIR",)  # variables that begin so and are the user's: the sidecars read them too
 
 
 MODULE_LINES = (
@@ -50,8 +48,7 @@ RUN_IDS = {
     "{job_id}": ("%j", "SLURM_JOB_ID"),
     "{array_job_id}": ("%A", "SLURM_ARRAY_JOB_ID"),
     "{array_task_id}": ("%a", "SLURM_ARRAY_TASK_ID"),
-}
-"""What stands in the name of a run directory until there is an id: Slurm's pattern for it (sbatch(1)), its variable."""
+}  # what stands in the name of a run directory until there is an id: Slurm's pattern for it (sbatch(1)), its variable
 
 
 def fits_directive_line(text: str) -> bool:

@@ -7,8 +7,7 @@ from launcher.errors import SlurmError
 
 MOST_HOSTS = 100_000
 MOST_DIGITS = 18
-MOST_LETTERS = 253
-"""Of a host name (hostname(7))."""
+MOST_LETTERS = 253  # of a host name (hostname(7))
 _NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
 
 

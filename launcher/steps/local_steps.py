@@ -24,10 +24,8 @@ from launcher.steps.steps import (
     wrapper_argv,
 )
 
-LOOPBACK = "127.0.0.1"
-"""By which the virtual nodes of this machine reach each other: nobody can resolve their names."""
-ORPHAN_S = 120.0
-"""How long an orchestrator without its guard may take to end the job and to verify its files."""
+LOOPBACK = "127.0.0.1"  # by which the virtual nodes of this machine reach each other: nobody can resolve their names
+ORPHAN_S = 120.0  # how long an orchestrator without its guard may take to end the job and to verify its files
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -9,21 +9,17 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.steps.slurm_steps import cluster_option, run_command
 
-EVERY_S = 30.0
-"""At least this long between two questions."""
+EVERY_S = 30.0  # at least this long between two questions
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 """Slurm's states of a job before it runs (squeue(1)), the first time or again."""
-NO_REASON = ("", "None", "(null)")
-"""What squeue prints for a job that nothing holds back."""
+NO_REASON = ("", "None", "(null)")  # what squeue prints for a job that nothing holds back
 
 
 class QueueState(NamedTuple):
     """What squeue says of a job."""
 
-    state: str | None
-    """An empty text when the job is not there, None when nobody can tell."""
-    reason: str | None = None
-    """Why it does not run, as in ``Dependency``; None where Slurm gives no reason."""
+    state: str | None  # an empty text when the job is not there, None when nobody can tell
+    reason: str | None = None  # why it does not run, as in `Dependency`; None where Slurm gives no reason
 
 
 def parse_queue(text: str) -> QueueState:

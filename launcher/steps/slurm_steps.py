@@ -40,21 +40,16 @@ from launcher.steps.steps import (
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0
 """For the request that workers save their work and end: many steps, and no KillWait that is running."""
-ENDING_TIMEOUT_S = 2.0
-"""For commands asked while Slurm is ending the job: KillWait is running."""
+ENDING_TIMEOUT_S = 2.0  # for commands asked while Slurm is ending the job: KillWait is running
 
-NAMED_S = 2.0
-"""How long the name of a failed node may come after the word that one has failed; KillWait is running."""
+NAMED_S = 2.0  # how long the name of a failed node may come after the word that one has failed; KillWait is running
 LOOK_S = 0.1
-ORPHANS_S = 1.0
-"""Between two looks for steps that go on without their srun."""
-MOST_ERROR_BYTES = 256 * 1024
-"""Of the end of the job's error log: Slurm's last words are there."""
+ORPHANS_S = 1.0  # between two looks for steps that go on without their srun
+MOST_ERROR_BYTES = 256 * 1024  # of the end of the job's error log: Slurm's last words are there
 
 _FINAL = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
-)
-"""States of jobs that have ended."""
+)  # states of jobs that have ended
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
 _TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
 """Beginnings of variables by which a user changes what Slurm's commands print or ask."""

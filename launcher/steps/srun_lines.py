@@ -11,8 +11,7 @@ from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import output_pattern, srun_argv
 from launcher.steps.steps import log_files, sidecar_argv, survey_argv, wrapper_argv
 
-SIDECARS, SURVEY = "sidecar", "nodes"
-"""Names of the steps of ours, one task on each node."""
+SIDECARS, SURVEY = "sidecar", "nodes"  # names of the steps of ours, one task on each node
 
 
 def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:

@@ -14,8 +14,7 @@ from launcher.plan.placeholders import task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
 
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a job in order."""
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a job in order
 PYTHON_FLAGS = ("-I", "-B", "-m")
 """Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours.
 
@@ -46,12 +45,10 @@ class ExternalEnd:
     """Whether the place is ending every process of the job on its own, and why, as far as it says."""
 
     by_itself: bool = False
-    reason: str | None = None
-    """An exit reason."""
+    reason: str | None = None  # an exit reason
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
-    unanswered: bool = False
-    """Whether the place could not be asked: it may be ending them or not."""
+    unanswered: bool = False  # whether the place could not be asked: it may be ending them or not
     ends_at: float | None = None
     """When the place ends a job that still has a grace time, a moment; the batch step is told then, and an end of its
     own before that would count as a failure."""
@@ -65,8 +62,7 @@ class ExternalEnd:
 class Steps(Protocol):
     """What the orchestrator needs from the place where a job runs."""
 
-    exact_status: bool
-    """Whether the status of a task here is its own: srun says 0 for one whose node has failed."""
+    exact_status: bool  # whether the status of a task here is its own: srun says 0 for one whose node has failed
 
     def learn(self, facts: RunFacts) -> None:
         """What the nodes have told since: addresses and ports for all that is started from now on."""

@@ -20,12 +20,9 @@ from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient, runs_here
 
 SWEEP_SCHEMA = 1
-JOB_FILE = "job.yaml"
-"""The job file as it was given."""
-MISSING = "MISSING"
-"""State of a point that has not run and does not wait in the queue."""
-LEAST_CAUSE = 24
-"""Characters of a cause that are shown on any terminal."""
+JOB_FILE = "job.yaml"  # the job file as it was given
+MISSING = "MISSING"  # state of a point that has not run and does not wait in the queue
+LEAST_CAUSE = 24  # characters of a cause that are shown on any terminal
 
 
 @dataclass(frozen=True)
@@ -43,26 +40,21 @@ class SweepArray:
     """An array job that was submitted for some of the points."""
 
     job_id: str
-    tasks: str
-    """As sbatch was told: ``0-5%2``."""
-    submitted: float
-    """Epoch seconds."""
-    cluster: str | None = None
-    """Where it is not the cluster of this machine."""
+    tasks: str  # as sbatch was told: `0-5%2`
+    submitted: float  # epoch seconds
+    cluster: str | None = None  # where it is not the cluster of this machine
 
 
 @dataclass(frozen=True)
 class SweepRecord:
     """What stands in ``sweep.json``."""
 
-    submission: Mapping[str, Any]
-    """Who, when, where, in which state of the source: of the whole sweep."""
+    submission: Mapping[str, Any]  # Who, when, where, in which state of the source: of the whole sweep
     max_parallel: int | None
     local: bool
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
-    runner: Mapping[str, Any] | None = None
-    """The process that runs the points on this machine."""
+    runner: Mapping[str, Any] | None = None  # the process that runs the points on this machine
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 from launcher.plan.plan import safe_file_word
 from launcher.sweep.values import text_of
 
-MOST_NAME = 64
-"""Characters of a point's name: it stands in file names, labels and tables."""
+MOST_NAME = 64  # characters of a point's name: it stands in file names, labels and tables
 
 
 class PointNames:

@@ -18,8 +18,7 @@ from launcher.rundir.job_ids import task_ranges
 from launcher.steps.batch_script import render_sbatch, sbatch_arguments
 from launcher.sweep.points import ExpandedSweep, PointSpec, merge_problems, read_sweep
 
-TASKS_DIR = "tasks"
-"""In a sweep's directory: a link for each task of an array to the run directory of its point."""
+TASKS_DIR = "tasks"  # in a sweep's directory: a link for each task of an array to the run directory of its point
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class PlannedSweep:
 
     sweep: ExpandedSweep
     points: tuple[PlannedPoint, ...]
-    directory: str
-    """Name of its directory in the logs directory, with ``{array_job_id}`` in it."""
+    directory: str  # name of its directory in the logs directory, with `{array_job_id}` in it
     source: str
 
     @property
@@ -56,12 +54,9 @@ class Array:
     """Points that ask Slurm for the same: one array job. The index of a task is that of its point."""
 
     indexes: tuple[int, ...]
-    tasks: str
-    """The same for sbatch, with how many may run at once: ``0-5%2``."""
-    plan: Plan
-    """That of its first point, under the name of the sweep."""
-    throttled: bool
-    """Whether the sweep says how many points may run at once."""
+    tasks: str  # the same for sbatch, with how many may run at once: `0-5%2`
+    plan: Plan  # that of its first point, under the name of the sweep
+    throttled: bool  # whether the sweep says how many points may run at once
 
 
 def plan_sweep(

@@ -32,8 +32,7 @@ from launcher.sweep.values import (
 )
 
 MOST_POINTS = 10_000
-MOST_NAMED = 3
-"""Points that an error names one by one."""
+MOST_NAMED = 3  # points that an error names one by one
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"[^.\[\]\s]+(?:\[\d+\])*(?:\.[^.\[\]\s]+(?:\[\d+\])*)*")
@@ -45,14 +44,10 @@ class PointSpec:
     """One job of a sweep."""
 
     index: int
-    name: str
-    """Safe in file names, and no other point's."""
-    values: Mapping[str, Any]
-    """What it sets, by key of the sweep."""
-    sources: Mapping[str, str]
-    """Where the sweep says so, by the same keys: ``sweep.grid.lr[0]``."""
-    body: Mapping[str, Any]
-    """Its job file."""
+    name: str  # safe in file names, and no other point's
+    values: Mapping[str, Any]  # what it sets, by key of the sweep
+    sources: Mapping[str, str]  # where the sweep says so, by the same keys: `sweep.grid.lr[0]`
+    body: Mapping[str, Any]  # its job file
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,8 @@ class ExpandedSweep:
     name: str
     points: tuple[PointSpec, ...]
     max_parallel: int | None
-    paths: Mapping[str, Path]
-    """The place of the job file that each key sets; an empty one for a placeholder."""
-    base: Mapping[str, Any]
-    """The job file without its sweep."""
+    paths: Mapping[str, Path]  # the place of the job file that each key sets; an empty one for a placeholder
+    base: Mapping[str, Any]  # the job file without its sweep
 
 
 def is_sweep(body: Mapping[str, Any]) -> bool:
@@ -160,8 +153,7 @@ class _PointProblems:
     """What came out beside a point."""
 
     problems: list[str]
-    used: set[str]
-    """Placeholders that stood in its texts."""
+    used: set[str]  # placeholders that stood in its texts
 
 
 class _PointMaker:

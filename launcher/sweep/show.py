@@ -15,10 +15,8 @@ from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_ar
 from launcher.sweep.points import ExpandedSweep, PointSpec
 from launcher.sweep.values import format_place, placeholders_of, text_of, value_at
 
-MOST_KNOWN = 8
-"""Points that an error names."""
-INDEX = "index:"
-"""Before the number of a point where another one has that number as its name; no name holds a colon."""
+MOST_KNOWN = 8  # points that an error names
+INDEX = "index:"  # before the number of a point where another one has that number as its name; no name holds a colon
 
 
 def choose_point(planned: PlannedSweep, point: str) -> PlannedPoint:

@@ -14,19 +14,16 @@ from typing import Any
 
 from launcher.plan.placeholders import VARIABLES, fill_placeholders, shell_text_index
 
-POINT, POINT_INDEX = "point", "point_index"
-"""Placeholders that every sweep has: name and number of the point."""
+POINT, POINT_INDEX = "point", "point_index"  # placeholders that every sweep has: name and number of the point
 
-Path = tuple[str | int, ...]
-"""Keys and indexes from the root of a job file to one of its values."""
+Path = tuple[str | int, ...]  # keys and indexes from the root of a job file to one of its values
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _TOKEN = re.compile(rf"\{{\{{{_WORD}\}}\}}|\$\{{{_WORD}\}}|\{{(?P<name>{_WORD})\}}")
 """A literal ``{{name}}``, a shell's ``${name}``, or a placeholder."""
 _BRACED = re.compile(rf"\{{{_WORD}\}}")
 _OF_A_RUN = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")
-"""Text that means itself to every shell, whatever quotes are around it."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text that means itself to every shell, whatever quotes are around it
 _PREAMBLE = ("setup", "preamble")
 _OF_PROCESSES = ("workers", "backend", "frontend", "benchmark")
 _FILLED = frozenset({"command", "env", "args", "config"})

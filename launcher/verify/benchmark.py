@@ -13,8 +13,7 @@ from launcher.verify.files import FileFlaw
 from launcher.verify.verify import VerificationCheck, enough_of
 from launcher.words import first_names
 
-MOST_NAMED = 20
-"""Concurrencies that a line names."""
+MOST_NAMED = 20  # concurrencies that a line names
 NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
 TOO_FEW = "fewer than {:g}% of the requests completed"
 TOKENS = ("output_tokens", "output_tokens_per_second")
@@ -29,8 +28,7 @@ class PlannedBenchmark:
 
     concurrencies: tuple[int, ...]
     """Those of which there must be a result; none for a type that leaves results as it likes."""
-    has_tokens: bool
-    """Whether text is to be generated."""
+    has_tokens: bool  # whether text is to be generated
 
 
 def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:

@@ -21,29 +21,21 @@ from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
 from launcher.verify.tokens import generates_no_text, without_text_in_part
 
 ROLE = "benchmark"
-REQUESTS = "requests"
-"""What a benchmark counts."""
-RESULT_FILES = "result_files"
-"""Stands for the pattern of a position that is out of these files and not out of a log."""
+REQUESTS = "requests"  # what a benchmark counts
+RESULT_FILES = "result_files"  # stands for the pattern of a position that is out of these files and not out of a log
 FOLDERS = re.compile(r"sa-bench_isl_\d+_osl_\d+|artifacts")
 """Folders of the run directory in which benchmarks leave results: what ``result_dir`` of each kind says."""
-RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")
-"""In the second one, the folder of each run."""
+RUN_FOLDER = re.compile(r"concurrency_(\d{1,7})")  # in the second one, the folder of each run
 NAMED = re.compile(r"concurrency[_-]?(\d{1,7})(?!\d)")
 """What the name of a file tells where its content does not: ``results_concurrency_4_gpus_8.json``."""
-LINES = ".jsonl"
-"""End of the names of files that have a result on each line."""
-SUMMARY = ("_aiperf.json", "_genai_perf.json")
-"""Ends of the names of AIPerf's summaries, among many other files."""
-MOST_FILES = 100
-"""Results that a report has."""
-MOST_NAMES = 10_000
-"""Names that are looked at in one folder."""
+LINES = ".jsonl"  # end of the names of files that have a result on each line
+SUMMARY = ("_aiperf.json", "_genai_perf.json")  # ends of the names of AIPerf's summaries, among many other files
+MOST_FILES = 100  # results that a report has
+MOST_NAMES = 10_000  # names that are looked at in one folder
 WHOLE_BYTES = 1 << 20
 """Of a larger file, which holds every request, only its begin and its end are read: there are the sums."""
 PART_BYTES = 64 << 10
-LINES_BYTES = 256 << 20
-"""Of a file with a result on each line, not more than about this is read."""
+LINES_BYTES = 256 << 20  # of a file with a result on each line, not more than about this is read
 
 SCALARS = {
     "max_concurrency": "concurrency",
@@ -60,15 +52,11 @@ SCALARS = {
     "output_throughput": "output_tokens_per_second",
     "total_token_throughput": "total_tokens_per_second",
     "total_throughput": "total_tokens_per_second",
-}
-"""Names of sa-bench, and ours."""
+}  # names of sa-bench, and ours
 COUNTS = ("concurrency", "requests", "requests_expected", "input_tokens", "output_tokens")
-MOST_COUNT = 1 << 53
-"""Counts up to this are exact in any program that reads the report;"""
-MOST_MEASURED = 1e15
-"""nothing else that is measured is more than this, in whatever unit."""
-RESULT = ("completed", "request_throughput", "output_throughput")
-"""One of these is in every result of sa-bench."""
+MOST_COUNT = 1 << 53  # counts up to this are exact in any program that reads the report;
+MOST_MEASURED = 1e15  # nothing else that is measured is more than this, in whatever unit
+RESULT = ("completed", "request_throughput", "output_throughput")  # one of these is in every result of sa-bench
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2el", "e2e_latency": "e2el"}
 """Time to the first token, per output token, between tokens, and of the whole request: names of sa-bench, and ours."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -89,10 +77,8 @@ OF_AIPERF = {
 }
 TIMES_OF_AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "request_latency": "e2el"}
 STATISTICS_OF_AIPERF = {"avg": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
-FEW_DIGITS = 20
-"""Of a number that is too large, as it is told."""
-DIGITS = 9
-"""Of seconds: what was a whole number of other units stays short."""
+FEW_DIGITS = 20  # of a number that is too large, as it is told
+DIGITS = 9  # of seconds: what was a whole number of other units stays short
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 

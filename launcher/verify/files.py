@@ -35,18 +35,12 @@ from launcher.verify.tokens import (
     result_text,
 )
 
-SLICE_S = 0.3
-"""A look works for so long."""
-MOST_TOLD = 1000
-"""Damaged files that are kept by name."""
-PIECE_BYTES = 4 << 20
-"""Of a file whose records are counted or that is summed up, without a pause."""
-MOST_TRIED = 16
-"""Checkpoints that are looked into for one that is whole."""
-SETTLED_S = 1e9
-"""As long as this after its end nobody writes to a checkpoint any more."""
-NOTHING = (b"{}", b"null", b'""')
-"""JSON texts without any result in them, beside an empty array."""
+SLICE_S = 0.3  # a look works for so long
+MOST_TOLD = 1000  # damaged files that are kept by name
+PIECE_BYTES = 4 << 20  # of a file whose records are counted or that is summed up, without a pause
+MOST_TRIED = 16  # checkpoints that are looked into for one that is whole
+SETTLED_S = 1e9  # as long as this after its end nobody writes to a checkpoint any more
+NOTHING = (b"{}", b"null", b'""')  # JSON texts without any result in them, beside an empty array
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 TRANSIENT = frozenset((
@@ -54,19 +48,15 @@ TRANSIENT = frozenset((
     errno.EREMOTEIO, errno.ESHUTDOWN, errno.EAGAIN, errno.EINTR,
 ))  # fmt: skip
 """What a file server says that may be back soon."""
-PAUSES, PAUSE_S = 10, 0.1
-"""Before a file is asked for again of which that was said,"""
-MOST_PATIENT = 20
-"""and how often at most, of all files together."""
+PAUSES, PAUSE_S = 10, 0.1  # before a file is asked for again of which that was said,
+MOST_PATIENT = 20  # and how often at most, of all files together
 
-NOT_OURS = "left by an earlier job"
-"""Of damaged files, as far as their times tell."""
+NOT_OURS = "left by an earlier job"  # of damaged files, as far as their times tell
 _NO_OUTPUT = re.compile(
     r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
     r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
     re.IGNORECASE,
-)
-"""Ends of names that writers give to files beside their output."""
+)  # ends of names that writers give to files beside their output
 
 Facts = TypeVar("Facts", covariant=True)
 
@@ -82,72 +72,46 @@ class FileFlaw(NamedTuple):
 class VerifiedOutput(NamedTuple):
     """Output files of the job, as far as they have been looked at."""
 
-    listed: bool
-    """Whether all of them are known,"""
-    done: bool
-    """and all has been done with them."""
+    listed: bool  # whether all of them are known,
+    done: bool  # and all has been done with them
     files: int
     bytes: int
-    older: int
-    """Files from before the job, which are not counted in anything else."""
-    written: int
-    """Files that were written since its start."""
-    owners: frozenset[int]
-    """Ranks whose numbers their names carry behind a word that no other number has."""
-    looked: int
-    """Files that were looked into,"""
-    valid: int
-    """that are whole,"""
-    unknown: int
-    """of no known format,"""
-    undecided: int
-    """of a format that does not tell,"""
+    older: int  # files from before the job, which are not counted in anything else
+    written: int  # files that were written since its start
+    owners: frozenset[int]  # ranks whose numbers their names carry behind a word that no other number has
+    looked: int  # files that were looked into,
+    valid: int  # that are whole,
+    unknown: int  # of no known format,
+    undecided: int  # of a format that does not tell,
     empty: int
-    flawed: int
-    """and damaged."""
-    unreadable: int
-    """Those that could not be read,"""
-    unreadable_why: str | None
-    """and why the first of them could not."""
+    flawed: int  # and damaged
+    unreadable: int  # those that could not be read,
+    unreadable_why: str | None  # and why the first of them could not
     empties: tuple[FileFlaw, ...]
     flaws: tuple[FileFlaw, ...]
-    formats: tuple[str, ...]
-    """Of those that are whole."""
+    formats: tuple[str, ...]  # of those that are whole
     records: int
-    counted: int
-    """Files whose records were counted,"""
-    uncounted: int
-    """and that hold none which can be."""
-    tokens: TokenCounts
-    """What results of benchmarks in them tell,"""
-    without_tokens: tuple[FileFlaw, ...]
-    """and which of them should have tokens and have none."""
+    counted: int  # files whose records were counted,
+    uncounted: int  # and that hold none which can be
+    tokens: TokenCounts  # what results of benchmarks in them tell,
+    without_tokens: tuple[FileFlaw, ...]  # and which of them should have tokens and have none
     summed: int
-    sums: tuple[tuple[str, str], ...]
-    """Name and SHA-256 of files that were summed up since the last look."""
+    sums: tuple[tuple[str, str], ...]  # name and SHA-256 of files that were summed up since the last look
 
 
 class VerifiedCheckpoint(NamedTuple):
     """The last checkpoint of the job, as far as it has been looked at."""
 
     done: bool
-    files: int
-    """Files to look into, as far as is known,"""
-    looked: int
-    """and those that were."""
+    files: int  # files to look into, as far as is known,
+    looked: int  # and those that were
     last: Checkpoint | None
-    valid: int
-    """Files of it that are whole."""
-    flaws: tuple[FileFlaw, ...]
-    """What is wrong with it,"""
-    flawed: int
-    """in so many files."""
-    good: Checkpoint | None
-    """The newest one that nothing is wrong with."""
-    unsure: int = 0
-    """Files of the last one of which it cannot be told, beside those of formats that do not tell,"""
-    unsure_why: str | None = None
-    """and why not, of the first of them."""
+    valid: int  # files of it that are whole
+    flaws: tuple[FileFlaw, ...]  # what is wrong with it,
+    flawed: int  # in so many files
+    good: Checkpoint | None  # the newest one that nothing is wrong with
+    unsure: int = 0  # files of the last one of which it cannot be told, beside those of formats that do not tell,
+    unsure_why: str | None = None  # and why not, of the first of them
 
 
 class VerifiedLogs(NamedTuple):
@@ -241,8 +205,7 @@ class _OutputFile(NamedTuple):
     mtime: float
     name: str
     size: int
-    rank: int | None
-    """Whose it is, where that is sure."""
+    rank: int | None  # whose it is, where that is sure
     older: bool
 
 

@@ -8,16 +8,11 @@ from exporter.machine.file_host import FileHelperEnded, FileWatch, FileWatchHost
 from exporter.machine.mounts import MountPoint
 from launcher.verify.files import TRANSIENT
 
-WAIT_S = 0.1
-"""Between two questions whether there is time left."""
-PATIENCE_S = 30.0
-"""A file system that has not answered for so long, or with errors alone, does not answer."""
-LATE_S = 5.0
-"""What is waited for longer is told."""
-OVERTIME_S = 1.0
-"""What is under way when the time is up may take so long."""
-AGAIN_S, MOST_TRIES = 1.0, 4
-"""The process that looks at files is started again after this, and not more often."""
+WAIT_S = 0.1  # between two questions whether there is time left
+PATIENCE_S = 30.0  # a file system that has not answered for so long, or with errors alone, does not answer
+LATE_S = 5.0  # what is waited for longer is told
+OVERTIME_S = 1.0  # what is under way when the time is up may take so long
+AGAIN_S, MOST_TRIES = 1.0, 4  # the process that looks at files is started again after this, and not more often
 
 Make = Callable[[], FileWatch]
 OutOfTime = Callable[[], bool]
@@ -28,17 +23,12 @@ ProgressOf = Callable[[int, int, str | None], None]
 class FileWorkResult(NamedTuple):
     """What has come of one piece of work."""
 
-    facts: Any = None
-    """What was known in the end, complete or not; None when there was no answer at all."""
+    facts: Any = None  # what was known in the end, complete or not; None when there was no answer at all
     sums: tuple[tuple[str, str], ...] = ()
-    error: str | None = None
-    """Why nothing can be read,"""
-    silent: str | None = None
-    """or what does not answer,"""
-    unable: str | None = None
-    """or why nobody could look; None of them where only the time was too short."""
-    mount: MountPoint | None = None
-    """Where the files are, as far as that is known."""
+    error: str | None = None  # why nothing can be read,
+    silent: str | None = None  # or what does not answer,
+    unable: str | None = None  # or why nobody could look; None of them where only the time was too short
+    mount: MountPoint | None = None  # where the files are, as far as that is known
 
 
 class _FileWork:

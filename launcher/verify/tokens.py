@@ -16,22 +16,18 @@ RESULT_BYTES = 64 << 10
 """Of the beginning of a large file, and of the end of a log, in which results of benchmarks are looked for."""
 TOTALS = ("total_output_tokens", "total_generated_tokens", "total_completion_tokens")
 """What a benchmark calls the tokens of all its requests,"""
-EACH = ("output_tokens", "generated_tokens", "completion_tokens")
-"""and what is told of one request."""
+EACH = ("output_tokens", "generated_tokens", "completion_tokens")  # and what is told of one request
 AVERAGES = ("output_token_throughput", "output_sequence_length", "request_count")
 """Of AIPerf: objects with their average."""
 OF_A_BENCHMARK = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
 """Beside one of these, ``completed`` is a number of requests."""
 TEXTS = ("text", "output", "response", "completion", "content", "answer", "generated", "generated_text", "output_text")
 """What holds the text that was generated for one request,"""
-ALL_TEXTS = "generated_texts"
-"""and for all of them."""
-OF_TEXT = re.compile(r"ttft|time_to_first_token")
-"""In names of values that only generated text has."""
+ALL_TEXTS = "generated_texts"  # and for all of them
+OF_TEXT = re.compile(r"ttft|time_to_first_token")  # in names of values that only generated text has
 ABOUT = ("backend", "endpoint", "endpoint_type", "task", "task_type", "label", "model", "model_id")
 """What a result says of itself."""
-NO_TEXT = re.compile(r"embed|rerank|pooling|classif|reward|score", re.IGNORECASE)
-"""In those where no text is generated."""
+NO_TEXT = re.compile(r"embed|rerank|pooling|classif|reward|score", re.IGNORECASE)  # in those where no text is generated
 
 _TOTAL_IN_TEXT = re.compile(rb'(?<!\\)"(%b)"\s{0,8}:\s{0,8}(\d{1,20})(?![\d.])' % "|".join(TOTALS).encode())
 _ABOUT_IN_TEXT = re.compile(rb'(?<!\\)"(?:%b)"\s{0,8}:\s{0,8}"([^"]{0,200})"' % "|".join(ABOUT).encode())
@@ -45,22 +41,14 @@ _ABOUT_IN_LOG = re.compile(rb"^(?:Backend|Endpoint|Model|Task): {1,60}(\S{1,200}
 class TokenCounts(NamedTuple):
     """What a text tells of tokens."""
 
-    results: int = 0
-    """Results of whole benchmarks,"""
-    results_with_tokens: int = 0
-    """those that have some, or may have,"""
-    results_open: int = 0
-    """and those of which it cannot be told whether they should have some."""
-    empty: str | None = None
-    """What one without any token says that should have some."""
-    requests: int = 0
-    """Requests that tell their tokens,"""
-    requests_with_tokens: int = 0
-    """those that have some, or may have,"""
-    requests_open: int = 0
-    """and those of which it cannot be told whether they should have some."""
-    more: bool = False
-    """Whether there may be more of them where nobody has looked."""
+    results: int = 0  # results of whole benchmarks,
+    results_with_tokens: int = 0  # those that have some, or may have,
+    results_open: int = 0  # and those of which it cannot be told whether they should have some
+    empty: str | None = None  # what one without any token says that should have some
+    requests: int = 0  # requests that tell their tokens,
+    requests_with_tokens: int = 0  # those that have some, or may have,
+    requests_open: int = 0  # and those of which it cannot be told whether they should have some
+    more: bool = False  # whether there may be more of them where nobody has looked
 
 
 def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:

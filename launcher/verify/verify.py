@@ -29,10 +29,8 @@ from launcher.verify.files import (
 from launcher.verify.timed_reads import FileWorkResult, Make, OutOfTime, ProgressOf, run_file_work
 from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_text
 
-CLOCK_SLACK_S = 60.0
-"""How far the clock of a file server may be behind."""
-NAMED = 5
-"""Files and workers that a line names."""
+CLOCK_SLACK_S = 60.0  # how far the clock of a file server may be behind
+NAMED = 5  # files and workers that a line names
 NO_TIME = "there was no time to look at"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
@@ -47,12 +45,9 @@ class VerificationCheck:
     name: str
     passed: bool | None
     detail: str
-    files: tuple[FileFlaw, ...] = ()
-    """What is wrong with single files, of many some,"""
-    files_total: int = 0
-    """and how many there are."""
-    idle: bool = False
-    """Whether the job file asks for nothing of the kind, and there is nothing of it."""
+    files: tuple[FileFlaw, ...] = ()  # what is wrong with single files, of many some,
+    files_total: int = 0  # and how many there are
+    idle: bool = False  # whether the job file asks for nothing of the kind, and there is nothing of it
 
     def to_json(self) -> dict[str, Any]:
         """As an object; with ``files`` where single files are at fault."""
@@ -235,18 +230,13 @@ def _unreadable_check(name: str, what: str, directory: Path, answer: FileWorkRes
 class _NodeOutputs:
     """Output files on the disks of the nodes, as far as their sidecars have told."""
 
-    silent: int
-    """Nodes that have not."""
+    silent: int  # nodes that have not
     files: int
     bytes: int
-    records: int | None
-    """None where not all are counted."""
-    whole: bool
-    """Whether all of them were looked into and are whole."""
-    invalid: tuple[str, ...]
-    """Damaged files, of this job or of an earlier one."""
-    written: bool
-    """Whether some were written since the job started."""
+    records: int | None  # none where not all are counted
+    whole: bool  # whether all of them were looked into and are whole
+    invalid: tuple[str, ...]  # damaged files, of this job or of an earlier one
+    written: bool  # whether some were written since the job started
 
 
 @dataclass(frozen=True)
@@ -258,12 +248,9 @@ class _VerifiedJob:
     work: JobWork
     idle: frozenset[int]
     busy: frozenset[int]
-    nodes: _NodeOutputs | None
-    """Where each node has output files of its own."""
-    before: int
-    """How many files there were at the end of the job."""
-    apart: bool
-    """Whether the output directory may be another one on this machine than it was for the job."""
+    nodes: _NodeOutputs | None  # where each node has output files of its own
+    before: int  # how many files there were at the end of the job
+    apart: bool  # whether the output directory may be another one on this machine than it was for the job
 
 
 def _nodes(manifest: Manifest, told: Mapping[str, Mapping[str, Any]]) -> _NodeOutputs:

@@ -9,10 +9,8 @@ from typing import Any
 from exporter.gpus.analysis.node_status import FOREIGN, GpuProblem, find_device, node_gpu_problems, worker_gpu_problems
 from exporter.gpus.records import GIB
 
-MANY = 2
-"""Of more GPUs their number is told beside them."""
-SEVERAL = 2
-"""Workers on a GPU that are told of as one."""
+MANY = 2  # of more GPUs their number is told beside them
+SEVERAL = 2  # workers on a GPU that are told of as one
 
 
 def has_gpus(view: Mapping[str, Any]) -> bool:

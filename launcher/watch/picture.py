@@ -27,14 +27,10 @@ from launcher.words import duration_text
 BAR_CELLS = 28
 MOST_WORKERS = 32
 MOST_EVENTS = 6
-LIKELY = 0.99
-"""A chance below this is told beside the margin."""
-FAULTS = 4
-"""Workers that are told by name."""
-GPU_FAULTS = 8
-"""Nodes and workers whose trouble with GPUs is told."""
-LAG = 0.2
-"""A worker that is so far behind the others is named."""
+LIKELY = 0.99  # a chance below this is told beside the margin
+FAULTS = 4  # workers that are told by name
+GPU_FAULTS = 8  # nodes and workers whose trouble with GPUs is told
+LAG = 0.2  # a worker that is so far behind the others is named
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
@@ -243,8 +239,7 @@ def _needs_attention(worker: Mapping[str, Any]) -> bool:
     return not (worker["up"] or is_done(worker) or worker["state"] == "waiting")
 
 
-LEAST_NODE = 8
-"""Characters of a node's name that are shown before columns give way to it."""
+LEAST_NODE = 8  # characters of a node's name that are shown before columns give way to it
 GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
 _COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
 _LEFT = ("WORKER", "NODE", "GPU", "STATE")

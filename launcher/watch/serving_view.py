@@ -12,20 +12,16 @@ from exporter.launch.readiness_reader import read_readiness
 from exporter.logs.places_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
 
-EVENTS_TAIL_BYTES = 64 * 1024
-"""Of ``events.jsonl``: when readiness was lost is told there."""
+EVENTS_TAIL_BYTES = 64 * 1024  # of `events.jsonl`: when readiness was lost is told there
 
 
 @dataclass(frozen=True)
 class StageFacts:
     """What the plan says of the stages of a job; by the manifest alone where somebody else's plan cannot be read."""
 
-    asked: bool
-    """Whether readiness is waited for, as far as is known."""
-    services: frozenset[int]
-    """Ranks of the tasks that serve until the job is over."""
-    stages: Mapping[int, int]
-    """Places of the tasks' stages in the order of their starts, by rank."""
+    asked: bool  # whether readiness is waited for, as far as is known
+    services: frozenset[int]  # ranks of the tasks that serve until the job is over
+    stages: Mapping[int, int]  # places of the tasks' stages in the order of their starts, by rank
 
     @classmethod
     def read(cls, manifest: Manifest) -> "StageFacts":

@@ -9,8 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-GAP = 2
-"""Blanks between two columns."""
+GAP = 2  # blanks between two columns
 
 
 class FittedTable:

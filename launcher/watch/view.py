@@ -30,8 +30,7 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 
 VIEW_SCHEMA = 1
 HTTP_TIMEOUT_S = 2.0
-STARTING_S = 30.0
-"""A local job that has not begun by then never will."""
+STARTING_S = 30.0  # a local job that has not begun by then never will
 
 
 class JobClient:

@@ -1,7 +1,6 @@
 """The GPUs of the test cluster's nodes."""
 
-GPUS = 4
-"""Of each node."""
+GPUS = 4  # of each node
 
 
 def uuid_of(node: int, gpu: int) -> str:

@@ -13,8 +13,7 @@ MODULES = {"sglang_worker": "sglang/launch_server", "router": "sglang_router/lau
 """Stand-ins by the modules that ``python3 -m`` finds them as."""
 ISL, OSL = 32, 16
 RESULTS = f"sa-bench_isl_{ISL}_osl_{OSL}"
-ENOUGH = "enough"
-"""File that ends a benchmark which goes on until it is told."""
+ENOUGH = "enough"  # file that ends a benchmark which goes on until it is told
 GOES_ON = f"""
 until [ -e {ENOUGH} ]; do
     python3 sa_bench.py "$@" || exit
@@ -27,20 +26,17 @@ if "GPUJOB_WORKER" in os.environ:
     os.makedirs(folder, exist_ok=True)
     with open(folder + "/{GPUJOB_WORKER}_{LOCAL_RANK}.json".format_map(os.environ), "w") as out:
         json.dump({"argv": sys.orig_argv, "environment": dict(os.environ)}, out)
-"""
-"""For ``sitecustomize``, which Python imports at its start: each program of the job writes down how it was started."""
+"""  # for `sitecustomize`, which Python imports at its start: each program of the job writes down how it was started
 
 
-BACK = "back"
-"""File that a worker which has ended before waits for"""
+BACK = "back"  # file that a worker which has ended before waits for
 WAITS = f"""
 import os, time
 ended = "{{GPUJOB_RUN_DIR}}/workers/{{GPUJOB_WORKER}}_rank{{RANK}}_a0_r0.exit.json"
 if "GPUJOB_WORKER" in os.environ and os.path.exists(ended.format_map(os.environ)):
     while not os.path.exists("{BACK}"):
         time.sleep(0.1)
-"""
-"""with this as ``sitecustomize``: it stays away until all have seen that it is."""
+"""  # with this as `sitecustomize`: it stays away until all have seen that it is
 
 
 def place_stand_ins(folder: Path) -> None:

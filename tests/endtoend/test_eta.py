@@ -19,8 +19,7 @@ from tests.realstack.cluster import ROOT, Cluster
 from tests.realstack.waiting import wait_for
 
 ITEMS, WORKERS, RATE = 6400, 8, 20.0
-PAUSE_S, LOG_S = 2.0, 1.0
-"""How long a worker saves, and the longest that it says nothing otherwise."""
+PAUSE_S, LOG_S = 2.0, 1.0  # how long a worker saves, and the longest that it says nothing otherwise
 SLOW, FACTOR = 5, 1.6
 WITHIN = {0.25: 0.35, 0.5: 0.2, 0.75: 0.2}
 """Of the time left: at a quarter one pause has been seen, and the work since the resume is a few seconds old."""

@@ -15,8 +15,7 @@ from tests.realstack.cluster import Cluster
 NODES, TAKEN = 4, 2
 EACH = GPUS - TAKEN
 WORKERS = NODES * EACH
-ASTRAY = 5
-"""Rank of the worker whose command takes the other GPU of its node."""
+ASTRAY = 5  # rank of the worker whose command takes the other GPU of its node
 USE = Path(__file__).parents[1] / "fakenvml" / "use_gpu.py"
 
 pytestmark = pytest.mark.slurm

@@ -31,13 +31,10 @@ class Row:
     """What came of one job: a line of the table."""
 
     case: str
-    slurm: str
-    """Slurm's last word on the job."""
+    slurm: str  # Slurm's last word on the job
     report: Mapping[str, Any]
-    seconds: float
-    """From the kill until Slurm is done with the job and no process of it is there."""
-    left: list[str] = field(default_factory=list)
-    """Processes that were there after all."""
+    seconds: float  # from the kill until Slurm is done with the job and no process of it is there
+    left: list[str] = field(default_factory=list)  # processes that were there after all
 
     @property
     def cause(self) -> str:
@@ -275,8 +272,7 @@ def played(asked: list[str], cluster: Cluster, space_dir: Path) -> Iterator[dict
 
 FAILED, NODE_FAIL = ("FAILED", "FAILED"), ("NODE_FAIL", "NODE_FAIL")
 KILLED = r"decode_w0 on \S+: killed_unknown"
-SLURM_S, OWN_S = 120.0, 45.0
-"""Slurm's time to miss a node, and ours: SIGTERM, its time, SIGKILL, the report."""
+SLURM_S, OWN_S = 120.0, 45.0  # Slurm's time to miss a node, and ours: SIGTERM, its time, SIGKILL, the report
 EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "time limit": (("TIMEOUT", "TIMEOUT"), "Slurm: the time limit was reached.*", OWN_S),
     "slurmd": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
@@ -289,8 +285,7 @@ EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "orchestrator": (FAILED, r"orchestrator on \S+: killed_unknown", OWN_S),
     "guard": (FAILED, r"guard on \S+: killed_unknown|Slurm: FAILED; the batch step has ended.*", OWN_S),
     "scancel": (("CANCELLED", "CANCELLED"), "Slurm: cancelled.*", OWN_S),
-}
-"""Slurm's state and the report's, the cause, and seconds that it may take at most."""
+}  # Slurm's state and the report's, the cause, and seconds that it may take at most
 
 
 @pytest.mark.parametrize("name", CASES)

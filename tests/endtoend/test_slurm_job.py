@@ -16,10 +16,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.prometheus]
 
 PAGED_WITHIN_S = 45.0
 """5 s as a rule. Anything that a page goes through may stall; an alert that has to wait is later still."""
-SOON_S = 30.0
-"""What takes 5 s as a rule."""
-LINGER_S = 30.0
-"""How long a scrape may be late."""
+SOON_S = 30.0  # what takes 5 s as a rule
+LINGER_S = 30.0  # how long a scrape may be late
 
 
 def up_targets(stack: Stack, job: Job) -> int:

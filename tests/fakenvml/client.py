@@ -63,8 +63,7 @@ def wait_for(number):
     return ended
 ended = {}
 other = nvml.nvmlDeviceGetHandleByIndex(1)
-"""
-"""For a client, to make calls that may not come back; what they gave is in ``ended``, failures below 0."""
+"""  # for a client, to make calls that may not come back; what they gave is in `ended`, failures below 0
 
 
 class Failed(Exception):
@@ -140,5 +139,4 @@ class Client:
         return 0
 
 
-Begin = Callable[..., Client]
-"""What the fixture of this name gives: starts a client for a scenario."""
+Begin = Callable[..., Client]  # what the fixture of this name gives: starts a client for a scenario

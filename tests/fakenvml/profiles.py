@@ -23,8 +23,7 @@ OLD_DRIVER_LACKS = (
     "nvmlGpmSampleAlloc",
     "nvmlGpmSampleFree",
     "nvmlGpmSampleGet",
-)
-"""What came after driver 450."""
+)  # what came after driver 450
 
 
 def uuid_of(number: int, kind: str = "GPU") -> str:

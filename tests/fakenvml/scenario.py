@@ -14,10 +14,8 @@ from typing import Literal, NamedTuple
 
 from .build import library
 
-ALL_LINKS = 0xFFFFFFFF
-"""Scope of a field that is summed over all NVLinks."""
-XID = 8
-"""Type of an event that tells of an Xid."""
+ALL_LINKS = 0xFFFFFFFF  # scope of a field that is summed over all NVLinks
+XID = 8  # type of an event that tells of an Xid
 NO_INSTANCE = 0xFFFFFFFF
 
 CODES = {
@@ -35,8 +33,7 @@ CODES = {
     "LIB_RM_VERSION_MISMATCH": 18,
     "UNKNOWN": 999,
 }
-Code = str | int
-"""A name in ``CODES``, or the number."""
+Code = str | int  # a name in `CODES`, or the number
 
 DOUBLE, UINT, ULONG, ULONGLONG, SLONGLONG, SINT, USHORT = range(7)
 _UINT_FIELDS = frozenset({1, 2, 29, 30, 31, 82, *range(142, 148), 165, *range(185, 191), 192, 226, 227, 230})
@@ -107,8 +104,7 @@ class Values:
     max_clock_sm_mhz: Number | None = None
     max_clock_memory_mhz: Number | None = None
     max_clock_video_mhz: Number | None = None
-    compute_capability: Number | None = None
-    """90 for 9.0."""
+    compute_capability: Number | None = None  # 90 for 9.0
     power_mw: Number | None = None
     power_limit_mw: Number | None = None
     power_management_limit_mw: Number | None = None
@@ -157,10 +153,8 @@ class Unit(Values):
     name: str = "NVIDIA GPU"
     processes: list[FakeProcess] = field(default_factory=list)
     samples: list[FakeSample] = field(default_factory=list)
-    fields: dict[int | tuple[int, int], Number | FieldValue] = field(default_factory=dict)
-    """By id, or by id and scope."""
-    gpm: dict[int, Number] = field(default_factory=dict)
-    """Metrics by id; a GPU without any has no GPM."""
+    fields: dict[int | tuple[int, int], Number | FieldValue] = field(default_factory=dict)  # by id, or by id and scope
+    gpm: dict[int, Number] = field(default_factory=dict)  # metrics by id; a GPU without any has no GPM
 
     def lines(self) -> list[str]:
         """The facts, one each."""
@@ -193,17 +187,12 @@ class FakeGpu(Unit):
     """One GPU."""
 
     pci_bus_id: str = "00000000:01:00.0"
-    state: Literal["ok", "lost", "reset_required"] = "ok"
-    """Not ok: every call about it fails."""
+    state: Literal["ok", "lost", "reset_required"] = "ok"  # not ok: every call about it fails
     migs: list[FakeMig] = field(default_factory=list)
-    partition: int = 0
-    """A change makes handles of instances stale, those of the same UUID too."""
-    violations: dict[int, Number] = field(default_factory=dict)
-    """Nanoseconds by performance policy."""
-    nvlinks: dict[int, int] = field(default_factory=dict)
-    """Whether a link is active, by its number."""
-    nvlink_errors: dict[tuple[int, int], Number] = field(default_factory=dict)
-    """By link and counter."""
+    partition: int = 0  # a change makes handles of instances stale, those of the same UUID too
+    violations: dict[int, Number] = field(default_factory=dict)  # nanoseconds by performance policy
+    nvlinks: dict[int, int] = field(default_factory=dict)  # whether a link is active, by its number
+    nvlink_errors: dict[tuple[int, int], Number] = field(default_factory=dict)  # by link and counter
 
     def lines(self) -> list[str]:
         """The facts, one each, then those of its instances."""
@@ -224,13 +213,10 @@ class Fault:
 
     function: str
     uuid: str = "*"
-    code: Code | None = None
-    """Returned with nothing done; 0 is success, with nothing done."""
+    code: Code | None = None  # returned with nothing done; 0 is success, with nothing done
     slow_ms: int = 0
-    hang: bool = False
-    """Does not come back before a scenario without it."""
-    race: int = 0
-    """The call with a buffer finds it too small so many times."""
+    hang: bool = False  # does not come back before a scenario without it
+    race: int = 0  # the call with a buffer finds it too small so many times
 
 
 @dataclass
@@ -252,24 +238,17 @@ class Scenario:
     gpus: list[FakeGpu] = field(default_factory=list)
     driver: str = "570.86.15"
     cuda: tuple[int, int] = (12, 8)
-    init: Code = 0
-    """What ``nvmlInit`` returns."""
-    broken: Code = 0
-    """What every call returns: the driver was replaced."""
-    visible: Sequence[int] | None = None
-    """Numbers of the GPUs that are seen, which are then numbered from 0."""
+    init: Code = 0  # what `nvmlInit` returns
+    broken: Code = 0  # what every call returns: the driver was replaced
+    visible: Sequence[int] | None = None  # numbers of the GPUs that are seen, which are then numbered from 0
     global_lock: bool = False
     """Whether one call at a time is answered, as the real driver does: one that hangs holds up all."""
     faults: list[Fault] = field(default_factory=list)
     events: list[FakeEvent] = field(default_factory=list)
-    field_max: int = 308
-    """Ids of fields from here on are not those of any; the others are at least not supported."""
-    sample_period_s: float = 1.0
-    """How often the driver looks at the utilization of processes."""
-    start: float = field(default_factory=time.time)
-    """Moment in epoch seconds from which numbers change."""
-    without: Sequence[str] = ()
-    """Functions that the library of this driver lacks."""
+    field_max: int = 308  # ids of fields from here on are not those of any; the others are at least not supported
+    sample_period_s: float = 1.0  # how often the driver looks at the utilization of processes
+    start: float = field(default_factory=time.time)  # moment in epoch seconds from which numbers change
+    without: Sequence[str] = ()  # functions that the library of this driver lacks
 
     def text(self) -> str:
         """What the library reads."""

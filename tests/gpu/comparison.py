@@ -22,12 +22,9 @@ class Pair:
     family: Family
     sources: tuple[str, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-    unit: float = 1.0
-    """By which its number is multiplied."""
-    per: tuple[str, ...] = ()
-    """Sources of the number by which its number is divided."""
-    within: float = 0.0
-    """Difference that is allowed, in our unit; or that share of its number, if more."""
+    unit: float = 1.0  # by which its number is multiplied
+    per: tuple[str, ...] = ()  # sources of the number by which its number is divided
+    within: float = 0.0  # difference that is allowed, in our unit; or that share of its number, if more
     within_ratio: float = 0.0
 
 
@@ -55,8 +52,7 @@ THROTTLE: dict[ThrottleReason, tuple[str, str]] = {
     "hw_thermal": ("hw_thermal_slowdown", "hw_therm_slowdown"),
     "hw_power_brake": ("hw_power_brake_slowdown", "hw_power_brake"),
     "sync_boost": ("sync_boost", "sync_boost"),
-}
-"""What the counters are called as fields, and in the XML."""
+}  # what the counters are called as fields, and in the XML
 _COUNTERS = "clocks_event_reasons_counters"
 
 PAIRS = (
@@ -104,8 +100,7 @@ TEXTS: tuple[tuple[Family, str, tuple[str, ...]], ...] = (
     (gpu_page.INFO, "persistence_mode", ("persistence_mode",)),
     (gpu_page.INFO, "mig_mode", ("mig.mode.current",)),
     (gpu_page.RECOVERY, "action", ("gpu_recovery_action", "./gpu_recovery_action")),
-)
-"""Labels, and where the same words are."""
+)  # Labels, and where the same words are
 
 ELSEWHERE: dict[Family, str] = {
     gpu_page.UP: "of a GPU that answers it is 1",
@@ -120,8 +115,7 @@ ELSEWHERE: dict[Family, str] = {
     gpu_page.NVLINK_ERRORS: "no field tells it",
     gpu_page.ECC_JOB: "the rise of the driver's count, which is compared",
     gpu_page.XID_TIME: "held against an error that is made",
-}
-"""Families that are not compared, and why."""
+}  # families that are not compared, and why
 
 SOURCES = frozenset(
     source

@@ -14,15 +14,11 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c
 from pathlib import Path
 
 MIB = 1 << 20
-MULTIPROCESSORS = 16
-"""``CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT``."""
-BLOCKING_SYNC = 0x4
-"""``CU_CTX_SCHED_BLOCKING_SYNC``: whoever waits for the GPU sleeps."""
+MULTIPROCESSORS = 16  # `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+BLOCKING_SYNC = 0x4  # `CU_CTX_SCHED_BLOCKING_SYNC`: whoever waits for the GPU sleeps
 THREADS = 256
-LAUNCH_NS = 20_000_000
-"""How long one kernel runs."""
-NOWHERE = 0x10
-"""An address that is nobody's."""
+LAUNCH_NS = 20_000_000  # how long one kernel runs
+NOWHERE = 0x10  # an address that is nobody's
 
 _MULTIPLY = "\n".join("    fma.rn.f32 %f1, %f1, %f2, %f3;" for _ in range(64))
 PTX = f"""
@@ -62,8 +58,7 @@ AGAIN:
     st.global.u32 [%rd1], %r1;
     ret;
 }}
-"""
-"""``compute`` multiplies for so long, and never writes; ``stray`` writes to an address."""
+"""  # `compute` multiplies for so long, and never writes; `stray` writes to an address
 
 PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuInit": (c_uint,),
@@ -77,8 +72,7 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)),
     "cuCtxSynchronize": (),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
-}
-"""Of ``cuda.h``: handles are pointers, device pointers 64 bits, devices and what is returned ``int``."""
+}  # of `cuda.h`: handles are pointers, device pointers 64 bits, devices and what is returned `int`
 
 
 class CudaError(Exception):

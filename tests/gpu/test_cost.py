@@ -23,8 +23,7 @@ MOST_PARTS_US = {"activity": 20_000, "processes": 100_000, "condition": 200_000,
 """Medians: each look must leave the driver to others for nearly all of its time."""
 SETTLE_S, ROUNDS, ROUND_S = 8, 5, 10
 MOST_MIB = 50
-MOST_PERCENT = 2.0
-"""Of a core, with the library's own time."""
+MOST_PERCENT = 2.0  # of a core, with the library's own time
 
 pytestmark = pytest.mark.gpu
 

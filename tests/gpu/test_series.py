@@ -11,8 +11,7 @@ from tests.gpu.conftest import Show
 from tests.gpu.hardware import HardwareJob, torch_python
 
 ROUNDS, PAUSE_S = 8, 0.5
-SETTLED_S = 4.0
-"""After which clocks and averages have followed a change of load."""
+SETTLED_S = 4.0  # after which clocks and averages have followed a change of load
 PARTS_SETTLED_S = SETTLED_S + 2 * SLOW_EVERY_S
 """The same of what is read less often, and is a mean of the time between two readings."""
 ENERGY_S = 10.0

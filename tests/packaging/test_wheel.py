@@ -16,8 +16,7 @@ import yaml
 from exporter import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-DEPENDENCIES = Path(pydantic.__file__).parents[1]
-"""Where the packages that ours needs are installed."""
+DEPENDENCIES = Path(pydantic.__file__).parents[1]  # where the packages that ours needs are installed
 NO_INDEX = ("No matching distribution found", "ConnectionError", "NewConnectionError", "Temporary failure in name")
 
 

@@ -40,8 +40,7 @@ HARD_NAMES = (
     "*?~&|<>!",
     "{rank}",
     "back\\slash",
-)
-"""Names that somebody will give to a job or a folder one day; none holds a slash."""
+)  # names that somebody will give to a job or a folder one day; none holds a slash
 
 OURS = ("GPUJOB_", "SLURM_", "SBATCH_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "XDG_", "NO_COLOR")
 

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
-"""Any text that UTF-8 can hold."""
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)  # any text that UTF-8 can hold
 PATH_TEXT = st.text(
     st.characters(codec="utf-8") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=30
-)
-"""As above, with the surrogates by which Python shows bytes that are not UTF-8."""
+)  # as above, with the surrogates by which Python shows bytes that are not UTF-8
 NAME = st.from_regex(r"[a-z][a-z0-9_]{0,15}", fullmatch=True)
 COUNT = st.integers(0, 2**40)
 SECONDS = st.floats(0, 1e9, allow_nan=False)
@@ -59,5 +57,4 @@ def cut(text: bytes, places: list[int]) -> list[bytes]:
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-PLACES = st.lists(st.integers(0, 10_000), max_size=12)
-"""Where to ``cut``."""
+PLACES = st.lists(st.integers(0, 10_000), max_size=12)  # where to `cut`

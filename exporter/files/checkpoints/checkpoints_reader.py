@@ -13,41 +13,30 @@ from typing import Any, NamedTuple
 
 from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, check_file, open_source
 
-MOST_LEVELS = 4
-"""Of directories that are walked, the checkpoint's own included,"""
-MOST_ENTRIES = 20_000
-"""and of entries in one; of all that are looked at in one look too."""
-HOT_S = 120.0
-"""A directory is walked at each look until nothing in it has changed for so long,"""
+MOST_LEVELS = 4  # of directories that are walked, the checkpoint's own included,
+MOST_ENTRIES = 20_000  # and of entries in one; of all that are looked at in one look too
+HOT_S = 120.0  # a directory is walked at each look until nothing in it has changed for so long,
 REST_SHARE = 20.0
 """but then not again before so many times what the last walk took; names are not read again before either."""
 SURE_S, ANYWAY_S = 2.0, 60.0
 """The time of a folder may be as coarse as this; and after so long its names are read in any case."""
 NEWEST, TURN = 16, 256
 """Of those that are settled, so many of the newest are looked at each time, and so many of the others in turn."""
-MOST_FOLDERS = 16
-"""Directories within a settled one whose times are looked at."""
-SETTLED_S = 10.0
-"""A file is looked into once it has not changed for so long and at two looks,"""
-AGAIN_S = 10.0
-"""and is damaged when it is so again after this time, unchanged."""
+MOST_FOLDERS = 16  # directories within a settled one whose times are looked at
+SETTLED_S = 10.0  # a file is looked into once it has not changed for so long and at two looks,
+AGAIN_S = 10.0  # and is damaged when it is so again after this time, unchanged
 LOOK_S = 0.3
 """A look goes on for so long, and the next one goes on from there; a file on a cold server may take milliseconds."""
-EARLY_S = 60.0
-"""Files from before the start by this may be the job's: the clock of a file server may be behind."""
-CHECKS, CHECK_S = 8, 0.05
-"""Files that are looked into at one look, and the time for it."""
-HELD = 8
-"""Directories whose files are kept in memory after they have settled, the newest."""
+EARLY_S = 60.0  # files from before the start by this may be the job's: the clock of a file server may be behind
+CHECKS, CHECK_S = 8, 0.05  # files that are looked into at one look, and the time for it
+HELD = 8  # directories whose files are kept in memory after they have settled, the newest
 MOST_INDEXES = 8
 MOST_INDEX_BYTES = 8 << 20
 MOST_SHARDS = 20_000
 MOST_DAMAGED = 20
 MOST_PASSED_OVER = 20
-MOST_UNITS = 20_000
-"""Checkpoint files and directories that are kept in mind, the newest."""
-NOTHING: dict[str, Any] = {}
-"""In place of an empty dict for each of many; never written to."""
+MOST_UNITS = 20_000  # checkpoint files and directories that are kept in mind, the newest
+NOTHING: dict[str, Any] = {}  # in place of an empty dict for each of many; never written to
 
 _MARK_AT_END = (
     r"(?:[-_.](?:tmp|temp|part|partial|incomplete|inprogress|in_progress|writing|unfinished)"
@@ -62,8 +51,7 @@ _BINARY = (
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
 _TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
-_MAY_BE_RAW = ".bin"
-"""Numbers without a header, of which the first may be zeros."""
+_MAY_BE_RAW = ".bin"  # numbers without a header, of which the first may be zeros
 _PART_OF_DISTCP = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
 ZEROS_BYTES = 4096
@@ -73,8 +61,7 @@ KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", 
 class CheckpointFile(NamedTuple):
     """A regular file at one look; times in epoch seconds."""
 
-    path: str
-    """From the checkpoint folder on."""
+    path: str  # from the checkpoint folder on
     size: int
     mtime: float
     inode: int
@@ -100,36 +87,25 @@ class CheckpointEntry(NamedTuple):
     """One file or directory directly in the checkpoint folder."""
 
     name: str
-    bare: str
-    """The name without marks of a temporary file, as ``checkpoint_12.pt`` of ``.checkpoint_12.pt.tmp``."""
+    bare: str  # the name without marks of a temporary file, as `checkpoint_12.pt` of `.checkpoint_12.pt.tmp`
     temporary: bool
     directory: bool
     inode: int
-    files: tuple[CheckpointFile, ...]
-    """Of a file, itself; of a directory, all regular files in it."""
-    whole: bool = True
-    """Whether all of its files could be looked at."""
-    indexes: tuple[CheckpointIndex, ...] = ()
-    """Indexes in it that name shards."""
-    valid: int = 0
-    """Files that were looked into and are whole,"""
-    looked_into: int = 0
-    """of so many of which it is sure what they are,"""
-    damaged: tuple[DamagedFile, ...] = ()
-    """and those that are not; of many some."""
+    files: tuple[CheckpointFile, ...]  # of a file, itself; of a directory, all regular files in it
+    whole: bool = True  # whether all of its files could be looked at
+    indexes: tuple[CheckpointIndex, ...] = ()  # indexes in it that name shards
+    valid: int = 0  # files that were looked into and are whole,
+    looked_into: int = 0  # of so many of which it is sure what they are,
+    damaged: tuple[DamagedFile, ...] = ()  # and those that are not; of many some
 
 
 class CheckpointReading(NamedTuple):
     """What one look has found."""
 
-    entries: tuple[CheckpointEntry, ...]
-    """Those that are new or have changed since the last look."""
-    names: tuple[str, ...] | None
-    """All that are there, when some have come or gone."""
-    behind: bool = False
-    """Whether some have not been looked at yet."""
-    passed_over: tuple[tuple[str, str], ...] = ()
-    """Names that are those of no files, and what they are; of many some."""
+    entries: tuple[CheckpointEntry, ...]  # those that are new or have changed since the last look
+    names: tuple[str, ...] | None  # all that are there, when some have come or gone
+    behind: bool = False  # whether some have not been looked at yet
+    passed_over: tuple[tuple[str, str], ...] = ()  # names that are those of no files, and what they are; of many some
 
 
 def bare_name(name: str) -> str:

@@ -28,13 +28,11 @@ INTERVAL = Family(
     "checkpoint_interval_seconds", "Seconds between checkpoints: set in the job file, else learned from at least three."
 )
 
-CHECKPOINT = "checkpoint"
-"""Name of the group whose files are checkpoints."""
+CHECKPOINT = "checkpoint"  # name of the group whose files are checkpoints
 EVENTS_KEPT = 50
 LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
 SAVE_INTERVAL_S = 30.0
-LOOKS = 4
-"""At most, one after the other while there are names that have not been looked at."""
+LOOKS = 4  # at most, one after the other while there are names that have not been looked at
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +41,15 @@ log = logging.getLogger(__name__)
 class CheckpointsSnapshot:
     """The checkpoints at one look."""
 
-    known: bool = True
-    """False while the file system does not answer."""
+    known: bool = True  # false while the file system does not answer
     total: int = 0
     writing: bool = False
-    last: Checkpoint | None = None
-    """The newest, whole or not,"""
-    last_complete: Checkpoint | None = None
-    """and the newest that was whole."""
+    last: Checkpoint | None = None  # the newest, whole or not,
+    last_complete: Checkpoint | None = None  # and the newest that was whole
     interval_s: float | None = None
     interval_steps: float | None = None
     next_expected: float | None = None
-    passed_over: tuple[tuple[str, str], ...] = ()
-    """Names that are those of no files, and what they are."""
+    passed_over: tuple[tuple[str, str], ...] = ()  # names that are those of no files, and what they are
     events: tuple[dict[str, Any], ...] = ()
 
 

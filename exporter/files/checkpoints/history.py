@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 from exporter.files.checkpoints.sets import Checkpoint, CheckpointSet
 
-LEARN_FROM = 3
-"""Checkpoints from which the interval, the usual size and the usual shards are learned."""
-SHORT_BEFORE = 2
-"""After so many with the same ranks missing the next one is whole without them."""
+LEARN_FROM = 3  # checkpoints from which the interval, the usual size and the usual shards are learned
+SHORT_BEFORE = 2  # after so many with the same ranks missing the next one is whole without them
 ODD_RATIO = 2.0
 KEPT = 16
 MOST_SHAPES = 50_000
@@ -28,8 +26,7 @@ class _PastCheckpoint(NamedTuple):
     end: float
     bytes: int
     seconds: float
-    shapes: frozenset[str]
-    """Shapes of its shards and markers."""
+    shapes: frozenset[str]  # shapes of its shards and markers
 
 
 class CheckpointHistory:

@@ -23,22 +23,14 @@ from exporter.files.checkpoints.sets import (
 
 SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
 """Files that do not change for so long are written; longer where a writer has been seen to pause for longer."""
-PAUSES = 2.0
-"""How many times such a pause is waited for."""
-PATIENCE = 3.0
-"""What is missing is waited for this many times as long as the longest of the last checkpoints took."""
-MISSING_S = 60.0
-"""But not for less than this: one shard may be gathered for a while before it is written."""
-DAMAGED_S = 60.0
-"""Nothing is damaged that has changed within this time: a writer may pause in the middle of a file."""
-MOST_EARLY_S = 3600.0
-"""By so much the clock of a file server may be behind where files were seen to change."""
-ABANDONED_S = 600.0
-"""A temporary file that has not changed for so long is what is left of a writer that has ended."""
-HELD = 8
-"""Checkpoints whose files are kept in memory, the newest."""
-MOST_NAMES = 20
-"""Of missing files in a report."""
+PAUSES = 2.0  # how many times such a pause is waited for
+PATIENCE = 3.0  # what is missing is waited for this many times as long as the longest of the last checkpoints took
+MISSING_S = 60.0  # but not for less than this: one shard may be gathered for a while before it is written
+DAMAGED_S = 60.0  # nothing is damaged that has changed within this time: a writer may pause in the middle of a file
+MOST_EARLY_S = 3600.0  # by so much the clock of a file server may be behind where files were seen to change
+ABANDONED_S = 600.0  # a temporary file that has not changed for so long is what is left of a writer that has ended
+HELD = 8  # checkpoints whose files are kept in memory, the newest
+MOST_NAMES = 20  # of missing files in a report
 
 
 class CheckpointEvent(NamedTuple):

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-MOST_SHARDS = 20_000
-"""Names that tell of more shards than this tell nothing."""
+MOST_SHARDS = 20_000  # names that tell of more shards than this tell nothing
 
 _OF = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
 _WORLD = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -22,8 +21,7 @@ _CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
 _SHARDS = (_OF, _WORLD, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
 _RANKS = re.compile(
     r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
-)
-"""Numbers that run from 0 on without a gap; those of nodes, workers and tasks need not."""
+)  # numbers that run from 0 on without a gap; those of nodes, workers and tasks need not
 _STEP = re.compile(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
@@ -64,16 +62,12 @@ _COMPANIONS = re.compile(
 class CheckpointName(NamedTuple):
     """What the name of one entry of a checkpoint folder tells."""
 
-    key: str
-    """The same for all that are one checkpoint."""
+    key: str  # the same for all that are one checkpoint
     step: int | None = None
     epoch: int | None = None
-    versioned: bool = False
-    """Whether the next checkpoint will have another name."""
-    alias: bool = False
-    """Whether it may be another name of a checkpoint, as ``last.ckpt`` is."""
-    marker: bool = False
-    """Whether it only says that the checkpoint is whole."""
+    versioned: bool = False  # whether the next checkpoint will have another name
+    alias: bool = False  # whether it may be another name of a checkpoint, as `last.ckpt` is
+    marker: bool = False  # whether it only says that the checkpoint is whole
 
 
 @lru_cache(maxsize=4096)

@@ -17,10 +17,8 @@ from exporter.files.checkpoints.names import (
 
 State = Literal["writing", "complete", "incomplete", "invalid"]
 
-ALIAS_S = 60.0
-"""``last.ckpt`` that is written within this time of another checkpoint is the same one."""
-MARKED_S = 1.0
-"""A file may be younger than the marker of its checkpoint by this."""
+ALIAS_S = 60.0  # `last.ckpt` that is written within this time of another checkpoint is the same one
+MARKED_S = 1.0  # a file may be younger than the marker of its checkpoint by this
 
 
 class FileView(Protocol):
@@ -123,21 +121,16 @@ class Checkpoint(NamedTuple):
     epoch: int | None
     files: int
     bytes: int
-    end: float
-    """When the last of its files was written."""
-    seconds: float | None
-    """How long it was written, where that has been seen."""
-    missing: tuple[str, ...] = ()
-    """Files that should be there, not more than twenty of them,"""
-    missing_count: int = 0
-    """and how many there are."""
+    end: float  # when the last of its files was written
+    seconds: float | None  # how long it was written, where that has been seen
+    missing: tuple[str, ...] = ()  # files that should be there, not more than twenty of them,
+    missing_count: int = 0  # and how many there are
     valid: bool | None = None
     """Whether all of its files that were looked into are whole; None before any that can be told is."""
     reason: str | None = None
     odd_size: float | None = None
     """Its size by the median of those before it, where it is less than half or more than twice of that."""
-    odd: str | None = None
-    """What those before it had and it has not, which need not mean anything."""
+    odd: str | None = None  # what those before it had and it has not, which need not mean anything
 
 
 class CheckpointSetEntry(NamedTuple):
@@ -145,8 +138,7 @@ class CheckpointSetEntry(NamedTuple):
 
     seen: EntryView
     name: CheckpointName
-    slim: bool = False
-    """Whether its files are no longer kept."""
+    slim: bool = False  # whether its files are no longer kept
 
     @property
     def files(self) -> Sequence[FileView]:
@@ -161,8 +153,7 @@ class CheckpointSetEntry(NamedTuple):
 class _NameFacts(NamedTuple):
     """What the names of a set's files tell."""
 
-    told: frozenset[object]
-    """By which paths and indexes."""
+    told: frozenset[object]  # by which paths and indexes
     shapes: frozenset[str]
     gaps: tuple[str, ...]
     holes: tuple[str, ...]
@@ -174,31 +165,21 @@ class CheckpointSet:
 
     key: str
     name: CheckpointName
-    first_seen: float
-    """When its writing was first seen, that of a new one over an old one too,"""
-    changed: float
-    """and when something of it last changed."""
-    watched: bool
-    """Whether its writing was seen, rather than its end alone."""
+    first_seen: float  # when its writing was first seen, that of a new one over an old one too,
+    changed: float  # and when something of it last changed
+    watched: bool  # whether its writing was seen, rather than its end alone
     entries: dict[str, CheckpointSetEntry] = field(default_factory=dict)
     temporary: dict[str, EntryView] = field(default_factory=dict)
     temporary_changed: float = 0.0
-    inodes: set[int] = field(default_factory=set)
-    """Of entries that were seen under temporary names,"""
-    renamed: set[str] = field(default_factory=set)
-    """and the names of those that have them now."""
-    pending: bool = True
-    """Whether something has been written since it was last whole."""
+    inodes: set[int] = field(default_factory=set)  # of entries that were seen under temporary names,
+    renamed: set[str] = field(default_factory=set)  # and the names of those that have them now
+    pending: bool = True  # whether something has been written since it was last whole
     state: State | None = None
-    done: Checkpoint | None = None
-    """As it was when it was last whole."""
-    shrunk: bool = False
-    """Whether a file of it has become shorter or another one since then."""
+    done: Checkpoint | None = None  # as it was when it was last whole
+    shrunk: bool = False  # whether a file of it has become shorter or another one since then
     pause: float = 0.0
-    told: set[str] = field(default_factory=set)
-    """Kinds of events that what is there now has had."""
-    seen: bool = False
-    """Whether something of it was seen to appear or change."""
+    told: set[str] = field(default_factory=set)  # kinds of events that what is there now has had
+    seen: bool = False  # whether something of it was seen to appear or change
     is_note: bool = False
     """Whether it is a text that tells no step, as ``checkpoint_log.txt``: no checkpoint beside others."""
     _facts: _NameFacts | None = None

@@ -37,19 +37,15 @@ QUOTA_AVAILABLE = Family(
 )
 QUOTA_LIMIT = Family("filesystem_quota_limit_bytes", "That quota.", labels=("group",))
 
-RUN = "run"
-"""Group of the run directory."""
+RUN = "run"  # group of the run directory
 UNREACHABLE = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
 ))  # fmt: skip
 """What a file system says whose server is gone."""
-HANGS_S = 5.0
-"""A look that takes longer is an event."""
-SOON_S = 3600.0
-"""A disk that is full so soon is an event, as is one that is full before the time limit of the job."""
-AGAIN_S = 600.0
-"""The same is not told again so soon."""
+HANGS_S = 5.0  # a look that takes longer is an event
+SOON_S = 3600.0  # a disk that is full so soon is an event, as is one that is full before the time limit of the job
+AGAIN_S = 600.0  # the same is not told again so soon
 MOST_EVENTS = 50
 
 
@@ -58,15 +54,13 @@ class GroupSpace:
     """One group at one look; times in epoch seconds."""
 
     group: str
-    responding: bool | None = None
-    """None while nobody could look."""
+    responding: bool | None = None  # none while nobody could look
     space: SpaceFacts | None = None
     quota: QuotaFacts | None = None
     full_at: float | None = None
     mount: str | None = None
     fstype: str | None = None
-    since: float | None = None
-    """Since when it does not answer."""
+    since: float | None = None  # since when it does not answer
     error: str | None = None
 
     @property

@@ -5,21 +5,16 @@ from itertools import pairwise
 from statistics import median
 
 MOST_CHANGES = 256
-FEWEST_CHANGES = 5
-"""A slope is measured over at least so many."""
-COURSE_S = 3600.0
-"""What is older counts for nothing."""
+FEWEST_CHANGES = 5  # a slope is measured over at least so many
+COURSE_S = 3600.0  # what is older counts for nothing
 TRUSTED = 4.0
 """A slope counts at once for so many times the span that it was measured over; what is later, longer spans decide,"""
-FARTHEST = 60.0
-"""and beyond so many times the longest span nothing is said."""
+FARTHEST = 60.0  # and beyond so many times the longest span nothing is said
 QUIET = 3.0
-LEAST_QUIET_S = 10.0
-"""Falling has ended once nothing fell for so many times the longest pause, and at least so long."""
+LEAST_QUIET_S = 10.0  # falling has ended once nothing fell for so many times the longest pause, and at least so long
 REGULAR_RISES = 2
 """Fewer rises in a span are an exception, such as cleaning up, and make nothing slower; more are a rhythm."""
-OUTSTANDING = 10.0
-"""A single fall so many times the usual is no part of the course, such as another's large file."""
+OUTSTANDING = 10.0  # a single fall so many times the usual is no part of the course, such as another's large file
 FEW_OUTSTANDING = 2
 
 LOW_BYTES = 10e9

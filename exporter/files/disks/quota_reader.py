@@ -25,8 +25,7 @@ class QuotaFacts(NamedTuple):
 
     kind: str
     limit_bytes: int
-    available_bytes: int
-    """What may still be written below the limit, 0 at it and above."""
+    available_bytes: int  # what may still be written below the limit, 0 at it and above
 
 
 def parse_dqblk(kind: str, record: bytes) -> QuotaFacts | None:

@@ -12,8 +12,7 @@ class SpaceFacts(NamedTuple):
 
     available_bytes: int
     size_bytes: int
-    inodes_available: int | None = None
-    """None where the file system has no fixed number of them."""
+    inodes_available: int | None = None  # none where the file system has no fixed number of them
     inodes: int | None = None
 
 

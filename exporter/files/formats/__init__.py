@@ -51,13 +51,10 @@ __all__ = [
 class FileCheck(NamedTuple):
     """What a look at a file has told."""
 
-    state: str
-    """One of valid, invalid, empty, unfinished (only its last line is half-written), unknown."""
+    state: str  # one of valid, invalid, empty, unfinished (only its last line is half-written), unknown
     format: str | None
-    reason: str | None = None
-    """Of every state but valid; of a valid file of which only a part was looked at too."""
-    records: int | None = None
-    """Rows or items, where a header, a footer or a small text tells."""
+    reason: str | None = None  # of every state but valid; of a valid file of which only a part was looked at too
+    records: int | None = None  # rows or items, where a header, a footer or a small text tells
 
 
 class FileFormat(Protocol):
@@ -83,33 +80,26 @@ BINARY: tuple[FileFormat, ...] = (
     *(tfrecord, arrow, safetensors),  # without a magic number: those with more of a structure at their top come first
 )
 TEXT: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
-JSON: tuple[FileFormat, ...] = (json_text, json_lines)
-"""Of which a file may be the one and be named like the other."""
-OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")
-"""Extensions that promise nothing."""
-OF_TEXTS_TOO = (".pth", ".arrows")
-"""Extensions that texts have too: Python's lists of paths, readline's keys."""
+JSON: tuple[FileFormat, ...] = (json_text, json_lines)  # of which a file may be the one and be named like the other
+OF_ANYTHING = (".bin", ".ckpt", ".dat", ".model")  # extensions that promise nothing
+OF_TEXTS_TOO = (".pth", ".arrows")  # extensions that texts have too: Python's lists of paths, readline's keys
 RAW_TOO = (".npy", *hdf5.EXTENSIONS, *zip_file.EXTENSIONS)
 """Extensions of files without a beginning too: items alone, members of a family of files, parts of an archive."""
 BEGINNINGS = {numpy_file.NAME: numpy_file.MAGIC, hdf5.NAME: hdf5.SIGNATURE, zip_file.NAME: zip_file.LOCAL_MARK}
 """How those begin that have one."""
-NEAR = 3
-"""A beginning of which one byte in so many is another, or so many of the first are there, was meant to be it."""
+NEAR = 3  # a beginning of which one byte in so many is another, or so many of the first are there, was meant to be it
 KNOWN_BEGINNINGS = (
     *((b"\x80" + bytes((protocol,)), "a pickle") for protocol in range(2, 6)),
     *((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "LZ4"), (b"GGUF", "GGUF"), (b"CDF", "NetCDF")),
     *((b"SQLite format 3\0", "SQLite"), (b"MATLAB 5.0", "MATLAB"), (b"\x7fELF", "a program"), (b"%PDF", "PDF")),
     *((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"RIFF", "RIFF"), (b"OggS", "Ogg"), (b"fLaC", "FLAC")),
-)
-"""Of files that are not looked into, whatever they are named."""
-SHARD = re.compile(r"-\d+-of-\d+$")
-"""What a name has behind its extension when it is one of several files."""
+)  # of files that are not looked into, whatever they are named
+SHARD = re.compile(r"-\d+-of-\d+$")  # what a name has behind its extension when it is one of several files
 LONGEST_REASON = 300
 HOSTILE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError),
     *(ValueError, struct.error, zlib.error),
-)
-"""What bytes that no writer has written may lead to."""
+)  # what bytes that no writer has written may lead to
 
 
 def check_file(source: FileSource) -> FileCheck:

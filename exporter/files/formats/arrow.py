@@ -19,14 +19,11 @@ MAGIC, OLD_FEATHER = b"ARROW1", b"FEA1"
 FILE_BEGIN = 8
 CONTINUATION = b"\xff\xff\xff\xff"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-KINDS = range(1, 6)
-"""Kinds of messages; also tensors, which are written one by one, without a stream."""
-PEEK_BYTES = 128
-"""Read of a message at first: what we need of its metadata mostly stands in its first bytes."""
+KINDS = range(1, 6)  # kinds of messages; also tensors, which are written one by one, without a stream
+PEEK_BYTES = 128  # read of a message at first: what we need of its metadata mostly stands in its first bytes
 BLOCK = struct.Struct("<qi4xq")
 FOOTER_BYTES = 1 << 18
-MOST_BATCHES = 2000
-"""Of a file so many are looked at."""
+MOST_BATCHES = 2000  # of a file so many are looked at
 TRIED = (struct.error, IndexError)
 
 
@@ -81,8 +78,7 @@ class ArrowMessage(NamedTuple):
     """What frames the data."""
 
     kind: int
-    end: int
-    """Where the next one begins."""
+    end: int  # where the next one begins
     rows: int
 
 

@@ -17,12 +17,10 @@ from exporter.files.formats.source import CheckUndecided, FileSource, ValidFile
 
 NAME = "csv"
 EXTENSIONS = (".csv", ".tsv")
-NO_DELIMITER = "\x1f"
-"""For a table of one column: a mark that no text has."""
+NO_DELIMITER = "\x1f"  # for a table of one column: a mark that no text has
 OFTEN_WITHOUT_QUOTES = ("\t", NO_DELIMITER)
 """Where these stand between the fields, a quote may be a letter like any other."""
-END = "\0"
-"""A row that no table has, put behind the text: it joins the last one where a quoted field is still open."""
+END = "\0"  # a row that no table has, put behind the text: it joins the last one where a quoted field is still open
 HALF = "its last row is half-written"
 PART = "only its first and last rows were looked at"
 
@@ -39,10 +37,8 @@ class RowWidths(NamedTuple):
     """The numbers of fields of the rows that are not empty."""
 
     widths: list[int]
-    is_open: bool
-    """Whether the text ends within a quoted field, in a row that is left out here."""
-    last: int | None = None
-    """Of a last row that lacks its newline and is left out above."""
+    is_open: bool  # whether the text ends within a quoted field, in a row that is left out here
+    last: int | None = None  # of a last row that lacks its newline and is left out above
 
 
 class DialectResult(NamedTuple):

@@ -7,10 +7,8 @@ from exporter.files.formats.source import MOST_BYTES, CheckUndecided, FileDamage
 NAME = "gzip"
 EXTENSIONS = (".gz", ".gzip", ".tgz")
 MAGIC = b"\x1f\x8b"
-GZIP_WINDOW = 31
-"""For zlib: the largest window, with header and checksum of gzip."""
-FIRST_BYTES = 64 << 10
-"""Unpacked of a file that is too large to be looked at whole."""
+GZIP_WINDOW = 31  # for zlib: the largest window, with header and checksum of gzip
+FIRST_BYTES = 64 << 10  # unpacked of a file that is too large to be looked at whole
 PIECE_BYTES = 16 << 10
 MOST_UNPACKED_BYTES = 64 << 20
 

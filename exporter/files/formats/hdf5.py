@@ -17,27 +17,20 @@ EXTENSIONS = (".h5", ".hdf5", ".he5", ".h5ad", ".loom")
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCK_BYTES = 512
 MOST_USER_BLOCKS = 32
-SUPERBLOCK_BYTES = 128
-"""Enough for each version."""
-OPEN_FOR_WRITING = 1 | 4
-"""Consistency flags of a file that its writer has not closed."""
+SUPERBLOCK_BYTES = 128  # enough for each version
+OPEN_FOR_WRITING = 1 | 4  # consistency flags of a file that its writer has not closed
 
 
 class Superblock(NamedTuple):
     """What a superblock says of its file."""
 
-    base: int
-    """Byte of the file from which addresses count."""
-    end: int
-    """Bytes that the file has when it is whole, a user block included."""
-    root: int | None
-    """Address of the root group."""
+    base: int  # byte of the file from which addresses count
+    end: int  # bytes that the file has when it is whole, a user block included
+    root: int | None  # address of the root group
     address_bytes: int
     length_bytes: int
-    open: bool
-    """Whether it is marked as open for writing."""
-    several_files: bool
-    """Whether it says how it is spread over several files."""
+    open: bool  # whether it is marked as open for writing
+    several_files: bool  # whether it says how it is spread over several files
     extension: int | None
 
 

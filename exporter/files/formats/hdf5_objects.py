@@ -14,15 +14,12 @@ from exporter.files.formats.source import FileDamaged, FileSource
 
 NIL, DATASPACE, LINK_INFO, LINK, LAYOUT = 0x00, 0x01, 0x02, 0x06, 0x08
 CONTINUATION, SYMBOL_TABLE, DRIVER_INFO = 0x10, 0x11, 0x14
-SHARED = 2
-"""Flag of a message that stands elsewhere."""
+SHARED = 2  # flag of a message that stands elsewhere
 
-MOST_BLOCKS = 16
-"""Of one object header."""
+MOST_BLOCKS = 16  # of one object header
 MOST_HEADER_BYTES = 1 << 16
 MOST_NODES = 64
-MOST_OBJECTS = 256
-"""Of the root group; of more no rows are told."""
+MOST_OBJECTS = 256  # of the root group; of more no rows are told
 
 
 class UnsupportedLayout(Exception):

@@ -7,8 +7,7 @@ from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, CheckUndecide
 
 NAME = "json"
 EXTENSIONS = (".json",)
-WINDOW_BYTES = 64 << 10
-"""Looked at of each end of a text that is too large to be parsed."""
+WINDOW_BYTES = 64 << 10  # looked at of each end of a text that is too large to be parsed
 WHITE = b" \t\r\n"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CLOSERS = {b"{": b"}", b"[": b"]", b'"': b'"'}

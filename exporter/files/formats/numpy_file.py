@@ -18,13 +18,11 @@ NAME = "npy"
 EXTENSIONS = (".npy", ".npz")
 
 MAGIC = b"\x93NUMPY"
-VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
-"""How many bytes the length of the header has."""
+VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}  # how many bytes the length of the header has
 MOST_HEADER_BYTES = 1 << 18
 MOST_DIMENSIONS = 64
 MOST_FIELDS_DEPTH = 8
-MOST_ARRAYS = 256
-"""Of an archive so many headers are looked at."""
+MOST_ARRAYS = 256  # of an archive so many headers are looked at
 MOST_BYTES_OF_ANY_FILE = 1 << 63
 
 STRING = r"""[ub]?(?:'(?:[^'\\]|\\E)*+'|"(?:[^"\\]|\\E)*+")""".replace("E", r"""(?:[\\'"nrt]|x\w\w|u\w{4}|U\w{8})""")
@@ -37,11 +35,9 @@ TYPE = re.compile(r"[<>|=]?(?:O\d*|([biufcmMSaUV])(\d+)(\[[^\]]*\])?)", re.ASCII
 class ArrayHeader(NamedTuple):
     """What an array says of itself."""
 
-    length: int
-    """Bytes up to its items."""
+    length: int  # bytes up to its items
     shape: tuple[int, ...]
-    item_bytes: int | None
-    """None where the items are Python objects: their length is not known beforehand."""
+    item_bytes: int | None  # none where the items are Python objects: their length is not known beforehand
 
     @property
     def end(self) -> int | None:

@@ -14,17 +14,12 @@ EXTENSIONS = (".parquet", ".parq", ".pq")
 
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 TAIL_BYTES = 8
-FOOTER_BYTES = 1 << 18
-"""Read of the footer at most."""
+FOOTER_BYTES = 1 << 18  # read of the footer at most
 
-VERSION, SCHEMA, ROWS, ROW_GROUPS = 1, 2, 3, 4
-"""Fields of FileMetaData."""
-GROUP_COLUMNS, GROUP_ROWS = 1, 3
-"""Fields of RowGroup."""
-CHUNK_FILE, CHUNK_DATA = 1, 3
-"""Fields of ColumnChunk: another file that it is in, and its ColumnMetaData."""
-PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN = 7, 9, 11
-"""Fields of ColumnMetaData."""
+VERSION, SCHEMA, ROWS, ROW_GROUPS = 1, 2, 3, 4  # fields of FileMetaData
+GROUP_COLUMNS, GROUP_ROWS = 1, 3  # fields of RowGroup
+CHUNK_FILE, CHUNK_DATA = 1, 3  # fields of ColumnChunk: another file that it is in, and its ColumnMetaData
+PACKED_BYTES, DATA_BEGIN, DICTIONARY_BEGIN = 7, 9, 11  # fields of ColumnMetaData
 Wanted = Mapping[int, "Wanted | None"]
 """Which fields of a struct are kept, and which of the structs in them; None for all of a number or a text."""
 GROUP: Wanted = {

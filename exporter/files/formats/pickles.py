@@ -22,10 +22,8 @@ TUPLE = frozenset({"TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 class PickleContents(NamedTuple):
     """What there was to see in one pickle."""
 
-    value: object
-    """The object itself."""
-    persistent: list[object]
-    """What stands for objects that are kept outside of it (BINPERSID)."""
+    value: object  # the object itself
+    persistent: list[object]  # what stands for objects that are kept outside of it (BINPERSID)
 
 
 def walk_pickle(stream: io.BytesIO) -> PickleContents:

@@ -12,21 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MARK_BYTES = 64
-"""Text before our position that tells whether the file is still the one that was counted."""
-CHUNK_BYTES = 1 << 20
-"""Worked on at once."""
-MOST_BYTES = 8 * CHUNK_BYTES
-"""Counted in one look, unless the caller has another bound."""
+MARK_BYTES = 64  # text before our position that tells whether the file is still the one that was counted
+CHUNK_BYTES = 1 << 20  # worked on at once
+MOST_BYTES = 8 * CHUNK_BYTES  # counted in one look, unless the caller has another bound
 TOP_BYTES = 16 << 10
 """So much of the top of a CSV file tells what stands between its fields, and whether its first row is a header:"""
-TOP_ROWS = 21
-"""from so many rows."""
-COLLAPSES = 8
-"""Levels of nesting within a JSON array that are taken away at once; deeper ones are gone through."""
+TOP_ROWS = 21  # from so many rows
+COLLAPSES = 8  # levels of nesting within a JSON array that are taken away at once; deeper ones are gone through
 
-DELIMITERS = b",;\t|"
-"""What may stand between the fields of CSV."""
+DELIMITERS = b",;\t|"  # what may stand between the fields of CSV
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 WHITE = b" \t\r\n"
 
@@ -36,8 +30,7 @@ ROOT, FIRST, ITEMS, DONE, OTHER = range(5)
 """Of a JSON text: before its root, behind its ``[``, in its items, behind its ``]``, and no array."""
 
 COMMENT = b"#"
-MOST_NAME_LETTERS = 80
-"""The name of a column is not longer."""
+MOST_NAME_LETTERS = 80  # the name of a column is not longer
 SAME_LENGTH = 8
 """Letters in each value of a column, and in its first field, from which on that is no chance: hashes, UUIDs."""
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "?"))
@@ -53,8 +46,7 @@ _TO_CLOSE = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
 _FIELD = {
     bytes((code,)): re.compile(rb'(?<=[\n%b])"[^"]*+(?:""[^"]*+)*+("?)' % re.escape(bytes((code,))))
     for code in DELIMITERS
-}
-"""For each delimiter: a quoted field up to its closing quote, which is caught, or to the end of the text."""
+}  # for each delimiter: a quoted field up to its closing quote, which is caught, or to the end of the text
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_STRUCTURE = bytes(code for code in range(256) if code not in b'"[]{},')
 _INNERMOST = re.compile(rb"\[,*\]")
@@ -70,13 +62,10 @@ def guess_delimiter(first_line: bytes) -> bytes:
 class CsvLayout(NamedTuple):
     """What the top of a CSV file tells of it."""
 
-    begin: int
-    """Where its first row begins: behind a byte order mark, blank lines and comments."""
+    begin: int  # where its first row begins: behind a byte order mark, blank lines and comments
     delimiter: bytes
-    header: bool
-    """Whether its first row holds the names of its columns."""
-    sure: bool
-    """Whether more text could not tell otherwise."""
+    header: bool  # whether its first row holds the names of its columns
+    sure: bool  # whether more text could not tell otherwise
 
 
 def read_csv_layout(top: bytes) -> CsvLayout:

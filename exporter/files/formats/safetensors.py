@@ -15,8 +15,7 @@ NAME = "safetensors"
 EXTENSIONS = (".safetensors",)
 
 LENGTH_BYTES = 8
-MOST_HEADER_BYTES = 100_000_000
-"""The library reads no longer header."""
+MOST_HEADER_BYTES = 100_000_000  # the library reads no longer header
 MOST_DIMENSIONS = 64
 ITEM_BITS = {
     **dict.fromkeys(("F4",), 4),

@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-MOST_BYTES = 1 << 20
-"""Read of one file at most, in all."""
-MOST_READS = 4096
-"""And in so many pieces: on a network file system each may take as long as many bytes."""
-FIRST_BYTES = 4096
-"""Read at once when the top of a file is asked for: every format looks there."""
+MOST_BYTES = 1 << 20  # read of one file at most, in all
+MOST_READS = 4096  # and in so many pieces: on a network file system each may take as long as many bytes
+FIRST_BYTES = 4096  # read at once when the top of a file is asked for: every format looks there
 
 KINDS = {
     stat.S_IFDIR: "is a directory",
@@ -42,12 +39,9 @@ class ValidFile(NamedTuple):
     """What a format says of a file that it has found nothing wrong with."""
 
     format: str
-    records: int | None = None
-    """Rows or items, where a header, a footer or a small text tells."""
-    reason: str | None = None
-    """What has not been looked at, or what is unfinished."""
-    unfinished: bool = False
-    """Whether the last record is half-written, as in a file that is being written to."""
+    records: int | None = None  # rows or items, where a header, a footer or a small text tells
+    reason: str | None = None  # what has not been looked at, or what is unfinished
+    unfinished: bool = False  # whether the last record is half-written, as in a file that is being written to
 
 
 class FileSource:

@@ -9,14 +9,11 @@ EXTENSIONS = (".tfrecord", ".tfrecords")
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 WINDOW_BYTES = 32 << 10
-WALKED_BYTES = 512 << 10
-"""Read from the top; what is left of the bounds is for the end."""
+WALKED_BYTES = 512 << 10  # read from the top; what is left of the bounds is for the end
 WALKED_READS = 1024
 TAIL_BYTES = 128 << 10
-CHECKED_BYTES = 64 << 10
-"""Of the data so much is compared with its checksums."""
-UPPER_HALF = b"\0\0\0\0"
-"""Of the length of every record that is not larger than 4 GiB."""
+CHECKED_BYTES = 64 << 10  # of the data so much is compared with its checksums
+UPPER_HALF = b"\0\0\0\0"  # of the length of every record that is not larger than 4 GiB
 CASTAGNOLI = 0x82F63B78
 MASK_DELTA = 0xA282EAD8
 

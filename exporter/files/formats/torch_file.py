@@ -21,11 +21,9 @@ LEGACY_NAME = "torch-legacy"
 
 FIRST_MEMBER = re.compile(r"[^/]+/(data\.pkl|constants\.pkl|version|byteorder|\.data/.*|\.format_version|data/\d+)")
 MAGIC = 0x1950A86A20F9469CFC6C
-MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-"""The magic number as protocols 2 and above write it."""
+MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")  # the magic number as protocols 2 and above write it
 PROTOCOL_VERSION = 1001
-PICKLES_BYTES = (1 << 16, 1 << 19)
-"""Read for the pickles of one object, and when they are longer."""
+PICKLES_BYTES = (1 << 16, 1 << 19)  # read for the pickles of one object, and when they are longer
 COUNT_BYTES = 8
 OTHER_ARCHIVES = (".data/extern_modules", "archive_format")
 """What is in archives of torch.package and torch.export, which torch writes in the same way."""

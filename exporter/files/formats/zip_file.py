@@ -24,42 +24,32 @@ WIDE_END = struct.Struct("<4sQ2H2L4Q")
 LOCAL_MARK, ENTRY_MARK, END_MARK = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 LOCATOR_MARK, WIDE_END_MARK = b"PK\x06\x07", b"PK\x06\x06"
 MOST_COMMENT_BYTES = 0xFFFF
-WIDE = 0xFFFFFFFF
-"""In place of a number that stands in the extra field."""
+WIDE = 0xFFFFFFFF  # in place of a number that stands in the extra field
 WIDE_FIELD = 1
-SIZES_FOLLOW = 8
-"""Flag of a local header whose sizes were not known yet: they stand after the member's bytes."""
+SIZES_FOLLOW = 8  # flag of a local header whose sizes were not known yet: they stand after the member's bytes
 
 SEVERAL = "is several archives in one file, or has something before its directory"
 
-DIRECTORY_BYTES = 1 << 19
-"""Read of the central directory at most: some 5000 members."""
-LOCAL_HEADERS = 8
-"""So many local headers are compared with the directory, the first and the last among them."""
+DIRECTORY_BYTES = 1 << 19  # read of the central directory at most: some 5000 members
+LOCAL_HEADERS = 8  # so many local headers are compared with the directory, the first and the last among them
 
 
 class ZipMember(NamedTuple):
     """One entry of the central directory."""
 
     name: str
-    method: int
-    """0 where the bytes are stored as they are, 8 for deflate."""
-    packed: int
-    """Bytes in the archive."""
-    size: int
-    """Bytes when unpacked."""
-    offset: int
-    """Where its local header begins."""
+    method: int  # 0 where the bytes are stored as they are, 8 for deflate
+    packed: int  # bytes in the archive
+    size: int  # bytes when unpacked
+    offset: int  # where its local header begins
 
 
 class ZipDirectory(NamedTuple):
     """The central directory, or the first part of one that is very long."""
 
     members: list[ZipMember]
-    begin: int
-    """Where it begins: each member ends before."""
-    reason: str | None
-    """What has not been looked at."""
+    begin: int  # where it begins: each member ends before
+    reason: str | None  # what has not been looked at
 
 
 def claims(source: FileSource) -> bool:

@@ -7,12 +7,9 @@ from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSourc
 NAME = "zstd"
 EXTENSIONS = (".zst", ".zstd")
 MAGIC = 0xFD2FB528
-OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)
-"""Of versions before 0.8, whose frames are others."""
-SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)
-"""Of frames that hold no data: an index, or a note. LZ4 has them too."""
-WHOLE_BYTES = 128 << 10
-"""Read at once from the top."""
+OLD_MAGICS = range(0xFD2FB51E, 0xFD2FB528)  # of versions before 0.8, whose frames are others
+SKIPPABLE_MAGICS = range(0x184D2A50, 0x184D2A60)  # of frames that hold no data: an index, or a note. LZ4 has them too
+WHOLE_BYTES = 128 << 10  # read at once from the top
 MOST_BLOCK_BYTES = 128 << 10
 RAW, REPEATED, COMPRESSED, RESERVED = range(4)
 

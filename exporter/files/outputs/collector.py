@@ -61,8 +61,7 @@ WORKER_STALLED = Family(
 
 CHECKPOINT = "checkpoint"
 """Name of the group whose files are checkpoints: they come rarely, and have a collector of their own."""
-SLOW_S = 5.0
-"""A look that takes longer than it is waited for, and not for longer than this, is slow and does not hang."""
+SLOW_S = 5.0  # a look that takes longer than it is waited for, and not for longer than this, is slow and does not hang
 EVENTS = 50
 
 
@@ -87,14 +86,12 @@ class OutputGroup:
     growth: float | None
     mtime: float | None
     records: int | None = None
-    stalled: bool | None = None
-    """None before the job has written anything."""
+    stalled: bool | None = None  # none before the job has written anything
     valid: bool | None = None
     invalid_files: int = 0
     invalid: tuple[InvalidFile, ...] = ()
     first_output: float | None = None
-    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)
-    """By rank, those that have files."""
+    workers: Mapping[int, WorkerOutput] = field(default_factory=dict)  # by rank, those that have files
     passed_over: tuple[tuple[str, str], ...] = ()
     problem: str | None = None
 

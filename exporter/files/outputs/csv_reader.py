@@ -7,8 +7,7 @@ import re
 import stat
 
 NAME = "gpu_metrics"
-MOST_BYTES = 64 << 20
-"""A file that would be larger is put aside as ``.1`` in place of the one before, and begun anew."""
+MOST_BYTES = 64 << 20  # a file that would be larger is put aside as `.1` in place of the one before, and begun anew
 _WORD_LENGTH = 100
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.-]")
 _OURS = re.compile(rf"{NAME}(?:_[A-Za-z0-9_.-]{{1,{_WORD_LENGTH + 16}}})?\.csv(?:\.1)?")

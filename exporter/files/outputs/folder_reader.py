@@ -15,39 +15,26 @@ from collections.abc import Callable
 from itertools import chain, islice
 from typing import NamedTuple
 
-SURE_S = 2.0
-"""The time of a folder may stand still for so long while names change: it is read again after that."""
+SURE_S = 2.0  # the time of a folder may stand still for so long while names change: it is read again after that
 ANYWAY_S = 60.0
 """Names are read again after so long in any case: a network file system may give an old time of its folder."""
-SHARE = 20.0
-"""Reading names takes at most one part in so many of the time,"""
-MOST_REST_S = 600.0
-"""and is not put off for longer than this, whatever the last time took."""
+SHARE = 20.0  # reading names takes at most one part in so many of the time,
+MOST_REST_S = 600.0  # and is not put off for longer than this, whatever the last time took
 SCAN_S = 0.5
 """One look reads names for about so long, facts of new files included; what is left then waits for the next one,"""
-STAT_S = 0.15
-"""and facts of known files for so long."""
+STAT_S = 0.15  # and facts of known files for so long
 CHUNK = 4096
-AHEAD = 8
-"""Where the names go on in the order of the last pass is looked for among the next so many."""
+AHEAD = 8  # where the names go on in the order of the last pass is looked for among the next so many
 
-HOT_S = 120.0
-"""Files that have changed within this time are looked at each time,"""
-HOT_LEAST = 256
-"""those that changed last even if that is longer ago,"""
-HOT_MOST = 4096
-"""and of more than so many those that changed last."""
-TURN = 64
-"""Of the others so many at each look."""
+HOT_S = 120.0  # files that have changed within this time are looked at each time,
+HOT_LEAST = 256  # those that changed last even if that is longer ago,
+HOT_MOST = 4096  # and of more than so many those that changed last
+TURN = 64  # of the others so many at each look
 
-NOBODY = -1
-"""Owner of files that count and are nobody's,"""
-SKIPPED = -2
-"""of those that do not count,"""
-PASSED_OVER = -3
-"""and of what has such a name and is no regular file."""
-NAMED = 20
-"""So many of those are kept by name."""
+NOBODY = -1  # owner of files that count and are nobody's,
+SKIPPED = -2  # of those that do not count,
+PASSED_OVER = -3  # and of what has such a name and is no regular file
+NAMED = 20  # so many of those are kept by name
 
 KINDS = {
     stat.S_IFDIR: "directory",
@@ -62,13 +49,11 @@ KINDS = {
 class FileChange(NamedTuple):
     """A known file as it was found changed; times in epoch seconds, sizes in bytes."""
 
-    file: int
-    """A number that the file keeps while it is looked at each time, under any name."""
+    file: int  # a number that the file keeps while it is looked at each time, under any name
     owner: int
     mtime: float
     size: int
-    before: tuple[float, int]
-    """Time and size at the look before."""
+    before: tuple[float, int]  # time and size at the look before
 
 
 class ActiveFile:

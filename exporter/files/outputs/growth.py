@@ -6,12 +6,10 @@ any other moment is too small; but at each write size and time go together. So g
 
 from typing import NamedTuple
 
-WINDOW_S = 120.0
-"""Growth is that of the changes within so long; where there are fewer, of the last three."""
+WINDOW_S = 120.0  # growth is that of the changes within so long; where there are fewer, of the last three
 LEAST_POINTS = 3
 MOST_POINTS = 16
-MOST_FILES = 4096
-"""Followed at once: those that changed last."""
+MOST_FILES = 4096  # followed at once: those that changed last
 
 
 class GrowthPoint(NamedTuple):

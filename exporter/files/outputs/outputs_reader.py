@@ -19,27 +19,20 @@ from exporter.files.formats.source import printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 
-SETTLED_S = 10.0
-"""A file that is unchanged for so long,"""
-SETTLED_LOOKS = 2
-"""and at so many looks, is looked into."""
+SETTLED_S = 10.0  # a file that is unchanged for so long,
+SETTLED_LOOKS = 2  # and at so many looks, is looked into
 AGAIN_S = 10.0
 """A damaged one is looked into again after so long before it is said: it may be in the middle of being written."""
-CHECKS, CHECK_S = 8, 0.05
-"""Files looked into at one look, and time for them."""
-COUNT_BYTES, COUNT_S = 32 << 20, 0.1
-"""Text in which records are counted at one look, and time for that."""
+CHECKS, CHECK_S = 8, 0.05  # files looked into at one look, and time for them
+COUNT_BYTES, COUNT_S = 32 << 20, 0.1  # text in which records are counted at one look, and time for that
 PIECE_BYTES = 4 << 20
-HOLE_S = 60.0
-"""So long lines are not counted beyond a NUL byte: network file systems may write what comes later first."""
+HOLE_S = 60.0  # so long lines are not counted beyond a NUL byte: network file systems may write what comes later first
 CLOCK_SLACK_S = 60.0
 """The clock of a file server may be so far behind ours: what was written so long before the job's start is its own."""
 FOUND = 512
 INVALID_TOLD = 20
-MOST_INVALID = 1000
-"""Damaged files after which no others are looked for."""
-FEW_FILES = 50
-"""Up to so many files it is told of each that it is complete."""
+MOST_INVALID = 1000  # damaged files after which no others are looked for
+FEW_FILES = 50  # up to so many files it is told of each that it is complete
 
 LINES = (".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv")
@@ -63,12 +56,10 @@ class FileOwnership:
     rank_of: Callable[[str], int | None]
     ours: frozenset[int]
     others: frozenset[int]
-    rest: bool
-    """Whether we answer for files that carry no worker's number."""
+    rest: bool  # whether we answer for files that carry no worker's number
     own_rank_of: Callable[[str], int | None] | None = None
     """The rank by such words alone as name a worker, and no part of the output that any of them may write."""
-    local: bool = False
-    """Whether nobody else sees the files: then we answer for all."""
+    local: bool = False  # whether nobody else sees the files: then we answer for all
 
     def __call__(self, name: str) -> int | None:
         rank = self.rank_of(name)
@@ -91,18 +82,13 @@ class OwnedOutput(NamedTuple):
 
     files: int
     bytes: int
-    newest: float | None
-    """When the last of them was written."""
-    records: int | None
-    """None where none can be counted, or not all have been yet."""
+    newest: float | None  # when the last of them was written
+    records: int | None  # none where none can be counted, or not all have been yet
     changed_at: float | None
     """When one was last found new or changed; None when that has not happened since the first look."""
-    born_bytes: int
-    """Sizes of the files that have appeared since the first look, as they were found,"""
-    born_mtime: float | None
-    """and the latest of their times."""
-    of_worker: bool
-    """Whether it is the one who writes them all, as far as names tell."""
+    born_bytes: int  # sizes of the files that have appeared since the first look, as they were found,
+    born_mtime: float | None  # and the latest of their times
+    of_worker: bool  # whether it is the one who writes them all, as far as names tell
 
 
 class InvalidFile(NamedTuple):
@@ -125,25 +111,19 @@ class FinishedFile(NamedTuple):
 class OutputReading(NamedTuple):
     """What there is, and what one look has found."""
 
-    watch: int
-    """Another number when it begins anew, in another process."""
-    complete: bool
-    """Whether every file has been looked at once."""
+    watch: int  # another number when it begins anew, in another process
+    complete: bool  # whether every file has been looked at once
     owners: Mapping[int, OwnedOutput]
     changes: tuple[FileChange, ...]
     first: tuple[float, str] | None
     """When the first file since the start of the job was written, as far as is known, and its name."""
-    valid: int
-    """Files that have been looked into and found whole."""
-    invalid: tuple[InvalidFile, ...]
-    """Damaged ones, the latest; of many some."""
+    valid: int  # files that have been looked into and found whole
+    invalid: tuple[InvalidFile, ...]  # damaged ones, the latest; of many some
     invalid_files: int
-    finished: tuple[FinishedFile, ...]
-    """The last files that have become complete, in order."""
+    finished: tuple[FinishedFile, ...]  # the last files that have become complete, in order
     passed_over: tuple[tuple[str, str], ...]
     """Names like those of the files that are of something else, and what that is; of many some."""
-    unreadable: str | None
-    """Why facts of some files are not known."""
+    unreadable: str | None  # why facts of some files are not known
 
 
 class _SuspectedDamage(NamedTuple):

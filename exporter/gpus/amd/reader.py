@@ -61,8 +61,7 @@ GONE = frozenset({NOT_INIT, DRIVER_NOT_LOADED})
 """Statuses of a driver that was unloaded or replaced; one call may give them for a reason of its own."""
 PASSING = frozenset({TIMEOUT, RETRY, INTERRUPT, OUT_OF_RESOURCES, BUSY, NO_SLOT})
 """Statuses that say nothing of the device."""
-TRIES = 3
-"""After so many failures a call that has never answered is not asked for again, whatever it says."""
+TRIES = 3  # after so many failures a call that has never answered is not asked for again, whatever it says
 
 VRAM = "AmdSmiMemoryType.VRAM"
 NOW = "AmdSmiTemperatureMetric.CURRENT"
@@ -82,10 +81,8 @@ class _AmdDevice:
     answered: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    processes: tuple[GpuProcess, ...] | None = None
-    """As told last."""
-    untold: int = 0
-    """Looks since then."""
+    processes: tuple[GpuProcess, ...] | None = None  # as told last
+    untold: int = 0  # looks since then
     throttled: AmdThrottleTime = field(default_factory=AmdThrottleTime)
     throttle_due: float = -math.inf
 

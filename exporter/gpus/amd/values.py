@@ -16,8 +16,7 @@ THROTTLING: dict[ThrottleReason, tuple[str, ...]] = {
 }
 """Ticks of ``accumulation_counter`` that the firmware spent with clocks held down: by the limit of the package's power,
 by the heat of the socket, its regulators or memory, and by the signal of a processor that is too hot."""
-PCIE_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
-"""GT/s of the generations 1 to 6."""
+PCIE_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)  # GT/s of the generations 1 to 6
 
 
 @dataclass(slots=True)

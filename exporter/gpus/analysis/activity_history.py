@@ -5,20 +5,16 @@ from collections.abc import Mapping
 
 from exporter.files.disks.forecast import DiskForecast
 
-GAP_S = 30.0
-"""Two looks further apart than this tell nothing of the time between them."""
+GAP_S = 30.0  # two looks further apart than this tell nothing of the time between them
 
 CLOCK_S = 180.0
-CLOCK_STEP_S = 5.0
-"""Over so long a clock is averaged, from readings so far apart, ..."""
-CLOCK_BUSY = 0.8
-"""... of which so many must have been taken at work: an idle GPU lowers its clock."""
+CLOCK_STEP_S = 5.0  # over so long a clock is averaged, from readings so far apart, ...
+CLOCK_BUSY = 0.8  # ... of which so many must have been taken at work: an idle GPU lowers its clock
 
 THROTTLE_S = 300.0
 THROTTLE_STEP_S = 10.0
 
-GROWTH_S = 600.0
-"""Growth for less than this is how work begins: allocators fill their caches, batches become longer."""
+GROWTH_S = 600.0  # growth for less than this is how work begins: allocators fill their caches, batches become longer
 GROWTH_COURSE_S = 3600.0
 GROWTH_STEP_S = 30.0
 GROWTH_GOES_ON = 0.5

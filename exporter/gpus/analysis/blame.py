@@ -16,8 +16,7 @@ class GpuError:
     time: float
     xid: int
     uuid: str | None = None
-    pci: str | None = None
-    """Where it is on the bus, if its UUID is not told."""
+    pci: str | None = None  # where it is on the bus, if its UUID is not told
     pid: int | None = None
     gpu_instance: int | None = None
     """Of a divided GPU the MIG instance that has met it; None where it is the whole's, or nobody tells."""
@@ -30,13 +29,10 @@ class WorkerGpuRelation:
     uuid: str
     index: str
     pci: str | None = None
-    parent: str | None = None
-    """Of a MIG instance the UUID of its GPU."""
+    parent: str | None = None  # of a MIG instance the UUID of its GPU
     gpu_instance: int | None = None
-    own: bool = False
-    """Whether the worker uses it, or is to."""
-    alone: bool = False
-    """Whether nobody else is on it, of the job or not, as far as that is known for sure."""
+    own: bool = False  # whether the worker uses it, or is to
+    alone: bool = False  # whether nobody else is on it, of the job or not, as far as that is known for sure
 
 
 def normal_pci_address(pci: str) -> str:

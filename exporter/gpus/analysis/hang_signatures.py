@@ -35,8 +35,7 @@ SAME_START_S = 1.0
 
 BUSY = 0.95
 """A collective that hangs spins in its kernel, and so shows 100 %; work with a step that ends dips now and then."""
-IDLE = 0.05
-"""A desktop or a monitor draws a little; work does not come to less."""
+IDLE = 0.05  # a desktop or a monitor draws a little; work does not come to less
 WORKING = 0.5
 LOADING_S = 1800.0
 """How long a worker may hold memory before it has ever worked or told of progress: copying weights counts as no use."""
@@ -44,20 +43,15 @@ LOW_POWER_OF_WORK = 0.6
 """A kernel that spins takes a third of what work takes, or less; work of one kind varies by less than this."""
 LOW_POWER_OF_LIMIT = 0.35
 """Where it has not worked yet: idle is about a tenth of the limit, spinning a quarter, work half and more."""
-POWER_S = 60.0
-"""Over so long powers are smoothed, since single readings jump."""
+POWER_S = 60.0  # over so long powers are smoothed, since single readings jump
 WORK_POWER_S = 600.0
 """What work draws is learned over longer: a hang is not known as one at once, and must not pass for work."""
-FRESH_S = 60.0
-"""Progress so young tells that what the GPU does is work; and use so young, that a worker is at work."""
-PEERS_S = 180.0
-"""Work between two collectives, a slow batch among it, does not take so long while all the others wait."""
-THROTTLE_SHARE = 0.2
-"""Short spells of heat are ordinary; a fifth of the time is what one notices in the work done."""
+FRESH_S = 60.0  # progress so young tells that what the GPU does is work; and use so young, that a worker is at work
+PEERS_S = 180.0  # work between two collectives, a slow batch among it, does not take so long while all the others wait
+THROTTLE_SHARE = 0.2  # short spells of heat are ordinary; a fifth of the time is what one notices in the work done
 HEAT = ("thermal", "hw_thermal", "hw_power_brake")
 """Reasons that are the machine's fault; the power cap is how GPUs ordinarily run at full load, and only told."""
-SLOW_CLOCK = 0.15
-"""Boards of a kind differ by a few percent in the clock that they hold under the same load."""
+SLOW_CLOCK = 0.15  # boards of a kind differ by a few percent in the clock that they hold under the same load
 SLOW_LEAST_PEERS = 2
 
 
@@ -73,10 +67,8 @@ class GpuSample:
     power_w: float | None = None
     power_limit_w: float | None = None
     sm_clock_hz: float | None = None
-    throttle_s: Mapping[str, float] = field(default_factory=dict)
-    """Counters by reason."""
-    used: bool | None = None
-    """Whether a process of the worker is on it."""
+    throttle_s: Mapping[str, float] = field(default_factory=dict)  # counters by reason
+    used: bool | None = None  # whether a process of the worker is on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +77,13 @@ class WorkerSample:
 
     rank: int
     role: str = "worker"
-    start: float | None = None
-    """When it was started; None while it does not run."""
-    phase: str | None = None
-    """Of the job."""
-    last_rise: float | None = None
-    """When its progress rose last; None before it has, or where nothing tells."""
+    start: float | None = None  # when it was started; None while it does not run
+    phase: str | None = None  # of the job
+    last_rise: float | None = None  # when its progress rose last; None before it has, or where nothing tells
     stalled: bool | None = None
     """Whether its work has stalled by the rhythm of its own log, GPUs not asked; None where no progress is known."""
-    done: bool = False
-    """Whether nothing is left for it to do."""
-    waits: bool = False
-    """Whether it serves requests and has none: there is no progress to be made."""
+    done: bool = False  # whether nothing is left for it to do
+    waits: bool = False  # whether it serves requests and has none: there is no progress to be made
     gpus: tuple[GpuSample, ...] = ()
 
 
@@ -106,8 +93,7 @@ class WorkerGpuCondition(NamedTuple):
     name: str
     state: bool | None
     words: str = ""
-    moment: float | None = None
-    """Of memory that fills: when it will be full."""
+    moment: float | None = None  # of memory that fills: when it will be full
 
 
 class _GpuTrack:

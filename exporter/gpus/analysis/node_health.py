@@ -13,19 +13,15 @@ HEALTHS: tuple[Health, ...] = ("healthy", "warning", "failure")
 
 RATE_WINDOW_S = 600.0
 """Counters of links and memory are read once a minute: over ten readings one that comes late changes little."""
-RATE_LEAST_S = 55.0
-"""A rate is told over at least about two readings."""
+RATE_LEAST_S = 55.0  # a rate is told over at least about two readings
 MOST_READINGS = 64
-CORRECTED_PER_MINUTE = 10.0
-"""Corrected errors are ordinary one by one; so many are a cell that is about to be remapped."""
-REPLAYS_PER_MINUTE = 8.0
-"""PCIe repeats what was lost on the way; what NVIDIA's DCGM takes for a bad slot or riser."""
+CORRECTED_PER_MINUTE = 10.0  # corrected errors are ordinary one by one; so many are a cell that is about to be remapped
+REPLAYS_PER_MINUTE = 8.0  # PCIe repeats what was lost on the way; what NVIDIA's DCGM takes for a bad slot or riser
 NVLINK_ERRORS_PER_MINUTE = 1.0
 """NVLink repeats too, and a sound link makes next to none: the threshold of NVIDIA's DCGM."""
 LINK_BUSY = 0.5
 """Use from which on the link is at its full speed. Both are read at different moments, so a little is not enough,"""
-SLOW_READINGS = 2
-"""and one reading is not: the GPU may have begun to work, or paused, between the two."""
+SLOW_READINGS = 2  # and one reading is not: the GPU may have begun to work, or paused, between the two
 XID_LASTS_S = 3600.0
 """For so long an error of the device counts that does not put it out of use: what lasts tells of itself otherwise."""
 
@@ -42,8 +38,7 @@ DRIVER_WORDS: Mapping[str, tuple[Health, str]] = {
         "warning",
         "the driver was replaced: what runs goes on, but no program can begin to use a GPU",
     ),
-}
-"""What a driver's state says of the node. Without one, or without leave to ask it, nothing is known of its GPUs."""
+}  # what a driver's state says of the node. Without one, or without leave to ask it, nothing is known of its GPUs
 
 
 class HealthReason(NamedTuple):
@@ -66,12 +61,9 @@ class GpuHealthFacts:
     """What is known of one GPU, None where it does not tell; counters are the driver's where nothing else is said."""
 
     index: str
-    state: str = "ok"
-    """ok, lost, reset_required or hanging."""
-    words: str | None = None
-    """Of one that is not ok: what the driver says."""
-    ecc_corrected: int | None = None
-    """Both since the job's start."""
+    state: str = "ok"  # ok, lost, reset_required or hanging
+    words: str | None = None  # of one that is not ok: what the driver says
+    ecc_corrected: int | None = None  # both since the job's start
     ecc_uncorrected: int | None = None
     row_remap_pending: bool | None = None
     row_remap_failure: bool | None = None
@@ -83,8 +75,7 @@ class GpuHealthFacts:
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
     nvlink_errors: int | None = None
-    utilization: float | None = None
-    """Of now. An idle GPU lowers the generation of its link to save power."""
+    utilization: float | None = None  # of now. An idle GPU lowers the generation of its link to save power
     condition_time: float | None = None
     """When the counters and the link were read; None where that is not known, or they never were."""
     xids: Mapping[int, tuple[int, float]] = field(default_factory=dict)

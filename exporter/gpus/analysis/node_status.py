@@ -10,11 +10,9 @@ from typing import Any
 from exporter.gpus.analysis.xid import LASTING, NOISE
 from exporter.gpus.records import GIB, STATE_WORDS
 
-PREFIX = "GPU "
-"""Begins the name of every event that is about GPUs."""
+PREFIX = "GPU "  # begins the name of every event that is about GPUs
 MOST_EVENTS = 200
-_RECOVERIES = ("GPU works again", "GPU driver")
-"""Told although they are good news: they say how long something lasted."""
+_RECOVERIES = ("GPU works again", "GPU driver")  # told although they are good news: they say how long something lasted
 _KEYS = ("level", "event", "worker", "detail")
 
 
@@ -35,26 +33,21 @@ def gpu_events(events: Iterable[Mapping[str, Any]], node: str | None = None) -> 
     return {"events": found[:MOST_EVENTS], "events_total": len(found)}
 
 
-FOREIGN = "foreign"
-"""Word that begins the key of a trouble with processes that are not of the job."""
+FOREIGN = "foreign"  # word that begins the key of a trouble with processes that are not of the job
 JOULES_PER_KWH = 3.6e6
 NODES_TOLD = 4
 
-Told = Mapping[str, Any]
-"""The ``gpus`` of a node's status; empty where the job has none."""
+Told = Mapping[str, Any]  # the `gpus` of a node's status; empty where the job has none
 
 
 @dataclass(frozen=True)
 class GpuProblem:
     """Something wrong with the GPUs of a worker or of a node."""
 
-    key: str
-    """The same as long as it is the same trouble, whatever its words say by now."""
+    key: str  # the same as long as it is the same trouble, whatever its words say by now
     words: str
-    over: str
-    """What to say once it is gone; nothing as long as another trouble would have it said too."""
-    time: float | None = None
-    """Of an Xid: when the driver told of it last."""
+    over: str  # what to say once it is gone; nothing as long as another trouble would have it said too
+    time: float | None = None  # of an Xid: when the driver told of it last
 
 
 _USE_KEYS = ("memory_bytes", "sm_ratio", "attribution")

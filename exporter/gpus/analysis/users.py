@@ -81,8 +81,7 @@ class ProcessOnGpu:
     pid: int
     memory_bytes: int | None = None
     sm_ratio: float | None = None
-    kind: str = "compute"
-    """compute, graphics or mps."""
+    kind: str = "compute"  # compute, graphics or mps
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +90,8 @@ class VisibleGpu:
 
     uuid: str
     index: str
-    parent: str | None = None
-    """Of a MIG instance the UUID of its GPU."""
-    processes: tuple[ProcessOnGpu, ...] | None = ()
-    """None where nobody tells."""
+    parent: str | None = None  # of a MIG instance the UUID of its GPU
+    processes: tuple[ProcessOnGpu, ...] | None = ()  # none where nobody tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,8 @@ class WorkerAssignment:
     """A worker of this node."""
 
     rank: int
-    positions: tuple[int, ...] = ()
-    """What the plan gives it, by position among the job's GPUs."""
-    pids: frozenset[int] = frozenset()
-    """Its process and all descendants."""
+    positions: tuple[int, ...] = ()  # what the plan gives it, by position among the job's GPUs
+    pids: frozenset[int] = frozenset()  # its process and all descendants
     devices: str | None = None
     """``CUDA_VISIBLE_DEVICES`` of its process. Only UUIDs count: numbers may be those of its own device cgroup."""
     up: bool = True
@@ -130,8 +125,7 @@ class GpuUsers:
 
     uuid: str
     index: str
-    workers: tuple[int, ...] = ()
-    """Ranks, in order; several share it."""
+    workers: tuple[int, ...] = ()  # Ranks, in order; several share it
     foreign: tuple[ProcessOnGpu, ...] | None = ()
     """Processes that are not the job's, the display's left out; None where that cannot be told."""
 
@@ -143,8 +137,7 @@ class WorkerPlacement:
     rank: int
     misplaced: bool | None = None
     """Whether it uses a GPU that the plan does not give to it; None where that cannot be told."""
-    words: str = ""
-    """Of a misplaced one what it uses."""
+    words: str = ""  # of a misplaced one what it uses
     unused: tuple[str, ...] | None = None
     """Indices of the GPUs of its plan on which it has no process; None where that cannot be told."""
 
@@ -153,10 +146,8 @@ class WorkerPlacement:
 class NodeGpuUsage:
     """Everybody on the GPUs of one node."""
 
-    uses: tuple[GpuUse, ...] = ()
-    """By rank, then in the order of the GPUs; also on GPUs that are not the job's."""
-    gpus: tuple[GpuUsers, ...] = ()
-    """The job's, in the order of the plan's positions."""
+    uses: tuple[GpuUse, ...] = ()  # by rank, then in the order of the GPUs; also on GPUs that are not the job's
+    gpus: tuple[GpuUsers, ...] = ()  # the job's, in the order of the plan's positions
     workers: tuple[WorkerPlacement, ...] = ()
 
 
@@ -167,8 +158,7 @@ class _GpuOccupants:
     by_rank: dict[int, list[ProcessOnGpu]] = field(default_factory=dict)
     attribution: dict[int, Attribution] = field(default_factory=dict)
     foreign: list[ProcessOnGpu] = field(default_factory=list)
-    unknown: bool = False
-    """Whether there are processes that may be anybody's."""
+    unknown: bool = False  # whether there are processes that may be anybody's
 
     def add(self, rank: int, process: ProcessOnGpu, attribution: Attribution) -> None:
         self.by_rank.setdefault(rank, []).append(process)

@@ -13,12 +13,9 @@ NOISE: XidClass = "noise"
 
 CATALOG = "NVIDIA Xid catalogue"
 """https://docs.nvidia.com/deploy/xid-errors: the action that it advises, by code, for Ampere and later."""
-GUIDE = "NVIDIA GPU debug guidelines"
-"""https://docs.nvidia.com/deploy/gpu-debug-guidelines"""
-HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"
-"""Names alone: what follows from them is ours."""
-RETIREMENT = "NVIDIA dynamic page retirement"
-"""https://docs.nvidia.com/deploy/dynamic-page-retirement"""
+GUIDE = "NVIDIA GPU debug guidelines"  # https://docs.nvidia.com/deploy/gpu-debug-guidelines
+HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"  # names alone: what follows from them is ours
+RETIREMENT = "NVIDIA dynamic page retirement"  # https://docs.nvidia.com/deploy/dynamic-page-retirement
 
 
 class XidCode(NamedTuple):
@@ -107,8 +104,7 @@ XIDS: dict[int, XidCode] = {
     167: XidCode("hardware", "PCIe does not answer in time", HEADER),
     171: XidCode("hardware", "uncorrectable error of its memory", HEADER),
     172: XidCode("hardware", "uncorrectable error of its caches", HEADER),
-}
-"""The codes that matter; of engines of one kind see below."""
+}  # the codes that matter; of engines of one kind see below
 
 _COPIES = XidCode("application", "error of a copy engine")
 _VIDEO = XidCode("application", "error of a video or image engine")

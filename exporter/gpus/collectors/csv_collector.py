@@ -13,15 +13,11 @@ from exporter.gpus.records import GpuActivity, GpuReading, GpuState
 from exporter.machine.file_host import WatchHandle, WatchHanging
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
-GROUP = "output"
-"""Path group in whose directory the file is."""
+GROUP = "output"  # path group in whose directory the file is
 LEAST_INTERVAL_S = 1.0
-NOT_ASKED_FOR_S = 3600.0
-"""Between two reads that have nothing to do."""
-WAIT_S = 5.0
-"""A write that takes longer fails, although it may still be done."""
-GB = 1 << 30
-"""As the makers of GPUs count memory: one that is sold with 80 GB has so many of these."""
+NOT_ASKED_FOR_S = 3600.0  # between two reads that have nothing to do
+WAIT_S = 5.0  # a write that takes longer fails, although it may still be done
+GB = 1 << 30  # as the makers of GPUs count memory: one that is sold with 80 GB has so many of these
 
 
 class GpuMetricsCollector:

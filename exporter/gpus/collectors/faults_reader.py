@@ -14,8 +14,7 @@ from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
 from exporter.machine.kernel_log import KernelEvent, KernelXid
 
 KIND = "gpus"
-UNCONTAINED_XIDS = (95,)
-"""Named for one instance, and still an error of all."""
+UNCONTAINED_XIDS = (95,)  # named for one instance, and still an error of all
 
 Entry = TypeVar("Entry", GpuEvent, KernelEvent)
 

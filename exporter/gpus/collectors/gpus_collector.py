@@ -39,10 +39,8 @@ XIDS = Family(
 )
 
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 1.0, 5.0
-NOTHING_TO_READ_S = 60.0
-"""Between two looks at a job without GPUs."""
-WAIT_S = 1.5
-"""How long a look at the GPUs may take before what is known is shown."""
+NOTHING_TO_READ_S = 60.0  # between two looks at a job without GPUs
+WAIT_S = 1.5  # how long a look at the GPUs may take before what is known is shown
 JUDGED_S = 15.0
 """The node is judged anew after so long where nothing has changed: rates fall, and old errors count no more."""
 MOST_EVENTS = 50
@@ -60,15 +58,12 @@ class GpusSnapshot:
     driver: GpuDriver | None = None
     allocated: int = 0
     visible: int = 0
-    missing: tuple[int, ...] = ()
-    """Positions of the plan for which there is no GPU."""
-    lost_since: Mapping[str, float] = field(default_factory=dict)
-    """By UUID."""
+    missing: tuple[int, ...] = ()  # positions of the plan for which there is no GPU
+    lost_since: Mapping[str, float] = field(default_factory=dict)  # by UUID
     gpus: tuple[GpuEntry, ...] = ()
     health: str | None = None
     reasons: tuple[HealthReason, ...] = ()
-    xids: Mapping[int, int] | None = None
-    """Errors of all of them by code."""
+    xids: Mapping[int, int] | None = None  # errors of all of them by code
     absent: Mapping[str, str] | None = None
     events: tuple[dict[str, Any], ...] = ()
 
@@ -76,13 +71,10 @@ class GpusSnapshot:
 class NodeGpuResult(NamedTuple):
     """What follows from states, conditions and errors of the GPUs, and is the same as long as these are."""
 
-    known: tuple[object, ...]
-    """All that it was judged by,"""
-    time: float
-    """and when."""
+    known: tuple[object, ...]  # all that it was judged by,
+    time: float  # and when
     judgement: HealthResult
-    xids: Mapping[int, int]
-    """Errors of all GPUs by code."""
+    xids: Mapping[int, int]  # errors of all GPUs by code
 
 
 class GpusCollector:

@@ -8,10 +8,8 @@ from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.gpus.records import GpuState
 
 KIND = "gpu_totals"
-SAVE_INTERVAL_S = 15.0
-"""What a restart of the sidecar costs at most of the mean use; the counter of energy bridges it."""
-GAP_S = 30.0
-"""Between two looks so far apart nothing is known of the use."""
+SAVE_INTERVAL_S = 15.0  # what a restart of the sidecar costs at most of the mean use; the counter of energy bridges it
+GAP_S = 30.0  # between two looks so far apart nothing is known of the use
 
 log = logging.getLogger("gpujob.gpus")
 
@@ -23,12 +21,9 @@ class GpuTotal:
     busy_s: float = 0.0
     known_s: float = 0.0
     memory_peak_bytes: int | None = None
-    energy_j: float | None = None
-    """Used since it was first looked at."""
-    counter_j: float | None = None
-    """The driver's counter at the last look."""
-    last: float | None = None
-    """When its use was known last."""
+    energy_j: float | None = None  # used since it was first looked at
+    counter_j: float | None = None  # the driver's counter at the last look
+    last: float | None = None  # when its use was known last
 
     @property
     def utilization_mean_ratio(self) -> float | None:

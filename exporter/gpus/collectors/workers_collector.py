@@ -45,15 +45,11 @@ FULL = Family(
 FOREIGN = Family("gpu_foreign_processes", "Processes on the GPU that are not of this job.", ("gpu",))
 WORKERS = Family("gpu_workers", "Workers of the job that use the GPU.", ("gpu",))
 
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0
-"""What lasts is judged by looks that are not too far apart."""
-STALE_S = 30.0
-"""A look at the GPUs that is older tells nothing of now."""
-LATELY_S = 60.0
-"""For so long a worker counts as one that was on a GPU: whose an error was is asked once it has ended."""
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 15.0  # what lasts is judged by looks that are not too far apart
+STALE_S = 30.0  # a look at the GPUs that is older tells nothing of now
+LATELY_S = 60.0  # for so long a worker counts as one that was on a GPU: whose an error was is asked once it has ended
 MOST_EVENTS = 50
-SETTLED_S = 30.0
-"""Programs load for so long before they use a GPU, and the driver's list is some seconds old."""
+SETTLED_S = 30.0  # programs load for so long before they use a GPU, and the driver's list is some seconds old
 
 
 class LastGpuUse(NamedTuple):
@@ -68,16 +64,13 @@ class GpuWorkersSnapshot:
     """Who is on the GPUs at one look, what that looks like, and what happened lately."""
 
     usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
-    conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None
-    """By rank."""
-    planned: Mapping[int, tuple[str, ...]] | None = None
-    """UUIDs that the plan gives, by rank."""
+    conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None  # by rank
+    planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs that the plan gives, by rank
     holders: Mapping[int, GpuProcessInfo] | None = None
     """Whose the foreign processes are, by pid, as far as that can be seen."""
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)
     """What workers that do not run any more were last seen to use, by rank."""
-    young: frozenset[int] = frozenset()
-    """Ranks of those that have just begun: that they use nothing yet tells nothing."""
+    young: frozenset[int] = frozenset()  # ranks of those that have just begun: that they use nothing yet tells nothing
     events: tuple[dict[str, Any], ...] = ()
 
 

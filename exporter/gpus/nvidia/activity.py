@@ -20,12 +20,9 @@ SENSOR_GPU = 0
 SLOW_EVERY_S = 5.0
 """At most between two readings of the temperature, of the memory's clock and of the activity of parts, a mean of the
 time in between. Each takes calls of its own."""
-UNEVEN_S = 0.3
-"""By so much the next look may come later than this one came after the last."""
-LIMIT_EVERY_S = 60.0
-"""The power limit is set by people."""
-LONGEST_GAP_S = 10.0
-"""Between two looks, for which the state at the second is taken for that of the time between."""
+UNEVEN_S = 0.3  # by so much the next look may come later than this one came after the last
+LIMIT_EVERY_S = 60.0  # the power limit is set by people
+LONGEST_GAP_S = 10.0  # between two looks, for which the state at the second is taken for that of the time between
 
 THERMAL_POLICY = "thermal_policy"
 FIELDS = {
@@ -39,8 +36,7 @@ FIELDS = {
     "hw_thermal": (270, 0),
     "hw_power_brake": (271, 0),
     THERMAL_POLICY: (75, 0),
-}
-"""By our name; throttle times are in nanoseconds, and that of the thermal policy is the one of older drivers."""
+}  # by our name; throttle times are in nanoseconds, and that of the thermal policy is the one of older drivers
 
 HW_SLOWDOWN = 0x8
 REASON_BITS: dict[ThrottleReason, int] = {

@@ -39,8 +39,7 @@ UNKNOWN = 999
 
 FOR_GOOD = frozenset(
     {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VGPU_ECC_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH, DEPRECATED}
-)
-"""Answers that stay the same as long as the driver is loaded; after any other one the call is made again."""
+)  # answers that stay the same as long as the driver is loaded; after any other one the call is made again
 REPLACED = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
 """Answers of a driver that was replaced; one call may give them for a reason of its own."""
 LOST = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
@@ -49,8 +48,7 @@ LOST = frozenset({GPU_IS_LOST, GPU_NOT_FOUND})
 TEXT_BYTES = 96
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 
-Key = str | tuple[str | int, ...]
-"""A call, with what selects a part of what it tells."""
+Key = str | tuple[str | int, ...]  # a call, with what selects a part of what it tells
 
 
 class NvmlUtilization(ctypes.Structure):
@@ -101,8 +99,7 @@ class NvmlPciInfo(ctypes.Structure):
 
 VALUE_FORMS = ("d", "I4x", "L", "Q", "q", "i4x", "H6x")
 """How a value is laid out in its eight bytes, by ``nvmlValueType_t``,"""
-OTHER_FORM = "Q"
-"""and one of a type that is not known."""
+OTHER_FORM = "Q"  # and one of a type that is not known
 
 
 class NvmlFieldValue(ctypes.Structure):

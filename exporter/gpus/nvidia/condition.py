@@ -9,8 +9,7 @@ from exporter.gpus.records import GpuCondition, RecoveryAction
 CORRECTED, UNCORRECTED = 0, 1
 VOLATILE = 0
 ALL_LINKS = 0xFFFFFFFF
-MOST_LINKS = 18
-"""Asked one by one where their number is not told."""
+MOST_LINKS = 18  # asked one by one where their number is not told
 
 RECOVERY = "recovery"
 FIELDS = {RECOVERY: (230, 0)}
@@ -22,10 +21,8 @@ RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
     4: "drain_and_reset",
     6: "reset",
     7: "reboot",
-}
-"""By ``nvmlDeviceGpuRecoveryAction_t``: 6 resets the bus, 7 the system. 5 is about a domain of several nodes."""
-SINGLE_BIT, DOUBLE_BIT = 0, 1
-"""Why a page was retired: several errors of one bit, or one of two."""
+}  # by `nvmlDeviceGpuRecoveryAction_t`: 6 resets the bus, 7 the system. 5 is about a domain of several nodes
+SINGLE_BIT, DOUBLE_BIT = 0, 1  # why a page was retired: several errors of one bit, or one of two
 LINK_COUNT = {"links": (91, 0)}
 LINK_BYTES = ((139, 138, 1024), (204, 202, 1))
 """Fields of what came in and what went out, and their unit: KiB before the fifth generation, bytes since."""

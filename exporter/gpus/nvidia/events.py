@@ -23,8 +23,7 @@ XID = 0x8
 """``nvmlEventTypeXidCriticalError``, the only ones that are asked for: what others tell is read as a state, and some
 come with each change of clocks."""
 MOST_AT_ONCE = 100
-MOST_SPOILED = 3
-"""Sets that one GPU may spoil: what others would have told meanwhile is lost each time."""
+MOST_SPOILED = 3  # sets that one GPU may spoil: what others would have told meanwhile is lost each time
 NO_INSTANCE = 0xFFFFFFFF
 
 

@@ -5,8 +5,7 @@ from ctypes import byref, c_char_p, c_double, c_uint, c_void_p
 
 from exporter.gpus.nvidia.calls import FOR_GOOD, NOT_SUPPORTED, SUCCESS, NvmlDevice
 
-LEAST_APART_S = 0.1
-"""Between two samples."""
+LEAST_APART_S = 0.1  # between two samples
 PERCENT, MIB = 100.0, 1 / (1 << 20)
 METRICS = (
     (2, "sm_activity_ratio", PERCENT),
@@ -16,8 +15,7 @@ METRICS = (
     (61, "nvlink_tx_bytes_per_s", MIB),
     (20, "pcie_tx_bytes_per_s", MIB),
     (21, "pcie_rx_bytes_per_s", MIB),
-)
-"""Number, our name, and by how much it is divided."""
+)  # Number, our name, and by how much it is divided
 
 
 class _NvmlGpmMetric(ctypes.Structure):

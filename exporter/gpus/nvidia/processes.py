@@ -11,11 +11,9 @@ from exporter.gpus.records import GpuProcess
 LARGEST_PID = 1 << 22
 """PID_MAX_LIMIT. A driver whose records are longer than these gives halves of other numbers, 0 and 4294967295."""
 NOT_AVAILABLE = (1 << 64) - 1
-TRIES = 4
-"""A list that has grown since its length was told is asked for again."""
+TRIES = 4  # a list that has grown since its length was told is asked for again
 FIRST_LENGTH = 16
-FIRST_WINDOW_S = 5.0
-"""A first look at the use of time goes back so far, not over all that the driver keeps."""
+FIRST_WINDOW_S = 5.0  # a first look at the use of time goes back so far, not over all that the driver keeps
 NONE_EVERY_S = 60.0
 """Graphics are looked for so often on a GPU that has none: a list takes the driver milliseconds, and its lock."""
 

@@ -13,13 +13,11 @@ from exporter.logs.search.pieces import PIECE, SLIM_PIECES, WIDTH, Pieces, plan_
 from exporter.logs.search.literals import bytes_after_match
 from exporter.logs.search.units import SearchUnit
 
-OFTEN_IN_VAIN = 500
-"""Hits of a piece that lead to nothing, from which on it is worth an expression of its own."""
+OFTEN_IN_VAIN = 500  # hits of a piece that lead to nothing, from which on it is worth an expression of its own
 LEAST_OTHERS = 3
 """Texts with which a short one is looked for in one pass, if it is made longer: fewer take a short pass each."""
 
-_Behind = tuple[int, re.Pattern[bytes] | None]
-"""What has to match so many bytes before the end of a literal."""
+_Behind = tuple[int, re.Pattern[bytes] | None]  # what has to match so many bytes before the end of a literal
 _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
 """Literals of which a piece is found, and that are None where that holds them: where they begin, seen from there,
 their units, where they end, and what has to match from there on."""

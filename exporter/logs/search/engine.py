@@ -26,14 +26,10 @@ from exporter.logs.search.units import SearchUnit
 
 __all__ = ["RECORD_TIMEOUT_S", "SearchEngine", "FileSearch", "SupportsTimestamps", "records"]
 
-SMALL_BYTES = 256 * 1024
-"""Up to here every position of a look is kept; of a longer one at least the last of each chunk."""
-WINDOW_BYTES = 64 * 1024
-"""End of a chunk in which the last match of a pattern is looked for backwards."""
-MOST_CHUNKS = 15
-"""Chunks in a row in which a value that is in all of them is not looked for before the end."""
-MOST_TRIES = 64
-"""Records in which a pattern is tried backwards without success before that is put off."""
+SMALL_BYTES = 256 * 1024  # up to here every position of a look is kept; of a longer one at least the last of each chunk
+WINDOW_BYTES = 64 * 1024  # end of a chunk in which the last match of a pattern is looked for backwards
+MOST_CHUNKS = 15  # chunks in a row in which a value that is in all of them is not looked for before the end
+MOST_TRIES = 64  # records in which a pattern is tried backwards without success before that is put off
 MOST_AUTOMATA = 64
 PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
 """What a further pass over a chunk costs, a hit that leads to nothing, and making the automata of a backlog anew."""

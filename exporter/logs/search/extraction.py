@@ -5,8 +5,7 @@ from typing import Protocol
 
 from exporter.logs.patterns import PatternKind, Pattern
 
-MOST_DIGITS = 18
-"""A record can hold a million digits, and no count does."""
+MOST_DIGITS = 18  # a record can hold a million digits, and no count does
 _COUNT = re.compile(rb"[ \t]{0,8}\+?(\d{1,3}(?:[,_]\d{3}){1,6}|\d{1,18})(?:\.\d{0,30})?[ \t]{0,8}")
 _MOST_CHARACTERS = 400
 _THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3}){1,6}(?:\.\d{0,60})?(?:[eE][-+]?\d{1,4})?")
@@ -15,8 +14,7 @@ _PAIR = (
     rb"([-+]?(?:(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,30}(?:_\d{3}){0,6})(?:\.\d{0,60})?|\.\d{1,60})(?:[eE][-+]?\d{1,4})?"
     rb"|[-+]?(?:[nN][aA][nN]|[iI][nN][fF](?:inity)?)(?![A-Za-z0-9_]))(?!\d|[.:]\d|_\d)"
 )
-PAIR = re.compile(_PAIR)
-"""What stands behind the key of a pair."""
+PAIR = re.compile(_PAIR)  # what stands behind the key of a pair
 
 
 class RegexMatch(Protocol):

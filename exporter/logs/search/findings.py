@@ -6,8 +6,7 @@ There is one for every record that says something, so they are tuples: a frozen 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")
-"""What a position may count."""
+UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")  # what a position may count
 ADDED_UP = ("items", "requests", "tokens")
 """Units of which each data-parallel rank does its own share; the ranks are in step in all others."""
 MARKS = ("evaluating", "checkpointing", "compiling", "loading", "completing")
@@ -19,16 +18,13 @@ class LogPosition(NamedTuple):
 
     pattern: str
     unit: str
-    offset: int
-    """Byte at which the record begins."""
+    offset: int  # byte at which the record begins
     done: int
     total: int | None = None
     epoch: int | None = None
     epochs: int | None = None
-    rank: int | None = None
-    """Data-parallel rank that the record names, when several write to one log."""
-    resumed: bool = False
-    """Whether the record says that the work goes on here: this much is not work done."""
+    rank: int | None = None  # Data-parallel rank that the record names, when several write to one log
+    resumed: bool = False  # whether the record says that the work goes on here: this much is not work done
     stamp: float | None = None
     """Time in the record: epoch seconds as if its clock were UTC, unless the record names its zone."""
 

@@ -15,15 +15,13 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
-MOST_TEXTS = 64
-"""Alternatives that are worth looking for."""
+MOST_TEXTS = 64  # alternatives that are worth looking for
 MOST_ALSO = 8
 MOST_SPELLINGS = 16
 """Texts that small classes and optional parts are written out to: of ``[Rr]esum(?:ed|ing)`` there are four."""
 MOST_CLASS = 4
 MOST_LENGTH = 48
-LEAST_BITS = 8.0
-"""A text that says less, like a single letter, stands in every record."""
+LEAST_BITS = 8.0  # a text that says less, like a single letter, stands in every record
 ENOUGH_BITS = 50.0
 
 Texts = tuple[bytes, ...]
@@ -35,8 +33,7 @@ class RequiredLiterals:
 
     texts: Texts
     only: bool
-    also: Texts = ()
-    """Of these, too, every match holds at least one."""
+    also: Texts = ()  # of these, too, every match holds at least one
 
 
 def required_literals(regex: re.Pattern[bytes]) -> Texts:
@@ -103,16 +100,11 @@ def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
 class _PatternPart:
     """What is known of the matches of one part of a pattern."""
 
-    exact: Texts | None = None
-    """All that it can match."""
-    needed: Texts | None = None
-    """Each match, or what stands around it, holds one of these."""
-    start: Texts | None = None
-    """Each match begins with one of these, and ends with one of them."""
-    pure: bool = True
-    """Whether each of the exact texts matches wherever it stands."""
-    all: tuple[Texts, ...] = ()
-    """Every set of which each match holds one."""
+    exact: Texts | None = None  # all that it can match
+    needed: Texts | None = None  # each match, or what stands around it, holds one of these
+    start: Texts | None = None  # each match begins with one of these, and ends with one of them
+    pure: bool = True  # whether each of the exact texts matches wherever it stands
+    all: tuple[Texts, ...] = ()  # every set of which each match holds one
 
     def best(self) -> Texts | None:
         return _better(self.exact, self.needed)
@@ -282,8 +274,7 @@ def _bits_of_a_byte(code: int) -> float:
     return 7 if character.isupper() else 4.5 if character.isdigit() else 5 if character in ".,:-_/=[]()\"'" else 8
 
 
-_BITS = [_bits_of_a_byte(code) for code in range(256)]
-"""About how seldom each byte is in a log."""
+_BITS = [_bits_of_a_byte(code) for code in range(256)]  # about how seldom each byte is in a log
 
 
 def _share(texts: Texts, others: Texts) -> bool:
@@ -305,13 +296,10 @@ def _shortest(texts: Texts) -> Texts:
 
 # -- what stands around a literal ----------------------------------------------------------------
 
-MOST_BEHIND = 64
-"""Repetitions of which each length is tried, and parts, in what is looked for behind a literal."""
+MOST_BEHIND = 64  # repetitions of which each length is tried, and parts, in what is looked for behind a literal
 MOST_WAYS = 5000
-MOST_BEFORE = 10
-"""Bytes before a literal that are worth looking for: digits."""
-MOST_KINDS_BEFORE = 40
-"""Of so many numbers are made, however they are written; what is made of more is found soon."""
+MOST_BEFORE = 10  # bytes before a literal that are worth looking for: digits
+MOST_KINDS_BEFORE = 40  # of so many numbers are made, however they are written; what is made of more is found soon
 
 
 def bytes_after_match(behind: re.Pattern[bytes]) -> bytes:
@@ -366,8 +354,7 @@ def prefix_byte_mask(regex: re.Pattern[bytes]) -> bytes:
     return _bytes_of(characters) if characters.bit_count() <= MOST_KINDS_BEFORE else b""
 
 
-_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
-"""Parts that go over no text."""
+_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)  # parts that go over no text
 
 
 class _LiteralWindow(NamedTuple):
@@ -530,8 +517,7 @@ def _folded(characters: int, flags: int) -> int:
 
 # -- cost ----------------------------------------------------------------------------------------
 
-MOST_STEPS = 2e7
-"""Steps of a search that take about a tenth of a second."""
+MOST_STEPS = 2e7  # steps of a search that take about a tenth of a second
 LENGTHS = (1 << 20, 1 << 16, 1 << 14, 1 << 13, 1 << 12, 1 << 11, 1 << 10, 1 << 9, 1 << 8)
 """Lengths of records that are told apart; the last one is that of an ordinary line."""
 _FOREVER = 1e18

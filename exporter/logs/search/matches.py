@@ -11,10 +11,8 @@ from exporter.logs.search.time_budget import LOOK_TIMEOUT_S, RECORD_TIMEOUT_S, T
 from exporter.logs.patterns import PatternKind, Pattern
 from exporter.logs.search.units import SearchUnit
 
-FEW = 8
-"""Records of a chunk in which a value may stand and still be followed forwards."""
-HEAD_BYTES = 80
-"""Of a record, in which its time stands."""
+FEW = 8  # records of a chunk in which a value may stand and still be followed forwards
+HEAD_BYTES = 80  # of a record, in which its time stands
 
 Key = tuple[str | None, int | None]
 

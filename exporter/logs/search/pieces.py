@@ -13,44 +13,31 @@ from dataclasses import dataclass
 
 from exporter.logs.search.ordinary_text import LINES, WORDS
 
-PIECE = 4
-"""Bytes of a piece at least, unless its literal is shorter."""
+PIECE = 4  # bytes of a piece at least, unless its literal is shorter
 SLIM_PIECES, MOST_PIECES = 31, 63
 """In one automaton; up to the lower number it has half of the buckets, and nearly twice the speed."""
 SLIM_BUCKETS, FAT_BUCKETS = 8, 16
-SAMPLE_BYTES, SLICE_BYTES = 16 << 10, 512
-"""Of a log, taken as a sample in slices from all over it."""
+SAMPLE_BYTES, SLICE_BYTES = 16 << 10, 512  # of a log, taken as a sample in slices from all over it
 _MEBIBYTE = float(1 << 20)
 _SLIM_US, _FAT_US = {2: 31.0, 3: 49.0, 4: 67.0}, {2: 53.0, 3: 79.0, 4: 109.0}
 """What a pass over a mebibyte costs, by the width: the bytes by which texts are known."""
-_ALONE_US = 20.0
-"""What it costs to search for one text and no other."""
-_HIT_US, _DOUBT_US = 0.35, 0.02
-"""What a hit and a place that must be looked at closer cost."""
-WIDTH = 3
-"""Bytes by which texts are usually known."""
-_WIDEN_US = 25.0
-"""Of what the doubts cost, from which on it is tried to tell texts by a byte more."""
-_FEW = 16
-"""Pieces that may be told by a byte less."""
-_WORTH = (10.0, 40.0, 150.0)
-"""What one piece less is worth: what is tried."""
-_NEARLY_SLIM = 40
-"""Pieces that may become few enough for the faster search, if some of them may be less rare."""
+_ALONE_US = 20.0  # what it costs to search for one text and no other
+_HIT_US, _DOUBT_US = 0.35, 0.02  # what a hit and a place that must be looked at closer cost
+WIDTH = 3  # bytes by which texts are usually known
+_WIDEN_US = 25.0  # of what the doubts cost, from which on it is tried to tell texts by a byte more
+_FEW = 16  # pieces that may be told by a byte less
+_WORTH = (10.0, 40.0, 150.0)  # what one piece less is worth: what is tried
+_NEARLY_SLIM = 40  # pieces that may become few enough for the faster search, if some of them may be less rare
 _LEAST_TEXTS = 6
 """In one automaton: of two or three it would look for their first bytes alone. What no log holds makes up for them."""
-_MOST_CHOICES = 4
-"""Pieces that are tried for the same literals."""
+_MOST_CHOICES = 4  # pieces that are tried for the same literals
 _LINE_HITS, _WORD_HITS, _ORDINARY_SHARE = 60.0, 40.0, 0.1
 """How often what stands once in the ordinary lines and words stands in a mebibyte of a log, about, and how much of that
 still counts beside what a log says itself."""
-_ROUNDS = 3
-"""Times that each piece may move to a better bucket."""
-_DOUBT_SLICE = 256
-"""Of each slice of a sample, in which doubts are counted."""
+_ROUNDS = 3  # times that each piece may move to a better bucket
+_DOUBT_SLICE = 256  # of each slice of a sample, in which doubts are counted
 
-Pieces = dict[bytes, list[tuple[bytes, int]]]
-"""Pieces, each with the literals that it stands for and its place in them."""
+Pieces = dict[bytes, list[tuple[bytes, int]]]  # Pieces, each with the literals that it stands for and its place in them
 _Halves = tuple[int, int, int, int, int, int, int, int]
 """Of each of the first bytes of a piece, the places of a sample that have its lower half there, and its upper half."""
 _NOWHERE: _Halves = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -140,8 +127,7 @@ class SearchPlan:
 
     order: list[bytes]
     pieces: Pieces
-    us: float
-    """What it takes for a mebibyte, about, in microseconds, without its hits."""
+    us: float  # what it takes for a mebibyte, about, in microseconds, without its hits
 
 
 def plan_search(literals: Sequence[bytes], text: bytes = b"") -> list[SearchPlan]:

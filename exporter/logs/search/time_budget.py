@@ -8,12 +8,10 @@ from typing import Any
 from exporter.logs.patterns import Pattern
 
 RECORD_TIMEOUT_S = 0.1
-LOOK_TIMEOUT_S = 0.5
-"""Time that one pattern may take in one look by searches that are not bounded by their form."""
+LOOK_TIMEOUT_S = 0.5  # time that one pattern may take in one look by searches that are not bounded by their form
 WINDOW_S, SLOT_S = 5.0, 0.1
 """In so long all of them together, in whatever logs, may take ``LOOK_TIMEOUT_S``; that is kept account of by slots."""
-MOST_GIVEN_UP = 20
-"""Searches of a pattern that are given up before it is left out."""
+MOST_GIVEN_UP = 20  # searches of a pattern that are given up before it is left out
 
 
 class TimeBudget:

@@ -19,45 +19,32 @@ from exporter.progress.eta.experts import (
     linear_work,
 )
 
-SPACING = 200
-"""A checkpoint stands at each such part of the total."""
+SPACING = 200  # a checkpoint stands at each such part of the total
 MOST_CHECKPOINTS = 64
 MOST_LOSS = 1.0
-MOST_TREND = 3.0
-"""A trend that leads further (of the logarithm) from the mean of late is none."""
-RECENT = 1 / 3
-"""Part of the work that the recent mean is taken over."""
-NEARNESS = 1.0
-"""How near (in logarithms) a past horizon must be to the one asked for."""
-FAR_WEIGHT = 0.02
-"""Weight of a horizon that is not near at all."""
-OLD_SPEED = 0.02
-"""Factor for what was said at another speed."""
+MOST_TREND = 3.0  # a trend that leads further (of the logarithm) from the mean of late is none
+RECENT = 1 / 3  # part of the work that the recent mean is taken over
+NEARNESS = 1.0  # how near (in logarithms) a past horizon must be to the one asked for
+FAR_WEIGHT = 0.02  # weight of a horizon that is not near at all
+OLD_SPEED = 0.02  # factor for what was said at another speed
 PRIOR_LOSSES = (0.10, 0.05, 0.07, 0.09, 0.09, 0.12)
 PRIOR_WEIGHT = 0.3
 PRIOR_SUMS = tuple(loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES)
 FIRST_WEIGHTS = (0.05, 0.6, 0.1, 0.05, 0.15, 0.05)
 PRIOR_ERROR = 0.08
 PRIOR_ERROR_WEIGHT = 0.5
-SHARPNESS = 0.07
-"""Losses that differ by this part of the least one make a difference ..."""
-LEAST_SHARPNESS = 0.005
-"""... and in any case those that differ by this much."""
+SHARPNESS = 0.07  # losses that differ by this part of the least one make a difference ...
+LEAST_SHARPNESS = 0.005  # ... and in any case those that differ by this much
 
 
 class BacktestPoint(NamedTuple):
     """What was known and said at a moment of the past."""
 
-    items: float
-    """Items counted in work so far."""
-    seconds: float
-    """Seconds of work so far."""
-    at: float
-    """The moment, pauses included, time lost by restarts left out."""
-    left: float
-    """Items that were left then."""
-    eta: float
-    """Seconds left as estimated then."""
+    items: float  # items counted in work so far
+    seconds: float  # seconds of work so far
+    at: float  # the moment, pauses included, time lost by restarts left out
+    left: float  # items that were left then
+    eta: float  # seconds left as estimated then
     outlook: ExpertSpeeds
 
 

@@ -6,14 +6,10 @@ from typing import Any, NamedTuple
 
 BLOCKS_OF_ALL = 300
 """A block is closed when it holds this part of all work so far: their number grows with the logarithm of the run."""
-SINGLE_LINES = 12
-"""The first lines are blocks of their own."""
-LEAST_S = 1e-6
-"""Lines that come closer together came at one moment."""
-WARM_UP_BLOCKS = 16
-"""Blocks among which the warm-up is looked for."""
-WARM_UP_FACTOR = 1.4
-"""A leading block this much slower than those after it belongs to the warm-up."""
+SINGLE_LINES = 12  # the first lines are blocks of their own
+LEAST_S = 1e-6  # lines that come closer together came at one moment
+WARM_UP_BLOCKS = 16  # blocks among which the warm-up is looked for
+WARM_UP_FACTOR = 1.4  # a leading block this much slower than those after it belongs to the warm-up
 
 
 class WorkBlock(NamedTuple):
@@ -32,18 +28,13 @@ class WorkBlocks:
 
     seconds: float = 0.0
     items: float = 0.0
-    count: int = 0
-    """Blocks that are closed."""
+    count: int = 0  # blocks that are closed
     open_seconds: float = 0.0
     open_items: float = 0.0
-    mean: float = 0.0
-    """Seconds per item, weighted towards the latest blocks."""
-    head: list[WorkBlock] = field(default_factory=list)
-    """The first blocks."""
-    warm_up: int = 0
-    """How many of them are warm-up."""
-    cold: WorkBlock = NO_WORK
-    """The warm-up as one block."""
+    mean: float = 0.0  # seconds per item, weighted towards the latest blocks
+    head: list[WorkBlock] = field(default_factory=list)  # the first blocks
+    warm_up: int = 0  # how many of them are warm-up
+    cold: WorkBlock = NO_WORK  # the warm-up as one block
 
     @classmethod
     def restored(cls, state: list[Any]) -> "WorkBlocks":
@@ -109,8 +100,7 @@ class RecentThroughput:
     seconds: float = 0.0
     items: float = 0.0
     lines: int = 0
-    before_seconds: float = 0.0
-    """The same of the window before."""
+    before_seconds: float = 0.0  # the same of the window before
     before_items: float = 0.0
 
     def add(self, seconds: float, items: float) -> None:

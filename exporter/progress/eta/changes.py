@@ -6,17 +6,13 @@ from typing import Any, NamedTuple
 
 from exporter.progress.eta.blocks import WorkBlock
 
-LEAST_SD, MOST_SD = 0.03, 1.5
-"""Bounds of the standard deviation of the logarithm of a block's time per item."""
-FIRST_TESTED = 6
-"""Blocks by which a speed is known well enough to see a change."""
+LEAST_SD, MOST_SD = 0.03, 1.5  # bounds of the standard deviation of the logarithm of a block's time per item
+FIRST_TESTED = 6  # blocks by which a speed is known well enough to see a change
 SLACK = 0.6
-THRESHOLD = 10.0
-"""Of the two-sided cumulative sum (Page's test), in standard deviations."""
+THRESHOLD = 10.0  # of the two-sided cumulative sum (Page's test), in standard deviations
 MOST_DEVIATION = 4.0
 LEAST_BLOCKS = 3
-LEAST_CHANGE = 0.06
-"""Smaller changes (of the logarithm) begin no new speed."""
+LEAST_CHANGE = 0.06  # smaller changes (of the logarithm) begin no new speed
 KEPT = 6
 LATEST = 32
 
@@ -83,8 +79,7 @@ class SpeedChanges:
 
     speed: Speed = field(default_factory=Speed)
     past: list[PastSpeed] = field(default_factory=list)
-    slower: float = 0.0
-    """Cumulative sum towards slower, and the work since it last was zero; likewise towards faster."""
+    slower: float = 0.0  # cumulative sum towards slower, and the work since it last was zero; likewise towards faster
     faster: float = 0.0
     since_slower: Speed = field(default_factory=Speed)
     since_faster: Speed = field(default_factory=Speed)

@@ -7,28 +7,20 @@ lack their zone or be set while the job runs; reading is late by as much as the 
 import math
 from dataclasses import dataclass
 
-TOLERANCE_S = 60.0
-"""Clocks that differ by less are taken to agree."""
-SAME_CLOCK_S = 1800.0
-"""A first stamp further than this from its reading may be of another time zone."""
+TOLERANCE_S = 60.0  # clocks that differ by less are taken to agree
+SAME_CLOCK_S = 1800.0  # a first stamp further than this from its reading may be of another time zone
 
 
 @dataclass(slots=True)
 class LineClock:
     """Seconds since the first line, which never go back, and what ``now`` is on that clock."""
 
-    last: float = 0.0
-    """Time of the latest line."""
-    zero: float | None = None
-    """Time of the first line on the clock of ``now``."""
-    offset: float = 0.0
-    """What turns a stamp into seconds since the first line."""
-    stamp: float = 0.0
-    """First stamp."""
-    arrival: float = 0.0
-    """When the latest line was read."""
-    corrected: bool = False
-    """Whether the stamps have jumped: the first one then says nothing about later ones."""
+    last: float = 0.0  # time of the latest line
+    zero: float | None = None  # time of the first line on the clock of `now`
+    offset: float = 0.0  # what turns a stamp into seconds since the first line
+    stamp: float = 0.0  # first stamp
+    arrival: float = 0.0  # when the latest line was read
+    corrected: bool = False  # whether the stamps have jumped: the first one then says nothing about later ones
 
     def read(self, t: float, arrival: float | None) -> float:
         """Time of a line with the stamp ``t``, read at ``arrival`` (None: as soon as it was written).
@@ -70,12 +62,9 @@ class LineClock:
 class LineRhythm:
     """How often lines come, pauses apart."""
 
-    gap: float = 0.0
-    """Usual seconds between lines by their stamps."""
-    step: float = 0.0
-    """Usual rise of the count from line to line."""
-    wait: float = 0.0
-    """Mean age of the newest line when the next is read."""
+    gap: float = 0.0  # usual seconds between lines by their stamps
+    step: float = 0.0  # usual rise of the count from line to line
+    wait: float = 0.0  # mean age of the newest line when the next is read
     latest_wait: float = 0.0
 
     def line(self, gap: float, step: float, wait: float) -> None:

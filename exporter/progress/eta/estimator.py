@@ -45,13 +45,10 @@ from exporter.progress.eta.projection import (
 from exporter.progress.eta.tail import TAIL_SD, BatchTail
 
 VERSION = 1
-UNSEEN = 0.1
-"""Doubt about what a run's own past says of its rest, when as much is left as is done."""
+UNSEEN = 0.1  # doubt about what a run's own past says of its rest, when as much is left as is done
 MOST_S = 1e12
-MOST_ITEMS = 1e15
-"""Numbers beyond these are no times and counts of a job."""
-OUT_OF_ORDER = 2
-"""A count so many usual steps back, within a usual gap, is an old line and no resume."""
+MOST_ITEMS = 1e15  # numbers beyond these are no times and counts of a job
+OUT_OF_ORDER = 2  # a count so many usual steps back, within a usual gap, is an old line and no resume
 
 
 class EstimatorWarnings(TypedDict):

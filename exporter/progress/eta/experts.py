@@ -5,22 +5,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 EXPERTS = ("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend")
-TREND_SHARE = 0.6
-"""Trends are fitted to this last part of the work."""
+TREND_SHARE = 0.6  # trends are fitted to this last part of the work
 TREND_SEGMENTS = 8
-TREND_ERRORS = 4.0
-"""A slope counts from this many standard errors on."""
-SLOWEST_FALL = 0.15
-"""A falling trend ends at this part of the present time per item."""
-MOST_GROWTH = 1.5
-"""An exponential trend ends when time per item has grown by exp() of this."""
+TREND_ERRORS = 4.0  # a slope counts from this many standard errors on
+SLOWEST_FALL = 0.15  # a falling trend ends at this part of the present time per item
+MOST_GROWTH = 1.5  # an exponential trend ends when time per item has grown by exp() of this
 
 
 class Trend(NamedTuple):
     """A line through time per item (or its logarithm) over items done."""
 
-    level: float
-    """At ``items``."""
+    level: float  # at `items`
     slope: float
     items: float
 
@@ -72,8 +67,7 @@ def exponential_work(pace: float, slope: float, items: float) -> float:
 class WorkSegment(NamedTuple):
     """Work between two checkpoints."""
 
-    middle: float
-    """Items done in its middle."""
+    middle: float  # items done in its middle
     items: float
     pace: float
     log_pace: float

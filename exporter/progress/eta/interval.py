@@ -5,10 +5,8 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-QUANTILE = 0.85
-"""Standard deviations on each side that hold the truth four times in five."""
-PAST_ERRORS = 1.2
-"""What is ahead goes wrong by more than what is behind did."""
+QUANTILE = 0.85  # standard deviations on each side that hold the truth four times in five
+PAST_ERRORS = 1.2  # what is ahead goes wrong by more than what is behind did
 LEAST = 0.02
 
 
@@ -53,10 +51,8 @@ def confidence(estimate: EtaEstimate, blocks: int, stalled: bool) -> str:
     return "high" if width <= 0.2 and blocks >= 8 else "medium"
 
 
-PEERS = 3
-"""Workers from which on a middle one says something."""
-GROWN_UP = 8
-"""Blocks after which a worker is judged by itself alone."""
+PEERS = 3  # workers from which on a middle one says something
+GROWN_UP = 8  # blocks after which a worker is judged by itself alone
 LEANING = 0.8
 
 

@@ -9,23 +9,17 @@ from typing import Any, NamedTuple
 from exporter.progress.eta.prior import PriorPause
 
 KEPT = 48
-LEAST_FACTOR = 3.0
-"""A line this many times later than expected may follow a pause ..."""
-DEVIATIONS = 3.5
-"""... where the work itself varies, this many standard deviations (of the logarithm) ..."""
-LEAST_GAPS = 2.5
-"""... and in any case by so many usual gaps."""
-SAME_KIND = 2.0
-"""Unnamed pauses are of one kind when their sizes are within this factor."""
-LEAST_STEPS = 4
-"""Lines between two pauses, below which nothing regular can be seen."""
+LEAST_FACTOR = 3.0  # a line this many times later than expected may follow a pause ...
+DEVIATIONS = 3.5  # ... where the work itself varies, this many standard deviations (of the logarithm) ...
+LEAST_GAPS = 2.5  # ... and in any case by so many usual gaps
+SAME_KIND = 2.0  # unnamed pauses are of one kind when their sizes are within this factor
+LEAST_STEPS = 4  # lines between two pauses, below which nothing regular can be seen
 FEW = 3
 FEW_SCATTER = 0.05
 """How far so few pauses may stand from regular ones, as a part of their period, though it does not show."""
 EVENLY_LIKELY, ODDLY_LIKELY = 0.9, 0.5
 """How likely a pause seen once comes again, when its place divides the total evenly or does not."""
-LONG_FOR_A_PAUSE = 0.4
-"""A pause of more than this part of the work before it is rather an accident."""
+LONG_FOR_A_PAUSE = 0.4  # a pause of more than this part of the work before it is rather an accident
 UNLIKELY = 0.2
 
 
@@ -44,29 +38,21 @@ class Pause(NamedTuple):
 
     done: float
     seconds: float
-    work: float
-    """Seconds of work before it."""
-    name: str | None = None
-    """What the log calls it."""
+    work: float  # seconds of work before it
+    name: str | None = None  # what the log calls it
 
 
 class PauseKind(NamedTuple):
     """Pauses that belong together."""
 
     name: str | None
-    seconds: float
-    """To be expected of the next: mean of the last five."""
-    times: int
-    """How often it was seen."""
+    seconds: float  # to be expected of the next: mean of the last five
+    times: int  # how often it was seen
     first: float
-    last: float
-    """Items done at the first and the last one."""
-    period: float | None
-    """Items from one to the next, None when they do not come regularly."""
-    scatter: float
-    """Largest deviation from that."""
-    work: float
-    """Seconds of work before the first."""
+    last: float  # items done at the first and the last one
+    period: float | None  # items from one to the next, None when they do not come regularly
+    scatter: float  # largest deviation from that
+    work: float  # seconds of work before the first
 
 
 class KnownPauses(NamedTuple):
@@ -74,16 +60,14 @@ class KnownPauses(NamedTuple):
 
     kinds: tuple[tuple[PauseKind, PriorPause | None], ...]
     """Those seen, grouped, each with what earlier runs had of the kind."""
-    unseen: tuple[PriorPause, ...]
-    """What only earlier runs had."""
+    unseen: tuple[PriorPause, ...]  # what only earlier runs had
 
 
 class ExpectedPauses(NamedTuple):
     """Pauses to be expected."""
 
     seconds: float
-    due: float
-    """Part of it that is due before the next line."""
+    due: float  # part of it that is due before the next line
 
 
 def group_pauses(pauses: list[Pause], step: float) -> list[PauseKind]:
@@ -138,12 +122,10 @@ def min_pause_period(step: float) -> float:
 class RemainingWork(NamedTuple):
     """Where the work stands."""
 
-    start: float
-    """Items done when counting began."""
+    start: float  # items done when counting began
     done: float
     total: float
-    step: float
-    """Usual rise from line to line."""
+    step: float  # usual rise from line to line
 
 
 def expect_regular_pauses(last: float, period: float, scatter: float, course: RemainingWork) -> tuple[int, int]:
@@ -200,11 +182,9 @@ def pause_credibility(kind: PauseKind) -> float:
 class AnnouncedPauses:
     """Pauses since the last line that the log has named."""
 
-    name: str | None = None
-    """Of the one that goes on."""
+    name: str | None = None  # of the one that goes on
     began: float = 0.0
-    over: list[tuple[str, float]] = field(default_factory=list)
-    """Those that have ended: name and seconds."""
+    over: list[tuple[str, float]] = field(default_factory=list)  # those that have ended: name and seconds
 
     def begin(self, name: str, at: float) -> None:
         """A pause begins; one that went on ends with it."""
@@ -238,8 +218,7 @@ class Pauses:
     seen: list[Pause] = field(default_factory=list)
     largest: float = 0.0
     usual: tuple[PriorPause, ...] = ()
-    step: float = 0.0
-    """Usual rise from line to line at the latest pause."""
+    step: float = 0.0  # usual rise from line to line at the latest pause
     _known: KnownPauses | None = None
 
     def state(self) -> list[Any]:

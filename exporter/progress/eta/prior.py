@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-FIRST_SPREAD = 0.12
-"""Usual difference (of the logarithm of time per item) between two runs of a job."""
+FIRST_SPREAD = 0.12  # usual difference (of the logarithm of time per item) between two runs of a job
 LEAST_SPREAD, MOST_SPREAD = 0.04, 0.5
-YOUNG_BLOCKS = 3
-"""With fewer blocks nobody can tell slow work from a warm-up."""
+YOUNG_BLOCKS = 3  # with fewer blocks nobody can tell slow work from a warm-up
 YOUNG_DOUBT = 1.0
 CURVE_GROWTH = 0.3
 CURVE_POINTS = 40
@@ -19,10 +17,8 @@ MOST_POINTS = 100
 MOST_PAUSES = 48
 LEAST_NUMBER, MOST_NUMBER = 1e-12, 1e15
 """Paces, spreads, times and counts beyond these are of no job, and would overflow in what is made of them."""
-SAME_LENGTH = 0.02
-"""Runs whose totals differ by no more than this are taken to be alike from beginning to end."""
-DISAGREEMENT = 2.5
-"""A prior so many standard deviations from what is seen is about something else."""
+SAME_LENGTH = 0.02  # runs whose totals differ by no more than this are taken to be alike from beginning to end
+DISAGREEMENT = 2.5  # a prior so many standard deviations from what is seen is about something else
 
 
 class PriorPause(NamedTuple):
@@ -30,8 +26,7 @@ class PriorPause(NamedTuple):
 
     name: str | None
     seconds: float
-    period: float
-    """Items from one to the next."""
+    period: float  # items from one to the next
 
 
 @dataclass(slots=True)
@@ -39,8 +34,7 @@ class WorkCurve:
     """Work over the count, kept for the next run: close together at the beginning, then at even distances."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
-    next: float = 0.0
-    """Items done at which the next point stands."""
+    next: float = 0.0  # items done at which the next point stands
 
     @classmethod
     def restored(cls, state: list[Any]) -> "WorkCurve":
@@ -72,23 +66,17 @@ def curve_point(done: float, seconds: float) -> tuple[float, float]:
 class RunPrior(NamedTuple):
     """An earlier run, or several."""
 
-    pace: float
-    """Seconds per item once warm, without pauses."""
-    spread: float
-    """Standard deviation of its logarithm from run to run."""
-    warm_up_seconds: float
-    """What the first items took beyond that."""
-    gap: float
-    """Usual seconds between lines."""
+    pace: float  # seconds per item once warm, without pauses
+    spread: float  # standard deviation of its logarithm from run to run
+    warm_up_seconds: float  # what the first items took beyond that
+    gap: float  # usual seconds between lines
     pauses: tuple[PriorPause, ...]
-    items: float
-    """Length of the run."""
+    items: float  # length of the run
     seconds: float
     curve: tuple[tuple[float, float], ...] = ()
     """Items done and seconds of work so far, from the beginning to the end; empty when the run was interrupted."""
     runs: int = 1
-    unit: str | None = None
-    """What the items are; None when it is not known."""
+    unit: str | None = None  # what the items are; None when it is not known
 
     def work(self, start: float, done: float) -> float:
         """Seconds of work from one count to another."""
@@ -171,12 +159,9 @@ class RunPrior(NamedTuple):
 class PriorWeight(NamedTuple):
     """How far a prior counts beside the run's own evidence."""
 
-    weight: float
-    """Of the prior, 0 to 1."""
-    doubt: float
-    """Standard deviation of the logarithm of the time left, of both together."""
-    scale: float
-    """How much longer than the earlier run this one is expected to take."""
+    weight: float  # of the prior, 0 to 1
+    doubt: float  # standard deviation of the logarithm of the time left, of both together
+    scale: float  # how much longer than the earlier run this one is expected to take
 
 
 def prior_weight(prior: RunPrior, ratio: float, measured: float, doubt: float, blocks: int) -> PriorWeight:

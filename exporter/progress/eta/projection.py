@@ -8,30 +8,22 @@ RATE_S = 60.0
 RATE_SILENCES = 8.0
 RATE_PAUSES = 1.7
 """The rate is no longer said after so many seconds, usual silences, or largest pauses; the longest of them counts."""
-QUIET = 2.0
-"""Beyond so many usual silences the time without a line counts against the average rate."""
+QUIET = 2.0  # beyond so many usual silences the time without a line counts against the average rate
 
 STALL_TIMEOUT_S = 300.0
-YOUNG_STALL_S = 1800.0
-"""Silence that means something while only a few lines have come ..."""
-FIRST_STALL_S = 7200.0
-"""... and while only one has, when nothing tells how often they come."""
-LONGEST_WAIT = 6.0
-"""How many times as long as usual a request may take, in the tail of a batch."""
-NAMED_STALL_S = 3600.0
-"""How long a pause may last that the log has named for the first time."""
+YOUNG_STALL_S = 1800.0  # silence that means something while only a few lines have come ...
+FIRST_STALL_S = 7200.0  # ... and while only one has, when nothing tells how often they come
+LONGEST_WAIT = 6.0  # how many times as long as usual a request may take, in the tail of a batch
+NAMED_STALL_S = 3600.0  # how long a pause may last that the log has named for the first time
 
 
 class EtaForecast(NamedTuple):
     """Seconds left when the last line came, and how they pass."""
 
     seconds: float
-    least: float
-    """They are not counted down below this."""
-    credit: float
-    """Seconds without a line in which work goes on."""
-    width: float
-    """Of the interval, as around() takes it."""
+    least: float  # they are not counted down below this
+    credit: float  # seconds without a line in which work goes on
+    width: float  # of the interval, as around() takes it
 
     def after(self, since: float) -> EtaEstimate:
         """Seconds left so many seconds after the last line.
@@ -47,14 +39,10 @@ class EtaForecast(NamedTuple):
 class StallLimit(NamedTuple):
     """How long silence may last before work has stalled, beside the timeout."""
 
-    idle_s: float
-    """While the GPUs are known to do nothing,"""
-    usual_s: float
-    """and else."""
-    named_s: float = 0.0
-    """How long the pause that goes on under its name may last; 0 when there is none,"""
-    named_after_s: float = 0.0
-    """and how long after the last line it began."""
+    idle_s: float  # while the GPUs are known to do nothing,
+    usual_s: float  # and else
+    named_s: float = 0.0  # how long the pause that goes on under its name may last; 0 when there is none,
+    named_after_s: float = 0.0  # and how long after the last line it began
 
     def limit(self, stall_timeout_s: float, busy: bool | None) -> float:
         """Seconds without progress from which on work has stalled."""
@@ -88,16 +76,11 @@ class EtaOutlook(NamedTuple):
     slow: bool
     slowdown: float | None
     """Present seconds per item over those of the fastest earlier speed; None when there was no other."""
-    rate: float | None
-    """Items per second of work lately."""
-    rate_until: float
-    """Seconds after the last line until which that says something."""
-    items: float
-    """Since the first line,"""
-    elapsed: float
-    """in so many seconds until the last one."""
-    quiet: float
-    """Seconds without a line that mean nothing for that."""
+    rate: float | None  # items per second of work lately
+    rate_until: float  # seconds after the last line until which that says something
+    items: float  # since the first line,
+    elapsed: float  # in so many seconds until the last one
+    quiet: float  # seconds without a line that mean nothing for that
 
     def stalled(self, since: float, stall_timeout_s: float, busy: bool | None) -> bool:
         """Whether work has stalled, so many seconds after the last line."""

@@ -5,20 +5,16 @@ from dataclasses import dataclass
 
 AGREEMENT = 0.3
 """Items left and requests running or waiting are the same thing when they differ by no more (of the logarithm)."""
-TAIL_SD = 0.5
-"""Standard deviation of the logarithm of a tail's length: requests differ much."""
+TAIL_SD = 0.5  # standard deviation of the logarithm of a tail's length: requests differ much
 
 
 @dataclass(slots=True)
 class BatchTail:
     """What a server's counts of running and waiting requests tell about the end of the work."""
 
-    parallel: float = 0.0
-    """Most requests that ran at a time."""
-    agrees: bool = False
-    """Whether the items that are counted are these requests."""
-    pace: float = 0.0
-    """Seconds per item while the server was full."""
+    parallel: float = 0.0  # most requests that ran at a time
+    agrees: bool = False  # whether the items that are counted are these requests
+    pace: float = 0.0  # seconds per item while the server was full
 
     def look(self, running: float, waiting: float, left: float, pace: float | None) -> None:
         """So many requests run and wait while so many items are left, at this pace."""

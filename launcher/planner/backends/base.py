@@ -102,8 +102,7 @@ class BackendWorker:
     tasks: tuple[Task, ...]
     ports: Mapping[str, int] = field(default_factory=dict)
     """Before the job's offset, by the names of ``launcher.plan.ports``."""
-    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """The same of each process, by rank."""
+    ports_of: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # the same of each process, by rank
 
     @property
     def node(self) -> int:
@@ -137,16 +136,13 @@ class Backend:
     """How the workers of one kind are run. What is here fits a program that knows nothing of us."""
 
     name: str
-    service = False
-    """Whether its workers serve until the job is over."""
+    service = False  # whether its workers serve until the job is over
     granularity: Literal["node", "gpu"] | None = None
     """Processes of a worker that it needs: one for each node, or for each GPU; None: either."""
-    one_step = False
-    """Whether the processes of a worker are started together, as MPI needs it."""
+    one_step = False  # whether the processes of a worker are started together, as MPI needs it
     sees_worker = False
     """Whether a process sees all GPUs of its worker on the node, and chooses its own by its rank there."""
-    dash = "-"
-    """What stands between the words of an option's name."""
+    dash = "-"  # what stands between the words of an option's name
 
     def problems(self, setting: BackendContext, role: Role) -> list[str]:
         """What of the job does not fit together, each with place, value and cure."""

@@ -8,8 +8,7 @@ from launcher.planner.backends.base import Backend, BackendContext, BackendWorke
 from launcher.planner.backends.deepspeed import unused_option_problems
 from launcher.planner.roles import Role
 
-LISTENS = "{http_port}"
-"""In a command: it listens there, so that it can be asked whether it is ready."""
+LISTENS = "{http_port}"  # in a command: it listens there, so that it can be asked whether it is ready
 _LISTENS = re.compile(r"(?<!\{)\{http_port\}(?!\})")
 
 

@@ -31,8 +31,7 @@ NAMES = {
     "pipeline": ("pp-size", "pipeline-parallel-size", "pp"),
     "data": ("dp-size", "data-parallel-size", "dp"),
     "expert": ("ep-size", "expert-parallel-size", "ep", "moe-expert-parallel-size"),
-}
-"""Options of the engines that say how the GPUs of a worker are divided."""
+}  # options of the engines that say how the GPUs of a worker are divided
 SIZE_NAMES = tuple(name for names in NAMES.values() for name in names)
 
 
@@ -40,8 +39,7 @@ class EngineBackend(Backend):
     """A server of a model: by itself, or its worker of dynamo behind a front end of dynamo."""
 
     service = True
-    taken: tuple[str, ...]
-    """Options that the launcher sets from the plan."""
+    taken: tuple[str, ...]  # options that the launcher sets from the plan
 
     def problems(self, setting: BackendContext, role: Role) -> list[str]:
         found = conflicting_option_problems(setting, role.name, self.taken)

@@ -33,10 +33,8 @@ class Benchmark:
     """How a benchmark is run."""
 
     name: str
-    needs_endpoint = True
-    """Whether it makes no sense without something to send requests to."""
-    wrapping = 0
-    """Words before those of its own program: a shell and its text, which start it."""
+    needs_endpoint = True  # whether it makes no sense without something to send requests to
+    wrapping = 0  # words before those of its own program: a shell and its text, which start it
 
     def words(self, setting: BackendContext, benchmark: BenchmarkSpec, endpoint: Endpoint | None) -> list[str]:
         """Its command with placeholders."""

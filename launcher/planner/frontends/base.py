@@ -19,15 +19,11 @@ class Frontend:
     """How the processes of one kind of front end are run."""
 
     name: str
-    readiness: str
-    """Kind of the rule by which it tells which workers it knows."""
-    backends: tuple[str, ...]
-    """Backends whose workers it can stand before; ``command`` is whatever the user says."""
-    ports: tuple[str, ...] = ()
-    """Ports that a process needs beside that for its clients."""
+    readiness: str  # kind of the rule by which it tells which workers it knows
+    backends: tuple[str, ...]  # backends whose workers it can stand before; `command` is whatever the user says
+    ports: tuple[str, ...] = ()  # ports that a process needs beside that for its clients
     infra: tuple[InfraService, ...] = ()
-    own_process = True
-    """Whether it is a process of its own, and not the worker itself."""
+    own_process = True  # whether it is a process of its own, and not the worker itself
 
     def problems(self, setting: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """What of the job does not fit this front end, each with place, value and cure."""

@@ -39,8 +39,7 @@ A line, for srun passes on whole ones alone; others there may come from what a s
 _SIOCGIFADDR = 0x8915
 ANY = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
 
-LOOKS_S = (0.2, 2.0)
-"""Between two looks for that file, at first and at last: a model may take half an hour to load."""
+LOOKS_S = (0.2, 2.0)  # between two looks for that file, at first and at last: a model may take half an hour to load
 
 
 class NodeError(Exception):

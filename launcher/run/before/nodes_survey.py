@@ -19,19 +19,14 @@ from launcher.run.job_state import attempt_optional
 from launcher.run.signals import OrchestratorSignals
 from launcher.steps.steps import Steps
 
-SURVEY_S = 20.0
-"""How long the nodes may take; a job goes on without what is not known by then."""
-NODES_PER_S = 20
-"""More nodes may take so much longer."""
+SURVEY_S = 20.0  # how long the nodes may take; a job goes on without what is not known by then
+NODES_PER_S = 20  # more nodes may take so much longer
 PAUSE_S = 0.5
 """At most so long before another round, at random: two jobs that are in each other's way do not look together again."""
-END_S = 5.0
-"""How long the nodes may take to let the ports go before they look again,"""
-ENDED_S = 2.0
-"""and the end of those that had to be ended."""
+END_S = 5.0  # how long the nodes may take to let the ports go before they look again,
+ENDED_S = 2.0  # and the end of those that had to be ended
 
-Told = Mapping[str, Mapping[str, object]]
-"""What nodes have told, by name."""
+Told = Mapping[str, Mapping[str, object]]  # what nodes have told, by name
 
 
 class PortReservation:

@@ -39,25 +39,19 @@ from launcher.run.before.readiness import (
 from launcher.run.job_log import log_raw_line
 
 CONNECT_S = 3.0
-ANSWER_S = 10.0
-"""For everything that one rule asks: a server that sends a byte now and then is no answer either."""
+ANSWER_S = 10.0  # for everything that one rule asks: a server that sends a byte now and then is no answer either
 CONNECT_EVERY_S = 1.0
 """Between two looks whether a port takes connections: services that others wait for are up within seconds."""
-AFTERWARDS_S = 10.0
-"""Least time between two questions once all is ready."""
-AGAIN_S = 60.0
-"""Between two lines that say the same, and two files."""
-GIVEN_UP_EVERY_S = 1.0
-"""Between two looks whether the orchestrator still counts on all workers."""
+AFTERWARDS_S = 10.0  # least time between two questions once all is ready
+AGAIN_S = 60.0  # between two lines that say the same, and two files
+GIVEN_UP_EVERY_S = 1.0  # between two looks whether the orchestrator still counts on all workers
 TELL_EVERY_S = 0.5
 """Least time between two looks at what is to be told of many rules, a thousand of them or more; less for fewer."""
 MOST_THREADS = 16
-FREE_THREADS = 4
-"""Of them, that are kept from services which did not answer in time: those may take long again."""
+FREE_THREADS = 4  # of them, that are kept from services which did not answer in time: those may take long again
 MOST_BODY = 4 * 1024 * 1024
 LOAD_S = 0.2
-MOST_PAUSE_S = 10.0
-"""After so long without anything to do it looks whether there still is somebody to do it for."""
+MOST_PAUSE_S = 10.0  # after so long without anything to do it looks whether there still is somebody to do it for
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,7 @@ class PollResult(NamedTuple):
     """What came of asking once."""
 
     standing: RuleStatus
-    late: bool = False
-    """Whether there was no answer in time, rather than a bad one."""
+    late: bool = False  # whether there was no answer in time, rather than a bad one
 
 
 class ReadinessRequest:

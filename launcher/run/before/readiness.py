@@ -18,8 +18,7 @@ PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/
 """What each kind asks for; a rule's own path stands for the first."""
 
 MOST_LOG_LINES = 5
-MOST_NAMED = 8
-"""Workers that are named, and whose logs are shown, of those that are missing."""
+MOST_NAMED = 8  # workers that are named, and whose logs are shown, of those that are missing
 MOST_LINE = 400
 
 
@@ -35,10 +34,8 @@ class RuleStatus:
     """How a rule stands."""
 
     ready: bool
-    seen: Mapping[str, int] = field(default_factory=dict)
-    """Workers that are there, by the roles of ``expected``."""
-    detail: str = ""
-    """Why it is not ready."""
+    seen: Mapping[str, int] = field(default_factory=dict)  # workers that are there, by the roles of `expected`
+    detail: str = ""  # why it is not ready
 
 
 def paths_of(rule: ReadyRule) -> tuple[str, ...]:

@@ -39,8 +39,7 @@ MOST: Mapping[str, float] = {
     "pcie_generation_max": 8,
     "pcie_width": 32,
     "pcie_width_max": 32,
-}
-"""More than that is another unit, or no value."""
+}  # more than that is another unit, or no value
 
 Make = Callable[[], GpuReader]
 

@@ -35,10 +35,8 @@ from tests.fakenvml import compiler
 from tests.fakenvml.profiles import h200, uuid_of
 from tests.support.exporter import SOON_S, FakeClock, until
 
-CALL_S = 0.4
-"""How long a call may take in tests of calls that hang,"""
-PATIENT_S = 60.0
-"""and in all others, where a thread that comes to nothing for a while is no such call."""
+CALL_S = 0.4  # how long a call may take in tests of calls that hang,
+PATIENT_S = 60.0  # and in all others, where a thread that comes to nothing for a while is no such call
 
 
 class Fake:

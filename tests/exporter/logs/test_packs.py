@@ -130,8 +130,7 @@ SHARED = {
     "lightning": {"nemo"},
     "nemo": {"lightning"},
     "generic": {"keras", "lightning", "megatron", "nemo", "tqdm"},
-}
-"""Packs in whose samples a pack finds positions: those of a library of both, or the plainest words."""
+}  # packs in whose samples a pack finds positions: those of a library of both, or the plainest words
 
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])

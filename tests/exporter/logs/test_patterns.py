@@ -55,8 +55,7 @@ HITS = {
     ],
     "data_error": ["skipping corrupted record 17", "corrupt file a.tar", "parse error at 7", "invalid data at byte 7"],
     "python_traceback": ["Traceback (most recent call last):", "[rank0]: Traceback (most recent call last):"],
-}
-"""Lines that a pattern must match."""
+}  # lines that a pattern must match
 
 MISSES = {
     "items": ["Processed 5 items", "processed 1/2 items", "Processed 1/2 shards", "Processed -1/2 items"],
@@ -96,8 +95,7 @@ MISSES = {
         *("0 corrupt records", "corrupted files: 0", "parse errors: 0"),
     ],
     "python_traceback": ["no Traceback (most recent call last):", "traceback: on", "Traceback"],
-}
-"""Lines that it must not match."""
+}  # lines that it must not match
 
 CONFIGURATION = """\
 model:

@@ -21,15 +21,12 @@ import pytest
 
 LOOKUP, FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, STATFS, RELEASE = 1, 2, 3, 4, 14, 15, 16, 17, 18
 FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, DESTROY, BATCH_FORGET = 25, 26, 27, 28, 29, 36, 38, 42
-SILENT = (FORGET, INTERRUPT, BATCH_FORGET)
-"""Requests that have no answer."""
+SILENT = (FORGET, INTERRUPT, BATCH_FORGET)  # requests that have no answer
 ROOT_NODE = 1
 BLOCK = 4096
-FREE_BLOCKS, BLOCKS = 25_000_000, 50_000_000
-"""What it says of its space: 102 GB of 205 GB."""
+FREE_BLOCKS, BLOCKS = 25_000_000, 50_000_000  # what it says of its space: 102 GB of 205 GB
 SOURCE = "gpujob-test"
-WAIT_S = 60.0
-"""How long to wait for the server."""
+WAIT_S = 60.0  # how long to wait for the server
 
 
 def seen_file(control: str | Path) -> Path:

@@ -27,8 +27,7 @@ from tests.exporter.machine.watches import Failing, Listing, Slow, Told, Unmakea
 from tests.support.exporter import SOON_S, until
 
 NOW = 1_700_000_000.0
-WAIT_S = 60.0
-"""How long to wait for what comes."""
+WAIT_S = 60.0  # how long to wait for what comes
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["threads", "process"])
 Make = Callable[[bool], FileWatchHost]
 

@@ -257,8 +257,7 @@ PARENT_OF_ONE = (
     "child.communicate(b'')\n"
     "print('reaped', flush=True)\n"
     "sys.stdin.readline()\n"
-)
-"""Starts a program of Python, and on a first line reaps it."""
+)  # starts a program of Python, and on a first line reaps it
 
 
 def reap(process: "subprocess.Popen[str]") -> None:
@@ -496,8 +495,7 @@ MANY = (
     "        while True: signal.pause()\n"
     "print('up', flush=True)\n"
     "sys.stdin.readline()\n"
-)
-"""Many children that end with their parent."""
+)  # many children that end with their parent
 
 
 def test_two_thousand_descendants_are_all_seen(start: Start) -> None:

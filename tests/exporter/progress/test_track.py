@@ -61,8 +61,7 @@ def test_a_worker_that_has_done_more_than_its_share_has_no_known_total() -> None
     assert track.total == 60
 
 
-OFFSETS = itertools.count()
-"""Where records begin: each at a place of its own."""
+OFFSETS = itertools.count()  # where records begin: each at a place of its own
 
 
 def at(done: int, total: int | None = None, unit: str = "items", name: str | None = None, **also: int) -> LogPosition:

@@ -49,8 +49,7 @@ from exporter.sidecar.sidecar import (
 )
 from tests.support.exporter import NODE, SOON_S, FakeClock, ShiftedClock, make_context, make_manifest, samples_of
 
-PATIENCE_S = SOON_S
-"""How long to wait for what must come."""
+PATIENCE_S = SOON_S  # how long to wait for what must come
 
 
 class Waiting:

@@ -299,8 +299,7 @@ sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
 sinfo: error: fetch_config: DNS SRV lookup failed
 sinfo: error: _establish_config_source: failed to fetch config
 sinfo: fatal: Could not establish a configuration source
-"""
-"""What Slurm 22.05 and later say without a slurm.conf."""
+"""  # what Slurm 22.05 and later say without a slurm.conf
 
 
 def test_slurm_that_does_not_answer_is_not_checked(

@@ -27,8 +27,7 @@ from launcher.jobfile.yamlfile import parse_yaml_model
 from tests.launcher.conftest import Golden
 from tests.support.launcher import job_spec
 
-LEAST = "name: x\nworkers: [{command: a}]\n"
-"""A job file without a mistake, to which others are added."""
+LEAST = "name: x\nworkers: [{command: a}]\n"  # a job file without a mistake, to which others are added
 
 MISTAKES = """\
 name: 12

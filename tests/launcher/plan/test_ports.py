@@ -21,8 +21,7 @@ from launcher.plan.ports import (
 from tests.support.launcher import ROOT, facts_of, job_spec, plan_of
 
 ONCE = ("public", "etcd", "etcd_peer", "nats")
-EACH = tuple(name for name in TABLE if name not in ONCE)
-"""What every worker or front end may need one of."""
+EACH = tuple(name for name in TABLE if name not in ONCE)  # what every worker or front end may need one of
 
 requests = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.sampled_from(list(TABLE)), unique=True).map(tuple)), max_size=24

@@ -12,8 +12,7 @@ from launcher.planner.roles import roles_of
 from launcher.planner.topology import place_workers
 from tests.support.launcher import job_spec
 
-Roles = list[tuple[int, int]]
-"""(count, GPUs of one) for each role."""
+Roles = list[tuple[int, int]]  # (count, GPUs of one) for each role
 
 
 def spec_of(nodes: int, per_node: int, roles: Roles) -> JobSpec:
@@ -190,8 +189,7 @@ BAD_PLANS: dict[str, tuple[list[tuple[int, int, int, tuple[int, ...]]], str]] = 
     ),
     "a worker over two nodes": ([(0, 0, 0, (0, 1)), (1, 0, 0, (2,)), (1, 1, 1, (0,))], "a_w1: its processes do not"),
     "a leader that is not first": ([(0, 1, 0, (0,)), (0, 0, 0, (1,)), (1, 0, 0, (2, 3))], "a_w0: its processes do not"),
-}
-"""Processes of two workers of 2 GPUs each, as (index, local rank, node, GPUs), on two nodes of 4 GPUs."""
+}  # processes of two workers of 2 GPUs each, as (index, local rank, node, GPUs), on two nodes of 4 GPUs
 
 
 @pytest.mark.parametrize("kind", BAD_PLANS)

@@ -36,8 +36,7 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 server = http.server.ThreadingHTTPServer(("", port), Answer)
 print("serving on", port, flush=True)
 server.serve_forever()
-"""
-"""``server.py PORT [FILE]``: is ready once FILE is there, ends with code END_WITH when asked for /end."""
+"""  # `server.py PORT [FILE]`: is ready once FILE is there, ends with code END_WITH when asked for /end
 
 
 class Guarded:

@@ -20,8 +20,7 @@ import sys
 from launcher.programs import supervisor as supervise
 supervise.BACKOFF_S = (600.0,)
 sys.exit(supervise.supervise(sys.argv[1:], []))
-"""
-"""One that waits for longer than a test takes before it starts anything again."""
+"""  # one that waits for longer than a test takes before it starts anything again
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from launcher.programs.wrapper import read_start_ticks, task_visible_devices
 from tests.realstack.waiting import readable
 from tests.support.launcher import clean_environment, poll, read_json
 
-PYTHON = [sys.executable, "-I", "-S", "-c"]
-"""A worker in Python that starts quickly; the program is the next word."""
+PYTHON = [sys.executable, "-I", "-S", "-c"]  # a worker in Python that starts quickly; the program is the next word
 GLIBC_OWN = 1 << 31 | 1 << 32
 """Signals 32 and 33, which posix_spawn leaves ignored; glibc sets them anew where it needs them."""
 MOST_RSS_BYTES = 12 * 1024 * 1024

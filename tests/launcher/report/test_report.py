@@ -24,8 +24,7 @@ from launcher.words import clock_text, duration_text, first_names
 from tests.launcher.conftest import Golden
 from tests.support.launcher import read_json, settled_run_dir
 
-START = 1763784000.0
-"""2025-11-22 04:00:00 UTC."""
+START = 1763784000.0  # 2025-11-22 04:00:00 UTC
 
 
 class RunDir:

@@ -90,14 +90,11 @@ with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
 figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
 proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=60)
-"""
-"""A worker that tells its progress and a figure of merit."""
+"""  # a worker that tells its progress and a figure of merit
 
 
-AT_ONCE = 3
-"""Plays at a time: what stands for Slurm's commands has to answer in the time that those are given."""
-PLAYED_S = 300.0
-"""Within which a play is over; those before it are waited for as well."""
+AT_ONCE = 3  # plays at a time: what stands for Slurm's commands has to answer in the time that those are given
+PLAYED_S = 300.0  # within which a play is over; those before it are waited for as well
 
 
 def await_workers(job: Submitted, count: int) -> None:

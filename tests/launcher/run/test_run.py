@@ -42,8 +42,7 @@ from tests.support.launcher import (
 
 AT_ONCE = 4
 NOWHERE = "http://127.0.0.1:9"
-UNWATCHED = {"enabled": False}
-"""Monitoring of a job of which the sidecars are not the matter: it starts sooner."""
+UNWATCHED = {"enabled": False}  # monitoring of a job of which the sidecars are not the matter: it starts sooner
 ESCAPE = "\x1b"
 
 
@@ -53,8 +52,7 @@ class Ended:
 
     job: LocalJob
     status: int
-    left_over: dict[int, list[str]]
-    """Processes that were still there once the command had ended."""
+    left_over: dict[int, list[str]]  # processes that were still there once the command had ended
     seen: dict[str, Any] = field(default_factory=dict)
 
     @property

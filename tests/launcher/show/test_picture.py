@@ -28,8 +28,7 @@ SEED = {
         "decode_nodes": 1,
     },
     "2d-one-node": {"gpus_per_node": 8, "decode_workers": 2, "gpus_per_decode": 4},
-}
-"""Four prefill workers and a decode worker of a node each; two decode workers of half a node."""
+}  # four prefill workers and a decode worker of a node each; two decode workers of half a node
 
 
 def drawn(resources: Mapping[str, Any], hosts: str, workers: list[dict[str, Any]] | None = None) -> list[str]:

@@ -32,8 +32,7 @@ JOB: dict[str, Any] = {
 FILES = [
     *("config.yaml", "manifest.json", "plan.json", "progress", "sbatch_script.sh", "sidecars", "state.json", "status"),
     "workers",
-]
-"""What a run directory holds before the job has an id."""
+]  # what a run directory holds before the job has an id
 
 
 def submit(

@@ -117,8 +117,7 @@ class Part(NamedTuple):
     write: Write
     leave_out: str
     missing: int = 1
-    before: int = 1
-    """Whole ones before it."""
+    before: int = 1  # whole ones before it
 
 
 PARTS = {

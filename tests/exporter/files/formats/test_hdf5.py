@@ -14,8 +14,7 @@ from tests.exporter.files.formats.support import flipped, states, truncated, ver
 SAMPLES = {bound: sample(f"rows-{bound}.h5") for bound in ("earliest", "v108", "latest")}
 VALID = FileCheck("valid", "hdf5", None, 50)
 EARLIEST, LATEST = SAMPLES["earliest"], SAMPLES["latest"]
-END_OF_FILE = {"earliest": 40, "v108": 28, "latest": 28}
-"""Where in the superblock the end of the file stands."""
+END_OF_FILE = {"earliest": 40, "v108": 28, "latest": 28}  # where in the superblock the end of the file stands
 
 
 def resealed(data: bytes | bytearray) -> bytes:

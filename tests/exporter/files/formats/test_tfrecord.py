@@ -15,8 +15,7 @@ from tests.exporter.files.formats.support import flipped, states, truncated, ver
 REAL = bytes.fromhex(
     "2400000000000000422b804d0a220a0f0a066c656e67746812051a030a01000a0f0a047465787412070a050a036162639915095b"
     "2400000000000000422b804d0a220a0f0a066c656e67746812051a030a01010a0f0a047465787412070a050a03616263eb1e535f"
-)
-"""Two records that tfrecord 1.14 has written with another implementation of the checksum."""
+)  # two records that tfrecord 1.14 has written with another implementation of the checksum
 
 
 def record(data: bytes) -> bytes:

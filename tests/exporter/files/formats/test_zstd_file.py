@@ -31,8 +31,7 @@ SAMPLES = {
         "repeated": "KLUv/aTgkwQAVAAAEAAAAQD7/znAAgIAEAADnwQALSjeJg==",
         "empty": "KLUv/SQAAQAAmenYUQ==",
     }.items()
-}
-"""Made by zstandard 0.25.0 (Zstandard 1.5.7)."""
+}  # made by zstandard 0.25.0 (Zstandard 1.5.7)
 ALL = b"".join(SAMPLES.values())
 
 

@@ -38,8 +38,7 @@ from exporter.machine.mounts import is_node_local, mount_of, parse_mountinfo
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_task, page_of, samples_of, until
 
 OUTPUT = 'group="output"'
-START = 1_700_000_000.0
-"""Of the job, and of a clock that moves when told to."""
+START = 1_700_000_000.0  # of the job, and of a clock that moves when told to
 TIMEOUT_S = 300.0
 DAMAGED = gzip.compress(b"some text" * 100)[:-20]
 

@@ -98,10 +98,8 @@ class FakeAmdGpu:
     """One GPU, or one partition, as the library sees it."""
 
     position: int = 0
-    hip_id: int | str | None = None
-    """None: as on the bus."""
-    lost: bool = False
-    """Its files are gone: all is "not supported"."""
+    hip_id: int | str | None = None  # None: as on the bus
+    lost: bool = False  # its files are gone: all is "not supported"
     answers: dict[str, Any] = field(default_factory=dict)
     """By function, or by function and first argument (``"amdsmi_get_temp_metric HOTSPOT"``); a ``Refusal`` or an
     exception is raised."""
@@ -251,8 +249,7 @@ MI210 = {
     "amdsmi_get_temp_metric EDGE": 38,
     "amdsmi_get_gpu_fan_speed": 51,
     "amdsmi_get_gpu_fan_speed_max": 255,
-}
-"""What an older card says otherwise: no counters, average power, a fan, a limit in microwatts."""
+}  # what an older card says otherwise: no counters, average power, a fan, a limit in microwatts
 
 ARGUMENTS: dict[str, tuple[type, ...]] = {
     "amdsmi_get_gpu_memory_total": (AmdSmiMemoryType,),
@@ -261,8 +258,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "amdsmi_get_clock_info": (AmdSmiClkType,),
     "amdsmi_get_gpu_fan_speed": (int,),
     "amdsmi_get_gpu_fan_speed_max": (int,),
-}
-"""Types of what functions take beside the handle; all others take the handle alone."""
+}  # types of what functions take beside the handle; all others take the handle alone
 
 
 class FakeAmdSmi(types.ModuleType):

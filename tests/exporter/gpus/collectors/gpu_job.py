@@ -23,8 +23,7 @@ from tests.support.exporter import NODE, Wrappers, make_manifest, make_task, wri
 PREFIX = "gpujob_"
 SUPERVISOR = (sys.executable, "-I", "-m", "launcher.programs.supervisor", "--")
 USE_GPU = str(Path(__file__).parents[3] / "fakenvml" / "use_gpu.py")
-LOOK_S = 1.0
-"""Between two looks at the GPUs."""
+LOOK_S = 1.0  # between two looks at the GPUs
 POLL_S = 0.05
 Labels = dict[str, str]
 

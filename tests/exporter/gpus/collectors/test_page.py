@@ -24,12 +24,9 @@ from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver
 from tests.fakenvml import FakeGpu, FakeMig, FakeProcess, Rate, Scenario, profiles
 from tests.support.exporter import FakeClock
 
-MOST_SERIES = 45
-"""Of one GPU."""
-PATIENCE_S = 60.0
-"""However slow this machine is."""
-LOOKS, STEP_S = 4, 0.25
-"""Shares need two readings, with real time between them."""
+MOST_SERIES = 45  # of one GPU
+PATIENCE_S = 60.0  # however slow this machine is
+LOOKS, STEP_S = 4, 0.25  # shares need two readings, with real time between them
 
 Makes = tuple[Callable[[], GpuReader], ...]
 Plan = tuple[tuple[int, ...], ...]

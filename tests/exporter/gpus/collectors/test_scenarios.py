@@ -13,10 +13,8 @@ from tests.support.exporter import SOON_S, until
 
 NO_ACTIVITY = {"gpu_info", "gpu_up", "gpu_state", "gpu_workers", "gpu_foreign_processes"}
 """All that may be told of a GPU that does not answer."""
-SLACK_S = 30.0
-"""What a busy machine may add to the time between two looks."""
-CALL_S = 2.0
-"""After which a call counts as one that hangs."""
+SLACK_S = 30.0  # what a busy machine may add to the time between two looks
+CALL_S = 2.0  # after which a call counts as one that hangs
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 Begin = Callable[..., GpuJob]

@@ -15,10 +15,8 @@ from tests.fakenvml import FakeGpu, FakeProcess, Rate, compiler, profiles
 from tests.support.exporter import NODE, until
 
 GIB = 1 << 30
-NOBODY_HERE = (1 << 22) - 7
-"""A pid of another namespace."""
-LOOKS_S = 25.0
-"""Enough for the driver's list of processes to be read, and for whoever looks at it, on a busy machine."""
+NOBODY_HERE = (1 << 22) - 7  # a pid of another namespace
+LOOKS_S = 25.0  # enough for the driver's list of processes to be read, and for whoever looks at it, on a busy machine
 HEALTHY, HANGS, ASTRAY, UNUSED, HELD, SHARED, FAULTY, OUT_OF_MEMORY, OFF_THE_BUS, HUNG_BEFORE = range(10)
 """Workers by their ranks, which are the GPUs of the plan too."""
 OOM = """Traceback (most recent call last):

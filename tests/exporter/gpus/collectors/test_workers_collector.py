@@ -29,8 +29,7 @@ from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, GIB, Node, divided, gpu,
 from tests.support.exporter import page_of, samples_of, until
 
 FIRST, SECOND = 'worker="worker_w0",role="worker",rank="0"', 'worker="worker_w1",role="worker",rank="1"'
-NOBODYS = 1 << 22
-"""No pid is as large."""
+NOBODYS = 1 << 22  # no pid is as large
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Child = Callable[..., int]

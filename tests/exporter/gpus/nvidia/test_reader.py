@@ -510,8 +510,7 @@ ACTIVITY_CALLS = {
     "nvmlGpmQueryDeviceSupport": "sm_activity_ratio",
     "nvmlGpmMetricsGet": "dram_activity_ratio",
 }
-ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"
-"""Made where no field tells the energy."""
+ENERGY_CALL = "nvmlDeviceGetTotalEnergyConsumption"  # made where no field tells the energy
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVITY_CALLS))
