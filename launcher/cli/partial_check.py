@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import yaml
 
 from launcher.errors import ConfigError, LauncherError, TopologyError
-from launcher.jobfile.jobfile import ClusterSpec, find_cluster_file, parse_cluster, parse_job
+from launcher.jobfile.jobfile import ClusterSpec, parse_cluster, parse_job
 from launcher.planner.planned_job import PlannedJob, plan_job
+from launcher.rundir.cluster_file import find_cluster_file
 from launcher.sweep.points import expand_sweep, is_sweep
 
 ROUNDS = 8  # taking a part out can show one more mistake

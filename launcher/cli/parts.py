@@ -65,14 +65,13 @@ def _preflight(subject: "PlannedJob", job: str, *, quiet: bool) -> None:
 
 def open_job(job: str) -> "JobClient":
     """The job that a command names by id or run directory."""
-    from launcher.jobfile.jobfile import load_cluster, resolve_directory
+    from launcher.rundir.cluster_file import find_logs_dir
     from launcher.rundir.rundir import find_run_dir
     from launcher.watch.view import JobClient
 
     if (Path(job) / run_files.MANIFEST_FILE).is_file():
         return JobClient(Path(job).resolve())
-    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
-    return JobClient(find_run_dir(job, Path(logs_dir) if logs_dir else Path.cwd() / "logs"))
+    return JobClient(find_run_dir(job, find_logs_dir(os.environ, Path.cwd())))
 
 
 def print_report(report: Mapping[str, Any], as_json: bool) -> None:

@@ -225,11 +225,10 @@ def _show_states(home: Path, record: "SweepRecord", *, as_json: bool) -> int:
 
 def _find(sweep: str) -> Path:
     """The directory of the sweep that a command names by directory or job id."""
-    from launcher.jobfile.jobfile import load_cluster, resolve_directory
+    from launcher.rundir.cluster_file import find_logs_dir
     from launcher.sweep.directory import find_sweep_dir
 
-    logs_dir = resolve_directory(load_cluster(os.environ, Path.cwd()).logs_dir, Path.cwd())
-    return find_sweep_dir(sweep, Path(logs_dir) if logs_dir else Path.cwd() / "logs")
+    return find_sweep_dir(sweep, find_logs_dir(os.environ, Path.cwd()))
 
 
 def resume_points(

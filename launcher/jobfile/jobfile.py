@@ -38,9 +38,7 @@ from launcher.jobfile.value_types import (
     combine_problems,
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
-
-CLUSTER_FILE = "gpujob.yaml"
-CLUSTER_VARIABLE = "GPUJOB_CONFIG"
+from launcher.rundir.cluster_file import find_cluster_file, read_cluster_text
 
 
 class PathsSpec(FileModel):
@@ -181,7 +179,7 @@ class ClusterSpec(FileModel):
 
 def load_job(path: Path) -> JobSpec:
     """The job file at ``path``; raises ConfigError with every problem."""
-    return parse_job(_read(path), str(path))
+    return parse_job(read_cluster_text(path), str(path))
 
 
 def parse_job(text: str, source: str) -> JobSpec:
@@ -191,7 +189,7 @@ def parse_job(text: str, source: str) -> JobSpec:
 
 def read_job(path: Path) -> dict[str, Any]:
     """The job file at ``path`` as its YAML says it, not yet checked; raises ConfigError."""
-    body, twice = read_mapping(_read(path), str(path))
+    body, twice = read_mapping(read_cluster_text(path), str(path))
     if twice:
         raise ConfigError(str(path), twice)
     return body or {}
@@ -229,43 +227,15 @@ def _no_commands(body: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
-    """The cluster file that counts: the one in ``GPUJOB_CONFIG``, in or above the working directory, the user's."""
-    if named := environ.get(CLUSTER_VARIABLE):
-        return Path(named)
-    places = [folder / CLUSTER_FILE for folder in (workdir, *workdir.parents)]
-    home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
-    if home:
-        places.append(Path(home, "gpujob", "config.yaml"))
-    return next((place for place in places if _is_file(place)), None)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is a file; somebody else's directory that may not be looked into has none for us."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
     """The cluster file, or its defaults when there is none."""
     path = find_cluster_file(environ, workdir)
-    return ClusterSpec() if path is None else parse_cluster(_read(path), str(path))
+    return ClusterSpec() if path is None else parse_cluster(read_cluster_text(path), str(path))
 
 
 def parse_cluster(text: str, source: str) -> ClusterSpec:
     """The cluster file ``text``; raises ConfigError with every problem."""
     return parse_yaml_model(text, source, ClusterSpec)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
 
 
 def with_cluster(spec: JobSpec, cluster: ClusterSpec) -> JobSpec:

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.jobfile.jobfile import (
-    CLUSTER_FILE,
-    CLUSTER_VARIABLE,
     ClusterSpec,
     JobSpec,
     cpus_of_whole_nodes,
-    find_cluster_file,
     gpus_are_defaulted,
 )
 from launcher.jobfile.redaction import REDACTED, is_secret_name
@@ -19,6 +16,7 @@ from launcher.plan.container import container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan, RunFacts
 from launcher.planner.planned_job import PlannedJob
+from launcher.rundir.cluster_file import CLUSTER_FILE, CLUSTER_VARIABLE, find_cluster_file
 
 DEFAULT = "default"
 

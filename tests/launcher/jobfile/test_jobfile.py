@@ -14,7 +14,6 @@ from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import (
     ClusterSpec,
     JobSpec,
-    find_cluster_file,
     load_cluster,
     load_job,
     parse_job,
@@ -24,6 +23,7 @@ from launcher.jobfile.redaction import is_secret_name, redacted_job
 from launcher.jobfile.resources import command_argv
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.jobfile.yamlfile import parse_yaml_model
+from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir
 from tests.launcher.conftest import Golden
 from tests.support.launcher import job_spec
 
@@ -650,3 +650,13 @@ def test_a_home_of_somebody_else_has_no_cluster_file(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "stat", stat)
     assert find_cluster_file({"HOME": "/home/ana"}, tmp_path) is None
+
+
+def test_a_command_on_a_running_job_needs_the_logs_directory_alone(tmp_path: Path) -> None:
+    assert find_logs_dir({}, tmp_path) == tmp_path / "logs"
+    (tmp_path / "gpujob.yaml").write_text("logs_dir: runs/../all\nunknown: 1\n")
+    assert find_logs_dir({}, tmp_path) == tmp_path / "all"
+    for text, problem in (("logs_dir: [a]", "is not a directory"), ("logs_dir: 'a", "not YAML")):
+        (tmp_path / "gpujob.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            find_logs_dir({}, tmp_path)
