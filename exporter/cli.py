@@ -73,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="host:port; port 0 picks a free one (default: what the manifest says, or :9410)",
     )
-    sidecar.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    sidecar.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level of messages that are logged (default: info)",
+    )
     _add_flags_of_a_running_job(sidecar)
     sidecar.set_defaults(run=_sidecar, usage=sidecar.error)
 

@@ -16,6 +16,7 @@ import click
 from exporter import __version__
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
+from launcher.cli.explain import explain
 from launcher.cli.parts import (
     INTERRUPTED,
     JOB,
@@ -377,5 +378,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
 
 
-for command in (plan_command, run, scan, sweep, watch):
+for command in (explain, plan_command, run, scan, sweep, watch):
     commands.add_command(command)

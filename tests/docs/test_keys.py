@@ -1,0 +1,130 @@
+"""Meaning and example of every key, and `gpujob explain`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from launcher.cli.main import commands
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, parse_cluster, parse_job
+from launcher.jobfile.keys import Key, as_yaml, cluster_keys, described_keys, find_keys, job_keys, nested, schema_keys
+from tests.docs.pages import JOB
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "errors": {"errors": [{"pattern": "broken"}]},
+    "model": {"model": {"path": "/models/a"}},
+    "container": {"container": {"image": "a.sif"}},
+    "frontend": {"frontend": {"type": "custom", "command": "python3 router.py"}},
+    "benchmark": {"benchmark": {"type": "sa-bench", "command": "bench", "isl": 1, "osl": 1, "concurrencies": [1]}},
+}
+"""What a job needs beside an example, by the top-level key of this."""
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Two values of a file, the keys of ``above`` over those of ``below``."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {**below, **{name: merged(below.get(name), value) for name, value in above.items()}}
+    if isinstance(below, list) and isinstance(above, list) and below and above:
+        return [merged(below[0], above[0]), *above[1:]]
+    return above
+
+
+def explained(*words: str) -> Result:
+    return CliRunner().invoke(commands, ["explain", *words])
+
+
+@pytest.mark.parametrize(("file", "model"), [("job", JobSpec), ("cluster", ClusterSpec)])
+def test_every_key_is_described_and_no_other(file: str, model: type[JobSpec | ClusterSpec]) -> None:
+    described = described_keys()[file]
+    assert set(described) == {key.path for key in schema_keys(model.model_json_schema())}
+    assert not [path for path, entry in described.items() if set(entry) != {"meaning", "example"}]
+    assert not [path for path, entry in described.items() if not str(entry["meaning"]).endswith(".")]
+    assert not [path for path, entry in described.items() if entry["example"] is None]
+
+
+@pytest.mark.parametrize("key", job_keys(), ids=lambda key: key.path)
+def test_the_example_is_valid_in_a_job(key: Key) -> None:
+    body = merged({**JOB, **BESIDE.get(key.top, {})}, nested(key.path, key.example))
+    parse_job(as_yaml(body), key.path)
+
+
+@pytest.mark.parametrize("key", cluster_keys(), ids=lambda key: key.path)
+def test_the_example_is_valid_in_a_cluster_file(key: Key) -> None:
+    parse_cluster(as_yaml({key.path: key.example}), key.path)
+
+
+@pytest.mark.parametrize("key", [*job_keys(), *cluster_keys()], ids=lambda key: key.path)
+def test_an_example_is_shown_as_yaml_that_gives_it_back(key: Key) -> None:
+    assert yaml.safe_load(as_yaml(nested(key.path, key.example))) == nested(key.path, key.example)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("workers[].restart.max", ["workers[].restart.max"]),
+        ("workers.restart.max", ["workers[].restart.max"]),
+        ("workers[0].restart.max", ["workers[].restart.max"]),
+        ("restart.max", ["workers[].restart.max"]),
+        ("max", ["workers[].restart.max", "slurm.requeue.max"]),
+        ("env", ["env"]),
+        ("ax", []),
+        ("", []),
+    ],
+)
+def test_a_key_is_found_by_path_or_last_part(text: str, paths: list[str]) -> None:
+    assert [key.path for key in find_keys(text, job_keys())] == paths
+
+
+@pytest.mark.parametrize("words", ["name", "workers[].restart", "progress.pack", "max"])
+def test_explain_prints_all_of_a_key(words: str, golden: Callable[[str, str], Path]) -> None:
+    result = explained(words)
+    assert result.exit_code == 0
+    golden(f"docs/explain-{words.replace('[]', '')}.txt", result.output)
+
+
+def test_explain_lists_every_key() -> None:
+    lines = explained().output.splitlines()
+    assert [line.split()[0] for line in lines] == [key.path for key in job_keys()]
+    assert lines[0].endswith("Name of the job in labels, in Slurm and in the name of the run directory.")
+    lines = explained("--cluster").output.splitlines()
+    assert [line.split()[0] for line in lines] == [key.path for key in cluster_keys()]
+
+
+def test_explain_gives_json() -> None:
+    assert json.loads(explained("--json", "workdir").output) == {
+        "schema": 1,
+        "keys": [
+            {
+                "path": "workdir",
+                "type": "text or null",
+                "default": "null",
+                "required": False,
+                "meaning": described_keys()["job"]["workdir"]["meaning"],
+                "example": "/scratch/ada/embed",
+            }
+        ],
+    }
+    assert len(json.loads(explained("--json").output)["keys"]) == len(job_keys())
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["paralel"], 'unknown key "paralel"; did you mean max_parallel or preamble?'),
+        (["worker.restart.max"], 'unknown key "worker.restart.max"; did you mean workers[].restart.max'),
+        (["memory"], 'unknown key "memory"; did you mean memory_per_node?'),
+        (["zzz"], 'unknown key "zzz"; `gpujob explain` lists all keys'),
+        ([""], 'unknown key ""; `gpujob explain` lists all keys'),
+        (["--cluster", "zzz"], 'unknown key "zzz"; `gpujob explain --cluster` lists all keys'),
+        (["target_dir"], '"target_dir" is a key of the cluster file; try `gpujob explain --cluster target_dir`'),
+        (["--cluster", "resources"], '"resources" is a key of the job file; try `gpujob explain resources`'),
+    ],
+)
+def test_an_unknown_key_is_an_error_with_the_nearest_names(words: list[str], error: str) -> None:
+    result = explained(*words)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"gpujob: {error}")

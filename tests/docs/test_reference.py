@@ -1,0 +1,336 @@
+"""The pages that are made from the code. ``--update-golden`` writes them; otherwise they are compared."""
+
+import argparse
+import ast
+import dataclasses
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from exporter import cli as exporter_cli
+from exporter.launch.checks import LEVELS
+from exporter.logs.packs_reader import read_packs
+from exporter.sidecar.sidecar import declared_families
+from exporter.workers.exit_reason import REASONS
+from launcher.check import finding
+from launcher.cli.main import commands
+from launcher.jobfile.keys import Key, as_yaml, cluster_keys, job_keys
+from launcher.plan.placeholders import VARIABLES
+from tests.docs.pages import REFERENCE, ROOT
+
+UPDATE = "pytest tests/docs/test_reference.py --update-golden"
+GENERATED = f"<!-- Written by `{UPDATE}`: change the code or that test, not this page. -->\n"
+BEGIN, END = "<!-- generated: packs -->\n", "<!-- end -->\n"
+LEVEL_OF_A_PACK = ("any program", "a library", "a framework", "one program")
+
+JOB_FILE = """\
+# Job file
+
+A job file is a YAML file that describes one job. Only `name` and the workers are required.
+`gpujob init` writes a first job file, and `gpujob check` tests yours. An unknown key is an error.
+
+`gpujob explain KEY` prints an entry of this page in the terminal.
+`gpujob schema` prints the JSON Schema of the file for your editor.
+
+- `[]` in a key stands for each entry of a list.
+- Sections have no default of their own: each of their keys has one.
+- Each example is a part of a job file.
+- Relative paths count from the directory in which you give the command, or from `workdir`.
+- Defaults for all jobs of a site belong in the [cluster file](cluster-file.md).
+
+"""
+PLACEHOLDERS = """\
+## Placeholders
+
+Each process has these values as placeholders and as environment variables. `{{rank}}` gives the text `{rank}`.
+
+- [Topology](topology.md#placeholders-of-hosts) explains them, and lists the placeholders of hosts.
+- [Ports](ports.md#placeholders) lists the placeholders of ports.
+- All other variables are under [topology](topology.md#variables) and [serving](serving.md#variables).
+
+"""
+CLUSTER_FILE = """\
+# Cluster file
+
+A cluster file is a YAML file with the defaults of a site or of a user. All keys are optional, and so is the file.
+
+gpujob takes the first file that it finds:
+
+1. the file that the environment variable `GPUJOB_CONFIG` names
+2. `gpujob.yaml` in the working directory or in a directory above it
+3. `gpujob/config.yaml` in `$XDG_CONFIG_HOME`, by default `~/.config/gpujob/config.yaml`
+
+Files are not merged. An unknown key is an error.
+[Administration](../admin.md) says how to give all users the same file.
+
+`gpujob explain --cluster KEY` prints a row of this page in the terminal.
+`gpujob schema --cluster` prints the JSON Schema of the file for your editor.
+
+"""
+COMMANDS = """\
+# Commands
+
+`gpujob` launches jobs and shows them. `gpujob-exporter` is the sidecar, which gpujob starts on each node.
+You start it yourself to [watch a running job](../how-to/watch-a-running-job.md).
+
+`-h` or `--help` after any command prints its part of this page.
+What a command returns is under [exit status](exit-status.md).
+
+"""
+METRICS = """\
+# Metrics
+
+Each sidecar serves these series at `/metrics`. All of them carry the labels of the job:
+`cluster`, `job_id`, `job_name`, `user`, `partition` and `node`.
+To collect the series, see [connect Prometheus](../how-to/connect-prometheus.md).
+For alerts on them, see [alerts](alerts.md).
+
+- A value that is unknown has no sample. No series uses 0, -1 or NaN in its place.
+- A worker, GPU or file that is gone leaves no series behind.
+- Units are in the names: seconds, bytes, ratios from 0 to 1, watts, joules and degrees Celsius.
+- `_total` only rises, `_info` is always 1, and `_timestamp_seconds` is a moment in Unix time.
+
+"""
+ARGUMENTS = {
+    "JOB.YAML": "job file",
+    "JOB": "id of a job, or its run directory",
+    "SWEEP": "id of a sweep, or its directory",
+    "[FILE]": "file to write, by default `job.yaml`",
+    "[KEY]": "path of a key, or its last part",
+    "LOG...": "log files",
+    "FILE": "`manifest.json`, its run directory, or a `monitor_config.yaml`",
+}
+"""Meaning of each argument, by the name that its usage line has."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("|  |", "| |").replace("| --- ", "|---")
+
+
+def job_file_page() -> str:
+    """``job-file.md``."""
+    parts = [GENERATED, JOB_FILE]
+    for top in dict.fromkeys(key.top for key in job_keys()):
+        keys = [key for key in job_keys() if key.top == top]
+        parts += [f"## `{top}`\n\n", key_table(keys), f"\n```yaml job-part\n{as_yaml({top: keys[0].example})}```\n\n"]
+    rows = [(f"`{{{name}}}`", f"`{variable}`") for name, variable in VARIABLES.items()]
+    return "".join([*parts, PLACEHOLDERS, table(("Placeholder", "Variable"), rows)])
+
+
+def cluster_file_page() -> str:
+    """``cluster-file.md``."""
+    example = as_yaml({key.path: key.example for key in cluster_keys()})
+    keys = key_table(cluster_keys())
+    return f"{GENERATED}{CLUSTER_FILE}{keys}\nAn example with every key:\n\n```yaml cluster\n{example}```\n"
+
+
+def key_table(keys: Iterable[Key]) -> str:
+    """Keys with type, default and meaning."""
+
+    def default(key: Key) -> str:
+        return "required" if key.required else f"`{key.default_text}`" if key.default_text else ""
+
+    rows = ((f"`{key.path}`", key.type_text, default(key), key.meaning) for key in keys)
+    return table(("Key", "Type", "Default", "Meaning"), rows)
+
+
+def metrics_page() -> str:
+    """``metrics.md``."""
+    rows = (
+        (f"`{family.full_name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
+        for family in declared_families()
+    )
+    return f"{GENERATED}{METRICS}{table(('Series', 'Type', 'Labels', 'Meaning'), rows)}"
+
+
+def commands_page() -> str:
+    """``commands.md``."""
+    return f"{GENERATED}{COMMANDS}{''.join(gpujob_commands())}{''.join(exporter_commands())}".rstrip() + "\n"
+
+
+def gpujob_commands() -> Iterator[str]:
+    """Every command of ``gpujob``."""
+    with commands.make_context("gpujob", [], resilient_parsing=True) as context:
+        yield click_command("gpujob", commands, context)
+        for name in commands.list_commands(context):
+            command = commands.commands[name]
+            if not command.hidden:
+                yield click_command(f"gpujob {name}", command, click.Context(command, context, name))
+
+
+def click_command(name: str, command: click.Command, context: click.Context) -> str:
+    """The section of one command."""
+    usage = [name, *(piece for piece in command.collect_usage_pieces(context))]
+    arguments = [
+        param.make_metavar(context) if _takes_a_context(param) else param.make_metavar()  # type: ignore[call-arg]
+        for param in command.params
+        if isinstance(param, click.Argument)
+    ]
+    records = [
+        record
+        for param in command.get_params(context)
+        if isinstance(param, click.Option) and param.name != "help" and (record := param.get_help_record(context))
+    ]
+    options = {"": records} if records else {}
+    return section(name, command.help or "", " ".join(usage), arguments, options, command.epilog or "")
+
+
+def _takes_a_context(param: click.Parameter) -> bool:
+    """Whether this is click 8.2 or newer."""
+    return param.make_metavar.__code__.co_argcount > 1
+
+
+def exporter_commands() -> Iterator[str]:
+    """Every command of ``gpujob-exporter``."""
+    parser: argparse.ArgumentParser = exporter_cli._parser()
+    yield argparse_command(parser)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield argparse_command(inner)
+
+
+def argparse_command(parser: argparse.ArgumentParser) -> str:
+    """The section of one command."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    arguments, commands_below = [], False
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if action.help == argparse.SUPPRESS or action.dest == "help":
+                continue
+            if isinstance(action, argparse._SubParsersAction):
+                commands_below = True
+            elif action.option_strings:
+                words = ", ".join(action.option_strings) + (f" {value}" if (value := _value_of(action)) else "")
+                title = group.title if group.title not in ("options", None) else ""
+                groups.setdefault(str(title), []).append((words, action.help or ""))
+            else:
+                arguments.append(str(action.metavar or action.dest))
+    usage = f"{parser.prog} [OPTIONS] {' '.join([*arguments, *(['COMMAND ...'] if commands_below else [])])}".rstrip()
+    return section(parser.prog, parser.description or "", usage, arguments, groups, parser.epilog or "")
+
+
+def _value_of(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices is not None:
+        return f"[{'|'.join(map(str, action.choices))}]"
+    name = str(action.metavar or "")
+    return f"[{name} ...]" if action.nargs == "*" else name
+
+
+def section(
+    name: str,
+    about: str,
+    usage: str,
+    arguments: Sequence[str],
+    options: dict[str, list[tuple[str, str]]],
+    examples: str,
+) -> str:
+    """The section of one command on the page."""
+    paragraphs = [" ".join(part.split()) for part in textwrap.dedent(about).split("\n\n")]
+    parts = [f"## {name}", *paragraphs, f"```text\n{usage}\n```"]
+    if arguments:
+        rows = [(f"`{argument}`", ARGUMENTS[argument]) for argument in arguments]
+        parts.append(table(("Argument", "Meaning"), rows).rstrip())
+    for title, records in options.items():
+        if title:
+            parts.append(f"Options for {title}:")
+        parts.append(table(("Option", "Meaning"), [(f"`{words}`", sentence(text)) for words, text in records]).rstrip())
+    lines = re.sub(r"^examples?: ", "", " ".join(examples.split())).split("; ") if examples else []
+    if lines:
+        parts.append("\n".join(["```console", *(f"$ {line}" for line in lines), "```"]))
+    return "\n\n".join(part for part in parts if part) + "\n\n"
+
+
+def sentence(text: str) -> str:
+    """A help text with a capital letter and a full stop."""
+    text = " ".join(text.split())
+    ends = not text or text.endswith((".", "]"))
+    first = text[:1].upper() if re.match(r"[a-z]+[ ,]", text) else text[:1]
+    return f"{first}{text[1:]}{'' if ends else '.'}"
+
+
+def packs_page() -> str:
+    """``log-packs.md`` with its list of packs."""
+    page = (REFERENCE / "log-packs.md").read_text(encoding="utf-8")
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"log-packs.md has no {BEGIN}"
+    assert end, f"log-packs.md has no {END}"
+    rows = [
+        (
+            f"`{pack.name}`",
+            pack.title,
+            LEVEL_OF_A_PACK[pack.level],
+            ", ".join(f"`{name}`" for name in pack.also),
+            pack.about,
+        )
+        for pack in read_packs()
+    ]
+    return f"{before}{begin}{table(('Pack', 'Logs of', 'Evidence of', 'Also takes', 'Notes'), rows)}{end}{after}"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "job-file.md": job_file_page,
+    "cluster-file.md": cluster_file_page,
+    "commands.md": commands_page,
+    "metrics.md": metrics_page,
+    "log-packs.md": packs_page,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_code_does(name: str, request: pytest.FixtureRequest) -> None:
+    page = REFERENCE / name
+    text = PAGES[name]()
+    if request.config.getoption("--update-golden"):
+        page.write_text(text, encoding="utf-8")
+    assert page.exists(), f"write it with {UPDATE}"
+    assert page.read_text(encoding="utf-8") == text, f"{name} differs from the code; {UPDATE} writes it anew"
+
+
+def missing(page: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that a page does not have as code or as the text of a link."""
+    named = set(re.findall(r"`([^`\n]+)`|\[(\w+)\]\(", (REFERENCE / page).read_text(encoding="utf-8")))
+    return sorted(set(names) - {name for both in named for name in both})
+
+
+def test_every_exit_reason_is_described() -> None:
+    assert not missing("exit-reasons.md", REASONS)
+
+
+def test_every_alert_is_described() -> None:
+    rules = [
+        rule["alert"]
+        for path in sorted((ROOT / "alertmanager" / "rules").glob("*.yml"))
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert rules
+    assert not missing("alerts.md", rules)
+
+
+def test_every_launch_check_is_described() -> None:
+    codes = set(finding_codes(ROOT / "launcher" / "check"))
+    assert codes
+    assert not missing("launch-checks.md", [*LEVELS, *codes])
+
+
+def finding_codes(folder: Path) -> Iterator[str]:
+    """The codes that findings are made with, as far as the source says them in the call."""
+    names = {name for name, value in vars(finding).items() if dataclasses.is_dataclass(value)}
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
+                for inner in ast.walk(node.args[0]):
+                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                        yield inner.value
