@@ -55,8 +55,7 @@ class Completed:
     tokens_in: int
     tokens_out: int
     begin: float
-    arrivals: tuple[float, ...]
-    """When each piece of text came."""
+    arrivals: tuple[float, ...]  # when each piece of text came
 
     def times_ms(self, name: str) -> list[float]:
         """What this request adds to a statistic, in milliseconds."""
