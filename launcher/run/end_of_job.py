@@ -1,4 +1,4 @@
-"""The end of a job: last values, diagnoses, the report, and back into the queue where that is asked for."""
+"""End of a job: final values, diagnoses, the report, and a requeue if requested."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ from launcher.steps.steps import Steps
 def write_missing_diagnosis(
     manifest: Manifest, attempt: int, task: Task, node: str, ended: dict[str, Any]
 ) -> Path | None:
-    """Write the diagnosis of one end unless it is there or needs none; where it is. Raises OSError."""
+    """Write the diagnosis of one end, unless it exists or needs none. Return its path, or None. Raises OSError."""
     if ended["reason"] in CONSEQUENCES:
         return None
     files = read_run_files(manifest, task, node, attempt, ended["restart"])
@@ -45,20 +45,20 @@ def write_missing_diagnosis(
 
 
 FINAL_VALUES_S = 15.0
-LAST_VALUES_S = 0.7  # the same while KillWait is running
-VERIFY_S = 60.0  # how long output files may be read for their records while the nodes wait,
-LEAST_VERIFY_S = 2.0  # at least so long,
-LIMIT_MARGIN_S = 15.0  # and else so much shorter than up to the time limit: the report has to be written before it
-REQUEUE_S = 60.0  # how long Slurm may take to end a job that goes back into the queue
+LAST_VALUES_S = 0.7  # wait for final values while KillWait is running
+VERIFY_S = 60.0  # longest verification of output files, while the nodes wait
+LEAST_VERIFY_S = 2.0  # shortest verification
+LIMIT_MARGIN_S = 15.0  # kept free before the time limit for writing the report
+REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
 
 
 def verification_s(limit_end: float | None, now: float) -> float:
-    """How long the verification may take, where the job has until ``limit_end``."""
+    """Seconds that the verification may take if the time limit ends at ``limit_end``."""
     return VERIFY_S if limit_end is None else min(VERIFY_S, max(LEAST_VERIFY_S, limit_end - now - LIMIT_MARGIN_S))
 
 
 def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog) -> None:
-    """Write the report of a job that has ended where it belongs, and say it."""
+    """Write and log the report of a job that has ended, and save its run history."""
     attempt_optional("write the report", lambda: write_report(manifest.run_dir, report))
     attempt_optional("keep the course of the run", lambda: save_run_history(manifest, report))
     events.write("job ended", state=report["state"], items=report["items"])
@@ -70,7 +70,7 @@ def publish_report(manifest: Manifest, report: dict[str, Any], events: EventLog)
 def write_diagnoses(
     manifest: Manifest, attempt: int, hosts: Sequence[str], ends: Iterable[tuple[Task, dict[str, Any]]]
 ) -> None:
-    """Diagnoses of ends that the sidecars have not written."""
+    """Write the diagnoses that the sidecars have not written."""
     for task, ended in ends:
         if ended["restart"] is None:
             continue  # it never ran
@@ -79,7 +79,7 @@ def write_diagnoses(
 
 
 class EndOfJob:
-    """What is done once all tasks have ended."""
+    """The work after all tasks have ended."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class EndOfJob:
         conclude: Callable[[], LaunchChecklist | None],
         take_statuses: Callable[[], None],
     ) -> int:
-        """Exit status of the job. ``conclude`` judges the launch of a job that has ended before anybody had."""
+        """Finish the job and return its exit status. ``conclude`` completes a launch check that is not final."""
         hurry, course = self._hurry, self._course
         course.workers_ended = True
         course.publish("completing")
@@ -126,10 +126,10 @@ class EndOfJob:
             attempt_optional("read what the sidecars say", take_statuses)
             report = self._report(checklist, requeued=again)
             status = int(report["exit_status"])
-        except Exception:  # noqa: BLE001 - sidecars and targets still have to go
+        except Exception:  # noqa: BLE001 - sidecars and targets must still be removed
             log_line(f"the report cannot be made: {traceback.format_exc()}")
         if hurry:
-            self._write_diagnoses()  # the report is there, whatever time is left
+            self._write_diagnoses()  # after the report, with whatever time is left
         course.publish("finished")
         self._sidecars.end(hurry=hurry or again)
         if again:
@@ -141,7 +141,7 @@ class EndOfJob:
 
     @property
     def _hurry(self) -> bool:
-        """Whether KillWait is running: by the signal, or by what Slurm has said before that came here."""
+        """Whether KillWait is running: after a signal, or earlier according to Slurm."""
         return self._signals.ending is not None or self._crew.inquiry.kills_soon
 
     def _write_diagnoses(self) -> None:
@@ -149,19 +149,19 @@ class EndOfJob:
         write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
 
     def _report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> dict[str, Any]:
-        """Write the report and say it."""
+        """Build, write and log the report."""
         report = self._build(checklist, requeued=requeued)
         publish_report(self._plan.manifest, report, self._course.events)
         return report
 
     def _write_first_report(self, checklist: LaunchChecklist | None) -> None:
-        """Slurm may kill all this before the last values are there: what is known by now, unless that is all."""
+        """Write an early report, in case Slurm kills us before the final values. Skip it if they are there."""
         statuses = read_statuses(self._facts.run_dir, self._facts.attempt)
         if not all(statuses.get(host, {}).get("final") for host in self._facts.hosts):
             self._write_report(self._build(checklist, requeued=False, quick=True))
 
     def _build(self, checklist: LaunchChecklist | None, *, requeued: bool, quick: bool = False) -> dict[str, Any]:
-        # reading output files takes its time, and there is none once Slurm is ending the job
+        # no time to read output files while Slurm is ending the job
         deadline = (
             self._course.deadline if self._hurry else time.monotonic() + verification_s(self._job_end, time.time())
         )
@@ -179,7 +179,7 @@ class EndOfJob:
         return {**report, "requeued": requeued}
 
     def _requeue(self, report: dict[str, Any] | None) -> None:
-        """Have the job queued again: Slurm ends this step then, and an end of its own would be that of the job."""
+        """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""
         log_line("Queueing the job again")
         self._course.events.write("job requeued", attempt=self._facts.attempt)
         problem = self._steps.requeue()
@@ -200,7 +200,7 @@ class EndOfJob:
 
 
 def save_run_history(manifest: Manifest, report: Mapping[str, Any]) -> None:
-    """Write down what the sidecars of all nodes have seen of the workers: only now is known that all went well."""
+    """Save the run history of a completed job, from the statuses of all nodes."""
     if report["state"] != "COMPLETED" or report["duration_s"] is None or report["end"] is None:
         return
     workers = list(merge_workers(read_statuses(manifest.run_dir, report["attempt"])).values())

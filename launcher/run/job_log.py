@@ -1,15 +1,15 @@
-"""Lines of ``log.out`` that tell where everything of a job is and how to get there. Pure."""
+"""Lines of ``log.out`` that show where the parts of a job run and how to reach them."""
 
 import os
 import time
 
 from launcher.plan.plan import BALANCER, FRONTENDS, INFRA, WORKERS, Plan, RunFacts, TaskPlan
 
-PORT = "http"  # what a front end or balancer calls the port that clients use
+PORT = "http"  # name of the client port of a front end or balancer
 
 
 def place_lines(plan: Plan, facts: RunFacts) -> list[str]:
-    """Nodes by index, and what stands on them beside the workers."""
+    """List the nodes by index, and the places of everything but workers."""
     lines = [f"Node {index}: {host}" for index, host in enumerate(facts.hosts)]
     if plan.network_interface is not None or any(planned.ports for planned in plan.tasks):
         master = _node_of(plan, INFRA) or 0
@@ -24,7 +24,7 @@ def place_lines(plan: Plan, facts: RunFacts) -> list[str]:
 
 
 def launch_lines(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[str]:
-    """What is started where; of a worker with ports, or more than one process, its first node too."""
+    """Describe the start of a task. With ports or several processes, the leader's node comes first."""
     task = planned.task
     host, again = facts.hosts[task.node_index], f", run {restart + 1}" if restart else ""
     if planned.stage != WORKERS:
@@ -39,7 +39,7 @@ def launch_lines(planned: TaskPlan, facts: RunFacts, restart: int = 0) -> list[s
 
 
 def access_lines(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
-    """Where clients find the job, and the commands that lead onto its nodes; empty for one without front ends."""
+    """Client URL and the commands that open a shell on its nodes; empty without front ends."""
     url = frontend_url(plan, facts, local=local)
     if url is None:
         return []
@@ -55,9 +55,9 @@ def access_lines(plan: Plan, facts: RunFacts, *, local: bool) -> list[str]:
 
 
 def frontend_url(plan: Plan, facts: RunFacts, *, local: bool) -> str | None:
-    """Where clients send requests: the balancer, else the first front end with a port.
+    """Client URL: of the balancer, else of the first front end with a port.
 
-    By the name of the node, which people know; nobody can resolve that of a virtual node of this machine.
+    It has the node's host name, or an address for virtual nodes, whose names do not resolve.
     """
     for stage in (BALANCER, FRONTENDS):
         for planned in plan.tasks:
@@ -69,7 +69,7 @@ def frontend_url(plan: Plan, facts: RunFacts, *, local: bool) -> str | None:
 
 
 def _node_of(plan: Plan, stage: str) -> int | None:
-    """Index of the node of the first task of a stage."""
+    """Node index of the first task of a stage."""
     return next((planned.task.node_index for planned in plan.tasks if planned.stage == stage), None)
 
 
@@ -79,12 +79,12 @@ def _place(index: int, facts: RunFacts) -> str:
 
 
 def log_line(message: str) -> None:
-    """A line with the time."""
+    """Write a line with the time."""
     log_raw_line(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}")
 
 
 def log_raw_line(line: str) -> None:
-    """A line as it is. A full disk under the log costs the line, not the job."""
+    """Write a line as it is. A full disk loses the line and does not fail the job."""
     try:
         os.write(1, f"{line}\n".encode("utf-8", "surrogateescape"))
     except (OSError, UnicodeError):

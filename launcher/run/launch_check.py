@@ -1,4 +1,4 @@
-"""The launch of a job as a whole: what its sidecars have found on each node, or its records where none has looked."""
+"""Launch check of a job, from the statuses of its sidecars, or from task records without sidecars."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +14,10 @@ from exporter.workers.exit_reason import evidence_of_record, find_exit_reason
 from launcher.plan.plan import Plan, RunFacts
 
 CHECKLIST_SCHEMA = 1
-MARGIN_S = 15.0  # after the launch timeout, for a sidecar that came late and for the way of its status to here
+MARGIN_S = 15.0  # added to the launch timeout, for a late sidecar and for its status to arrive here
 LOOK_S = 1.0
-NODES_PER_S = 100  # status files read in a second: a large job is looked at less often
-MOST_LINES = 20  # faults of one check that are shown; the rest is counted
+NODES_PER_S = 100  # status files read per second; larger jobs are polled less often
+MOST_LINES = 20  # faults shown per check; the others are counted
 
 SIDECAR = "sidecar"
 _LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}
@@ -61,7 +61,7 @@ _CURES = {
 
 @dataclass(frozen=True)
 class LaunchFault:
-    """What one check has found not to be in order, where, and the cure."""
+    """One fault that a check found, with its place and a fix."""
 
     worker: str | None
     rank: int | None
@@ -75,7 +75,7 @@ class LaunchFault:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """One check over all nodes."""
+    """Result of one check on all nodes."""
 
     name: str
     level: Level
@@ -86,14 +86,14 @@ class LaunchResult:
 
 @dataclass(frozen=True)
 class LaunchChecklist:
-    """What is known of the launch once nobody looks any more."""
+    """Result of the launch check."""
 
     elapsed_s: float
     results: tuple[LaunchResult, ...]
 
     @property
     def verified(self) -> bool:
-        """Whether nothing is missing that a launch cannot do without."""
+        """Whether the launch has no issues; warnings are allowed."""
         return bool(self.results) and not self.faults("issue")
 
     def faults(self, level: Level) -> list[LaunchFault]:
@@ -101,7 +101,7 @@ class LaunchChecklist:
         return [fault for result in self.results if result.level == level for fault in result.faults]
 
     def causes(self, result: LaunchResult) -> list[LaunchFault]:
-        """Faults of one check without those that only follow from a worker not being there."""
+        """Faults of one check, without those that follow from a missing worker."""
         absent: set[int | None] = set()
         for earlier in self.results:
             if earlier is result:
@@ -111,7 +111,7 @@ class LaunchChecklist:
         return [fault for fault in result.faults if result.name == "gpus" or fault.rank not in absent - {None}]
 
     def to_json(self) -> dict[str, Any]:
-        """The checklist as a JSON object for events and the report."""
+        """Return the JSON object for events and the report."""
         return {
             "schema": CHECKLIST_SCHEMA,
             "verified": self.verified,
@@ -121,18 +121,17 @@ class LaunchChecklist:
 
 
 class JobLaunchCheck:
-    """Waits for the verdict of all nodes. ``look`` may be called as often as one likes."""
+    """Collects the launch checks of all nodes. ``look`` may be called at any rate."""
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
         self._due = 0.0
-        self._found: dict[int, Sequence[Mapping[str, Any]]] = {}
-        """Final checks by node index."""
+        self._found: dict[int, Sequence[Mapping[str, Any]]] = {}  # final checks by node index
         self._checklist: LaunchChecklist | None = None
 
     def look(self, now: float) -> LaunchChecklist | None:
-        """The checklist, or None as long as a node has time left; ``now`` in epoch seconds."""
+        """Return the checklist, or None while a node still has time. ``now`` is in epoch seconds."""
         if self._checklist is None and now >= self._due:
             self._due = now + max(LOOK_S, self._plan.nodes / NODES_PER_S)
             self._read(now)
@@ -142,7 +141,7 @@ class JobLaunchCheck:
         return self._checklist
 
     def conclude(self, now: float) -> LaunchChecklist:
-        """The checklist out of what is known by now, for a job that has ended."""
+        """Return the checklist from the current facts, for a job that has ended."""
         if self._checklist is None:
             self._read(now)
             silent = [index for index in range(self._plan.nodes) if index not in self._found]
@@ -168,7 +167,7 @@ class JobLaunchCheck:
                 self._found[index] = checks
 
     def _from_status(self, index: int) -> Sequence[Mapping[str, Any]]:
-        """What the sidecar of a node has found, once that is final; nothing before."""
+        """Final checks of a node's sidecar; empty before they are final."""
         path = self._facts.run_dir / run_files.STATUS_DIR / f"{self._facts.hosts[index]}.json"
         status: Mapping[str, Any] = run_files.read_json(path) or {}
         launch = status.get("launch") or {}
@@ -178,7 +177,7 @@ class JobLaunchCheck:
         return checks
 
     def _from_records(self, index: int, now: float, *, over: bool) -> Sequence[Mapping[str, Any]]:
-        """What the records tell of a node that nobody looks at."""
+        """Check a node without a sidecar from its task records."""
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
         directory = self._facts.run_dir / group.directory if group is not None else None
@@ -205,7 +204,7 @@ class JobLaunchCheck:
             rank=task.rank,
             started=start is not None or (judged is not None and judged.reason != "launch_failed"),
             up=ended is None and start is not None,
-            age_s=float("inf"),  # clocks of two nodes: what has no exit record is taken to live
+            age_s=float("inf"),  # clocks of nodes differ, so a task without an exit record counts as old enough
             reason=judged.reason if judged is not None else None,
             evidence="; ".join(judged.evidence) if judged is not None else "",
             log_files=len(sizes),
@@ -217,7 +216,7 @@ class JobLaunchCheck:
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
     def _merge(self, now: float, silent: Sequence[int]) -> LaunchChecklist:
-        """One result for each check that was made on some node."""
+        """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
         word = "its sidecar has not said how the launch went"
         if silent:
@@ -241,7 +240,7 @@ class JobLaunchCheck:
         return LaunchFault(lack["worker"], lack["rank"], self._facts.hosts[index], str(lack["found"]), cure)
 
     def _log_of(self, rank: int | None, index: int) -> str:
-        """Name of the standard error of the last run of a task."""
+        """Name of the standard error file of a task's last run."""
         task = next(planned.task for planned in self._plan.tasks if planned.task.rank == rank)
         restart = 0
         while self._record(task, restart + 1, "start"):
@@ -264,7 +263,7 @@ class JobLaunchCheck:
 
 
 def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
-    """The checklist for people, line by line."""
+    """Render the checklist for people, one entry per line."""
     lines = []
     for result in checklist.results:
         mark = "✓" if result.passed else "✗" if result.level == "issue" else "!"
@@ -283,7 +282,7 @@ def render_launch_checklist(checklist: LaunchChecklist) -> list[str]:
 
 
 def _shown(faults: Sequence[LaunchFault]) -> list[str]:
-    """A line for each fault; one for all nodes of which the same is to be said."""
+    """One line per fault; nodes with the same fault share a line."""
     nodes: dict[str, list[str]] = {}
     for fault in faults:
         if fault.worker is None:

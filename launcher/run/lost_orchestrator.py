@@ -1,8 +1,8 @@
-"""The end of a job whose orchestrator was killed: nothing of it goes on, and a report says what happened.
+"""End a job whose orchestrator was killed, and write its report.
 
     python -I -B -m launcher.run.lost_orchestrator RUN_DIR [--local] --status STATUS --since TIME
 
-STATUS is the wait status of the orchestrator (wait(2)), TIME when it was started.
+STATUS is the wait status of the orchestrator (wait(2)), TIME its start.
 """
 
 import itertools
@@ -34,21 +34,24 @@ from launcher.steps.batch_script import component_ids, without_outer_components
 from launcher.steps.slurm_steps import SIGNAL_TIMEOUT_S, read_steps, signal_steps
 from launcher.steps.srun_lines import SIDECARS
 
-FINAL_VALUES_S = 4.0  # how long the sidecars may take for their last values
+FINAL_VALUES_S = 4.0  # wait for the sidecars' final values
 
 
 class LeftoverTasks(Protocol):
-    """What the orchestrator has left running."""
+    """Processes or steps that the orchestrator left running."""
 
-    look_s: float  # between two looks at it
+    look_s: float  # interval for polling it
 
     def tell(self, number: int, *, sidecars: bool) -> int:
-        """Send a signal to it, to the sidecars where that is said; to how many. 0 is no signal (kill(2))."""
+        """Send a signal to the tasks, and to the ``sidecars`` if set; 0 only counts (kill(2)).
+
+        Return how many processes or steps there are.
+        """
         ...
 
 
 class LocalLeftoverTasks:
-    """Processes of this machine that carry the job's run directory in their environment."""
+    """Processes on this machine that have the job's run directory in their environment."""
 
     look_s = 0.1
 
@@ -72,13 +75,12 @@ class LocalLeftoverTasks:
 
 
 class SlurmLeftoverTasks:
-    """Steps of the job."""
+    """Slurm steps of the job."""
 
     look_s = 1.0
 
     def __init__(self, job_ids: Sequence[str]) -> None:
-        self._job_ids = job_ids
-        """By component of the job."""
+        self._job_ids = job_ids  # one per component of the job
         self._problem = ""
 
     def tell(self, number: int, *, sidecars: bool) -> int:
@@ -100,14 +102,14 @@ class SlurmLeftoverTasks:
 
 
 def orchestrator_end_text(status: int) -> str:
-    """What became of the orchestrator, in words."""
+    """Describe how the orchestrator ended."""
     if os.WIFSIGNALED(status):
         return f"the orchestrator was killed by {signal_name(os.WTERMSIG(status))}"
     return f"the orchestrator ended with status {os.WEXITSTATUS(status)} before the job was over"
 
 
 class LostOrchestrator:
-    """Ends the job for the orchestrator."""
+    """Ends the job in place of the orchestrator."""
 
     def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, status: int) -> None:
         told: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
@@ -125,7 +127,7 @@ class LostOrchestrator:
         self._stop: dict[str, Any] = {}
 
     def run(self, since: float) -> int:
-        """Exit status of the job; ``since`` is when its orchestrator was started."""
+        """End the job; return its exit status. ``since`` is the start of the orchestrator."""
         cause, now = orchestrator_end_text(self._status), time.time()
         log_line(f"Stopping the job: {cause}")
         state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
@@ -133,7 +135,7 @@ class LostOrchestrator:
         killed_by = signal_name(os.WTERMSIG(self._status)) if os.WIFSIGNALED(self._status) else None
         code = None if killed_by else os.WEXITSTATUS(self._status)
         failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
-        # what it was doing already stays the reason of all ends
+        # a stop that had already begun stays the reason
         self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
         self._events.write("orchestrator lost", cause=cause)
         self._publish("completing")
@@ -159,7 +161,7 @@ class LostOrchestrator:
         )
 
     def _end_tasks(self) -> None:
-        """SIGTERM to all tasks, and SIGKILL to those that do not end."""
+        """Send SIGTERM to all tasks, and SIGKILL to those that do not end."""
         asked = self._leftovers.tell(signal.SIGTERM, sidecars=False)
         if not asked or self._until(self._tasks_are_gone, OWN_TEARDOWN_S):
             return
@@ -168,7 +170,7 @@ class LostOrchestrator:
         self._until(self._tasks_are_gone, OWN_TEARDOWN_S / 4)
 
     def _tasks_are_gone(self) -> bool:
-        """Whether every run that has begun has left its exit record, or else nothing is there any more."""
+        """Whether every started run has its exit record, or no task is left."""
         return has_ended(self._run_dir, self._attempt) or not self._leftovers.tell(0, sidecars=False)
 
     def _have_final_values(self) -> bool:
@@ -189,7 +191,8 @@ class LostOrchestrator:
         tasks = {task.rank: task for task in self._plan.manifest.tasks}
         ends = [(tasks[worker["rank"]], worker["exit"]) for worker in report["workers"] if worker["exit"]]
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
-        told = self._build_report() if report["state"] not in VERIFIED_STATES else report  # which names them
+        # rebuilt, so that it refers to the diagnoses
+        told = self._build_report() if report["state"] not in VERIFIED_STATES else report
         publish_report(self._plan.manifest, told, self._events)
         return int(told["exit_status"])
 
@@ -199,13 +202,13 @@ class LostOrchestrator:
 
 
 def own_components(plan: Plan) -> tuple[str, ...]:
-    """Slurm's ids of the components of the job that this process is in."""
+    """Slurm's ids of the job's components that contain this process."""
     own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
     return component_ids(own, own.get("SLURM_JOB_ID", ""))
 
 
 def main(arguments: list[str]) -> int:
-    """End the job of the run directory given as first argument; its exit status."""
+    """End the job of the run directory given as first argument; return its exit status."""
     run_dir = Path(arguments[0]).resolve()
     options = dict(itertools.pairwise(arguments))
     plan, local = load_plan(run_dir), "--local" in arguments

@@ -1,10 +1,9 @@
-"""The batch step: sidecars, then the tasks stage by stage, then policy, and an orderly end with a report.
+"""Orchestrator: start sidecars and tasks, watch them, and end the job with a report.
 
     python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID]
 
-One thread, one loop. A signal only sets a flag and wakes the loop; whatever
-ends the job goes through one teardown with one deadline for all its steps.
-``launcher.guard`` stands over it, and tells what became of the job when it is killed.
+It is one loop on one thread. A signal only sets a flag and wakes the loop. Every end of the job uses the same
+teardown, with one deadline. If the orchestrator is killed, ``launcher.guard`` ends the job.
 """
 
 import functools
@@ -42,11 +41,11 @@ from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
 
 TICK_S = 0.2
-STATUSES_S = 5.0  # between two looks at what the sidecars have written: they write it as often
+STATUSES_S = 5.0  # between two reads of the sidecars' statuses; they are written at this interval
 
 
 class Orchestrator:
-    """Carries out a plan on the given kind of steps."""
+    """Runs a plan, with local steps or those of Slurm."""
 
     def __init__(
         self,
@@ -77,10 +76,10 @@ class Orchestrator:
         self._was_ready = False
         self._told_ways = False
 
-    # -- the course of a job ---------------------------------------------------------------------
+    # -- main loop -------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Exit status of the job."""
+        """Run the job; return its exit status."""
         attempt_optional("set space aside", lambda: run_files.make_reserve(self._facts.run_dir))
         self._keep_earlier_report()
         self._course.events.write("job started", hosts=list(self._facts.hosts), attempt=self._facts.attempt)
@@ -91,7 +90,7 @@ class Orchestrator:
             self._write_templates()
             self._sidecars.start()
             self._until_all_have_ended()
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave a job without its end
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the job running
             log_line(f"internal error: {traceback.format_exc()}")
             self._readiness.end()
             what = f"internal error of the orchestrator: {type(error).__name__}: {error}"
@@ -113,12 +112,12 @@ class Orchestrator:
         return end.finish(self._checklist, self._conclude_launch, self._take_statuses)
 
     def _keep_earlier_report(self) -> None:
-        """The report of an attempt before this one gets its number, as do its statuses: ``report_a0.json``."""
+        """Number the report and statuses of an earlier attempt: ``report_a0.json``."""
         earlier = self._facts.attempt - 1
         if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
             log_line(f"Attempt {earlier} has left no report: its batch node has failed, or it was killed")
             self._course.events.write("attempt without report", earlier=earlier)
-        # the sidecars of this attempt would write over what those of the one before have told of its workers
+        # else the sidecars of this attempt would overwrite the earlier statuses
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
         for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
             old = self._facts.run_dir / name
@@ -127,11 +126,11 @@ class Orchestrator:
                 attempt_optional(f"keep {name}", functools.partial(old.replace, kept))
 
     def _write_templates(self) -> None:
-        """The files that services read, filled with what is known by now; a job cannot do without. Raises OSError."""
+        """Write the files that services read, with placeholders substituted. Raises OSError: the job needs them."""
         for name, text in self._plan.templates.items():
             path = self._facts.run_dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(0o600)  # it may hold keys
+            path.touch(0o600)  # may contain keys
             path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
 
     def _until_all_have_ended(self) -> None:
@@ -144,7 +143,7 @@ class Orchestrator:
             if time.monotonic() >= self._statuses_due:
                 attempt_optional("read what the sidecars say", self._take_statuses)
             if self._looks_at_launch and course.stop is None:
-                self._looks_at_launch = False  # not again after a defect
+                self._looks_at_launch = False  # a check that fails with an exception is not repeated
                 attempt_optional("check the launch", lambda: self._say_launch(self._launch.look(time.time())))
             crew.reap()
             crew.look_after_units()
@@ -160,7 +159,7 @@ class Orchestrator:
     # -- stages ----------------------------------------------------------------------------------
 
     def _begin_stages(self) -> None:
-        """Start what may start by now."""
+        """Start the tasks of stages that may start."""
         while self._course.stop is None and self._signals.ending is None:
             self._look_at_readiness()
             tasks = self._stages.take()
@@ -196,24 +195,24 @@ class Orchestrator:
                 log_line(line)
 
     def _follow_phase(self) -> None:
-        """The job runs once all tasks have started and what they serve is ready."""
+        """Enter phase ``running`` when all tasks have started and all services are ready."""
         course = self._course
         if course.phase != "launching" or course.stop is not None or self._stages.left or not self._readiness.ready:
             return
         if self._crew.have_started():
-            self._reservation.end()  # what has not listened yet has the claim of its wrapper
+            self._reservation.end()  # ports not yet in use remain claimed by their wrappers
             course.publish("running")
             log_line("All workers are up")
 
-    # -- what is seen on the way -----------------------------------------------------------------
+    # -- sidecars and launch check ---------------------------------------------------------------
 
     def _take_statuses(self) -> None:
-        """Write down what the sidecars have seen since the last time."""
+        """Record new events of the sidecars."""
         self._status_events.take(read_statuses(self._facts.run_dir, self._facts.attempt), log_line)
         self._statuses_due = time.monotonic() + STATUSES_S
 
     def _say_launch(self, checklist: LaunchChecklist | None) -> None:
-        """Say once how the launch went."""
+        """Log and record the result of the launch check; None means that it is not final."""
         if checklist is None:
             self._looks_at_launch = True
             return
@@ -230,7 +229,7 @@ class Orchestrator:
 
 
 def load_plan(run_dir: Path) -> Plan:
-    """The plan that was written into the run directory."""
+    """Read the plan of a run directory, or exit."""
     body = run_files.read_json(run_dir / PLAN_FILE)
     if body is None:
         sys.exit(f"gpujob: {run_dir / PLAN_FILE} cannot be read: is this a run directory?")
@@ -238,7 +237,7 @@ def load_plan(run_dir: Path) -> Plan:
 
 
 def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple[RunFacts, Steps]:
-    """What is known of the job where this process runs, and its steps."""
+    """Return the facts of the job on this machine, and its steps."""
     if local:
         hosts = local_hosts(plan, socket.gethostname())
         facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
@@ -253,7 +252,7 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
 
 
 def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
-    """Tell the others which process this is, and what it knows of the job."""
+    """Write which process orchestrates the job, and the facts of the job."""
     run_files.write_json(
         facts.run_dir / run_files.ORCHESTRATOR_FILE,
         {
@@ -273,7 +272,7 @@ def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
 
 
 def time_limit_end(plan: Plan, start: float, *, local: bool) -> float | None:
-    """When the time limit of a job ends that has begun at ``start``: by Slurm's word, else by the plan's."""
+    """End of the time limit in epoch seconds: from Slurm, else from the plan; None without a limit."""
     limit, job_end = plan.manifest.time_limit_s if not local else None, os.environ.get("SLURM_JOB_END_TIME", "")
     return float(job_end) if job_end.isdigit() else (start + limit if limit else None)
 

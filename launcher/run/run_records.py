@@ -1,4 +1,4 @@
-"""The records of the runs of a job's tasks, as the orchestrator reads and completes them."""
+"""Start and exit records of task runs, as the orchestrator reads and completes them."""
 
 import os
 import signal
@@ -18,20 +18,19 @@ class RunRecords:
     def __init__(self, facts: RunFacts) -> None:
         self._folder = facts.run_dir / run_files.WORKERS_DIR
         self._attempt = facts.attempt
-        self._not_started: set[str] | None = None
-        """Stems of the first runs of tasks that have left no record yet."""
+        self._not_started: set[str] | None = None  # stems of first runs without a record so far
 
     def path(self, planned: TaskPlan, restart: int, kind: str) -> Path:
-        """Where the ``start`` or ``exit`` record of a run is."""
+        """Path of the ``start`` or ``exit`` record of a run."""
         stem = run_files.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
         return self._folder / f"{stem}.{kind}.json"
 
     def refresh(self) -> set[str]:
-        """Names in the folder; the look lets a network file system learn of new files. Raises OSError."""
+        """List the record names, which also refreshes a network file system's view. Raises OSError."""
         return set(os.listdir(self._folder))
 
     def have_started(self, tasks: tuple[TaskPlan, ...]) -> bool:
-        """Whether every task has left a first record; always asked of the same tasks."""
+        """Whether every task has left a first record; ``tasks`` must be the same in each call."""
         if self._not_started is None:
             of_tasks = (planned.task for planned in tasks)
             self._not_started = {run_files.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
@@ -47,37 +46,37 @@ class RunRecords:
         return not self._not_started
 
     def read_exit(self, running: RunningTask) -> dict[str, Any] | None:
-        """The record of an end, as soon as it can be seen here."""
+        """Return the exit record of a run, or None while it is not visible."""
         return run_files.read_json(self.path(running.planned, running.restart, "exit"))
 
     def keep(self, planned: TaskPlan, restart: int, facts: dict[str, Any]) -> None:
-        """Write what is known of a run without a record: later runs are found by those before. Raises OSError."""
+        """Write the exit record of a run that has none; later runs are found through it. Raises OSError."""
         task = planned.task
         body: dict[str, Any] = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
         body |= {"code": None, "signal": None, **facts}
         run_files.write_json_if_absent(self.path(planned, restart, "exit"), body)
 
     def keep_found(self, running: RunningTask, facts: dict[str, Any]) -> None:
-        """Write what was found beside the record of a run, unless its sidecar has. Raises OSError."""
+        """Write findings next to the record of a run, unless the sidecar did. Raises OSError."""
         path = self.path(running.planned, running.restart, "found")
         run_files.write_json_if_absent(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
     def keep_stop(self, running: RunningTask, stop: dict[str, Any]) -> None:
-        """Write why one run is being ended by us while the job goes on. Raises OSError."""
+        """Write why we end one run while the job continues. Raises OSError."""
         run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
 
     def keep_given_up(self, workers: Mapping[str, str]) -> None:
-        """Write which workers, by name with their roles, have failed while the job goes on. Raises OSError."""
+        """Write the workers (name -> role) that failed while the job continues. Raises OSError."""
         body = {"schema": run_files.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
         run_files.write_json(self._folder.parent / run_files.GIVEN_UP_FILE, body)
 
     def from_status(
         self, running: RunningTask, code: int, *, exact: bool, lost: bool, asked: bool = False
     ) -> dict[str, Any]:
-        """What the status of a step tells when the wrapper has left no record; ``exact`` if it is the task's own.
+        """Derive an exit record from the status of a step; ``exact`` if it is the task's own status.
 
-        Of a task whose node is ``lost`` it tells nothing: srun 24.11 then exits with 1 of its own. Nor does it of one
-        that was ``asked`` to end before it had started.
+        The status means nothing if the node is ``lost`` (srun 24.11 then exits with its own 1), or if the task
+        was ``asked`` to end before it started.
         """
         started = self.path(running.planned, running.restart, "start").exists()
         if lost or (asked and not started):
@@ -85,7 +84,7 @@ class RunRecords:
         if not started and code > 0 and code not in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             return {"error": f"its step did not start (status {code}); see log.err", "end": time.time()}
         if code < 0 or code > 128 or (code == 0 and not exact):
-            # who ended it with which signal is not known from srun's status, and srun itself may have been killed
+            # srun's status does not show who sent a signal or which one, and srun itself may have been killed
             killed = started and code == (-signal.SIGKILL if exact else 128 + signal.SIGKILL)
             return {"end": time.time(), **({"wrapper": "was killed by SIGKILL"} if killed else {})}
         service = {"service": True} if running.planned.service else {}
@@ -93,7 +92,7 @@ class RunRecords:
 
 
 def has_ended(run_dir: Path, attempt: int) -> bool:
-    """Whether every run of this attempt that has left a start record has left its exit record as well."""
+    """Whether every run of this attempt with a start record also has its exit record."""
     try:
         names = set(os.listdir(run_dir / run_files.WORKERS_DIR))
     except OSError:

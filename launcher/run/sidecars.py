@@ -1,6 +1,6 @@
-"""The sidecars of a job, from the orchestrator's side: start, announce, start again, last values, end.
+"""Start, publish, restart and end the sidecars of a job.
 
-None of it may hold or fail the job: whatever goes wrong here is said, and the job goes on.
+Problems here are logged. They never delay or fail the job.
 """
 
 import os
@@ -23,16 +23,16 @@ from launcher.rundir.targets import (
 )
 from launcher.steps.steps import Steps
 
-START_TIMEOUT_S = 30.0  # how long the workers wait for the sidecars to listen; then the job goes on without them
-TARGETS_EVERY_S = 5.0  # between two looks for sidecars that came late or came back elsewhere: one file for each node
-KILLED_S = 2.0  # how long the end of one that was killed is waited for: it may hang in a system call
+START_TIMEOUT_S = 30.0  # wait for the sidecars to listen; then the job continues without them
+TARGETS_EVERY_S = 5.0  # between two searches for late or restarted sidecars, which read one file per node
+KILLED_S = 2.0  # wait for the end of a killed sidecar: it may hang in a system call
 END_S = 5.0
 MOST_STARTS = 3
-CANNOT_WORK = 2  # status of a sidecar that cannot work as it is configured: another start would end alike
+CANNOT_WORK = 2  # exit status for a configuration error: a restart would fail in the same way
 
 
 class Sidecars:
-    """One sidecar on each node. ``sleep`` is woken by signals and children; ``hurried`` tells that a signal came."""
+    """One sidecar per node. Signals and ended children wake ``sleep``; ``hurried`` is true after a signal."""
 
     def __init__(
         self,
@@ -51,14 +51,12 @@ class Sidecars:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starts = 0
         self._targets_due = 0.0
+        # tasks whose programs serve metrics, by rank
         self._engines = {planned.task.rank: planned.task for planned in plan.tasks if metrics_endpoint(planned)}
-        """Tasks whose programs serve metrics, by rank,"""
-        self._engines_up: set[int] = set()
-        """and those of them that have started."""
+        self._engines_up: set[int] = set()  # ranks of tasks with metrics that have started
 
     @property
     def started(self) -> bool:
-        """Whether any were started."""
         return bool(self._processes)
 
     @property
@@ -66,7 +64,7 @@ class Sidecars:
         return all(process.poll() is not None for process in self._processes)
 
     def start(self) -> None:
-        """Start them and wait until they listen, for a while."""
+        """Start the sidecars and wait up to ``START_TIMEOUT_S`` until they listen."""
         if not self._plan.monitoring:
             log_line("No sidecars: monitoring.enabled is false")
             return
@@ -98,10 +96,10 @@ class Sidecars:
         return True
 
     def _publish(self) -> dict[str, dict[str, Any]]:
-        """Announce the sidecars that listen, and the engines that have started; the sidecars by node."""
+        """Publish sidecars that listen and engines that have started; return the sidecars by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
         groups = sidecar_target_groups(found.values())
-        if groups:  # the job's labels are in the records of its sidecars
+        if groups:  # the records of the sidecars contain the job's labels
             groups += engine_target_groups(self._plan, self._facts, groups[0]["labels"], self._look_for_engines())
         if self._targets.publish(groups):
             engines = f" and {len(self._engines_up)} engines" if self._engines_up else ""
@@ -112,7 +110,7 @@ class Sidecars:
         return found
 
     def _look_for_engines(self) -> set[int]:
-        """Ranks of the tasks with metrics of their own whose wrappers have started them."""
+        """Ranks of the tasks with own metrics that have a start record."""
         folder = self._facts.run_dir / run_files.WORKERS_DIR
         for rank, task in self._engines.items():
             if rank not in self._engines_up:
@@ -122,7 +120,7 @@ class Sidecars:
         return self._engines_up
 
     def _last_words(self) -> str:
-        """The last line that a sidecar has left in its log."""
+        """Last line of the first sidecar log that has one, as a suffix for a message."""
         for path in sorted(self._facts.run_dir.glob("*sidecar*.log")):
             lines = read_last_bytes(path, 4096).decode("utf-8", "replace").splitlines()
             if lines:
@@ -130,7 +128,7 @@ class Sidecars:
         return ""
 
     def care(self, *, revive: bool) -> None:
-        """What is due while the workers run; ``revive`` starts them again when not even their supervisors are left."""
+        """Publish targets when due; with ``revive``, restart the sidecars if their supervisors have ended too."""
         if not self._processes:
             return
         if time.monotonic() >= self._targets_due:
@@ -144,7 +142,7 @@ class Sidecars:
             self._start()
 
     def await_final_values(self, timeout_s: float) -> None:
-        """Wait until every sidecar that runs has written its last status."""
+        """Wait until every sidecar has written its final status."""
         if not self._processes:
             return
         end = time.monotonic() + timeout_s
@@ -162,7 +160,7 @@ class Sidecars:
         log_line(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")
 
     def _kill(self) -> None:
-        """Those that do not end, each with its supervisor: here these lead a group of processes."""
+        """Kill remaining sidecars with their supervisors, which lead process groups here."""
         for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -171,7 +169,7 @@ class Sidecars:
             self._sleep(0.05)
 
     def end(self, *, hurry: bool) -> None:
-        """Let them linger for a last scrape, then end them; the targets go with them."""
+        """Let the sidecars linger for a last scrape, end them, and remove their targets."""
         end = time.monotonic() + (0.5 if hurry else self._plan.linger_s + END_S)
         asked = False
         while not self._gone:

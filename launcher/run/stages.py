@@ -1,4 +1,4 @@
-"""Stages of a job: which tasks may start by now, by what is ready."""
+"""Stages of a job: which tasks may start, given the services that are ready."""
 
 import subprocess
 import time
@@ -14,21 +14,18 @@ from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
 from launcher.words import first_names
 
-LOOK_S = 0.5  # between two looks at what is ready
-NAMED_AS_CAUSE = 2
-"""Workers that the sentence on who is missing names: it stands beside every worker that ends with the job."""
+LOOK_S = 0.5  # between two reads of `readiness.json`
+NAMED_AS_CAUSE = 2  # missing workers that the cause names; it is repeated next to every worker that ends with the job
 _NOT_READY = " is not ready: "
-START_AGAIN_S = 5.0  # after the end of what polls, which nobody has asked for
+START_AGAIN_S = 5.0  # before another start of a readiness poller that ended unasked
 
 
 class ReadinessState:
-    """What is ready, as ``launcher.run.before.poll_readiness`` finds it out beside the orchestrator."""
+    """Readiness as found by the process ``launcher.run.before.poll_readiness``."""
 
     def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
-        self.asked = plan.readiness is not None and bool(plan.readiness.rules)
-        """Whether there is anything to find out."""
-        self.found: dict[str, Any] | None = None
-        """What it has told in this attempt."""
+        self.asked = plan.readiness is not None and bool(plan.readiness.rules)  # whether the plan has readiness rules
+        self.found: dict[str, Any] | None = None  # content of `readiness.json` in this attempt
         self._plan = plan
         self._facts = facts
         self._steps = steps
@@ -38,11 +35,11 @@ class ReadinessState:
 
     @property
     def ready(self) -> bool:
-        """Whether all of the job is."""
+        """Whether all services of the job are ready."""
         return not self.asked or bool(self.found and self.found.get("ready"))
 
     def look(self) -> None:
-        """Read what is told, and see to it that somebody tells."""
+        """Read the readiness file, and restart the poller if it has ended."""
         now = time.monotonic()
         if not self.asked or now < self._look_at:
             return
@@ -67,7 +64,7 @@ class ReadinessState:
             log_line(f"launcher.run.before.poll_readiness cannot be started: {error}")
 
     def holds(self, stage: str) -> bool:
-        """Whether all that a stage waits for is ready; the benchmark waits for everything."""
+        """Whether everything a stage waits for is ready; the benchmark waits for all services."""
         if not self.asked or self._plan.readiness is None:
             return True
         rules = (self.found or {}).get("rules") or []
@@ -76,31 +73,30 @@ class ReadinessState:
         return all(standing.get(index, {}).get("ready") for index in asked)
 
     def end(self) -> None:
-        """Nobody asks any more."""
+        """Stop the poller."""
         if self.asked and self._process is not None and self._process.poll() is None:
             self._process.terminate()
         self.asked = False
 
 
 class Stages:
-    """The tasks that are still to be started, stage by stage."""
+    """Tasks still to be started, stage by stage."""
 
     def __init__(self, plan: Plan, facts: RunFacts, readiness: ReadinessState) -> None:
         self._plan = plan
         self._facts = facts
         self._readiness = readiness
         self._left = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
-        self._since: float | None = None
-        """When there was last something to start, by the monotonic clock."""
+        self._since: float | None = None  # start of the latest stage, monotonic clock
         self._was_ready = False
 
     @property
     def left(self) -> list[TaskPlan]:
-        """Tasks of the stages to come."""
+        """Tasks of later stages."""
         return [planned for planned in self._plan.tasks if planned.stage in self._left]
 
     def take(self) -> list[TaskPlan]:
-        """The tasks of the next stage, once it may begin; else none."""
+        """Return the tasks of the next stage and advance, or nothing while it must wait."""
         if not self._left or not self._readiness.holds(self._left[0]):
             return []
         stage = self._left.pop(0)
@@ -108,16 +104,16 @@ class Stages:
         return [planned for planned in self._plan.tasks if planned.stage == stage]
 
     def overdue(self) -> bool:
-        """Whether what is waited for was not ready in time. A job that was ready once may take any time."""
+        """Whether readiness has timed out. A job that was ready before has no timeout."""
         self._was_ready = self._was_ready or (self._readiness.ready and not self._left)
         if not self._readiness.asked or self._plan.readiness is None or self._was_ready or self._since is None:
             return False
         return time.monotonic() - self._since > self._plan.readiness.timeout_s
 
     def missing(self, restarts: Callable[[], dict[int, int]]) -> tuple[str, dict[str, Any], list[str]]:
-        """A sentence on who is not ready, what has failed as the report tells it, and the ends of their logs.
+        """Describe the missing services: a sentence, the failure for the report, and the ends of their logs.
 
-        Of many workers the sentence and the report name the first, in the report's evidence each has its own line.
+        The sentence and the failure name the first of many workers. Each worker has a line in the evidence.
         """
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
         found = self._readiness.found or {}
@@ -144,7 +140,7 @@ class Stages:
 
 
 def _first_missing_lines(lines: Sequence[str]) -> list[str]:
-    """Lines on who is missing, of many the first, and all that follow them."""
+    """Keep the first lines about missing services and all other lines."""
     told = [line for line in lines if _NOT_READY in line and not line.startswith(" ")]
     left_out = set(told[MOST_NAMED:])
     kept = [line for line in lines if line not in left_out]
@@ -154,7 +150,7 @@ def _first_missing_lines(lines: Sequence[str]) -> list[str]:
 
 
 def unready_workers(plan: Plan, found: dict[str, Any]) -> list[str]:
-    """Workers that are asked for themselves and are not ready, in the order of the rules."""
+    """Workers that are polled themselves and are not ready, in the order of the rules."""
     told = found.get("rules") or []
     rules = plan.readiness.rules if plan.readiness is not None else ()
     names = [
@@ -166,9 +162,9 @@ def unready_workers(plan: Plan, found: dict[str, Any]) -> list[str]:
 
 
 def unready_others(plan: Plan, found: dict[str, Any], names: Collection[str]) -> str:
-    """Who else than the workers of these names is waited for, as ``missing_text`` says it; empty where it is nobody.
+    """Describe what else is not ready, in the words of ``missing_text``; empty if nothing is.
 
-    Front ends that count workers wait for nobody else where those that they lack can all be among them.
+    A front end that counts workers is left out when ``names`` can account for all those it misses.
     """
     rules = plan.readiness.rules if plan.readiness is not None else ()
     roles = {planned.task.worker: planned.task.role for planned in plan.tasks}

@@ -1,4 +1,4 @@
-"""What the sidecars have seen, as lines of ``events.jsonl``: files, checkpoints, disks, and each tenth of the work."""
+"""Events of the sidecars and milestones of progress, copied to ``events.jsonl``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from exporter.contract.events import EventLog
 from exporter.progress.work import job_work
 
+# events that the orchestrator writes itself
 OWN = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
-"""Of workers the orchestrator itself tells."""
-MILESTONES = 10  # parts of the work of which each is an event when it is done
+MILESTONES = 10  # a milestone for each tenth of the work
 
 
 class StatusEvents:
-    """Copies new events from the sidecars' statuses, each once.
+    """Copies each new event of the sidecars' statuses once.
 
-    A sidecar that is started again tells the same with the same time, or not at all.
+    A restarted sidecar repeats an event with the same time, or not at all.
     """
 
     def __init__(self, events: EventLog, total_items: int | None) -> None:
@@ -24,7 +24,7 @@ class StatusEvents:
         self._milestone = 0
 
     def take(self, statuses: Mapping[str, Mapping[str, Any]], say: Callable[[str], None] = lambda _: None) -> None:
-        """Write what is new in the statuses of the nodes; ``say`` is told of it, too."""
+        """Write the new events of all nodes, and pass a line for each to ``say``."""
         found = [(node, event) for node, status in statuses.items() for event in status.get("events") or ()]
         for node, event in sorted(found, key=lambda entry: float(entry[1]["time"])):
             key = (node, *(event.get(name) for name in ("time", "event", "worker", "detail")))

@@ -1,4 +1,4 @@
-"""Why a job is to end while tasks still run: its work is done or in vain, its time is over, or a signal has come."""
+"""Reasons to stop a job while tasks run: work done or useless, time limit, or a signal."""
 
 import signal
 import time
@@ -13,12 +13,11 @@ from launcher.run.signals import OrchestratorSignals, signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
 
-REQUEUE_MARGIN_S = 45.0
-"""How long before the time limit a job that goes back into the queue is ended: its report has to be written."""
+REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the report must be written
 
 
 class StopReasons:
-    """Looks for reasons to end a job, and begins its end."""
+    """Finds reasons to stop a job, and begins the stop."""
 
     def __init__(
         self,
@@ -40,26 +39,26 @@ class StopReasons:
         self._has_heeded = False
 
     def heed_signals(self) -> None:
-        """Those that end the job, and warnings before that."""
+        """Handle signals that end the job, and warnings before the time limit."""
         self.heed_end()
         self._crew.inquiry.ask_again()
         self._pass_warnings_on()
 
     def look(self) -> None:
-        """What of the job is over, in vain, or has no time left."""
+        """Stop the job if its work is done, useless, or out of time."""
         self._end_when_done()
         self._end_without_workers()
         self._end_for_requeue()
 
     def _end_when_done(self) -> None:
-        """Once all that is critical and no service has completed, nothing is left to help with or to serve."""
+        """Stop the job when all critical tasks that are not services have completed."""
         work = [planned for planned in self._plan.tasks if is_awaited(planned)]
         active, course = self._crew.active(), self._course
         if course.leaves_time and self._have_completed(work):
             if self._is_whole():
                 course.take_back_stop()
             else:
-                course.ask_now()  # what still runs helps or serves nobody
+                course.ask_now()  # remaining tasks are only helpers and services
         if self._course.stop is not None or not work or not active:
             return
         if not any(is_awaited(planned) for planned in [*active, *self._stages.left]):
@@ -68,15 +67,15 @@ class StopReasons:
             self._course.begin_stop("completed", what)
 
     def _have_completed(self, work: Sequence[TaskPlan]) -> bool:
-        """Whether there is work, and all of it has ended well."""
+        """Whether there is work and all of it has completed."""
         ends = [self._crew.ends.get(planned.task.rank) for planned in work]
         over = not any(is_awaited(planned) for planned in [*self._crew.active(), *self._stages.left])
         return bool(work) and over and all(end is not None and end["reason"] == "completed" for end in ends)
 
     def _is_whole(self) -> bool:
-        """Whether all items of the job are known to be done.
+        """Whether all items of the job are known to be processed.
 
-        After the warning a worker may also have ended with 0 because it has saved its state, to go on next time.
+        After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
         now, ends = time.time(), self._crew.ends
         told = build_report(self._facts.run_dir, now=now, ended=True, ends=ends, out_of_time=lambda: True)
@@ -85,9 +84,9 @@ class StopReasons:
         return least is not None and (told["items"] or 0) >= least
 
     def _end_without_workers(self) -> None:
-        """Front ends are of no use to anybody once every worker behind them has failed for good.
+        """Stop a serving job when all its workers have failed for good.
 
-        Nor are workers of the one half of disaggregated serving without any of the other.
+        With disaggregated serving, losing either half is enough.
         """
         crew = self._crew
         if self._course.stop is not None or not crew.given_up or not crew.busy:
@@ -112,7 +111,7 @@ class StopReasons:
         self._course.begin_stop("terminated_peer", cause, {"failed": told})
 
     def _pass_warnings_on(self) -> None:
-        """Tell the workers of the time limit, where the job file asks for it: some save their work."""
+        """Send the warning before the time limit to the workers, if the job file asks for it."""
         asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
         while self._signals.warnings:
             number = self._signals.warnings.pop()
@@ -126,7 +125,7 @@ class StopReasons:
                 self._stop_for_requeue()
 
     def _end_for_requeue(self) -> None:
-        """Some time before the limit, end a job in order that is to go on in the queue."""
+        """Stop a job before the time limit if it is to be requeued."""
         if self._course.stop is None and self._crew.busy and self._may_be_requeued() and self._left_to_requeue() <= 0.0:
             self._stop_for_requeue()
 
@@ -139,7 +138,7 @@ class StopReasons:
         )
 
     def _left_to_requeue(self) -> float:
-        """Seconds that the workers of a job that is queued again still have."""
+        """Seconds that the workers still have before a stop for a requeue."""
         return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
 
     def _stop_for_requeue(self) -> None:
@@ -148,7 +147,7 @@ class StopReasons:
         self._course.begin_stop("time_limit", cause, {"requeue": True}, ask_after_s=left)
 
     def heed_end(self) -> None:
-        """Stop the job for a signal; one that is being stopped because a worker was may learn by it why that was."""
+        """Stop the job for a signal, once. The signal may also explain a stop that is already running."""
         course, crew, number = self._course, self._crew, self._signals.ending
         if number is None or self._has_heeded:
             return
@@ -159,7 +158,7 @@ class StopReasons:
             self._stop_for_signal(name, words)
             crew.presumed_since = None
         if crew.inquiry.ends_by_itself:
-            course.begin_kill_wait(self._signals.ending_at)  # the word may have come before it
+            course.begin_kill_wait(self._signals.ending_at)  # Slurm's answer may have come before the signal
 
     def _stop_for_signal(self, name: str, words: str) -> None:
         inquiry, since = self._crew.inquiry, self._crew.asked_since()
@@ -171,7 +170,7 @@ class StopReasons:
         if ending.reason is not None:
             inquiry.stop_for(ending, f" ({words})")
         elif self._crew.presumed_since is not None and not late:
-            return  # the end of that worker says more
+            return  # the end of that worker explains more
         elif self._signals.orphaned:
             cause = "the guard of the orchestrator was killed"
             self._course.begin_stop(

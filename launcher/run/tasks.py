@@ -1,4 +1,4 @@
-"""The tasks of a job that run: their starts, their ends and why, and what the policy of each asks for then."""
+"""Start the tasks of a job, find out why they end, and apply their restart policies."""
 
 import functools
 import time
@@ -20,36 +20,35 @@ from launcher.run.slurm_end import ASK_AFTER_S, ASK_AGAIN_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
 from launcher.steps.steps import RunningTask, Steps
 
-RECORD_GRACE_S = 2.0  # how long after the end of a step its exit record may take to be seen here (network file systems)
-_ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")
-"""Reasons of ends by a signal from outside, as long as nobody has said why the job is being ended."""
-LOOK_INTO_STEPS_S = 1.0  # between two looks for tasks that have ended in a step that goes on
+RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
+_ASKED_FROM_OUTSIDE = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
+LOOK_INTO_STEPS_S = 1.0  # between two polls for tasks that have ended in a step that still runs
 
 
 @dataclass
 class TaskGroup:
-    """Tasks that are started together, and again together: all those of a worker, or of a step."""
+    """Tasks that are started and restarted together: those of one worker, or of one step."""
 
     tasks: tuple[TaskPlan, ...]
-    restart: int = 0  # the present run
+    restart: int = 0  # number of the current run, from 0
     failed: bool = False  # whether one of its tasks has failed in this run
-    due: float | None = None  # when it is started again, by the monotonic clock
-    kill_at: float | None = None  # until when its other tasks have time to end, once one has failed
+    due: float | None = None  # time of its next start, monotonic clock
+    kill_at: float | None = None  # when its other tasks are killed after one has failed, monotonic clock
 
 
 def task_groups(tasks: Iterable[TaskPlan]) -> list[TaskGroup]:
-    """The units of these tasks, in their order."""
+    """Group tasks by worker or step, in their order."""
     groups = group_by_step(tasks, lambda planned: planned.task.worker)
     return [TaskGroup(tuple(members)) for members in groups.values()]
 
 
 def is_awaited(planned: TaskPlan) -> bool:
-    """Whether the job is over only when this task has ended."""
+    """Whether the job lasts until this task has ended."""
     return planned.critical and not planned.service
 
 
 class JobTasks:
-    """Starts tasks, sees them end, and starts them again where they may be."""
+    """Starts tasks, notices their ends, and restarts them where the plan allows it."""
 
     def __init__(
         self,
@@ -60,12 +59,10 @@ class JobTasks:
         signals: OrchestratorSignals,
         job_end: float | None,
     ) -> None:
-        self.ends: dict[int, dict[str, Any]] = {}
-        """Why each task last ended, by rank."""
-        self.given_up: dict[str, str] = {}
-        """Roles of the workers that have failed for good while the job goes on, by their names."""
+        self.ends: dict[int, dict[str, Any]] = {}  # last exit of each task, by rank
+        self.given_up: dict[str, str] = {}  # workers that the job continues without: name -> role
+        # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
         self.presumed_since: float | None = None
-        """When a worker was asked to end, where the job is being stopped for that and nobody has said yet why."""
         self._plan = plan
         self._facts = facts
         self._steps = steps
@@ -76,60 +73,55 @@ class JobTasks:
         self.judge_of_ends = ExitReasonFinder(plan.manifest, facts.attempt, job_end)
         self._failures = TaskFailures()
         self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
-        self._units: dict[int, TaskGroup] = {}
-        """Those that have been started, by the ranks of their tasks."""
-        self._running: dict[int, RunningTask] = {}
-        """By rank."""
+        self._units: dict[int, TaskGroup] = {}  # task groups that were started, by rank
+        self._running: dict[int, RunningTask] = {}  # by rank
+        # tasks whose step ended and whose exit record may not be visible yet: (task, status, since)
         self._ended: dict[int, tuple[RunningTask, int, float]] = {}
-        """Tasks whose step has ended and whose exit record may still be on its way: (what, status, since)."""
-        self._in_steps: dict[int, RunningTask] = {}
-        """Those that run in a step with others, of which no record of an end has been seen."""
-        self._ahead: set[int] = set()
-        """Ranks whose failure has been seen before the end of their step."""
+        self._in_steps: dict[int, RunningTask] = {}  # tasks in a shared step without an exit record so far, by rank
+        self._ahead: set[int] = set()  # ranks whose failure was seen before the end of their step
         self._look_into_steps_at = 0.0
-        self._leaving: dict[int, RunningTask] = {}
-        """Tasks that have ended for us, and of which the place still has something."""
+        self._leaving: dict[int, RunningTask] = {}  # ended tasks that still have processes in their step, by rank
         self._killed_at: float | None = None
 
-    # -- what there is ---------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs, or will again."""
+        """Whether any task runs, or will run again."""
         return bool(self._running or self._ended or any(self._waiting()))
 
     @property
     def running(self) -> list[RunningTask]:
-        """What runs, as far as is known here."""
+        """Tasks that are not known to have ended."""
         return list(self._running.values())
 
     def active(self) -> list[TaskPlan]:
-        """Tasks that run or will again."""
+        """Tasks that run or will run again."""
         found = [running.planned for running in self._running.values()]
         found += [running.planned for running, _, _ in self._ended.values()]
         return found + [planned for unit in self._waiting() for planned in unit.tasks]
 
     def have_started(self) -> bool:
-        """Whether every task of the plan has left a first record."""
+        """Whether every task of the plan has left a start or exit record."""
         return self._records.have_started(self._plan.tasks)
 
     def restarts(self) -> dict[int, int]:
-        """The present run of each task, by rank."""
+        """Number of the current run of each task, by rank."""
         return {rank: unit.restart for rank, unit in self._units.items()}
 
     def ends_of_tasks(self) -> list[tuple[Task, dict[str, Any]]]:
-        """Why tasks have ended, by rank."""
+        """Tasks that have ended, each with its last exit."""
         return [(self._tasks[rank], end) for rank, end in self.ends.items()]
 
     def _waiting(self) -> Iterable[TaskGroup]:
-        """Units that are to be started again."""
+        """Task groups that wait for their restart."""
         distinct = {id(unit): unit for unit in self._units.values()}
         return [unit for unit in distinct.values() if unit.due is not None]
 
     # -- starts ----------------------------------------------------------------------------------
 
     def start(self, tasks: Sequence[TaskPlan]) -> None:
-        """Start tasks for the first time; none once a signal has come."""
+        """Start tasks for the first time; none after a signal that ends the job."""
         for unit in task_groups(tasks):
             if self._signals.ending:
                 return
@@ -170,7 +162,7 @@ class JobTasks:
     # -- ends ------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """See what has ended, say why, and do what its policy asks for."""
+        """Collect ended tasks, find their exit reasons, and apply their restart policies."""
         now, inquiry = time.monotonic(), self.inquiry
         for rank, running in list(self._running.items()):
             code = running.returncode
@@ -186,21 +178,23 @@ class JobTasks:
                     self._ahead.discard(rank)
                 else:
                     self._ended[rank] = (running, code, now)
-        if self._signals.ending is None:  # else there may be no time to ask, and all ends from outside
+        # after a signal there may be no time to ask, and everything is being ended anyway
+        if self._signals.ending is None:
             self._leaving = {rank: left for rank, left in self._leaving.items() if not self._steps.is_over(left)}
         self._look_into_steps(now)
         if self._ended:
             attempt_optional("list the records", self._records.refresh)
         for rank, (running, code, since) in list(self._ended.items()):
             if self._signals.ending is not None and self._course.stop is None:
-                break  # it has just come: first the reason
+                break  # the signal is new: first find out its reason
             record, waited = self._records.read_exit(running), now - since
             hopeless = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not hopeless:
                 continue
             has_asked = inquiry.has_asked_since(since)
             may_be_told = record is not None and self._may_be_told_why(running, record)
-            if may_be_told and (waited < inquiry.grace_s or not has_asked):  # a turn may take longer than the grace
+            # one pass may take longer than the grace time
+            if may_be_told and (waited < inquiry.grace_s or not has_asked):
                 if waited > ASK_AFTER_S and not inquiry.has_asked_since(now - ASK_AGAIN_S):
                     inquiry.ask_why()
                 continue
@@ -223,7 +217,10 @@ class JobTasks:
             self._judge(running.planned, running.restart, record)
 
     def _look_into_steps(self, now: float) -> None:
-        """Failures in steps that go on: srun says nothing of a task that has ended well, and a service must not."""
+        """Find failed tasks in steps that still run.
+
+        srun does not report a task that ended with 0, but a service must not end at all.
+        """
         if not self._in_steps or self._course.stop is not None or now < self._look_into_steps_at:
             return
         self._look_into_steps_at = now + LOOK_INTO_STEPS_S
@@ -243,23 +240,23 @@ class JobTasks:
                 self._ended[rank] = (running, int(record.get("code") or 0), now)
 
     def _is_on_a_failed_node(self, running: RunningTask) -> bool:
-        """Whether its node is known to be gone: no record will come from there."""
+        """Whether the task's node has failed, so that no record will come from it."""
         nodes = (self._course.stop or {}).get("nodes") or ()
         return self._facts.hosts[running.planned.task.node_index] in nodes
 
     def _may_be_told_why(self, running: RunningTask, record: dict[str, Any]) -> bool:
-        """Whether a worker was asked to end from outside and this process has not been yet.
+        """Whether the task was signalled from outside and the signal has not reached this process yet.
 
-        scancel and the time limit reach the steps before the batch step; its signal says which it was.
+        scancel and the time limit reach the steps before the batch step. Its signal shows which of them it was.
         """
         if self._course.stop is not None or self._signals.ending is not None:
             return False
         if self._units[running.planned.task.rank].kill_at is not None:
-            return False  # we have asked it
+            return False  # we sent the signal
         return bool(evidence_of_record(record).forwarded)
 
     def _judge(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
-        """Say why a task ended, and do what its policy asks for."""
+        """Find the exit reason of a task, then restart its group, stop the job, or continue without it."""
         task, course = planned.task, self._course
         state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
@@ -302,12 +299,12 @@ class JobTasks:
             self._end_rest_of(unit, planned, ended["reason"])
 
     def _give_up(self, unit: TaskGroup) -> None:
-        """Nobody is to wait for these workers any more."""
+        """Publish that the job continues without these workers."""
         self.given_up.update((planned.task.worker, planned.task.role) for planned in unit.tasks)
         attempt_optional("write who is given up", lambda: self._records.keep_given_up(self.given_up))
 
     def _end_rest_of(self, unit: TaskGroup, failed: TaskPlan, reason: str) -> None:
-        """End the other tasks of a worker of which one has failed: half a worker may wait for ever."""
+        """End the other tasks of a worker after one has failed: they may wait for it for ever."""
         ranks = {planned.task.rank for planned in unit.tasks} - self._ahead
         rest = [running for rank, running in self._running.items() if rank in ranks]
         if not rest:
@@ -319,10 +316,10 @@ class JobTasks:
         for running in rest:
             attempt_optional("write why it is ended", functools.partial(self._records.keep_stop, running, stop))
         self._steps.terminate(rest)
-        unit.kill_at = time.monotonic() + OWN_TEARDOWN_S  # from when they have been told
+        unit.kill_at = time.monotonic() + OWN_TEARDOWN_S  # counted from after SIGTERM
 
     def look_after_units(self) -> None:
-        """Start again what is due, and kill what has not ended with its worker in time."""
+        """Restart groups that are due, and kill tasks that did not end with their group in time."""
         if self._course.stop is not None:
             for unit in self._waiting():
                 unit.due = None
@@ -340,18 +337,18 @@ class JobTasks:
                 unit.restart += 1
                 self._start(unit)
 
-    # -- the end of all --------------------------------------------------------------------------
+    # -- teardown --------------------------------------------------------------------------------
 
     def asked_since(self) -> float | None:
-        """When the first worker was asked to end, of those whose ends wait for the reason or were taken for one."""
+        """Earliest end among workers that were signalled from outside and lack a confirmed reason."""
         left = (self._records.read_exit(running) for running, _, _ in self._ended.values())
         ends = [record.get("end") for record in left if record is not None and evidence_of_record(record).forwarded]
         return min((end for end in (*ends, self.presumed_since) if end is not None), default=None)
 
     def warn(self, number: int) -> int:
-        """Pass a warning before the time limit on to the workers that have work to save; how many processes they are.
+        """Send a warning before the time limit to workers that are not services; return their number.
 
-        A service has nothing to save, and one that does not know the signal would die of it.
+        A service has nothing to save, and would be killed by a signal that it does not handle.
         """
         planned_of = ((running, running.planned) for running in self._running.values())
         workers = [running for running, planned in planned_of if planned.stage == WORKERS and not planned.service]
@@ -359,16 +356,16 @@ class JobTasks:
         return len(workers)
 
     def ask_to_end(self) -> None:
-        """SIGTERM to all that runs, if that is still to be done."""
+        """Send SIGTERM to all running tasks when it is due, once."""
         if self._course.ask and time.monotonic() >= self._course.ask_at:
             if self._running:
                 self._steps.terminate(self.running)
             self._course.have_asked()
 
     def kill_in_time(self) -> bool:
-        """Kill what did not end by the deadline; whether there is still something to wait for.
+        """Kill tasks at the deadline; return whether to keep waiting.
 
-        Slurm kills by itself when it ends the job, refuses to do it for us, and leaves no time for waiting.
+        When Slurm ends the job, it kills the tasks itself, rejects our request, and leaves no time to wait.
         """
         deadline = self._course.deadline
         if deadline is None or time.monotonic() <= deadline:
@@ -383,6 +380,6 @@ class JobTasks:
 
 
 def _named(unit: TaskGroup) -> str:
-    """Its worker, with the rank where it has one process alone."""
+    """Name of the worker, with the rank if it has one task."""
     task = unit.tasks[0].task
     return f"{task.worker} rank {task.rank}" if len(unit.tasks) == 1 else task.worker

@@ -1,1 +1,1 @@
-"""Before the workers start: surveys of nodes, and polling for readiness."""
+"""Node survey before the start, and readiness of services."""

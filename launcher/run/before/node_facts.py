@@ -1,14 +1,15 @@
-"""What only a node itself knows before a job starts on it: its address on a network, and its busy ports.
+"""Find the address and the busy ports of one node, and reserve the job's ports on it.
 
     python -I -B -m launcher.run.before.node_facts --run-dir DIR --node NAME
 
-Writes ``nodes/NAME.json`` in the run directory:
-``{"schema", "attempt", "round", "address", "busy", "offset", "problem"}``, then a line to standard output that says so.
-Exit status 2, with the problem on standard error too, when the node does not have the network that was asked for.
+Write ``nodes/NAME.json`` in the run directory, then a line to standard output. The file contains:
 
-Of the offsets that it is given it reserves its ports with the first that it can, tells which (``offset``), and
-holds them until there is a file ``nodes/released_a0_0`` (of its attempt and round): nobody else who looks for ports
-here gets them.
+    {"schema", "attempt", "round", "address", "busy", "offset", "problem"}
+
+Exit with 2 and the problem on standard error if the node lacks the requested network.
+
+The node reserves its ports with the first offset that works, and records it as ``offset``. It holds them
+against other jobs until the file ``nodes/released_a0_0`` (attempt and round) exists.
 """
 
 import argparse
@@ -30,28 +31,24 @@ from launcher.plan.ports import END, OFFSETS, SURVEY_FILE
 from launcher.programs.port_claims import GIVEN, hold_reservation, ports_claimed_here
 from launcher.programs.supervisor import IGNORED
 
+# Printed when the file is written or failed: on a network file system a poller may miss a new file for long. It is a
+# full line because srun forwards only those, and a site's own output may precede it.
 TOLD = b"gpujob has looked\n"
-"""Says to who waits that the file is there, or will never be: one on a network may be seen late by those who look
-for it in vain.
-
-A line, for srun passes on whole ones alone; others there may come from what a site runs before each task.
-"""
 _SIOCGIFADDR = 0x8915
 ANY = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
 
-LOOKS_S = (0.2, 2.0)  # between two looks for that file, at first and at last: a model may take half an hour to load
+LOOKS_S = (0.2, 2.0)  # first and last interval for polling that file: loading a model may take 30 minutes
 
 
 class NodeError(Exception):
-    """Why this node cannot be used as the job file says."""
+    """Why this node does not match the job file."""
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a TCP port, on all addresses of this machine.
+    """Whether a server could listen on a TCP port on all addresses of this machine.
 
-    With SO_REUSEADDR, as servers set it: on Linux a port in TIME_WAIT is then free, and one on which
-    somebody listens is not, whatever options that one has set (socket(7)). Others that only look, for
-    other jobs or other virtual nodes at this very moment, are no hindrance to each other either.
+    SO_REUSEADDR, as servers set it, makes a port in TIME_WAIT free but not one with a listener (Linux,
+    socket(7)). It also lets several jobs or virtual nodes test a port at the same time.
     """
     for family, address in ANY:
         try:
@@ -65,13 +62,13 @@ def is_free(port: int) -> bool:
 
 
 def busy_ports(ports: Iterable[int]) -> list[int]:
-    """Those of ``ports`` that are taken, or given to a task, with any of the offsets, offset included, in order."""
+    """Sums of a port and any of ``OFFSETS`` that are in use or claimed as ports, sorted."""
     candidates, given = {port + offset for port in ports for offset in OFFSETS}, ports_claimed_here()
     return sorted(port for port in candidates if port < END and (port in given or not is_free(port)))
 
 
 def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int | None, list[object]]:
-    """The first of ``offsets`` with which all ports could be reserved and nobody uses one, and what holds them."""
+    """Return the first offset for which all ports can be reserved, and their locks; None if there is none."""
     for offset in offsets:
         wanted = {port + offset for port in ports}
         held = hold_reservation(wanted)
@@ -81,15 +78,15 @@ def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int |
 
 
 def ports_of_node(asked: dict[str, Any], node: str, nodes: str) -> list[int]:
-    """Ports of the plan on a node: ``nodes`` are the names of all, in their order and with commas; more have none."""
+    """Planned ports of a node. ``nodes`` are all host names, separated by commas; surplus nodes have none."""
     places = dict(zip(nodes.split(","), asked["nodes"], strict=False))
     return list(asked["ports"][places[node]]) if node in places else []
 
 
 def interface_address(name: str) -> str:
-    """IPv4 address of a network interface; raises NodeError without one.
+    """Return the IPv4 address of a network interface; raise NodeError without one.
 
-    Not an IPv6 address: those who get ``host:port`` from us take them without brackets, or not at all.
+    IPv6 is not used: consumers of ``host:port`` expect it without brackets, or not at all.
     """
     names = [known for _, known in socket.if_nameindex()]
     if name not in names:
@@ -99,20 +96,20 @@ def interface_address(name: str) -> str:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)))
             return socket.inet_ntoa(answer[20:24])
         except OSError:
-            pass  # it has no IPv4 address
+            pass  # no IPv4 address
     raise NodeError(f'the network interface "{name}" has no IPv4 address; choose another of {", ".join(names)}')
 
 
 def released_file(run_dir: Path, attempt: int, number: int) -> Path:
-    """What is there once the ports need not be held any more that were found in this round of an attempt."""
+    """File that ends the reservation of this round of an attempt."""
     return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{number}"
 
 
 def file_exists(path: Path) -> bool:
-    """Whether there is a file by now.
+    """Whether a file exists, without NFS's stale answers.
 
-    Its folder is opened anew: NFS goes on for up to a minute to miss what it has missed once, unless it is asked so
-    for the present state of the folder. A listing would do as well, but of a thousand nodes it is long.
+    NFS may repeat a negative answer for up to a minute unless the directory is opened again. Listing it would
+    also help, but is slow with a thousand nodes.
     """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -128,7 +125,6 @@ def file_exists(path: Path) -> bool:
 
 
 def hold_ports_until(released: Path) -> None:
-    """Wait for the file."""
     pause, longest = LOOKS_S
     while not file_exists(released):
         time.sleep(pause)
@@ -136,7 +132,7 @@ def hold_ports_until(released: Path) -> None:
 
 
 def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[str | None, list[object]]:
-    """Look, and write down what was found; what is wrong with this node, and what holds its ports."""
+    """Survey this node and write its answer. Return the problem and the locks of its ports."""
     asked: Any = run_files.read_json(run_dir / SURVEY_FILE)
     if asked is None:
         sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
@@ -168,13 +164,13 @@ def survey_node(run_dir: Path, node: str, attempt: int, number: int) -> tuple[st
 
 
 def report_survey_done() -> None:
-    """Say that this node has looked, if anybody still listens."""
+    """Report that this node is surveyed, if the reader still exists."""
     with contextlib.suppress(OSError):
         os.write(1, TOLD)
 
 
 def main(arguments: list[str]) -> int:
-    """Look, tell, and hold the ports for as long as they have to be; the exit status."""
+    """Survey the node, then hold its ports while needed; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m launcher.run.before.node_facts", allow_abbrev=False)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
@@ -187,13 +183,13 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"gpujob: {problem}\n")
             sys.stderr.flush()
     finally:
-        report_survey_done()  # whatever came of it: all others would wait for one that cannot look
+        report_survey_done()  # even after an error: the others would wait for this node
     if held:
         hold_ports_until(released_file(options.run_dir, attempt, number))
     return 0 if problem is None else 2
 
 
 if __name__ == "__main__":
-    for warning in IGNORED:  # before the time limit one reaches every step
+    for warning in IGNORED:  # a warning before the time limit reaches every step
         signal.signal(warning, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

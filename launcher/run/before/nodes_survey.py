@@ -1,4 +1,4 @@
-"""What only the nodes know: asked once, before anything else of a job with ports or a network interface."""
+"""Node survey: ask each node for its address and reserve the job's ports on it."""
 
 import dataclasses
 import functools
@@ -19,18 +19,17 @@ from launcher.run.job_state import attempt_optional
 from launcher.run.signals import OrchestratorSignals
 from launcher.steps.steps import Steps
 
-SURVEY_S = 20.0  # how long the nodes may take; a job goes on without what is not known by then
-NODES_PER_S = 20  # more nodes may take so much longer
-PAUSE_S = 0.5
-"""At most so long before another round, at random: two jobs that are in each other's way do not look together again."""
-END_S = 5.0  # how long the nodes may take to let the ports go before they look again,
-ENDED_S = 2.0  # and the end of those that had to be ended
+SURVEY_S = 20.0  # wait for the nodes; afterwards the job continues with what it knows
+NODES_PER_S = 20  # large jobs get an extra second per this many nodes
+PAUSE_S = 0.5  # longest random pause before another round, so that two competing jobs do not retry together
+END_S = 5.0  # wait for the nodes to release their ports before the next round
+ENDED_S = 2.0  # wait for the end of terminated processes
 
-Told = Mapping[str, Mapping[str, object]]  # what nodes have told, by name
+Told = Mapping[str, Mapping[str, object]]  # answers of nodes, by host name
 
 
 class PortReservation:
-    """The processes that hold the ports of a job on its nodes, until there is a file; with none nothing is held."""
+    """Processes that hold the ports of a job on its nodes until a file exists."""
 
     def __init__(self, processes: Sequence["subprocess.Popen[bytes]"] = (), released: Path | None = None) -> None:
         self._processes = processes
@@ -41,20 +40,20 @@ class PortReservation:
                 os.set_blocking(process.stdout.fileno(), False)
 
     def have_told(self, nodes: int) -> bool:
-        """Whether so many nodes have told what they have found, or none of them can any more."""
+        """Whether this many nodes have answered, or no process can answer any more."""
         over = [process.poll() is not None for process in self._processes]
         for index, process in enumerate(self._processes):
             if process.stdout is not None:
                 self._said[index] += process.stdout.read() or b""
-        most = nodes if len(over) == 1 else 1  # srun is one for all nodes, else there is one for each
+        most = nodes if len(over) == 1 else 1  # one srun serves all nodes; locally each node has a process
         told = [most if ended else said.count(TOLD) for ended, said in zip(over, self._said, strict=True)]
         return all(over) or sum(told) >= nodes
 
     def end(self, wait_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Let the ports go; those who are asked to in a file have so long until they are ended. Safe to call twice.
+        """Release the ports, and terminate processes that do not end within ``wait_s``. Safe to call twice.
 
-        Not by a signal at once: of a step that ends so srun and slurmstepd write errors into the job's log. Nobody is
-        waited for with ``wait_s`` 0, nor once the job is to end (``hurried``).
+        The file comes first: srun and slurmstepd write errors to the job's log when a step ends by a signal.
+        With ``wait_s`` 0, or when the job is ending (``hurried``), nothing is waited for.
         """
         if self._released is None:
             return
@@ -71,7 +70,7 @@ class PortReservation:
         self._released = None
 
     def _have_ended(self, wait_s: float, hurried: Callable[[], bool]) -> bool:
-        """Whether all processes have ended, after so long at most."""
+        """Whether all processes end within ``wait_s``."""
         end = time.monotonic() + wait_s
         while any(process.poll() is None for process in self._processes):
             if time.monotonic() >= end or hurried():
@@ -80,25 +79,24 @@ class PortReservation:
         return True
 
     def terminate(self) -> None:
-        """End the processes."""
         for process in self._processes:
             if process.poll() is None:
-                process.terminate()  # srun answers this with SIGKILL to its tasks
+                process.terminate()  # srun answers with SIGKILL to its tasks
 
 
 def needs_survey(plan: Plan) -> bool:
-    """Whether anything has to be asked of the nodes."""
+    """Whether the plan needs ports or addresses from the nodes."""
     return survey_request(plan) is not None
 
 
 def run_node_survey(
     plan: Plan, facts: RunFacts, steps: Steps, signals: OrchestratorSignals
 ) -> tuple[RunFacts, PortReservation]:
-    """The facts with the addresses of the nodes and the offset of the ports, as far as the nodes have told.
+    """Return the facts with node addresses and port offset, as far as the nodes answered.
 
-    The ports are held until the end of what comes with them. Each node takes the first offset that it can have, mostly
-    that of the others. Where it is not, because other jobs are on some of the nodes, all give back what they have
-    and look again, for those that were free everywhere.
+    Each node reserves its ports with the first offset that works there, usually the same everywhere. If other
+    jobs cause a difference, all nodes release their ports and try offsets that were free on all. The
+    reservation lasts until its ``end``.
     """
     end = time.monotonic() + SURVEY_S + plan.nodes / NODES_PER_S
     ports, number, reservation = all_ports(plan), 0, PortReservation()
@@ -127,7 +125,7 @@ def run_node_survey(
             break
         number += 1
     if signals.ending is not None:
-        return facts, reservation  # nothing is started any more, and nobody had the time to look
+        return facts, reservation  # nothing more will be started
     if silent := [host for host in facts.hosts[: plan.nodes] if host not in told]:
         log_line(silence_text(plan, silent))
     for problem in filter(None, (entry.get("problem") for entry in told.values())):
@@ -143,7 +141,7 @@ def run_node_survey(
 
 
 def silence_text(plan: Plan, silent: Sequence[str]) -> str:
-    """What it means for the job that these nodes have told nothing."""
+    """Describe what the job does without the answers of these nodes."""
     names = "its host name is used" if len(silent) == 1 else "their host names are used"
     consequences = [
         *([names] if plan.network_interface is not None else []),
@@ -153,7 +151,7 @@ def silence_text(plan: Plan, silent: Sequence[str]) -> str:
 
 
 def read_node_answers(plan: Plan, facts: RunFacts, number: int) -> dict[str, dict[str, object]]:
-    """What the nodes have told in this round of this attempt, by name."""
+    """Answers of the nodes in this round of this attempt, by host name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
         told = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
@@ -163,14 +161,14 @@ def read_node_answers(plan: Plan, facts: RunFacts, number: int) -> dict[str, dic
 
 
 def node_addresses(plan: Plan, facts: RunFacts, told: Told) -> tuple[str, ...]:
-    """An address for each node, its host name where it has told none; those known before when none is asked for."""
+    """Address of each node, or its host name if unknown; unchanged if the plan needs none."""
     if plan.network_interface is None:
         return facts.addresses
     return tuple(str(told.get(host, {}).get("address") or host) for host in facts.hosts)
 
 
 def possible_offsets(plan: Plan, facts: RunFacts, told: Told) -> tuple[int, ...]:
-    """Offsets with which the ports are free on all nodes that have told, in the order in which this job tries them."""
+    """Offsets with which all ports are free on the nodes that answered, in the order to try."""
     busy = {}
     for index, host in enumerate(facts.hosts):
         listed = told.get(host, {}).get("busy")
@@ -180,14 +178,14 @@ def possible_offsets(plan: Plan, facts: RunFacts, told: Told) -> tuple[int, ...]
 
 
 def agreed_offset(facts: RunFacts, nodes: Collection[int], told: Told) -> int | None:
-    """The offset that all of these nodes hold their ports with, of those that have told; None where they differ."""
+    """Offset that all answering nodes of ``nodes`` reserved; None where they differ."""
     held = {told[facts.hosts[node]].get("offset") for node in nodes if facts.hosts[node] in told}
     offset = held.pop() if len(held) == 1 else None
     return offset if isinstance(offset, int) else None
 
 
 def port_offset(plan: Plan, facts: RunFacts, told: Told) -> int:
-    """What is added to every port of the plan where it is held on no node, or not on all: 0 when nothing is free."""
+    """Offset for ports that are not reserved on all nodes: 0 when no offset is free."""
     if not all_ports(plan):
         return 0
     offsets = possible_offsets(plan, facts, told)

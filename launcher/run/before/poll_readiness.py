@@ -1,10 +1,10 @@
-"""Asks the services of a job whether they are ready, until it is ended.
+"""Poll the services of a job for readiness, until SIGTERM or the end of the parent process.
 
     python -I -B -m launcher.run.before.poll_readiness --run-dir DIR
 
-Each rule of the plan's readiness is asked every interval, more rarely once all hold. What has been found is in
-``readiness.json``, for the orchestrator and the sidecar; standard output is for people and for the logs of
-benchmarks, whose readers know its lines. It ends with SIGTERM, and with the process that has started it.
+Each rule is polled every interval, and less often when all are ready. The orchestrator and the sidecar read the
+result in ``readiness.json``. Standard output is for people and for parsers of benchmark logs, which rely on its
+lines.
 """
 
 import argparse
@@ -39,24 +39,22 @@ from launcher.run.before.readiness import (
 from launcher.run.job_log import log_raw_line
 
 CONNECT_S = 3.0
-ANSWER_S = 10.0  # for everything that one rule asks: a server that sends a byte now and then is no answer either
-CONNECT_EVERY_S = 1.0
-"""Between two looks whether a port takes connections: services that others wait for are up within seconds."""
-AFTERWARDS_S = 10.0  # least time between two questions once all is ready
-AGAIN_S = 60.0  # between two lines that say the same, and two files
-GIVEN_UP_EVERY_S = 1.0  # between two looks whether the orchestrator still counts on all workers
-TELL_EVERY_S = 0.5
-"""Least time between two looks at what is to be told of many rules, a thousand of them or more; less for fewer."""
+ANSWER_S = 10.0  # for all requests of one rule, which also ends servers that send byte by byte
+CONNECT_EVERY_S = 1.0  # between two connection attempts to a port: services that others wait for start within seconds
+AFTERWARDS_S = 10.0  # shortest interval once everything is ready
+AGAIN_S = 60.0  # between two equal lines, and two equal files
+GIVEN_UP_EVERY_S = 1.0  # between two reads of the workers that the job continues without
+TELL_EVERY_S = 0.5  # interval between evaluations for 1000 rules or more, proportionally less for fewer
 MOST_THREADS = 16
-FREE_THREADS = 4  # of them, that are kept from services which did not answer in time: those may take long again
+FREE_THREADS = 4  # threads kept free of services that were late: they may take long again
 MOST_BODY = 4 * 1024 * 1024
 LOAD_S = 0.2
-MOST_PAUSE_S = 10.0  # after so long without anything to do it looks whether there still is somebody to do it for
+MOST_PAUSE_S = 10.0  # longest wait before checking whether the parent still runs
 
 
 @dataclass(frozen=True)
 class ReadinessTarget:
-    """One rule and where it is asked."""
+    """One rule with its address."""
 
     rule: ReadyRule
     host: str
@@ -69,20 +67,20 @@ class ReadinessTarget:
 
     @property
     def url(self) -> str:
-        """What is asked, for people."""
+        """URL for messages."""
         paths = paths_of(self.rule)
         return f"http://{self.place}{paths[0]}" if paths else f"tcp://{self.place}"
 
 
 class PollResult(NamedTuple):
-    """What came of asking once."""
+    """Result of polling a rule once."""
 
     standing: RuleStatus
-    late: bool = False  # whether there was no answer in time, rather than a bad one
+    late: bool = False  # whether there was no answer in time
 
 
 class ReadinessRequest:
-    """One rule, asked once, on a thread of its own; ``give_up`` may come from another."""
+    """One poll of a rule, run on its own thread. ``give_up`` may be called from another."""
 
     def __init__(self, target: ReadinessTarget) -> None:
         self._target = target
@@ -91,7 +89,7 @@ class ReadinessRequest:
         self.end = time.monotonic() + ANSWER_S
 
     def give_up(self) -> None:
-        """End it soon: what it waits for from the network ends now."""
+        """Abort a pending read from the network."""
         self._given_up = True
         waiting = self._socket
         if waiting is not None:
@@ -101,13 +99,13 @@ class ReadinessRequest:
                 pass  # it has ended by itself
 
     def ask(self) -> PollResult:
-        """What the service says; never raises."""
+        """Poll the service; never raises."""
         target = self._target
         try:
             return PollResult(self._ask())
         except TimeoutError:
             return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
-        except Exception as error:  # noqa: BLE001 - whatever a service sends, the others are still to be asked
+        except Exception as error:  # noqa: BLE001 - one service's answer must not stop the others
             if self._given_up:
                 return PollResult(unreached_status(target.rule, f"no answer from {target.place} in time"), late=True)
             return PollResult(unreached_status(target.rule, _words(error, target)))
@@ -137,7 +135,7 @@ class ReadinessRequest:
                 body = response.read(MOST_BODY)
                 if len(body) == MOST_BODY:
                     raise http.client.HTTPException(f"more than {MOST_BODY} bytes")
-                if response.length:  # a limited read does not say that something is missing
+                if response.length:  # read(limit) does not report a short body
                     raise http.client.IncompleteRead(body, response.length)
                 return ServerReply(response.status, body)
         finally:
@@ -146,10 +144,10 @@ class ReadinessRequest:
 
 
 def _words(error: Exception, target: ReadinessTarget) -> str:
-    """Why a service cannot be asked, for people."""
+    """Describe why a service cannot be polled."""
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused by {target.place}"
-    if isinstance(error, ConnectionError):  # as when a server goes away before it answers
+    if isinstance(error, ConnectionError):  # e.g. the server ended before it answered
         return f"connection closed by {target.place}"
     if isinstance(error, http.client.IncompleteRead):
         return f"the answer of {target.place} is cut off"
@@ -159,15 +157,15 @@ def _words(error: Exception, target: ReadinessTarget) -> str:
 
 
 class ReadinessPoller:
-    """Asks all targets time and again, each on one of a few threads, so that none waits for another."""
+    """Polls all targets repeatedly on a few threads, so that a slow one does not delay others."""
 
     def __init__(self, targets: Sequence[ReadinessTarget], interval_s: float) -> None:
         self._targets = targets
         self._interval_s = interval_s
         self.standings = [unreached_status(target.rule, "not asked yet") for target in targets]
         self.asked = [False] * len(targets)
+        # heaps of (due, index): targets that answer in time, and late ones
         self._turns: tuple[list[tuple[float, int]], ...] = ([(0.0, index) for index in range(len(targets))], [])
-        """Heaps of when somebody's turn comes: of those who answer in time, and of those who were late."""
         self._next = [0.0] * len(targets)
         self._late = [False] * len(targets)
         self._under_way: dict[int, ReadinessRequest] = {}
@@ -175,7 +173,7 @@ class ReadinessPoller:
         self._work: queue.SimpleQueue[tuple[int, ReadinessRequest]] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[tuple[int, PollResult] | None] = queue.SimpleQueue()
         for _ in range(self._threads):
-            threading.Thread(target=self._serve, daemon=True).start()  # name resolution cannot be ended
+            threading.Thread(target=self._serve, daemon=True).start()  # name resolution cannot be interrupted
 
     def _serve(self) -> None:
         while True:
@@ -183,7 +181,7 @@ class ReadinessPoller:
             self._news.put((index, question.ask()))
 
     def pace(self, interval_s: float) -> None:
-        """Ask every so often from now on: nobody's turn comes later than that."""
+        """Set the interval; a shorter one also applies to polls that are already scheduled."""
         if interval_s < self._interval_s:
             latest = time.monotonic() + interval_s
             self._next = [min(due, latest) for due in self._next]
@@ -193,11 +191,11 @@ class ReadinessPoller:
         self._interval_s = interval_s
 
     def wake(self) -> None:
-        """End the present ``step``, also from a signal handler."""
+        """End the current ``step``; safe in a signal handler."""
         self._news.put(None)
 
     def step(self, end: float = math.inf) -> bool:
-        """Ask whoever is due, and wait for news, for a while, or until ``end``; whether there was any."""
+        """Start due polls and wait for a result, at most until ``end``. Return whether there was one."""
         now = time.monotonic()
         for question in self._under_way.values():
             if question.end <= now:
@@ -237,7 +235,7 @@ class ReadinessPoller:
 
     def _take(self, index: int, answer: PollResult) -> None:
         del self._under_way[index]
-        # a busy engine may be slow once: it has not gone
+        # one late answer from a busy engine does not make it unready
         once = answer.late and not self._late[index] and self.standings[index].ready
         self._late[index] = answer.late
         self.asked[index] = True
@@ -247,15 +245,14 @@ class ReadinessPoller:
 
 
 class ReadinessPublisher:
-    """What is told of readiness, in the file and in lines."""
+    """Writes readiness to its file and to standard output."""
 
     def __init__(
         self, run_dir: Path, targets: Sequence[ReadinessTarget], attempt: int, readiness: ReadinessPlan
     ) -> None:
         self._path = run_dir / run_files.READINESS_FILE
         self._given_up_path = run_dir / run_files.GIVEN_UP_FILE
-        self._given_up: dict[str, str] = {}
-        """Roles of the workers that nobody waits for any more, by their names."""
+        self._given_up: dict[str, str] = {}  # workers that the job continues without: name -> role
         self._given_up_due = 0.0
         self._rules = [target.rule for target in targets]
         self._attempt = attempt
@@ -268,7 +265,7 @@ class ReadinessPublisher:
         self._problem: str | None = None
 
     def tell(self, standings: Sequence[RuleStatus], now: float, *, complete: bool) -> None:
-        """Say and write what has changed; nothing is said before it is ``complete``, each rule asked once."""
+        """Publish changes. Lines wait until it is ``complete``: every rule polled once, or ``ANSWER_S`` over."""
         self._look_for_given_up(now)
         rules, standings = without_workers(self._rules, standings, self._given_up)
         seen, expected = worker_totals(rules, standings)
@@ -289,7 +286,7 @@ class ReadinessPublisher:
                 self._said, self._said_at = waiting, now
 
     def _look_for_given_up(self, now: float) -> None:
-        """Of a job that was ready once it is to be told what it has lost since."""
+        """Read the workers that the job continues without. After readiness, later losses are reported instead."""
         if self._was_ready or now < self._given_up_due:
             return
         self._given_up_due = now + GIVEN_UP_EVERY_S
@@ -342,7 +339,7 @@ class ReadinessPublisher:
 
 
 def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[ReadinessTarget, ...], int] | None:
-    """How readiness is waited for, where each rule is asked, and the attempt; None while the files are not there."""
+    """Load the readiness plan, targets and attempt; None while the files do not exist."""
     plan, orchestrator = (run_files.read_json(run_dir / name) for name in (PLAN_FILE, run_files.ORCHESTRATOR_FILE))
     if plan is None or orchestrator is None:
         return None
@@ -355,7 +352,7 @@ def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[Readines
 
 
 def intro_lines(targets: Sequence[ReadinessTarget], interval_s: float) -> list[str]:
-    """The lines that say who is asked: the front end, or whoever stands for the model."""
+    """Name the polled front end, or the service that represents the model."""
     last = [target for target in targets if target.rule.before == BENCHMARK] or list(targets)
     first = next((target for target in last if target.rule.kind in COUNTING), last[0])
     more = len(targets) - 1
@@ -366,7 +363,7 @@ def intro_lines(targets: Sequence[ReadinessTarget], interval_s: float) -> list[s
 
 
 def main(arguments: list[str]) -> int:
-    """Ask until SIGTERM; the exit status."""
+    """Poll until SIGTERM; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m launcher.run.before.poll_readiness", allow_abbrev=False)
     parser.add_argument("--run-dir", type=Path, required=True)
     run_dir: Path = parser.parse_args(arguments).run_dir

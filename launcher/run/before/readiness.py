@@ -1,7 +1,6 @@
-"""Whether the services of a job are ready: what their answers mean, and who is missing.
+"""Decide from the answers of services whether a job is ready, and what is missing.
 
-Engines and front ends answer in their own ways, each of which is here as its maker has it:
-dynamo's ``/health``, the ``/workers`` of SGLang's router, vLLM's ``/health`` and ``/v1/models``.
+Formats: dynamo's ``/health``, ``/workers`` of SGLang's router, vLLM's ``/health`` and ``/v1/models``.
 """
 
 import json
@@ -14,42 +13,40 @@ from exporter.logs.places_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from launcher.plan.plan import COUNTING, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
 
+# paths to request for each kind; a rule's own path replaces the first
 PATHS = {"dynamo": ("/health",), "sglang": ("/workers",), "vllm": ("/health", "/v1/models"), "http": ("/health",)}
-"""What each kind asks for; a rule's own path stands for the first."""
 
 MOST_LOG_LINES = 5
-MOST_NAMED = 8  # workers that are named, and whose logs are shown, of those that are missing
+MOST_NAMED = 8  # missing workers to name, with the ends of their logs
 MOST_LINE = 400
 
 
 class ServerReply(NamedTuple):
-    """What a server has answered."""
-
     status: int
     body: bytes
 
 
 @dataclass(frozen=True)
 class RuleStatus:
-    """How a rule stands."""
+    """Result of a readiness rule."""
 
     ready: bool
-    seen: Mapping[str, int] = field(default_factory=dict)  # workers that are there, by the roles of `expected`
-    detail: str = ""  # why it is not ready
+    seen: Mapping[str, int] = field(default_factory=dict)  # workers found, by the roles of `expected`
+    detail: str = ""
 
 
 def paths_of(rule: ReadyRule) -> tuple[str, ...]:
-    """What to ask the server for, one after the other; nothing where it is enough that it accepts."""
+    """Paths to request in turn; empty if accepting a connection is enough."""
     paths = PATHS.get(rule.kind, ())
     return (rule.path, *paths[1:]) if rule.path and paths else paths
 
 
 def parse_dynamo(body: bytes) -> dict[str, int] | None:
-    """Workers by prefill and decode in dynamo's ``/health``; None for a body that is not of that kind.
+    """Count prefill and decode workers in dynamo's ``/health``; None for another format.
 
-    ``{"instances": [{"endpoint": "generate", "component": "prefill"}]}``, or an object of such entries. Each
-    process has several endpoints, of which ``generate`` alone is work. Components are called ``prefill``, and for
-    decode, and for workers that do both, ``decode``, ``backend`` or ``tensorrt_llm``.
+    The body is ``{"instances": [{"endpoint": "generate", "component": "prefill"}]}``, or an object of such
+    entries. Of the endpoints of a process, only ``generate`` counts. Decode workers, and those that do both,
+    have the component ``decode``, ``backend`` or ``tensorrt_llm``.
     """
     instances = _object(body).get("instances")
     if isinstance(instances, dict):
@@ -66,9 +63,10 @@ def parse_dynamo(body: bytes) -> dict[str, int] | None:
 
 
 def parse_sglang(body: bytes) -> dict[str, int] | None:
-    """Workers by prefill and decode in the ``/workers`` of SGLang's router; None for a body that is not of that kind.
+    """Count prefill and decode workers in ``/workers`` of SGLang's router; None for another format.
 
-    ``{"stats": {"prefill_count": 1, "decode_count": 1, "regular_count": 0}}``; a regular one does both.
+    The body is ``{"stats": {"prefill_count": 1, "decode_count": 1, "regular_count": 0}}``. A regular worker
+    does both and counts as decode.
     """
     stats = _object(body).get("stats")
     if not isinstance(stats, dict):
@@ -80,7 +78,7 @@ def parse_sglang(body: bytes) -> dict[str, int] | None:
 
 
 def parse_models(body: bytes) -> list[str]:
-    """Names of the models in an OpenAI-like ``/v1/models``: ``{"data": [{"id": "m"}]}``."""
+    """Model names in an OpenAI-like ``/v1/models``: ``{"data": [{"id": "m"}]}``."""
     models = _object(body).get("data")
     if not isinstance(models, list):
         return []
@@ -100,7 +98,7 @@ def _is_count(value: object) -> bool:
 
 
 def rule_status(rule: ReadyRule, replies: Sequence[ServerReply]) -> RuleStatus:
-    """How a rule stands by the answers to ``paths_of(rule)``, the last of them maybe the first that is not 200."""
+    """Evaluate a rule. ``replies`` answer ``paths_of(rule)`` up to the first status other than 200."""
     for path, reply in zip(paths_of(rule), replies, strict=False):
         if reply.status != 200:
             return unreached_status(rule, f"{path} answers {reply.status}")
@@ -116,12 +114,12 @@ def rule_status(rule: ReadyRule, replies: Sequence[ServerReply]) -> RuleStatus:
 
 
 def unreached_status(rule: ReadyRule, detail: str) -> RuleStatus:
-    """A rule whose server did not answer as one that is ready."""
+    """Result for a rule whose server did not answer as a ready one does."""
     return RuleStatus(ready=False, seen=dict.fromkeys(rule.expected, 0), detail=detail)
 
 
 def counts_by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> dict[str, int]:
-    """Counts of an engine by the job's own roles: what is not prefill is decode to it, and goes to them in turn."""
+    """Map an engine's counts to the job's roles. Decode workers fill the other roles in turn."""
     others = [role for role in expected if role != PREFILL]
     seen = {PREFILL: counts[PREFILL]} if PREFILL in expected else {}
     left = counts[DECODE]
@@ -134,9 +132,9 @@ def counts_by_role(counts: Mapping[str, int], expected: Mapping[str, int]) -> di
 def without_workers(
     rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], given_up: Mapping[str, str]
 ) -> tuple[list[ReadyRule], list[RuleStatus]]:
-    """Rules and how they stand once nobody waits for the workers ``given_up`` (roles by name) any more.
+    """Rules and results without the workers in ``given_up`` (name -> role).
 
-    A rule that asks one of them holds, and those that count workers of its role expect fewer.
+    A rule for such a worker is ready, and rules that count its role expect fewer workers.
     """
     lost = Counter(given_up.values())
     asked, found = [], []
@@ -148,7 +146,7 @@ def without_workers(
         if rule.kind in COUNTING and any(lost[role] for role in rule.expected):
             expected = {role: max(0, number - lost[role]) for role, number in rule.expected.items()}
             rule = replace(rule, expected=expected)
-            if not standing.detail:  # it has been counted
+            if not standing.detail:  # the workers were counted
                 enough = all(standing.seen.get(role, 0) >= number for role, number in expected.items())
                 standing = replace(standing, ready=enough)
         asked.append(rule)
@@ -157,10 +155,10 @@ def without_workers(
 
 
 def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -> tuple[dict[str, int], dict[str, int]]:
-    """Workers seen and expected of the whole job, by role.
+    """Workers seen and expected in the whole job, by role.
 
-    Front ends that count each know of all workers: the one that knows least is believed. Rules that ask
-    single workers add up. A worker that is asked itself and is not ready is not there, whoever counts it still.
+    If several front ends count the same workers, the lowest count wins. Rules for single workers are added up.
+    A worker whose own rule is not ready does not count, whatever a front end reports.
     """
     views: dict[str, list[tuple[int, int]]] = {}
     singles: dict[str, tuple[int, int]] = {}
@@ -183,17 +181,17 @@ def worker_totals(rules: Sequence[ReadyRule], standings: Sequence[RuleStatus]) -
 
 
 def _role_of(rule: ReadyRule) -> str:
-    """The role of the worker that a rule asks; empty for what is none."""
+    """Role of the worker that a rule polls; empty if it polls something else."""
     return rule.subject.rpartition("_w")[0]
 
 
 def missing_text(
     rules: Sequence[ReadyRule], standings: Sequence[RuleStatus], seen: Mapping[str, int], expected: Mapping[str, int]
 ) -> str:
-    """``4 prefills and 1 decodes``, and whatever else is not ready; empty when all is.
+    """Describe missing workers, ``4 prefills and 1 decodes``, and other services; empty when all are ready.
 
-    More workers than were asked for are no less than none to wait for. A worker that is asked itself is not
-    named where it is among those that are counted as missing.
+    A surplus in one role does not make up for a gap in another. Workers with their own rule are not named again
+    if they are among the counted gaps.
     """
     if all(standing.ready for standing in standings):
         return ""
@@ -210,29 +208,29 @@ def missing_text(
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """The first names, and how many more there are."""
+    """The first ``MOST_NAMED`` names, and the number of others."""
     more = len(names) - MOST_NAMED
     return [*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
 
 
 def missing_counts(seen: Mapping[str, int], expected: Mapping[str, int]) -> tuple[int, int]:
-    """Prefill and decode workers that are still to come; those that do both are decode."""
+    """Missing prefill and decode workers; those that do both are decode."""
     lacking = {role: max(0, number - seen.get(role, 0)) for role, number in expected.items()}
     return lacking.get(PREFILL, 0), sum(number for role, number in lacking.items() if role != PREFILL)
 
 
 def present_text(seen: Mapping[str, int]) -> str:
-    """``4 prefills and 1 decodes``, of the workers that are there."""
+    """Describe the ready workers: ``4 prefills and 1 decodes``."""
     return f"{seen.get(PREFILL, 0)} prefills and {sum(seen.values()) - seen.get(PREFILL, 0)} decodes"
 
 
 def describe_missing(
     plan: Plan, facts: RunFacts, found: Mapping[str, Any] | None, restarts: Mapping[int, int] | None = None
 ) -> list[str]:
-    """Who was not ready in time, and how their logs end, as lines for people.
+    """List the services that were not ready in time and the ends of their logs, redacted.
 
-    ``found`` is what ``readiness.json`` holds, None where there is none of this attempt; ``restarts`` the
-    present run of the tasks by rank, for the names of their logs. Logs are read here, secrets left out.
+    ``found`` is the content of ``readiness.json``, or None. ``restarts`` are the current runs by rank, which
+    are part of the log names.
     """
     rules = plan.readiness.rules if plan.readiness else ()
     told = (found or {}).get("rules") or []
@@ -264,7 +262,7 @@ def describe_missing(
 
 
 def _is_asked(planned: TaskPlan, rule: ReadyRule) -> bool:
-    """Whether it is this task that a rule asks."""
+    """Whether a rule polls this task."""
     return planned.task.worker == rule.subject or (
         planned.task.node_index == rule.node and rule.port in planned.ports.values()
     )
@@ -275,7 +273,7 @@ def _place(planned: TaskPlan, facts: RunFacts) -> str:
 
 
 def _last_lines(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
-    """The end of the logs of one task, under the names of the files."""
+    """Last lines of a task's logs, under their file names."""
     found = []
     node = facts.hosts[planned.task.node_index]
     for path in log_paths(planned.task, facts.run_dir, node, facts.attempt, restart):
