@@ -1,4 +1,4 @@
-"""The batch script and the lines that start its steps, as text. Pure."""
+"""Render the batch script and srun commands."""
 
 import re
 import shlex
@@ -31,10 +31,10 @@ LEAKING = (
     "SLURM_TRES_PER_TASK",
     "SLURM_UMASK",
     "SBATCH_",
-)  # beginnings of variables of the batch step that an inner srun would take for its own options
+)  # prefixes of variables from the batch step that srun would read as its own options
+# variables that describe the components of a heterogeneous job
 _COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$|^SLURM_(HET|PACK)_SIZE$")
-"""Variables that tell the components of a heterogeneous job."""
-KEPT = ("GPUJOB_HISTORY_DIR",)  # variables that begin so and are the user's: the sidecars read them too
+KEPT = ("GPUJOB_HISTORY_DIR",)  # exceptions from `LEAKING`: the user's own, read by sidecars
 
 
 MODULE_LINES = (
@@ -48,28 +48,28 @@ RUN_IDS = {
     "{job_id}": ("%j", "SLURM_JOB_ID"),
     "{array_job_id}": ("%A", "SLURM_ARRAY_JOB_ID"),
     "{array_task_id}": ("%a", "SLURM_ARRAY_TASK_ID"),
-}  # what stands in the name of a run directory until there is an id: Slurm's pattern for it (sbatch(1)), its variable
+}  # placeholders in run directory names, with Slurm's pattern (sbatch(1)) and variable for each
 
 
 def fits_directive_line(text: str) -> bool:
-    """Whether the text fits into an #SBATCH line."""
+    """Whether the text fits into one ``#SBATCH`` line."""
     return "\n" not in text and "\r" not in text
 
 
 def quote_directive(value: str) -> str:
-    """A value for an #SBATCH line. Its quotes are a shell's, but a backslash escapes even inside them."""
+    """Quote a value for an ``#SBATCH`` line as in a shell, but with backslashes doubled."""
     return shlex.quote(value).replace("\\", "\\\\")
 
 
 def output_pattern(path: str) -> str:
-    """A path as Slurm's file name pattern: ``%`` would begin a replacement (sbatch(1), filename pattern)."""
+    """Escape ``%`` in a path for Slurm's file name patterns (sbatch(1), filename pattern)."""
     return path.replace("%", "%%")
 
 
 def job_directives(plan: Plan) -> list[tuple[str, str | None]]:
-    """Options of sbatch in a fixed order; None for one without a value.
+    """Options for sbatch in a fixed order, with None for an option without a value.
 
-    Of a heterogeneous job they are those of its first component; ``component_directives`` has the other's.
+    For a heterogeneous job, they belong to its first component. The second has ``component_directives``.
     """
     name = output_pattern(plan.run_dir_name)
     for placeholder, (pattern, _) in RUN_IDS.items():
@@ -87,14 +87,14 @@ def job_directives(plan: Plan) -> list[tuple[str, str | None]]:
     if plan.slurm.get("dependency"):
         found.append(("dependency", plan.slurm["dependency"]))
     if plan.slurm.get("signal"):
-        found.append(("signal", f"B:{plan.slurm['signal']}"))  # to the orchestrator, who tells the workers
+        found.append(("signal", f"B:{plan.slurm['signal']}"))  # to the orchestrator, which signals the workers
     if (requeue := plan.slurm.get("requeue")) is not None:
         found.append(("requeue" if requeue["preempted"] or requeue["time_limit"] else "no-requeue", None))
     return [*found, *_other_options(plan)]
 
 
 def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]:
-    """What each component of a heterogeneous job asks for itself, on so many nodes."""
+    """Options of one component with this number of nodes."""
     found: list[tuple[str, str | None]] = [
         ("nodes", str(nodes)),
         ("ntasks-per-node", "1"),
@@ -120,7 +120,7 @@ def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]
 
 
 def _other_options(plan: Plan) -> list[tuple[str, str | None]]:
-    """The options that no key of ours is for; of those for which there is one, that key's."""
+    """Options from ``directives``, without those that a key of the job file sets."""
     ours = {"exclusive"} if plan.slurm.get("exclusive") else set()
     ours |= {"requeue", "no-requeue"} if plan.slurm.get("requeue") is not None else set()
     return [
@@ -131,7 +131,7 @@ def _other_options(plan: Plan) -> list[tuple[str, str | None]]:
 
 
 def sbatch_arguments(plan: Plan) -> list[str]:
-    """Directives that no #SBATCH line can hold, since their values have more than one line."""
+    """Directives with several lines, which no ``#SBATCH`` line can hold."""
     return [
         f"--{name}={value}"
         for name, value in job_directives(plan)
@@ -140,7 +140,7 @@ def sbatch_arguments(plan: Plan) -> list[str]:
 
 
 def render_sbatch(plan: Plan) -> str:
-    """The batch script: one directive per line, each value quoted, then the orchestrator in place of the shell."""
+    """Render the batch script: directives, setup, then the guard in place of the shell."""
     lines = ["#!/bin/bash", *_directive_lines(job_directives(plan))]
     if het := plan.slurm.get("het"):
         lines += ["#SBATCH hetjob", *_directive_lines([*component_directives(plan, het[1]), *_other_options(plan)])]
@@ -155,7 +155,7 @@ def render_sbatch(plan: Plan) -> str:
 
 
 def _run_dir_text(plan: Plan) -> str:
-    """The run directory in shell, its ids out of Slurm's variables."""
+    """Shell expression for the run directory, with ids from Slurm's variables."""
     first, *rest = re.split(f"({'|'.join(map(re.escape, RUN_IDS))})", plan.run_dir_name)
     parts = (f'"${RUN_IDS[part][1]}"' if part in RUN_IDS else shlex.quote(part) for part in rest if part)
     return shlex.quote(f"{plan.logs_dir}/{first}") + "".join(parts)
@@ -170,9 +170,9 @@ def _directive_lines(options: Sequence[tuple[str, str | None]]) -> list[str]:
 
 
 def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Shell that loads modules, reads a script and has lines of its own, each part in this order.
+    """Shell lines that load modules, source a script and run the preamble, part by part.
 
-    What cannot be loaded or read ends the job, with a line in its error log, before anything of it starts.
+    If a module or script cannot be loaded, the job ends before anything starts, with a line in its error log.
     """
     lines: list[str] = []
     if parts:
@@ -198,14 +198,14 @@ def _give_up(why: str) -> str:
 
 
 def scrub_environment(environ: dict[str, str]) -> dict[str, str]:
-    """An environment for srun without what the batch step's own options left in it."""
+    """Drop the variables that the batch step's options would pass on to srun."""
     return {name: value for name, value in environ.items() if name in KEPT or not name.startswith(LEAKING)}
 
 
 def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[str, str]:
-    """An environment without the components of another job, from whose batch step this one was submitted.
+    """Drop the components of another job, if this job was submitted from its batch step.
 
-    sbatch hands those variables on (seen with 22.05); a heterogeneous job has its own instead.
+    sbatch passes those variables on (seen with 22.05). A heterogeneous job sets its own.
     """
     return {name: value for name, value in environ.items() if het or not _COMPONENT.search(name)}
 
@@ -224,10 +224,10 @@ def srun_argv(
     wait_s: int | None = None,
     first_node: int = 0,
 ) -> list[str]:
-    """A step with its tasks on each of ``hosts``, which shares the job's resources with the other steps.
+    """Command for a step with tasks on each host, sharing the job's resources with other steps.
 
-    ``first_node`` is the index of the first host in the plan: of a heterogeneous job it tells the component.
-    One step on hosts of both has two parts, with a colon between them (srun(1), heterogeneous jobs).
+    ``first_node`` is the plan's index of the first host and selects the component of a heterogeneous job. A
+    step in both components has two parts separated by a colon (srun(1), heterogeneous jobs).
     """
     argv = ["srun"]
     for group, part in _by_component(plan, hosts, first_node):
@@ -258,7 +258,7 @@ def srun_argv(
 
 
 def _by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:
-    """Hosts by the component of the job that they are in, None without components."""
+    """Group hosts by component of the job; None for a job without components."""
     het = plan.slurm.get("het")
     if not het:
         return [(None, hosts)]
@@ -267,19 +267,19 @@ def _by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tup
 
 
 def component_of(plan: Plan, node_index: int) -> int:
-    """Which component of the job a node of the plan is in, 0 or 1."""
+    """Component of the job that contains a node of the plan, 0 or 1."""
     het = plan.slurm.get("het")
     return 1 if het and node_index >= het[0] else 0
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> str | None:
-    """The host list of the job, those of a heterogeneous one in the order of its components; None outside of a job."""
+    """Host list of the job, in the order of its components; None outside a job."""
     groups = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}") for group in (0, 1)]
     lists = [text for text in groups if text]
     return ",".join(lists) if lists else environ.get("SLURM_JOB_NODELIST")
 
 
 def component_ids(environ: Mapping[str, str], job_id: str) -> tuple[str, ...]:
-    """Slurm's ids of the components of the job, each with steps of its own; of a job without components its id."""
+    """Slurm's id of each component of the job, or just the job id."""
     ids = (environ.get(f"SLURM_JOB_ID_HET_GROUP_{group}") for group in (0, 1))
     return tuple(found for found in ids if found) or (job_id,)

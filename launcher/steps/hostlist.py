@@ -7,14 +7,14 @@ from launcher.errors import SlurmError
 
 MOST_HOSTS = 100_000
 MOST_DIGITS = 18
-MOST_LETTERS = 253  # of a host name (hostname(7))
+MOST_LETTERS = 253  # longest host name (hostname(7))
 _NOT_OF_A_HOST = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
-    """Host names of a host list, in its order; the width of a range's numbers is kept.
+    """Expand a host list in its order, keeping leading zeros in ranges.
 
-    Lines count as well as commas do: a file of hosts, or what `scontrol show hostnames` prints.
+    A newline separates as a comma does, as in host files and the output of ``scontrol show hostnames``.
     """
     hosts: list[str] = []
     for part in _split(text.replace("\n", ",")):
@@ -23,7 +23,7 @@ def parse_hostlist(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between the commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
         if character == "[":
@@ -42,7 +42,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand(part: str, text: str) -> list[str]:
-    """The hosts of one part; the last bracket runs fastest."""
+    """Expand one part; the last bracket varies fastest."""
     hosts = [""]
     for index, piece in enumerate(re.split(r"[\[\]]", part)):
         if index % 2:
@@ -78,7 +78,7 @@ def _range(entry: str, text: str) -> Iterator[str]:
 
 
 def fold_hostlist(names: Sequence[str]) -> str:
-    """Names as a host list that gives them back in their order; neighbours that differ in one number share brackets."""
+    """Fold names into a host list that keeps their order. Neighbours that differ in one number share brackets."""
     parts: list[str] = []
     start = 0
     while start < len(names):
@@ -98,12 +98,12 @@ def fold_hostlist(names: Sequence[str]) -> str:
 
 
 def _pieces(name: str) -> list[str]:
-    """A name cut into text and numbers in turn, text first; what has too many digits is text."""
+    """Split a name into alternating text and numbers, text first; too long numbers count as text."""
     return re.split(rf"(?<![0-9])([0-9]{{1,{MOST_DIGITS}}})(?![0-9])", name)
 
 
 def _difference(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Where two names differ when that is in one number alone, else None."""
+    """Index of the one number in which two names differ, else None."""
     if len(one) != len(other):
         return None
     places = [index for index, (first, second) in enumerate(zip(one, other, strict=True)) if first != second]
@@ -111,7 +111,7 @@ def _difference(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:
-    """Numbers in their order, rising neighbours of one width as ``low-high``."""
+    """Fold rising neighbours of equal width into ``low-high``."""
     start = 0
     while start < len(numbers):
         low, end = numbers[start], start + 1

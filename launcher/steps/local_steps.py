@@ -1,4 +1,4 @@
-"""The plan on this machine: wrappers and sidecars as child processes, no Slurm."""
+"""Tasks and sidecars as child processes on this machine, without Slurm."""
 
 import ctypes
 import os
@@ -24,22 +24,22 @@ from launcher.steps.steps import (
     wrapper_argv,
 )
 
-LOOPBACK = "127.0.0.1"  # by which the virtual nodes of this machine reach each other: nobody can resolve their names
-ORPHAN_S = 120.0  # how long an orchestrator without its guard may take to end the job and to verify its files
+LOOPBACK = "127.0.0.1"  # for virtual nodes, whose names do not resolve
+ORPHAN_S = 120.0  # how long an orchestrator without its guard may take to end the job and verify its files
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def local_hosts(plan: Plan, hostname: str) -> tuple[str, ...]:
-    """A name for each node of the plan; with more than one they are virtual nodes of this machine."""
+    """Name each node of the plan. Several nodes are virtual nodes of this machine."""
     short = hostname.partition(".")[0] or "localhost"
     return (short,) if plan.nodes == 1 else tuple(f"{short}-n{index}" for index in range(plan.nodes))
 
 
 class LocalSteps:
-    """Child processes of the orchestrator, each in a session of its own.
+    """Runs tasks as child processes of the orchestrator, each in its own session.
 
-    When the orchestrator dies, however, the kernel sends them SIGTERM: nothing of a job outlives it.
+    If the orchestrator dies, the kernel sends them SIGTERM, so that nothing outlives it.
     """
 
     exact_status = True
@@ -48,10 +48,8 @@ class LocalSteps:
         self._plan = plan
         self._facts = facts
         self._die_with_parent = die_with_parent()
-        self._ours: set[int] = set()
-        """Processes started here; any other child is somebody's orphan."""
-        self._tasks: set[int] = set()
-        """Those of them that stand for tasks that run."""
+        self._ours: set[int] = set()  # pids started here; any other child is an orphan of a task
+        self._tasks: set[int] = set()  # pids of the wrappers of running tasks
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def learn(self, facts: RunFacts) -> None:
@@ -86,7 +84,7 @@ class LocalSteps:
             return self._start(argv, dict(os.environ), out, log)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
-        """Each task by itself: here nothing stands between the processes of a step."""
+        """Start each task separately: no process combines them here."""
         return [self._start_task(planned, restart) for planned in tasks]
 
     def _start_task(self, planned: TaskPlan, restart: int) -> RunningTask:
@@ -100,7 +98,7 @@ class LocalSteps:
         return RunningTask(planned, restart, process)
 
     def _first_gpu(self, node_index: int) -> int:
-        """This machine plays all nodes of the plan: their GPUs are its own, one after the other."""
+        """First GPU of a virtual node: the nodes divide the GPUs of this machine in order."""
         return node_index * self._plan.gpus_per_node
 
     def _start(
@@ -119,7 +117,7 @@ class LocalSteps:
             stdout=output,
             stderr=error,
             start_new_session=True,
-            preexec_fn=self._die_with_parent,  # the orchestrator has one thread
+            preexec_fn=self._die_with_parent,  # safe: the orchestrator has one thread
         )
         self._ours.add(process.pid)
         return process
@@ -139,11 +137,11 @@ class LocalSteps:
                 pass
 
     def sweep(self, running: RunningTask) -> int:
-        """What a task has left behind ends with it, as it does in a Slurm step.
+        """Kill what a task left behind, as the end of a Slurm step does.
 
-        That is its process group, the worker of a wrapper that was killed included, and the processes
-        in groups of their own that have become children of this one, their nearest subreaper; not
-        those of a worker that lives. Nobody waits for one that cannot be killed now: the next sweep does.
+        This covers its process group, even after its wrapper was killed, and orphans in other groups, which
+        become children of this subreaper. Processes of running workers are spared. A process that cannot be
+        killed now is left to the next call.
         """
         self.kill([running])
         self._tasks.discard(running.process.pid)
@@ -181,10 +179,9 @@ class LocalSteps:
 
 
 def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The orchestrator as a child of the command that shows it.
+    """Start the orchestrator as a child of the command.
 
-    It gets SIGTERM when the command dies, and begins with its signals blocked: until it can
-    answer them in order, they wait.
+    It gets SIGTERM when the command dies. It starts with its signals blocked until it can handle them.
     """
     ask_for_signal = die_with_parent()
 
@@ -197,13 +194,13 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=error,
-        start_new_session=True,  # Ctrl-C reaches it through the command alone, once
-        preexec_fn=prepare,  # the command has one thread
+        start_new_session=True,  # Ctrl-C reaches it only through the command
+        preexec_fn=prepare,  # safe: the command has one thread
     )
 
 
 def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
-    """Status of the guard. When that was killed, the orchestrator is still ending the job: then after its end."""
+    """Wait for the guard. If it was killed, also wait for the orchestrator, which then ends the job."""
     code = guard.wait()
     told: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
     end = time.monotonic() + ORPHAN_S
@@ -213,9 +210,9 @@ def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
 
 
 def die_with_parent(parent: int | None = None) -> Callable[[], None]:
-    """A function for a child, best between fork and exec: SIGTERM when its parent dies (prctl(2)).
+    """Return a function that a child calls to get SIGTERM when its parent dies (prctl(2)).
 
-    ``parent`` is the process that starts the child, by default this one.
+    Call it between fork and exec. ``parent`` is the pid of the parent, by default this process.
     """
     library = ctypes.CDLL(None, use_errno=True)
     parent = parent or os.getpid()
@@ -223,6 +220,6 @@ def die_with_parent(parent: int | None = None) -> Callable[[], None]:
     def ask() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
-            os._exit(143)  # it died before the request
+            os._exit(143)  # the parent died before the request
 
     return ask

@@ -1,4 +1,4 @@
-"""How a job stands in Slurm's queue, asked rarely: controllers suffer from watchers."""
+"""State of a job in Slurm's queue, polled rarely to spare the controller."""
 
 import time
 from pathlib import Path
@@ -9,24 +9,24 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.steps.slurm_steps import cluster_option, run_command
 
-EVERY_S = 30.0  # at least this long between two questions
+EVERY_S = 30.0  # shortest interval between two queries
+# states before a job runs, also after a requeue (squeue(1))
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
-"""Slurm's states of a job before it runs (squeue(1)), the first time or again."""
-NO_REASON = ("", "None", "(null)")  # what squeue prints for a job that nothing holds back
+NO_REASON = ("", "None", "(null)")  # printed by squeue if nothing holds the job back
 
 
 class QueueState(NamedTuple):
-    """What squeue says of a job."""
+    """Answer of squeue."""
 
-    state: str | None  # an empty text when the job is not there, None when nobody can tell
-    reason: str | None = None  # why it does not run, as in `Dependency`; None where Slurm gives no reason
+    state: str | None  # empty if the job is not in the queue, None if unknown
+    reason: str | None = None  # why it does not run, such as `Dependency`; None without a reason
 
 
 def parse_queue(text: str) -> QueueState:
-    """The first component's line of ``squeue -h -o '%T|%r'``.
+    """Parse the first component's line of ``squeue -h -o '%T|%r'``.
 
-    Components of a heterogeneous job have a line each, the first has the batch step; before them is the name of a
-    cluster that was asked for, whatever ``-h`` says.
+    Each component of a heterogeneous job has a line, and the first has the batch step. Despite ``-h``, a line
+    with the cluster's name comes first if one was selected.
     """
     line = next((line for line in text.split("\n") if line and not line.startswith("CLUSTER:")), "")
     state, _, reason = line.partition("|")
@@ -34,7 +34,7 @@ def parse_queue(text: str) -> QueueState:
 
 
 class SlurmQueue:
-    """Asks for one job."""
+    """Queries the state of one job."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -42,11 +42,11 @@ class SlurmQueue:
         self._found = QueueState(None)
 
     def forget(self) -> None:
-        """What it was before is of no use any more: the next look asks."""
+        """Make the next call query Slurm again."""
         self._asked = float("-inf")
 
     def look(self) -> QueueState:
-        """How it stands, as it was at most ``EVERY_S`` ago."""
+        """Return the state, at most ``EVERY_S`` old."""
         if time.monotonic() - self._asked < EVERY_S:
             return self._found
         job_id, on = job_id_of(self._run_dir), cluster_option(submitted_cluster(self._run_dir))

@@ -1,4 +1,7 @@
-"""Slurm: the only module that changes the cluster. Commands as argument lists, with a timeout, in a pinned locale."""
+"""Slurm commands and steps. This module alone changes the cluster.
+
+Commands are argument lists with a timeout, and run in a fixed locale.
+"""
 
 import os
 import re
@@ -38,31 +41,30 @@ from launcher.steps.steps import (
 )
 
 COMMAND_TIMEOUT_S = 30.0
-SIGNAL_TIMEOUT_S = 10.0
-"""For the request that workers save their work and end: many steps, and no KillWait that is running."""
-ENDING_TIMEOUT_S = 2.0  # for commands asked while Slurm is ending the job: KillWait is running
+SIGNAL_TIMEOUT_S = 10.0  # for SIGTERM and warnings to many steps, before KillWait
+ENDING_TIMEOUT_S = 2.0  # for commands during KillWait
 
-NAMED_S = 2.0  # how long the name of a failed node may come after the word that one has failed; KillWait is running
+NAMED_S = 2.0  # wait for the name of a failed node after its failure was reported, during KillWait
 LOOK_S = 0.1
-ORPHANS_S = 1.0  # between two looks for steps that go on without their srun
-MOST_ERROR_BYTES = 256 * 1024  # of the end of the job's error log: Slurm's last words are there
+ORPHANS_S = 1.0  # between two polls for steps whose srun was killed
+MOST_ERROR_BYTES = 256 * 1024  # read from the end of the job's error log for Slurm's last messages
 
 _FINAL = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
-)  # states of jobs that have ended
+)  # final states of jobs
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
+# prefixes of user variables that change the output or queries of Slurm's commands
 _TALKATIVE = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
-"""Beginnings of variables by which a user changes what Slurm's commands print or ask."""
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which Slurm's commands print what they document, whatever the user has set."""
+    """Return an environment in which Slurm's commands print their documented output."""
     kept = {name: value for name, value in environ.items() if not name.startswith(_TALKATIVE)}
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
 def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """Standard output of a Slurm command; raises SlurmError when it is missing, refuses or hangs."""
+    """Run a Slurm command and return its output. Raises SlurmError if it is missing, fails or hangs."""
     if shutil.which(argv[0]) is None:
         raise SlurmError(
             f"{argv[0]} is not on PATH: there is no Slurm here; load its module, or use `gpujob run` for this machine"
@@ -91,7 +93,7 @@ def _words(text: str) -> str:
 
 
 def read_kill_wait_s(default: float) -> float:
-    """KillWait of the cluster: the time between SIGTERM and SIGKILL at the end of a job."""
+    """KillWait of the cluster: seconds between SIGTERM and SIGKILL at the end of a job."""
     try:
         text = run_command(["scontrol", "show", "config"], timeout_s=10.0)
     except SlurmError:
@@ -101,14 +103,14 @@ def read_kill_wait_s(default: float) -> float:
 
 
 def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
-    """Submit the script on hold; the job id, and the cluster when it is not this one.
+    """Submit the script on hold; return the job id, and the cluster if it is another one.
 
-    It starts when ``release_job`` is called. On hold, because the run directory carries the job id and
-    must be complete before the job starts.
+    The run directory carries the job id and must be complete before the job starts. ``release_job`` lets it
+    start.
     """
     argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
     if shutil.which("sbatch") is None:
-        run_command(argv)  # raises with the cure
+        run_command(argv)  # raises with a suggestion
     try:
         done = subprocess.run(
             argv,
@@ -139,7 +141,7 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
 
 
 def submission_text(plan: Plan) -> str:
-    """What sbatch was asked for, in two lines by the keys of the job file."""
+    """Describe what sbatch was asked for, in two lines with the keys of the job file."""
     node = {
         "nodes": plan.nodes,
         "gpus_per_node": plan.gpus_per_node,
@@ -161,22 +163,21 @@ def _plain(value: object) -> str:
 
 
 def release_job(job_id: str, cluster: str | None = None) -> None:
-    """Let a held job start."""
+    """Release a held job."""
     run_command(["scontrol", *cluster_option(cluster), "release", job_id])
 
 
 def cancel_job(job_id: str, cluster: str | None = None) -> None:
-    """End a job."""
     run_command(["scancel", *cluster_option(cluster), job_id])
 
 
 def cluster_option(cluster: str | None) -> list[str]:
-    """The option by which a command asks another cluster than that of this machine."""
+    """Option that addresses another cluster than that of this machine."""
     return [f"--clusters={cluster}"] if cluster else []
 
 
 def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
-    """State of a job that has left the queue, by accounting, or by the controller while it remembers; one word."""
+    """Final state of a job: from accounting, else from the controller while it remembers; None if unknown."""
     asked = (
         (["sacct", *cluster_option(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
         (["scontrol", *cluster_option(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
@@ -192,9 +193,9 @@ def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
 
 
 def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
-    """A signal to the tasks of some steps (``job.step``). Not by way of srun: its SIGTERM becomes their SIGKILL.
+    """Send a signal to the tasks of some steps (``job.step``), not via srun, which turns SIGTERM into SIGKILL.
 
-    scancel 22.05 delivers the signal and then complains of an invalid job id, exit status 225.
+    scancel 22.05 delivers the signal, then reports an invalid job id and exits with 225.
     """
     if not steps:
         return
@@ -206,14 +207,14 @@ def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:
 
 
 def read_steps(job_ids: Sequence[str]) -> dict[str, str]:
-    """Names of the steps that run of a job with these ids of components, by ``job.step``; raises SlurmError."""
+    """Running steps of a job as ``job.step`` -> name, given the ids of its components. Raises SlurmError."""
     argv = ["squeue", "--steps", "-h", "-j", ",".join(job_ids), "-o", "%i|%j"]
     text = run_command(argv, timeout_s=ENDING_TIMEOUT_S)
     return {step: name for step, _, name in (line.partition("|") for line in text.splitlines())}
 
 
 class SlurmSteps:
-    """The batch step's view: each task and the sidecars are named steps of this job."""
+    """Runs each task and the sidecars as named steps of this job."""
 
     exact_status = False
 
@@ -222,19 +223,18 @@ class SlurmSteps:
         self._facts = facts
         own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
         self._environment = scrub_environment(own)
-        self._job_ids = component_ids(own, facts.job_id)
-        """By component."""
+        self._job_ids = component_ids(own, facts.job_id)  # Slurm's id of each component of the job
         try:
             self._errors_before = (facts.run_dir / "log.err").stat().st_size
         except OSError:
             self._errors_before = 0
+        # step names, by rank
         self._names = {planned.task.rank: name for name, tasks in tasks_by_step(plan) for planned in tasks}
-        """Of steps, by the ranks of their tasks."""
-        self._orphans: set[str] = set()
-        """Names of steps whose srun was killed: they may go on without it."""
+        self._orphans: set[str] = set()  # names of steps whose srun was killed, which may still run
         self._orphans_due = 0.0
         self._problem = ""
-        self._srun = shutil.which("srun") or "srun"  # found by our PATH, not by one that a job file gives its workers
+        # from our PATH, since a job file may set another one for its workers
+        self._srun = shutil.which("srun") or "srun"
 
     def learn(self, facts: RunFacts) -> None:
         self._facts = facts
@@ -263,7 +263,7 @@ class SlurmSteps:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
-        """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
+        """Start one step. Its tasks are in the order of its nodes, as in the plan."""
         first = tasks[0]
         environment = run_environment(self._plan, first, self._facts, restart)
         if len(tasks) > 1:
@@ -279,7 +279,7 @@ class SlurmSteps:
         return [RunningTask(planned, restart, process) for planned in tasks]
 
     def _write_step(self, tasks: Sequence[TaskPlan], restart: int) -> None:
-        """Write down what each task of a step is."""
+        """Write the command and environment of each task of a step."""
         entries = step_entries(self._plan, tasks, self._facts, restart)
         run_files.write_json(
             step_file(tasks[0], self._facts, restart),
@@ -296,10 +296,10 @@ class SlurmSteps:
     def kill(self, running: Sequence[RunningTask]) -> None:
         self._signal(running, "KILL")
         for entry in running:
-            entry.process.terminate()  # srun answers this with SIGKILL to its tasks
+            entry.process.terminate()  # srun answers with SIGKILL to its tasks
 
     def sweep(self, running: RunningTask) -> int:
-        """Slurm ends the processes of a step with it; one whose srun was killed goes on, and ``is_over`` ends it."""
+        """Note a step whose srun was killed, for ``is_over`` to end. Slurm cleans up all other steps."""
         if (running.returncode or 0) < 0:
             self._orphans.add(self._names[running.planned.task.rank])
         return 0
@@ -315,7 +315,7 @@ class SlurmSteps:
         return SIDECARS not in self._orphans
 
     def _end_orphans(self) -> None:
-        """Kill the steps without srun that Slurm still lists; those that it does not are over."""
+        """Kill steps without srun that Slurm still lists, and forget those it does not list."""
         if not self._orphans or time.monotonic() < self._orphans_due:
             return
         try:
@@ -334,14 +334,14 @@ class SlurmSteps:
     def _signal(self, running: Sequence[RunningTask], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
         known = [(entry, self._step_of(entry)) for entry in running]
-        # a record may come late to this node, and a terminated srun kills its tasks where they were to be asked
+        # the record may not be visible here yet, and terminating srun would kill tasks that should get SIGTERM
         listed = self._steps_by_name() if ends and any(step is None for _, step in known) else {}
         for entry, step in known:
             step = step or listed.get(self._names[entry.planned.task.rank])
             if step is not None:
                 steps.append(step)
             elif ends:
-                entry.process.terminate()  # not started yet, as far as is known here
+                entry.process.terminate()  # no sign of a start so far
         try:
             signal_steps(list(dict.fromkeys(steps)), name, ENDING_TIMEOUT_S if name == "KILL" else SIGNAL_TIMEOUT_S)
         except SlurmError as error:
@@ -360,7 +360,7 @@ class SlurmSteps:
         return f"{self._job_ids[component_of(self._plan, task.node_index)]}.{step}"
 
     def _steps_by_name(self) -> dict[str, str]:
-        """The steps of the job that Slurm lists, ``job.step`` by name; none when it does not answer."""
+        """Running steps as name -> ``job.step``; empty if Slurm does not answer."""
         try:
             return {name: step for step, name in read_steps(self._job_ids).items()}
         except SlurmError:
@@ -375,9 +375,9 @@ class SlurmSteps:
                 process.terminate()
 
     def ending(self) -> ExternalEnd:
-        """By the words in the job's error log, which come before the signal of the batch step; else by asking.
+        """Read the job's error log, where Slurm's messages precede the signal, else ask the controller.
 
-        A job that is preempted with a grace time still runs: its steps alone have been signalled.
+        A job that is preempted with a grace time is still running: only its steps have been signalled.
         """
         words = self._await_words()
         if words.reason is not None:
@@ -386,10 +386,10 @@ class SlurmSteps:
             text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
         except SlurmError:
             return ExternalEnd(unanswered=True, failed_nodes=words.failed_nodes)
-        if has_timed_out(text):  # on a slow node the words in the log come long after the first worker was signalled
+        if has_timed_out(text):  # on a slow node the message follows long after the first signal to a worker
             return ExternalEnd(True, *TIME_LIMIT, words.failed_nodes)
         if "JobState=RUNNING" not in text:
-            return ExternalEnd(by_itself=True, failed_nodes=words.failed_nodes)  # the words will tell why
+            return ExternalEnd(by_itself=True, failed_nodes=words.failed_nodes)  # the message will give the reason
         ends_at = parse_preemption_end(text)
         if ends_at is None:
             return ExternalEnd(failed_nodes=words.failed_nodes)
@@ -397,7 +397,7 @@ class SlurmSteps:
         return ExternalEnd(True, "preempted", cause, words.failed_nodes, ends_at=ends_at)
 
     def _await_words(self) -> SlurmEndNotice:
-        """What Slurm has said so far. That a node has failed comes from the batch step, and which one from an srun."""
+        """Read Slurm's messages. The failure of a node comes from the batch step, its name from an srun."""
         end = time.monotonic() + NAMED_S
         words = parse_slurm_end_notice(self._new_errors())
         while words.reason == "node_failure" and not words.failed_nodes and time.monotonic() < end:
@@ -413,7 +413,7 @@ class SlurmSteps:
         return None
 
     def _new_errors(self) -> str:
-        """What has been written to the error log since this attempt began."""
+        """Text in the error log since this attempt began."""
         try:
             with (self._facts.run_dir / "log.err").open("rb") as source:
                 source.seek(max(self._errors_before, source.seek(0, os.SEEK_END) - MOST_ERROR_BYTES))

@@ -1,4 +1,4 @@
-"""The srun line of each step of a plan. Pure."""
+"""Build the srun command of each step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,35 +11,35 @@ from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import output_pattern, srun_argv
 from launcher.steps.steps import log_files, sidecar_argv, survey_argv, wrapper_argv
 
-SIDECARS, SURVEY = "sidecar", "nodes"  # names of the steps of ours, one task on each node
+SIDECARS, SURVEY = "sidecar", "nodes"  # names of gpujob's own steps, with one task per node
 
 
 def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:
-    """The step of the sidecars."""
+    """Command for the step of the sidecars."""
     log = facts.run_dir / "sidecars.log"
     command = sidecar_argv(plan, facts)
-    # a site may have srun end the others a while after the first
+    # wait_s=0: a site may have srun end the others some time after the first
     line = srun_argv(plan, name=SIDECARS, hosts=facts.hosts, output=log, error=log, command=command, wait_s=0)
     return _independent_step_options(line)
 
 
 def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
-    """The step that looks at each node before anything else is started."""
+    """Command for the node survey."""
     log = facts.run_dir / "log.err"
-    # each node has a name of its own, which it alone knows
+    # the node name is only known on the node
     command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *survey_argv(plan, facts)]
-    # "all" is srun's own output, where the orchestrator reads; one that has nothing to hold ends before the others
+    # "all" sends output to srun's own, which the orchestrator reads; wait_s=0: nodes without ports end early
     line = srun_argv(plan, name=SURVEY, hosts=facts.hosts, output="all", error=log, command=command, wait_s=0)
     return _independent_step_options(line)
 
 
 def _independent_step_options(words: Sequence[str]) -> list[str]:
-    """Options of a step that goes on where it can: one node without it is no reason to end it on the others."""
+    """Let a step continue on the other nodes when one of its tasks fails."""
     return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in words]
 
 
 def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
-    """The tasks of each step by its name, in the order of ranks."""
+    """Name and tasks of each step, in the order of ranks."""
     parts = Counter(planned.task.worker for planned in plan.tasks)
 
     def alone(planned: TaskPlan) -> str:
@@ -50,7 +50,7 @@ def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
 
 
 def group_by_step(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str]) -> dict[str, list[TaskPlan]]:
-    """Tasks by the name of their step, those without one by the name that ``otherwise`` gives them, in their order."""
+    """Group tasks by step, in their order; ``otherwise`` names the groups of tasks without a step."""
     found: dict[str, list[TaskPlan]] = {}
     for planned in tasks:
         found.setdefault(planned.step or otherwise(planned), []).append(planned)
@@ -58,7 +58,7 @@ def group_by_step(tasks: Iterable[TaskPlan], otherwise: Callable[[TaskPlan], str
 
 
 def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts, restart: int) -> list[str]:
-    """One step. That of several tasks has them in the order of its nodes, which is that of the plan."""
+    """Command for one step. Its tasks are in the order of its nodes, as in the plan."""
     first, several = tasks[0], len(tasks) > 1
     nodes = list(dict.fromkeys(planned.task.node_index for planned in tasks))
     out, err = log_files(first, facts, restart)
@@ -82,7 +82,7 @@ def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts,
 
 
 def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
-    """Where the wrappers of a step of several tasks find which of them they stand for."""
+    """File in which the wrappers of a shared step find their tasks."""
     stem = run_files.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
     return facts.run_dir / run_files.WORKERS_DIR / f"{stem}.step.json"
 
@@ -94,7 +94,7 @@ def _container_options(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[s
 
 
 def _log_options(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
-    """Each task's own logs: by the node (``%N``) and its place in the step (``%t``; srun(1), filename pattern)."""
+    """Separate logs per task, by node (``%N``) and position in the step (``%t``; srun(1), filename pattern)."""
     run, place = run_suffix(facts.attempt, restart), f"_p{planned.task.local_rank}{{run}}"
     folder = output_pattern(str(facts.run_dir))
     names = [output_pattern(name).replace("{node}", "%N").replace(place, "_p%t{run}") for name in planned.task.logs[:2]]

@@ -1,4 +1,4 @@
-"""How the orchestrator starts and ends processes, whatever carries them: Slurm steps or this machine."""
+"""Interface for starting and ending processes, as Slurm steps or on this machine."""
 
 import signal
 import subprocess
@@ -14,20 +14,17 @@ from launcher.plan.placeholders import task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
 
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a job in order
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Isolated, so that a user's folder `launcher` or `exporter` is not imported instead of ours. Without bytecode, since
+# a user's file size limit could leave a truncated file in the installation.
 PYTHON_FLAGS = ("-I", "-B", "-m")
-"""Isolated: a user's folder called ``launcher`` or ``exporter`` must not be imported in place of ours.
-
-And without writing bytecode: under a user's file size limit the interpreter would leave a cut
-file in the installation, which then fails for everybody.
-"""
 
 
 @dataclass
 class RunningTask:
-    """One run of one task: the process that stands for it here (srun, or the wrapper itself).
+    """One run of a task, with its process here: srun, or the wrapper itself.
 
-    Tasks of one step share theirs.
+    Tasks of one step share a process.
     """
 
     planned: TaskPlan
@@ -36,51 +33,51 @@ class RunningTask:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status of that process, or None while it runs; negative for a signal."""
+        """Exit status of the process, or None while it runs; negative for a signal."""
         return self.process.poll()
 
 
 @dataclass(frozen=True)
 class ExternalEnd:
-    """Whether the place is ending every process of the job on its own, and why, as far as it says."""
+    """Whether and why Slurm is ending the whole job."""
 
     by_itself: bool = False
     reason: str | None = None  # an exit reason
     cause: str | None = None
     failed_nodes: tuple[str, ...] = ()
-    unanswered: bool = False  # whether the place could not be asked: it may be ending them or not
+    unanswered: bool = False  # whether Slurm did not answer, so that it may be ending the job
+    # End of the grace time in epoch seconds. Slurm signals the batch step then; its end before that would count as a
+    # failure.
     ends_at: float | None = None
-    """When the place ends a job that still has a grace time, a moment; the batch step is told then, and an end of its
-    own before that would count as a failure."""
 
     @property
     def may_end_all(self) -> bool:
-        """Whether the place ends every process on its own, as far as is known."""
+        """Whether Slurm ends, or may be ending, all processes."""
         return self.by_itself or self.unanswered
 
 
 class Steps(Protocol):
-    """What the orchestrator needs from the place where a job runs."""
+    """What the orchestrator needs from Slurm or this machine."""
 
-    exact_status: bool  # whether the status of a task here is its own: srun says 0 for one whose node has failed
+    exact_status: bool  # whether a status is the task's own; srun returns 0 for a task on a failed node
 
     def learn(self, facts: RunFacts) -> None:
-        """What the nodes have told since: addresses and ports for all that is started from now on."""
+        """Use these addresses and ports for everything started from now on."""
         ...
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
-        """Start one sidecar on each node, under a supervisor."""
+        """Start one sidecar per node, under a supervisor."""
         ...
 
     def start_survey(self, offsets: Sequence[int], number: int) -> list[subprocess.Popen[bytes]]:
-        """Start ``node_facts`` once on each node, in round ``number``, to try these offsets of the ports.
+        """Start ``node_facts`` on each node for survey round ``number``, with these port offsets.
 
         Standard output is a pipe, with the line ``TOLD`` of ``launcher.run.before.node_facts`` from each node.
         """
         ...
 
     def start_beside(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        """Start a program of ours beside the orchestrator; ``output`` is appended to, errors go to its own log."""
+        """Start a gpujob program next to the orchestrator, and append its standard output to ``output``."""
         ...
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
@@ -88,39 +85,39 @@ class Steps(Protocol):
         ...
 
     def warn(self, running: Sequence[RunningTask], number: int) -> None:
-        """A signal, such as SIGUSR1, to the tasks."""
+        """Send a signal, such as SIGUSR1, to the tasks."""
         ...
 
     def terminate(self, running: Sequence[RunningTask]) -> None:
-        """SIGTERM to the tasks, all at once."""
+        """Send SIGTERM to all these tasks together."""
         ...
 
     def kill(self, running: Sequence[RunningTask]) -> None:
-        """SIGKILL to the tasks and all that they have started."""
+        """Send SIGKILL to the tasks and all their processes."""
         ...
 
     def sweep(self, running: RunningTask) -> int:
-        """End what a task that has ended left running; how many processes it had put into the background."""
+        """Kill processes that a finished task left behind. Return how many it had put in the background."""
         ...
 
     def is_over(self, running: RunningTask) -> bool:
-        """Whether nothing is left of a task that has been swept up; what is, is ended: to be asked until it is so."""
+        """Whether a swept task has no process left; kill any that remain. Call it until it is true."""
         ...
 
     def are_over(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
-        """The same of sidecars that have ended as far as is seen here; what is left of them is ended."""
+        """Whether ended sidecars have no process left; kill any that remain."""
         ...
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
-        """SIGTERM to the sidecars."""
+        """Send SIGTERM to the sidecars."""
         ...
 
     def ending(self) -> ExternalEnd:
-        """What the place says about the end of the job."""
+        """Return what Slurm reports about the end of the job."""
         ...
 
     def requeue(self) -> str | None:
-        """Have the job queued again, which ends it here; why that cannot be done, or None."""
+        """Requeue the job, which ends it here. Return the problem, or None."""
         ...
 
 
@@ -133,11 +130,11 @@ def wrapper_argv(
     first_gpu: int | None = None,
     step_file: Path | None = None,
 ) -> list[str]:
-    """The words that start one task under its wrapper.
+    """Command that starts one task under its wrapper.
 
-    ``first_gpu`` is where the GPUs of its node begin on a machine that plays the nodes; there a task always gets
-    its own, elsewhere one with the GPUs of a whole node sees what Slurm shows it. ``step_file`` tells the wrappers
-    of a step of several tasks apart.
+    ``first_gpu`` is the first GPU of the task's virtual node, and restricts the task to its own GPUs. Without
+    it, a task with all GPUs of a node sees those that Slurm shows it. ``step_file`` identifies the tasks of a
+    shared step.
     """
     task = planned.task
     argv = [*_wrapper(plan, planned), "--run-dir", str(facts.run_dir), "--worker", task.worker]
@@ -154,12 +151,12 @@ def wrapper_argv(
 
 
 def claimed_ports(planned: TaskPlan, facts: RunFacts) -> str:
-    """Ports that a task has been given, as its wrapper takes them: ``6100,7200``."""
+    """Ports of a task for its wrapper: ``6100,7200``."""
     return ",".join(str(port + facts.port_offset) for port in sorted(planned.ports.values()))
 
 
 def sees_planned_gpus_only(planned: TaskPlan, first_gpu: int | None = None) -> bool:
-    """Whether a task, on a node with GPUs, sees those of the plan alone."""
+    """Whether a task on a node with GPUs sees only its planned ones."""
     return planned.narrowed or not planned.task.gpus or first_gpu is not None
 
 
@@ -175,7 +172,7 @@ def _wrapper(plan: Plan, planned: TaskPlan) -> list[str]:
 
 
 def worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
-    """The words that a wrapper starts: those of the task, or the runtime of its container."""
+    """Command that a wrapper starts: the task, or the runtime of its container."""
     argv = task_argv(plan, planned, facts)
     if planned.contained:
         return worker_words(plan, planned, facts, argv)
@@ -183,9 +180,9 @@ def worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
 
 
 def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart: int) -> list[dict[str, Any]]:
-    """What each task of one step is, by its place in it (``SLURM_PROCID``).
+    """Describe the tasks of one step, by their position in it (``SLURM_PROCID``).
 
-    Its variables are those alone in which the tasks differ: what they share is the environment of the step.
+    Each entry has only the variables in which the tasks differ; the step's environment has the others.
     """
     tasks = list(tasks)
     environments = [run_environment(plan, planned, facts, restart) for planned in tasks]
@@ -205,13 +202,13 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
 
 
 def shared_variables(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Variables that have the same value in each environment."""
+    """Variables with the same value in all environments."""
     first, *others = environments
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def sidecar_argv(plan: Plan, facts: RunFacts) -> list[str]:
-    """The words that start one sidecar under its supervisor, which sees to it that nothing stays on the node."""
+    """Command that starts a sidecar under its supervisor, which ends leftover processes on the node."""
     python = [plan.python, *PYTHON_FLAGS]
     return [
         *python,
@@ -227,12 +224,12 @@ def sidecar_argv(plan: Plan, facts: RunFacts) -> list[str]:
 
 
 def survey_argv(plan: Plan, facts: RunFacts) -> list[str]:
-    """The words that look at one node; its name is still to be added."""
+    """Command for the survey of one node, to be completed by its name."""
     return [plan.python, *PYTHON_FLAGS, "launcher.run.before.node_facts", "--run-dir", str(facts.run_dir), "--node"]
 
 
 def survey_environment(facts: RunFacts, offsets: Sequence[int], number: int) -> dict[str, str]:
-    """Variables of ``launcher.run.before.node_facts``."""
+    """Variables for ``launcher.run.before.node_facts``."""
     return {
         "GPUJOB_ATTEMPT": str(facts.attempt),
         "GPUJOB_NODES": ",".join(facts.hosts),
@@ -242,10 +239,10 @@ def survey_environment(facts: RunFacts, offsets: Sequence[int], number: int) -> 
 
 
 def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
-    """Variables that a run of a task gets beside the user's own environment; raises LauncherError without its secrets.
+    """Variables for a run of a task besides the user's environment. Raises LauncherError without its secrets.
 
-    ``GPUJOB_FOM_URL`` is where the sidecar of its node takes figures of merit; empty while none listens there.
-    ``GPUJOB_RESUME`` is 1 where an attempt before this one may have left checkpoints.
+    ``GPUJOB_FOM_URL`` accepts figures of merit; empty while the node's sidecar does not listen.
+    ``GPUJOB_RESUME`` is 1 if an earlier attempt may have left checkpoints.
     """
     node = facts.hosts[planned.task.node_index]
     sidecar = run_files.read_json(facts.run_dir / run_files.SIDECARS_DIR / f"{node}.json") or {}
@@ -256,7 +253,7 @@ def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int
 
 
 def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[str, str]:
-    """Paths of standard output and standard error of one run of a task; text, for thousands of tasks are planned."""
+    """Paths of a run's standard output and error; text, since a plan may have thousands of tasks."""
     node, run = facts.hosts[planned.task.node_index], run_suffix(facts.attempt, restart)
     out, err = planned.task.logs[:2]
     here = str(facts.run_dir)
