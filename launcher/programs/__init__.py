@@ -1,1 +1,1 @@
-"""Small programs that run inside a job: wrapper, supervisor, and their helpers. Standard library only."""
+"""Small programs inside a job: wrapper, supervisor and their helpers. Standard library only."""

@@ -1,9 +1,9 @@
-"""Ends what still runs of a job on this node although the job is over.
+"""End leftover processes on this node after the job is over.
 
     python -I -B -m launcher.programs.end_leftovers RUN_DIR
 
-The last act of the supervisor of a sidecar. Slurm ends what a job leaves, by its daemon on the node: where that has
-been killed, workers would go on for ever, on GPUs that nobody counts as taken.
+A sidecar's supervisor runs this last. Normally Slurm's daemon ends leftovers. If it was killed, workers would
+run for ever, on GPUs that count as free.
 """
 
 import os
@@ -15,14 +15,14 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.machine.procfs import ENDED, STAT_BYTES, parse_process_stat, read_environment, read_proc_file
 
-TASK = "GPUJOB_WORKER"  # variable that each task has, and a shell that somebody has opened in the job has not
-RUN = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that tell one attempt of a job from all others
+TASK = "GPUJOB_WORKER"  # variable of tasks, unset in a user's shell in the job
+RUN = ("GPUJOB_JOB_ID", "GPUJOB_ATTEMPT")  # variables that identify one attempt of a job
 END_S = 8.0  # between SIGTERM and SIGKILL
 LOOK_S = 0.1
 
 
 def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, int]:
-    """Processes of the tasks of this attempt on this machine, with their parents."""
+    """Task processes of this attempt on this machine, with the parent of each."""
     found = {}
     for name in os.listdir(proc):
         if not name.isdigit() or int(name) == os.getpid():
@@ -40,9 +40,9 @@ def find_task_processes(run: dict[str, str], proc: str = "/proc") -> dict[int, i
 
 
 def end_task_processes(run: dict[str, str], end_s: float = END_S) -> int:
-    """End the tasks of this attempt; how many processes there were.
+    """End the tasks of this attempt; return the number of processes.
 
-    SIGTERM goes to the topmost alone, which are wrappers and pass it on: a second one is "hurry" to many programs.
+    Only the topmost get SIGTERM. They are wrappers and forward it; many programs treat a second one as "hurry".
     """
     first = tasks = find_task_processes(run)
     signal_processes([pid for pid, parent in tasks.items() if parent not in tasks], signal.SIGTERM)
@@ -55,7 +55,7 @@ def end_task_processes(run: dict[str, str], end_s: float = END_S) -> int:
 
 
 def signal_processes(pids: list[int], number: int) -> None:
-    """A signal to each, as far as they are there and ours."""
+    """Send a signal to those that exist and belong to us."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -64,7 +64,7 @@ def signal_processes(pids: list[int], number: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """End what the job of this run directory has left on this node, if it is over; the exit status."""
+    """End leftover processes of this run directory's job if it is over; return the exit status."""
     run = {variable: os.environ.get(variable, "") for variable in RUN}
     state = run_files.read_json(Path(arguments[0]) / run_files.STATE_FILE) or {}
     if state.get("phase") == "finished" and all(run.values()):

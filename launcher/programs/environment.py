@@ -1,4 +1,4 @@
-"""The environment of the user, without what our own interpreters add to it."""
+"""The user's environment, without additions of the Python interpreter."""
 
 import os
 
@@ -6,17 +6,17 @@ COERCED = "LC_CTYPE"
 
 
 def forget_coerced_locale() -> None:
-    """Take ``LC_CTYPE`` out again where this interpreter, and not the user, has put it.
+    """Remove ``LC_CTYPE`` if this interpreter set it.
 
-    In a C locale Python sets it for itself (PEP 538), and every child would inherit it.
-    ``/proc/self/environ`` still shows what this process was started with.
+    In a C locale Python sets it (PEP 538), and every child would inherit it. ``/proc/self/environ`` shows the
+    original.
     """
     if COERCED in os.environ and COERCED.encode() not in original_environment():
         del os.environ[COERCED]
 
 
 def original_environment(path: str = "/proc/self/environ") -> dict[bytes, bytes]:
-    """The environment this process was started with."""
+    """Environment with which this process was started."""
     try:
         with open(path, "rb") as source:
             block = source.read()

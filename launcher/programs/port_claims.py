@@ -1,28 +1,26 @@
-"""Ports that jobs have been given on this machine, from long before their programs listen.
+"""Claims on ports of this machine, held before a program listens on them.
 
-Two kinds of claims follow one upon the other, and so leave no gap. When a job looks for ports
-(``launcher.run.before.node_facts``) it reserves them, all or none, which of several that look at once only one can;
-it holds them until its tasks have started. From then on the wrapper of each holds a claim for it: a server that
-loads a model for minutes listens only then.
+A job reserves all its ports or none (``launcher.run.before.node_facts``) until its tasks have started. Then
+each wrapper claims the ports of its task, since a server may load a model for minutes before it listens.
 
-A claim is an abstract Unix socket (unix(7)) called by the port. Like the port itself it belongs to the network
-namespace, and it ends with its process, however that ends. Standard library alone: one of these is in each wrapper.
+A claim is an abstract Unix socket named after the port (unix(7)). Like the port, it belongs to the network
+namespace, and it ends with its process. Wrappers import this module, so it uses only the standard library.
 """
 
 import errno
 import re
 from collections.abc import Iterable
 
+# prefixes of socket names: claims of wrappers, and reservations of jobs
 GIVEN, RESERVED = "gpujob-port-", "gpujob-reserved-port-"
-"""Beginnings of the names: of the claims of wrappers, and of those of jobs that have just looked for ports."""
 _CLAIM = re.compile(r"@(gpujob-(?:reserved-)?port-)(\d+)$", re.MULTILINE)
 
 
 def claim_ports(ports: Iterable[int]) -> list[object]:
-    """Hold a claim on each port until the process ends, or what is returned goes away.
+    """Claim each port until the process ends or the result is released.
 
-    A port that another job has claimed at this very moment is left to whoever listens first, and so is one where
-    the kernel has no such sockets.
+    A port that another job has claimed is left to whoever listens first. So are all ports if the kernel lacks
+    abstract sockets.
     """
     held: list[object] = []
     for port in ports:
@@ -34,10 +32,10 @@ def claim_ports(ports: Iterable[int]) -> list[object]:
 
 
 def hold_reservation(ports: Iterable[int]) -> list[object] | None:
-    """Hold all of these ports, for as long as what is returned is there; None when another job has one of them.
+    """Reserve all ports until the result is released; None if another job has one of them.
 
-    In order: of jobs that want some of the same ports at the same moment, one always gets all of its own. Where the
-    kernel has no such sockets nothing is held, and everybody gets what he asks for.
+    Ports are taken in order, so that one of several competing jobs always succeeds. If the kernel lacks
+    abstract sockets, nothing is held and every job succeeds.
     """
     held: list[object] = []
     for port in sorted(ports):
@@ -50,7 +48,7 @@ def hold_reservation(ports: Iterable[int]) -> list[object] | None:
 
 
 def _bound(name: str) -> object:
-    import socket  # lazy: few jobs have ports; a wrapper stands beside every worker
+    import socket  # lazy: few jobs have ports, but every worker has a wrapper
 
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -62,7 +60,7 @@ def _bound(name: str) -> object:
 
 
 def ports_claimed_here(kinds: Iterable[str] = (GIVEN, RESERVED), listing: str = "/proc/self/net/unix") -> set[int]:
-    """Ports that somebody here holds a claim of these kinds on; none where the kernel does not tell (proc(5))."""
+    """Ports with claims of these kinds on this machine; empty if the kernel has no list (proc(5))."""
     try:
         with open(listing, encoding="ascii", errors="replace") as source:
             return {int(port) for kind, port in _CLAIM.findall(source.read()) if kind in kinds}

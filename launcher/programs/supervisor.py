@@ -1,12 +1,10 @@
-"""Keep one program running: start it again when it dies, end it when told to.
+"""Keep one program running: restart it when it dies, and end it on request.
 
     python -I -m launcher.programs.supervisor [LAST...] -- COMMAND...
 
-Stands over the sidecar of a node, so that a sidecar which is killed is back in
-seconds without another job step. An exit status of 0 (done) or 2 (it cannot
-work as it is configured) is final; anything else is answered by a new start,
-at once where the program asks for one and does not do so time and again.
-Once it is done by itself, the command LAST takes this one's place.
+A killed sidecar is restarted within seconds, without another job step. Exit status 0 (done) or 2 (configuration
+error) is final. After any other, the program is restarted: immediately at its first request (75) in a row, else with a
+delay. After status 0 without a request to stop, LAST replaces this process.
 """
 
 import os
@@ -15,19 +13,19 @@ import sys
 import time
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
-STEADY_S = 60.0  # a run this long resets the back-off
+STEADY_S = 60.0  # a run of this length resets the delay
 DONE = (0, 2)
-START_AGAIN = 75  # that of a sidecar that only a new process can replace (`exporter.cli.START_AGAIN`)
-SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # tells the program that such a wish is heard
+START_AGAIN = 75  # a sidecar asks for a new process (`exporter.cli.START_AGAIN`)
+SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # shows the program that `START_AGAIN` works
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# warnings before the time limit reach every step, but are meant for workers
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM)
-"""A warning before the time limit reaches every step, and is for the workers."""
 
 
 def supervise(argv: list[str], last: list[str]) -> int:
-    """Exit status of the last run of ``argv``; SIGTERM and SIGINT are passed on and end the loop.
+    """Run ``argv`` until it is done or a stop signal comes, which is passed on; return its exit status.
 
-    Does not return where the program is done by itself and there is a ``last`` command, which takes over.
+    Does not return if the program is done by itself and ``last`` takes over.
     """
     waited = {*STOPPING, *IGNORED, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -66,7 +64,7 @@ def supervise(argv: list[str], last: list[str]) -> int:
 
 
 def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
-    """Wait status of ``pid``, and whether this process was told to stop meanwhile."""
+    """Wait status of ``pid``, and whether a stop signal came meanwhile."""
     stopping = False
     while True:
         info = signal.sigwaitinfo(waited)
@@ -83,7 +81,7 @@ def _wait(pid: int, waited: set[signal.Signals]) -> tuple[int, bool]:
 
 
 def _told_to_stop(seconds: float, waited: set[signal.Signals]) -> bool:
-    """Sleep, unless a signal to stop arrives first."""
+    """Sleep; return true at once when a stop signal comes."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         info = signal.sigtimedwait(waited, left)

@@ -1,18 +1,16 @@
-"""The parent of one worker: records its pid and how it ended, forwards signals, ends as it ended.
+"""Parent of one worker: records its pid and its end, forwards signals, and ends in the same way.
 
     python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
                                [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE] -- COMMAND...
 
-The worker gets the environment, descriptors, terminal, limits, signal mask and
-signal dispositions that this process was given; ``CUDA_VISIBLE_DEVICES`` alone is
-narrowed to the GPUs that the plan gives to the task. The status is exact because
-this process is the parent; it then ends in the same way (same code, or killed
-by the same signal), so that Slurm sees what it would have seen without us.
+The worker inherits the environment, descriptors, terminal, limits, signal mask and signal dispositions. Only
+``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task. The wrapper ends with the same status or signal,
+so that Slurm sees the worker's end.
 
-The tasks of one step (MPI) are started by the same words: which of them this is tells
-``SLURM_PROCID``, and FILE tells its worker, rank, command, GPUs and variables.
+Tasks of one step (MPI) have the same command line. ``SLURM_PROCID`` selects the task's entry in FILE: worker,
+rank, command, GPUs and variables.
 
-Standard library alone and few imports: one of these stands beside each worker.
+Every worker has a wrapper, so it uses few imports, all from the standard library.
 """
 
 import os
@@ -25,7 +23,7 @@ from launcher.programs.environment import original_environment
 from launcher.programs.port_claims import claim_ports
 
 MOST_SIGNALS = 100
-CANNOT_EXECUTE, NOT_FOUND = 126, 127  # the shell's words for a command that did not start
+CANNOT_EXECUTE, NOT_FOUND = 126, 127  # exit statuses of a shell for a command that did not start
 
 _FAULTS = {
     signal.SIGSEGV,
@@ -40,14 +38,15 @@ FORWARDED = (
     set(signal.valid_signals())
     - _FAULTS
     - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU}
-    - {signal.SIGXFSZ}  # the wrapper's own write beyond a file size limit
+    - {signal.SIGXFSZ}  # from the wrapper's own write beyond a file size limit
 )
 
 
 def task_visible_devices(gpus: str, inherited: bytes | None) -> bytes:
-    """``CUDA_VISIBLE_DEVICES`` of a task: the plan's positions (``0,1``, or nothing) among the devices of the job.
+    """Map the plan's GPU positions (``0,1`` or empty) to devices for ``CUDA_VISIBLE_DEVICES``.
 
-    Slurm's list may name devices by number or UUID, and not begin at 0; without one, positions are numbers.
+    Slurm's list may contain numbers or UUIDs and need not begin at 0. Without a list, positions are device
+    numbers.
     """
     positions = [int(word) for word in gpus.split(",") if word]
     devices = inherited.split(b",") if inherited else []
@@ -55,7 +54,7 @@ def task_visible_devices(gpus: str, inherited: bytes | None) -> bytes:
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Field 22 of ``/proc/PID/stat``: with the pid it names one process for ever (proc(5))."""
+    """Field 22 of ``/proc/PID/stat``, which with the pid identifies a process uniquely (proc(5))."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             text = source.read()
@@ -65,7 +64,7 @@ def read_start_ticks(pid: int) -> int | None:
 
 
 def read_pid_namespace() -> int | None:
-    """Number of the pid namespace: a pid means something only to readers in the same one."""
+    """Number of the pid namespace, in which pids are valid."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -73,7 +72,7 @@ def read_pid_namespace() -> int | None:
 
 
 def read_available_bytes(path: str) -> int | None:
-    """Space left for an ordinary user where ``path`` is."""
+    """Space available to unprivileged users on the file system of ``path``."""
     try:
         facts = os.statvfs(path)
     except OSError:
@@ -82,11 +81,10 @@ def read_available_bytes(path: str) -> int | None:
 
 
 def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tuple[int, object]:
-    """Wait status and rusage of ``pid``; signals that reach this process meanwhile go on to it.
+    """Wait for ``pid`` and forward signals to it; return its wait status and rusage.
 
-    ``waited`` are blocked signals, among them SIGCHLD. A signal that the kernel sent
-    (Ctrl-C in a terminal) has reached the worker already, which is in the same
-    process group: it is noted in ``seen`` and not sent twice.
+    ``waited`` are blocked signals, including SIGCHLD. A signal from the kernel (Ctrl-C in a terminal) also
+    reaches the worker, in the same process group. It is noted in ``seen`` but not forwarded.
     """
     while True:
         info = signal.sigwaitinfo(waited)
@@ -100,18 +98,18 @@ def wait_forwarding(pid: int, waited: set[int], seen: list[list[float]]) -> tupl
             try:
                 os.kill(pid, info.si_signo)
             except ProcessLookupError:
-                pass  # it ended in between; SIGCHLD follows
+                pass  # it has just ended; SIGCHLD follows
 
 
 def note_signal(seen: list[list[float]], entry: list[float]) -> None:
-    """Keep a signal. Of very many, the last of each kind: a job may be asked for checkpoints a thousand times."""
+    """Note a signal. Beyond ``MOST_SIGNALS``, keep the last of each kind: checkpoint signals may be many."""
     if len(seen) >= MOST_SIGNALS:
         seen[:] = [known for known in seen if known[1] != entry[1]]
     seen.append(entry)
 
 
 def end_like(status: int) -> None:
-    """End this process as the status says, by the same signal without a second core dump."""
+    """End this process with this wait status, without a second core dump."""
     if os.WIFSIGNALED(status):
         import resource  # lazy: few workers end by a signal
 
@@ -126,12 +124,12 @@ def end_like(status: int) -> None:
 
 
 def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int]) -> int:
-    """Pid of the worker, with the signal mask and dispositions that this process was given.
+    """Start the worker with the signal mask and dispositions of this process; return its pid.
 
-    An ignored SIGCHLD has to be given back to the worker, and not be kept here: the kernel would
-    reap the worker and its status would be lost.
+    An ignored SIGCHLD is restored for the worker only. Here it would make the kernel reap the worker, and its
+    status would be lost.
     """
-    own = [signal.SIGPIPE, signal.SIGXFSZ]  # the interpreter ignores these two for itself
+    own = [signal.SIGPIPE, signal.SIGXFSZ]  # ignored by the interpreter itself
     if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
         return os.posix_spawnp(argv[0], argv, environment, setsigmask=mask, setsigdef=own)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -158,7 +156,7 @@ def start_worker(argv: list[str], environment: dict[bytes, bytes], mask: set[int
 
 
 def become_step_task(options: dict[str, str], environment: dict[bytes, bytes]) -> list[str]:
-    """The command of this task of its step; ``options`` and ``environment`` become those of the task."""
+    """Apply this task's entry of the step file to ``options`` and ``environment``; return its command."""
     entries = (run_files.read_json(options["step-file"]) or {}).get("tasks")
     place = os.environ.get("SLURM_PROCID", "")
     if not isinstance(entries, list) or not place.isdigit() or int(place) >= len(entries):
@@ -250,7 +248,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
 
 
 def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
-    """Write a record, or say on standard error why not: a full disk must not cost the worker its end."""
+    """Write a record, or complain: a full disk must not hide how the worker ended."""
     try:
         run_files.write_json_with_reserve(run_dir, path, record)
     except OSError as error:
@@ -258,7 +256,7 @@ def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
 
 
 def _complain(message: str) -> None:
-    """A line on standard error, which may be a full disk or closed: the worker's end comes first."""
+    """Write to standard error, ignoring a full disk or a closed descriptor."""
     try:
         os.write(2, f"gpujob: {message}\n".encode("utf-8", "surrogateescape"))
     except OSError:
@@ -266,7 +264,7 @@ def _complain(message: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Parse ``--name value`` pairs up to ``--`` by hand: argparse costs more than all the rest."""
+    """Parse ``--name value`` pairs up to ``--`` by hand: argparse costs more than the rest."""
     if "--" not in arguments:
         sys.exit("usage: python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N -- COMMAND...")
     split = arguments.index("--")
